@@ -1,0 +1,100 @@
+"""Every error a user can meet, and the one-line form it is shown in.
+
+    ImageShardsError            exit code 1: the job failed, or the answer is no
+    ├── UsageError              exit code 2: bad flag or configuration, found before any image is read
+    ├── StorageError            a storage request failed after all its retries
+    ├── NotPublishedError       a folder holds no finished dataset
+    └── CorruptRecordError      a record's framing or CRC is wrong (names file, record and byte offset)
+    Reject                      one image gets no record; never reaches a user as an error
+
+An error's text is always one line that carries the bad value and the fix. `docs/format.md` lists them.
+"""
+
+from __future__ import annotations
+
+import re
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+class ImageShardsError(Exception):
+    """The job failed, or a question about a dataset is answered with no."""
+
+    exit_code = EXIT_FAILED
+
+
+class UsageError(ImageShardsError):
+    """A flag or a configuration value can't be used; raised before any image is read."""
+
+    exit_code = EXIT_USAGE
+
+
+class StorageError(ImageShardsError):
+    """A storage request failed after all its retries, or was refused."""
+
+
+class NotPublishedError(ImageShardsError):
+    """A folder holds no `manifest.json`, or one that can't be believed."""
+
+
+class Reject(Exception):
+    """One input image that gets no record: caught by the writer, counted, and written to `rejects.jsonl`.
+
+    Args:
+        reason: a `schema.RejectReason`.
+        detail: from a fixed template with deterministic values only, never the text of a library's exception.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class CorruptRecordError(ImageShardsError):
+    """A TFRecord's framing or CRC is wrong.
+
+    Args:
+        file: the shard, as the caller names it.
+        record: number of the record in that file, from 0; -1 where it can't be known.
+        offset: byte offset in the file at which the record's framing begins.
+        reason: what is wrong, in a few words.
+    """
+
+    def __init__(self, file: str, record: int, offset: int, reason: str) -> None:
+        super().__init__(file, record, offset, reason)
+        self.file = file
+        self.record = record
+        self.offset = offset
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.file}: record {self.record} at byte {self.offset}: {self.reason}"
+
+
+_RAISED_IN_A_WORKER = re.compile(
+    r"(?:^|\W)beam_pipeline\.errors\.(\w+): (.*?)(?: \[while running|\\n|\n|$)", re.MULTILINE
+)
+
+
+def from_worker(text: str) -> ImageShardsError | None:
+    """Our own error inside the traceback text that a Beam runner hands back, or None.
+
+    Runners carry a worker's exception as text only; the last line of ours in it is the cause that users need.
+    """
+    found = _RAISED_IN_A_WORKER.findall(text)
+    if not found:
+        return None
+    name, message = found[-1]
+    kind = globals().get(name)
+    if not (isinstance(kind, type) and issubclass(kind, ImageShardsError)) or kind is CorruptRecordError:
+        kind = ImageShardsError
+    return kind(message)
+
+
+def one_line(error: BaseException) -> str:
+    """The text of any exception as a single line, for the end of a command."""
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

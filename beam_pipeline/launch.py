@@ -1,0 +1,256 @@
+"""Runs the job from a command line or from Python: checks the input, looks at what is published, runs, reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+
+from beam_pipeline import __version__, command_line, listing, pipeline, published, schema, storage
+from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, from_worker, one_line
+from beam_pipeline.options import Config
+from beam_pipeline.progress import ProgressLine
+from beam_pipeline.state import JobState
+
+_IN_PROCESS_RUNNER = "FnApiRunner"  # plain DirectRunner would first try to download another one
+_LOCAL_RUNNERS = frozenset({"FnApiRunner", "DirectRunner", "PrismRunner", "BundleBasedDirectRunner"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """A published version: what `run` returns.
+
+    Attributes:
+        url: folder or URL of the version.
+        data: content of manifest.json, as `docs/format.md` describes it.
+        changed: False where the version was published already and nothing was written.
+    """
+
+    url: str
+    data: dict[str, Any]
+    changed: bool = True
+
+    @property
+    def images(self) -> int:
+        """How many images were listed."""
+        return int(self.data["images"])
+
+    @property
+    def records(self) -> int:
+        """How many of them have a record."""
+        return int(self.data["records"])
+
+    @property
+    def rejects(self) -> dict[str, int]:
+        """Reason → rejected images."""
+        return dict(self.data["rejects"]["by_reason"])
+
+    @property
+    def classes(self) -> list[str]:
+        """Class names, their place is the id."""
+        return list(self.data["classes"])
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """Split → records."""
+        return {split: content["records"] for split, content in self.data["splits"].items()}
+
+
+def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
+    """Convert the images of `config.input` and publish the dataset.
+
+    Args:
+        config: what to convert and how.
+        beam_options: the runner and its options; FnApiRunner in this process without.
+        command: the command line, for run.json.
+
+    Returns:
+        What is published; None with `--plan_only`, or where the runner doesn't wait for the job.
+
+    Raises:
+        UsageError: the configuration or the input can't be used; nothing was read but listings.
+        ImageShardsError: the job failed; nothing is published, and the same call resumes.
+    """
+    options = beam_options or PipelineOptions([])
+    standard = options.view_as(StandardOptions)
+    standard.runner = standard.runner or _IN_PROCESS_RUNNER
+    config = resolve(config)
+    manifest = read_manifest(config)
+    if manifest is not None and not config.overwrite and not config.plan_only:
+        damage = published.check(config, manifest)
+        if not damage:
+            return Manifest(config.dataset_url, manifest, changed=False)
+        print(f"repairing {damage}", file=sys.stderr)
+        _execute(options, lambda job: published.build_repair(job, config, manifest, damage))
+    else:
+        _execute(options, lambda job: pipeline.build(job, config, _run_facts(options, command)))
+    if config.plan_only:
+        _print_plan(config)
+        return None
+    result = read_manifest(config)
+    return None if result is None else Manifest(config.dataset_url, result)
+
+
+def resolve(config: Config) -> Config:
+    """Check the input and read the small files that the configuration names.
+
+    Raises:
+        UsageError: as `listing.check_input` and the readers of labels and manifests say.
+    """
+    if config.labels_file:
+        config = dataclasses.replace(config, labels=listing.read_labels(config.labels_file, config.io_deadline))
+    _check_places(config)
+    listing.check_input(config)
+    return config
+
+
+def _check_places(config: Config) -> None:
+    """The output must not be listed as input the next time."""
+    if config.input and f"{config.dataset_url}/".startswith(f"{config.input}/"):
+        raise UsageError(f"--output {config.output!r}: it lies inside --input {config.input!r}; choose another place")
+
+
+def read_manifest(config: Config) -> dict[str, Any] | None:
+    """The manifest of the version, or None where none is published.
+
+    Raises:
+        NotPublishedError: there is one that can't be believed, and neither `--repair` nor `--overwrite` was asked for.
+    """
+    url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
+    try:
+        data = storage.open_storage(config.output, config.io_deadline).read(url)
+    except FileNotFoundError:
+        return None
+    try:
+        return schema.open_manifest(data, url)
+    except ImageShardsError:
+        if config.repair or config.overwrite:
+            return None  # the whole job runs anew, in place
+        raise
+
+
+def _execute(options: PipelineOptions, build: Any) -> None:
+    """Run a pipeline to its end; a worker's error comes back as ours."""
+    job = beam.Pipeline(options=options)
+    build(job)
+    local = options.view_as(StandardOptions).runner in _LOCAL_RUNNERS
+    try:
+        with ProgressLine() if local else nullcontext():
+            result = job.run()
+            state = result.wait_until_finish()
+    except ImageShardsError:
+        raise
+    except Exception as error:
+        known = from_worker(str(error))
+        if known is not None:
+            raise known from error
+        raise ImageShardsError(f"the job failed: {_last_line(error)}; the same command resumes") from error
+    if state not in (None, "DONE", "UNKNOWN"):
+        raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _run_facts(options: PipelineOptions, command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "command": list(command),
+        "runner": options.view_as(StandardOptions).runner,
+        "started_unix_s": int(time.time()),
+        "versions": {
+            "imageshards": __version__,
+            "apache_beam": beam.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _print_plan(config: Config) -> None:
+    state = JobState(config)
+    document = state.take_plan_only()
+    for split, plan in document["splits"].items():
+        shards = len(plan["cuts"]) + 1
+        mean = plan["estimated_bytes"] / shards
+        print(f"{split}: {plan['images']:,} images in {shards} shards of about {megabytes(mean)}")
+    print(f"classes: {len(document['classes'])}")
+
+
+def megabytes(byte_count: float) -> str:
+    """Bytes as a person reads them."""
+    return f"{byte_count / 1e6:.1f} MB" if byte_count < 1e9 else f"{byte_count / 1e9:.2f} GB"
+
+
+def summary(manifest: Manifest) -> str:
+    """What a published dataset holds, with the balance of its shards."""
+    data = manifest.data
+    lines = [f"published {manifest.url}" if manifest.changed else f"already published {manifest.url}, nothing written"]
+    for split, content in sorted(data["splits"].items()):
+        sizes = [shard["bytes"] for shard in content["shards"]]
+        mean = sum(sizes) / len(sizes)
+        low, high = ((size - mean) / mean * 100 if mean else 0.0 for size in (min(sizes), max(sizes)))
+        lines.append(
+            f"  {split}: {content['records']:,} records in {len(sizes)} shards of {megabytes(mean)}, "
+            f"each within {low:+.1f} % … {high:+.1f} % of the mean"
+        )
+    rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(data["rejects"]["by_reason"].items()))
+    lines.append(
+        f"  {manifest.images:,} images listed = {manifest.records:,} records + "
+        f"{manifest.images - manifest.records:,} rejects{f' ({rejected}; see rejects.jsonl)' if rejected else ''}"
+    )
+    lines.append(f"  {len(manifest.classes)} classes")
+    return "\n".join(lines)
+
+
+def warnings(config: Config, manifest: Manifest) -> list[str]:
+    """What a user should look at, though the dataset is published."""
+    data = manifest.data
+    counts = [content["class_counts"] for content in data["splits"].values()]
+    empty = [label for number, label in enumerate(manifest.classes) if not any(count[number] for count in counts)]
+    found = []
+    if empty:
+        some = ", ".join(repr(label) for label in empty[:5])
+        found.append(f"{len(empty)} classes have no record: {some}{', …' if empty[5:] else ''}")
+    found += [
+        f"split {split!r} got no image and is left out"
+        for split in (config.split_fractions or {})
+        if split not in data["splits"]
+    ]
+    wanted = config.shard_counts
+    for split, content in data["splits"].items():
+        asked = wanted if isinstance(wanted, int) else (wanted or {}).get(split, 0)
+        if asked > len(content["shards"]):
+            found.append(f"--num_shards {asked}: split {split!r} has images for {len(content['shards'])} only")
+    if config.compression == "gzip":
+        found.append("gzip shards have no index and no TFDS metadata: read them with reader.record_dataset")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # its tracebacks would bury our one line
+    try:
+        config, beam_arguments = command_line.parse(given)
+        manifest = run(config, PipelineOptions(beam_arguments), ["python", "-m", "beam_pipeline", *given])
+        if manifest is not None:
+            for warning in warnings(config, manifest):
+                print(f"warning: {warning}", file=sys.stderr)
+            print(summary(manifest))
+        return EXIT_OK
+    except ImageShardsError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted; the same command resumes", file=sys.stderr)
+        return 1

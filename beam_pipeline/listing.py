@@ -1,0 +1,195 @@
+"""From a folder or URL to image references, in pages: class folders first, then the images of each.
+
+What is no image by its name is skipped and counted by kind; no name is changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from beam_pipeline import storage
+from beam_pipeline.errors import UsageError
+from beam_pipeline.options import Config
+from beam_pipeline.schema import NAME_PATTERN
+from beam_pipeline.sharding import ImageRef, Splits, order_key
+
+IMAGE_SUFFIXES = frozenset({"jpg", "jpeg", "jpe", "jfif", "png"})
+
+HIDDEN = "hidden"
+OTHER_SUFFIX = "other-suffix"
+Count = Callable[[str], None]
+
+
+class ClassFolder(NamedTuple):
+    """One folder whose images share a class.
+
+    Attributes:
+        prefix: its path relative to the input, with a slash at the end.
+        label: class name.
+        split: its split, or None where images are dealt.
+    """
+
+    prefix: str
+    label: str
+    split: str | None
+
+
+def class_folders(config: Config) -> list[ClassFolder]:
+    """The class folders of an input, by delimiter listings.
+
+    Raises:
+        FileNotFoundError: there is no such bucket.
+        UsageError: a folder's name can't be a split or a class.
+    """
+    assert config.input is not None
+    store = storage.open_storage(config.input, config.io_deadline)
+    if config.layout == "class_folders":
+        return [ClassFolder(f"{name}/", _label(name), None) for name in _visible(store.folders(config.input))]
+    folders = []
+    for split in _visible(store.folders(config.input)):
+        if not NAME_PATTERN.fullmatch(split):
+            raise UsageError(f"--input: folder {split!r} can't be a split: rename it to a-z, 0-9 and _, a letter first")
+        for name in _visible(store.folders(storage.join(config.input, split))):
+            folders.append(ClassFolder(f"{split}/{name}/", _label(name), split))
+    return folders
+
+
+def _visible(names: list[str]) -> list[str]:
+    return [name for name in names if not name.startswith(".")]
+
+
+def _label(name: str) -> str:
+    """A folder's name as a class name.
+
+    Raises:
+        UsageError: readers of the dataset would change it.
+    """
+    if not name.strip() or name != name.strip() or len(name.splitlines()) != 1:
+        raise UsageError(f"class folder {name!r}: rename it, white space around a class name and line breaks are lost by TFDS")
+    if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
+        raise UsageError(f"class folder {name!r}: rename it, a class name must be UTF-8")
+    return name
+
+
+class RefMaker:
+    """Makes references: the keys that decide an image's split and place in the order."""
+
+    def __init__(self, config: Config) -> None:
+        self._seed = config.seed
+        self._pattern = config.split_pattern
+        self._splits: Splits = config.dealt_splits
+
+    def make(
+        self, path: str, byte_count: int, etag: str, label: str, split: str | None, features: tuple[bytes, ...] = ()
+    ) -> ImageRef:
+        """The reference of one image; `split` None deals it by its path."""
+        return ImageRef(
+            path, byte_count, etag, label, split or self._deal(path), order_key(path, self._seed), features
+        )
+
+    def _deal(self, path: str) -> str:
+        match = self._pattern.search(path) if self._pattern else None
+        return self._splits.of((match and match[1]) or path)
+
+
+def list_images(config: Config, folder: ClassFolder, count: Count) -> Iterator[ImageRef]:
+    """The images below one class folder, nested folders included, streamed.
+
+    Args:
+        config: input, seed and splits.
+        folder: one of `class_folders`.
+        count: called with `HIDDEN` or `OTHER_SUFFIX` for each file that is skipped.
+    """
+    assert config.input is not None
+    maker = RefMaker(config)
+    store = storage.open_storage(config.input, config.io_deadline)
+    for file in store.files(storage.join(config.input, folder.prefix.rstrip("/"))):
+        skipped = why_skipped(file.path)
+        if skipped:
+            count(skipped)
+        else:
+            yield maker.make(folder.prefix + file.path, file.bytes, file.etag, folder.label, folder.split)
+
+
+def all_images(config: Config) -> Iterator[ImageRef]:
+    """Every image of the input in this process, streamed, folders one after the other."""
+    for folder in class_folders(config):
+        yield from list_images(config, folder, lambda kind: None)
+
+
+def why_skipped(path: str) -> str | None:
+    """Why a listed file is no image by its name, or None for one that is."""
+    if path.startswith(".") or "/." in path:
+        return HIDDEN
+    return None if path.rpartition(".")[2].lower() in IMAGE_SUFFIXES else OTHER_SUFFIX
+
+
+def check_input(config: Config) -> None:
+    """Look at a class-folder input before a job is submitted.
+
+    Raises:
+        UsageError: nothing there, no class folders, a class that isn't in the labels file, no image; says what was found.
+    """
+    assert config.input is not None
+    try:
+        folders = class_folders(config)
+        store = storage.open_storage(config.input, config.io_deadline)
+        if not folders:
+            raise _no_classes(config, store)
+        _check_labels(config, folders)
+        found: Counter[str] = Counter()
+        if not any(_has_image(config, folder, found) for folder in folders):
+            skipped = f"{found[OTHER_SUFFIX]} files without an image suffix, {found[HIDDEN]} hidden"
+            raise UsageError(
+                f"--input {config.input!r}: {len(folders)} class folders but no image ({skipped}); "
+                f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
+            )
+    except FileNotFoundError:
+        raise UsageError(f"--input {config.input!r}: no such bucket or folder") from None
+
+
+def _has_image(config: Config, folder: ClassFolder, found: Counter[str]) -> bool:
+    images = list_images(config, folder, lambda kind: found.update((kind,)))
+    return next(images, None) is not None
+
+
+def _no_classes(config: Config, store: storage.Storage) -> UsageError:
+    assert config.input is not None
+    files = 0
+    for files, _ in enumerate(store.files(config.input), 1):  # noqa: B007 - counts, up to a page
+        if files == 1000:
+            break
+    wanted = "DIR/CLASS/image.jpg" if config.layout == "class_folders" else "DIR/SPLIT/CLASS/image.jpg"
+    found = f"{files}{'+' if files == 1000 else ''} files in no such folders" if files else "nothing in it"
+    return UsageError(f"--input {config.input!r}: no class folders, {found}; --layout {config.layout} wants {wanted}")
+
+
+def _check_labels(config: Config, folders: list[ClassFolder]) -> None:
+    if config.labels is None:
+        return
+    unknown = sorted({folder.label for folder in folders} - set(config.labels))
+    if unknown:
+        raise UsageError(
+            f"--labels_file {config.labels_file or 'labels'}: class folder {unknown[0]!r} is not in it"
+            f"{f', nor {len(unknown) - 1} more' if unknown[1:] else ''}; add a line for each or move the folder away"
+        )
+
+
+def read_labels(url: str, deadline_s: float) -> tuple[str, ...]:
+    """The lines of a labels file, in order.
+
+    Raises:
+        UsageError: not there, empty, or a class twice.
+    """
+    try:
+        text = storage.open_storage(url, deadline_s).read(url).decode("utf-8-sig")
+    except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
+        raise UsageError(f"--labels_file {url!r}: {type(error).__name__}; give a UTF-8 text file, one class a line") from None
+    labels = tuple(_label(line) for line in text.splitlines() if line.strip())
+    repeated = [label for label, times in Counter(labels).items() if times > 1]
+    if repeated or not labels:
+        what = f"class {repeated[0]!r} stands in it twice" if repeated else "it is empty"
+        raise UsageError(f"--labels_file {url!r}: {what}; write each class once, one a line")
+    return labels

@@ -1,0 +1,121 @@
+"""Process-wide threads that fetch and decode: many requests in flight, a few decoders, bounded payload bytes.
+
+All shards that a process writes at the same time share one pool, so a Dataflow worker with 12 bundle threads keeps the
+same number of requests, decoders and payload bytes as a laptop with one.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Payload = TypeVar("Payload")
+Result = TypeVar("Result")
+
+# Source bytes in flight in one process; with 32 requests it is 8 MiB each, above which nothing is gained.
+_PAYLOAD_BYTES = 256 << 20
+
+
+class Pools:
+    """Fetch and decode threads of one process.
+
+    Args:
+        fetch_concurrency: requests in flight.
+        decode_threads: images being decoded.
+    """
+
+    def __init__(self, fetch_concurrency: int, decode_threads: int) -> None:
+        self._fetchers = ThreadPoolExecutor(fetch_concurrency, thread_name_prefix="fetch")
+        self._decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
+        self._window = fetch_concurrency + 2 * decode_threads
+        self._budget = _Budget(_PAYLOAD_BYTES)
+
+    def map(
+        self,
+        items: Iterable[Item],
+        fetch: Callable[[Item], Payload],
+        convert: Callable[[Item, Payload], Result],
+        cost: Callable[[Item], int],
+    ) -> Iterator[Result]:
+        """`convert(item, fetch(item))` of every item, in order, a bounded window of them at work.
+
+        Args:
+            items: consumed as the window moves.
+            fetch: blocks on storage.
+            convert: computes, releases the GIL for most of its time.
+            cost: payload bytes of an item while it is in the window.
+
+        Raises:
+            What `fetch` or `convert` raised first, in order; the rest of the window is abandoned.
+        """
+        window: deque[tuple[Future[Result], int]] = deque()
+        try:
+            for item in items:
+                size = cost(item)
+                while len(window) >= self._window or not self._budget.take(size, wait=not window):
+                    yield self._finish(window)
+                window.append((self._start(item, fetch, convert), size))
+            while window:
+                yield self._finish(window)
+        finally:
+            for future, size in window:
+                future.cancel()
+                self._budget.give(size)
+
+    def _start(
+        self, item: Item, fetch: Callable[[Item], Payload], convert: Callable[[Item, Payload], Result]
+    ) -> Future[Result]:
+        result: Future[Result] = Future()
+
+        def decode(fetched: Future[Payload]) -> None:
+            if result.set_running_or_notify_cancel():
+                try:
+                    result.set_result(convert(item, fetched.result()))
+                except BaseException as error:
+                    result.set_exception(error)
+
+        # Chained rather than waited for: a slow fetch never holds a decoder.
+        self._fetchers.submit(fetch, item).add_done_callback(lambda fetched: self._decoders.submit(decode, fetched))
+        return result
+
+    def _finish(self, window: deque[tuple[Future[Result], int]]) -> Result:
+        future, size = window[0]
+        value = future.result()
+        window.popleft()
+        self._budget.give(size)
+        return value
+
+
+class _Budget:
+    """Bytes that may be in flight; who holds nothing always gets some, so nobody waits for himself."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    def take(self, size: int, wait: bool) -> bool:
+        """Take `size` bytes if they fit; with `wait` (the caller holds none) wait for them, however large."""
+        with self._changed:
+            while self._taken and self._taken + size > self._limit:
+                if not wait:
+                    return False
+                self._changed.wait()
+            self._taken += size
+            return True
+
+    def give(self, size: int) -> None:
+        with self._changed:
+            self._taken -= size
+            self._changed.notify_all()
+
+
+@functools.cache
+def shared_pools(fetch_concurrency: int, decode_threads: int) -> Pools:
+    """The pools of this process."""
+    return Pools(fetch_concurrency, decode_threads)

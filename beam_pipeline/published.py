@@ -1,0 +1,218 @@
+"""A version that is published already: is it what this command would make, is it whole, and making it whole again.
+
+Repair never changes the manifest: every file that it rewrites must come out with the size and hash that stand in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import apache_beam as beam
+
+from beam_pipeline import images, listing, schema, storage
+from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.options import Config
+from beam_pipeline.publish import metadata_files, run_index, run_rows_array
+from beam_pipeline.schema import ShardName, canonical_json
+from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listing_fields
+from beam_pipeline.state import JobPlan, JobState, split_plans
+from beam_pipeline.transforms import AssignShards, ListImages, WriteShards
+from beam_pipeline.writer import index_text
+
+
+@dataclasses.dataclass(frozen=True)
+class Damage:
+    """What of a published version must be written again.
+
+    Attributes:
+        shards: (split, index) of shards whose images are converted again.
+        files: other files, by name.
+    """
+
+    shards: frozenset[tuple[str, int]]
+    files: frozenset[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.shards or self.files)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.shards:
+            parts.append(f"{len(self.shards)} shards")
+        if self.files:
+            parts.append(f"{len(self.files)} other files ({', '.join(sorted(self.files)[:3])}{' …' if len(self.files) > 3 else ''})")
+        return " and ".join(parts)
+
+
+def check(config: Config, manifest: dict[str, Any]) -> Damage:
+    """Compare a published version with this command and with its own manifest.
+
+    Args:
+        config: of the command; with `repair` every byte is read, else sizes (and CRCs that a listing gives).
+        manifest: of the version.
+
+    Raises:
+        UsageError: it was made with another configuration.
+        ImageShardsError: its inputs were others.
+    """
+    _check_configuration(config, manifest)
+    _check_inputs(config, manifest)
+    return _find_damage(config, manifest)
+
+
+def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
+    ours = json.loads(canonical_json(config.fingerprint()))
+    theirs = manifest["configuration"]
+    different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    if different:
+        flag = different[0]
+        raise UsageError(
+            f"--{flag} {ours.get(flag)!r}: {config.dataset_url} is published with {theirs.get(flag)!r}"
+            f"{f' ({len(different) - 1} more flags differ)' if different[1:] else ''}; choose another --version or --overwrite"
+        )
+
+
+def _check_inputs(config: Config, manifest: dict[str, Any]) -> None:
+    """Compare today's listing with the published one, shard by shard."""
+    plans = split_plans(manifest["plan"]["splits"])
+    sums: dict[tuple[str, int], tuple[ReferenceSum, ReferenceSum]] = {}
+    listed, contents_known, most_bytes = 0, True, config.image_options.max_image_bytes
+    for ref in listing.all_images(config):
+        listed += 1
+        if ref.split not in plans:
+            sums.setdefault((ref.split, 0), (ReferenceSum(), ReferenceSum()))[0].add(listing_fields(ref))
+            continue
+        key = (ref.split, plans[ref.split].shard_of(ref.order_key))
+        names, contents = sums.setdefault(key, (ReferenceSum(), ReferenceSum()))
+        names.add(listing_fields(ref))
+        contents_known = contents_known and ref.etag.startswith("md5:")
+        if contents_known:
+            contents.add(content_fields(ref, b"" if ref.bytes > most_bytes else bytes.fromhex(ref.etag[4:])))
+    contents_known = contents_known and not manifest["rejects"]["environment"]
+    different = sum(key not in _shards(manifest) for key in sums)
+    for key, shard in _shards(manifest).items():
+        names, contents = sums.get(key, (ReferenceSum(), ReferenceSum()))
+        same = names.hex == shard["listing_fingerprint"] and names.count == shard["images"]
+        different += not (same and (not contents_known or contents.hex == shard["content_fingerprint"]))
+    if different:
+        raise ImageShardsError(
+            f"the input is not the one that {config.dataset_url} was made from: {manifest['images']} images were listed then, "
+            f"{listed} now, {different} of {len(_shards(manifest))} shards differ; choose another --version or --overwrite"
+        )
+
+
+def _shards(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    return {
+        (split, index): shard
+        for split, content in manifest["splits"].items()
+        for index, shard in enumerate(content["shards"])
+    }
+
+
+def _find_damage(config: Config, manifest: dict[str, Any]) -> Damage:
+    store = storage.open_storage(config.output, config.io_deadline)
+    found = {file.path: file for file in store.files(config.dataset_url)}
+    shards = set()
+    for key, shard in _shards(manifest).items():
+        file = found.get(shard["file"])
+        whole = file is not None and file.bytes == shard["bytes"] and file.crc32c in (None, shard["crc32c"])
+        if whole and config.repair:
+            whole = storage.crc32c_of(store, storage.join(config.dataset_url, shard["file"])) == shard["crc32c"]
+        if not whole:
+            shards.add(key)
+    files = set()
+    for name, digest in manifest["files"].items():
+        if name not in found:
+            files.add(name)
+        elif config.repair and schema.sha256(store.read(storage.join(config.dataset_url, name))) != digest:
+            files.add(name)
+    if schema.REJECTS_FILE in files:  # its lines come from the shards that had rejects
+        shards |= {key for key, shard in _shards(manifest).items() if shard["records"] < shard["images"]}
+    return Damage(frozenset(shards), frozenset(files))
+
+
+def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
+    """Add the job that rewrites what is damaged.
+
+    Raises:
+        ImageShardsError: the codecs installed here are not those that the version was made with.
+    """
+    plan = JobPlan(
+        configuration=manifest["configuration"],
+        classes=tuple(manifest["classes"]),
+        columns=tuple(manifest["features"]),
+        splits=split_plans(manifest["plan"]["splits"]),
+        statistics={},
+        references="repair",
+        codec=manifest["codec"],
+    )
+    if damage.shards and images.codec_versions() != manifest["codec"]:
+        raise ImageShardsError(
+            f"can't repair with codecs {images.codec_versions()}: the version was made with {manifest['codec']}; "
+            "install these, or use --overwrite"
+        )
+    plans = pipeline | "Plan" >> beam.Create([plan])
+    if damage.shards:
+        refs, _ = pipeline | "ListImages" >> ListImages(config)
+        summaries = (
+            refs
+            | "AssignShards" >> AssignShards(plans)
+            | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
+            | "GroupByShard" >> beam.GroupByKey()
+            | "WriteShards" >> WriteShards(config, plans)
+        )
+        done = summaries | "CountShards" >> beam.combiners.Count.Globally()
+    else:
+        done = pipeline | "NoShards" >> beam.Create([0])
+    done | "RestoreFiles" >> beam.Map(_restore, config, plan, manifest, damage)
+
+
+def _restore(_: int, config: Config, plan: JobPlan, manifest: dict[str, Any], damage: Damage) -> str:
+    """Rewrite the damaged files beside the shards, all of them checked against the manifest."""
+    state = JobState(config)
+    store = storage.open_storage(config.output, config.io_deadline)
+    for split, index in sorted(damage.shards):
+        shard = _shards(manifest)[split, index]
+        sidecar = state.sidecar(_name(config, plan, split, index))
+        if sidecar is None or (sidecar["bytes"], sidecar["crc32c"]) != (shard["bytes"], shard["crc32c"]):
+            raise ImageShardsError(
+                f"shard {shard['file']} comes out with other bytes than were published: an image of it has changed; "
+                "use --overwrite"
+            )
+    for file, data in _restored_files(store, config, plan, manifest, damage):
+        if schema.sha256(data) != manifest["files"][file]:
+            raise ImageShardsError(f"{file} comes out with other bytes than were published: use --overwrite")
+        store.write(storage.join(config.dataset_url, file), data)
+    state.clear()
+    return config.dataset_url
+
+
+def _restored_files(
+    store: storage.Storage, config: Config, plan: JobPlan, manifest: dict[str, Any], damage: Damage
+) -> Iterator[tuple[str, bytes]]:
+    for split, split_plan in sorted(plan.splits.items()):
+        names = [_name(config, plan, split, index) for index in range(split_plan.shards)]
+        for name in names:
+            if name.index_file in damage.files:
+                yield name.index_file, index_text(_record_bytes(store, config, name))
+        if schema.runs_file(split) in damage.files:
+            rows = (schema.run_rows(name.index, _record_bytes(store, config, name)) for name in names)
+            yield schema.runs_file(split), run_index([run_rows_array(shard) for shard in rows])
+    yield from ((file, data) for file, data in metadata_files(manifest).items() if file in damage.files)
+    if schema.REJECTS_FILE in damage.files:
+        state = JobState(config)
+        had_rejects = [key for key, shard in sorted(_shards(manifest).items()) if shard["records"] < shard["images"]]
+        yield schema.REJECTS_FILE, b"".join(state.rejects(_name(config, plan, *key)) for key in had_rejects)
+
+
+def _name(config: Config, plan: JobPlan, split: str, index: int) -> ShardName:
+    return ShardName(config.name, split, index, plan.splits[split].shards)
+
+
+def _record_bytes(store: storage.Storage, config: Config, name: ShardName) -> Iterable[int]:
+    """Framed length of each record of a shard that was found or made whole."""
+    url = storage.join(config.dataset_url, name.file)
+    return (len(record) + schema.FRAME_BYTES for record in schema.unframe(store.read(url), name.file))

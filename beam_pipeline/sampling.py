@@ -1,0 +1,141 @@
+"""Measures a sample of the images before the plan: record sizes for the planner, channel statistics for trainers.
+
+Sums are integers, so that no order of addition and no CPU changes a digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from decimal import Context, Decimal
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from beam_pipeline import examples, images, storage
+from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.options import Config
+from beam_pipeline.pools import shared_pools
+from beam_pipeline.schema import FRAME_BYTES
+from beam_pipeline.sharding import ImageRef
+from beam_pipeline.writer import fetch, image_url
+
+_DIGITS = 6
+_ARITHMETIC = Context(prec=50)
+
+
+class ChannelSums(NamedTuple):
+    """Exact sums over pixels, one of each a channel: how many, their values 0–255, the squares of these."""
+
+    count: int
+    totals: tuple[int, ...]
+    squares: tuple[int, ...]
+
+
+class Measurement(NamedTuple):
+    """One sampled image.
+
+    Attributes:
+        record_bytes: of its framed record, 0 for a reject.
+        sums: of its stored pixels; None for a reject.
+        reject: (reason, detail), or None.
+    """
+
+    path: str
+    split: str
+    source_bytes: int
+    record_bytes: int
+    sums: ChannelSums | None
+    reject: tuple[str, str] | None
+
+
+def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Iterator[Measurement]:
+    """Convert some images as the writer will and measure the results.
+
+    Args:
+        config: of the job.
+        class_count: number of classes, for the size of `one_hot_class`.
+        refs: sampled references.
+    """
+    store = storage.open_storage(config.input or "", config.io_deadline)
+    options = config.image_options
+    column_names = [column["name"] for column in config.columns]
+
+    def convert(ref: ImageRef, data: bytes | Reject) -> Measurement:
+        seen: list[ChannelSums] = []
+        try:
+            if isinstance(data, Reject):
+                raise data
+            image = images.convert(data, options, look=lambda pixels: seen.append(channel_sums(pixels)))
+        except Reject as reject:
+            return Measurement(ref.path, ref.split, ref.bytes, 0, None, (str(reject.reason), reject.detail))
+        record = examples.image_example(
+            image=image.data,
+            size=(image.height, image.width),
+            class_id=0,
+            label=ref.label,
+            path=ref.path,
+            one_hot_classes=class_count if config.one_hot else 0,
+            extra=dict(zip(column_names, ref.features, strict=True)),
+        )
+        return Measurement(ref.path, ref.split, ref.bytes, len(record) + FRAME_BYTES, seen[0], None)
+
+    yield from shared_pools(config.fetch_concurrency, config.threads).map(
+        refs,
+        lambda ref: fetch(store, image_url(config, ref.path), ref, options),
+        convert,
+        lambda ref: ref.bytes,
+    )
+
+
+def channel_sums(pixels: Image.Image) -> ChannelSums:
+    """Exact sums of one image by its histogram: 0.08 ms, a twentieth of summing the pixels."""
+    histogram = pixels.histogram()
+    channels = [histogram[start : start + 256] for start in range(0, len(histogram), 256)]
+    return ChannelSums(
+        sum(channels[0]),
+        tuple(sum(value * times for value, times in enumerate(channel)) for channel in channels),
+        tuple(sum(value * value * times for value, times in enumerate(channel)) for channel in channels),
+    )
+
+
+def statistics(sample: Iterable[Measurement]) -> dict[str, Any]:
+    """Channel mean and standard deviation of the sampled train images (of all, where the sample holds none of train).
+
+    Returns:
+        `mean` and `std`: decimal strings a channel, of pixels scaled to [0, 1]; `sampled_images`.
+    """
+    measured = [(one.split, one.sums) for one in sample if one.sums is not None]
+    chosen = [sums for split, sums in measured if split == "train"] or [sums for _, sums in measured]
+    if not chosen:
+        return {"mean": [], "std": [], "sampled_images": 0}
+    count = sum(sums.count for sums in chosen)
+    means, deviations = [], []
+    for channel in range(len(chosen[0].totals)):
+        total = sum(sums.totals[channel] for sums in chosen)
+        squares = sum(sums.squares[channel] for sums in chosen)
+        means.append(_ratio(Decimal(total), count))
+        variance = _ARITHMETIC.divide(Decimal(count * squares - total * total), Decimal(count * count))
+        deviations.append(_ratio(_ARITHMETIC.sqrt(variance), 1))
+    return {"mean": means, "std": deviations, "sampled_images": len(chosen)}
+
+
+def _ratio(total: Decimal, count: int) -> str:
+    share = _ARITHMETIC.divide(total, Decimal(255 * count))
+    return str(share.quantize(Decimal(1).scaleb(-_DIGITS), context=_ARITHMETIC))
+
+
+def check_sample(sample: list[Measurement], images_listed: int, max_reject_fraction: float) -> None:
+    """Stop before the money is spent when the sample already shows too many rejects.
+
+    Raises:
+        ImageShardsError: more than the limit where everything was sampled, clearly more where it is a part.
+    """
+    rejected = sorted((one.path, *one.reject) for one in sample if one.reject is not None)
+    everything = len(sample) >= images_listed
+    limit = max_reject_fraction * len(sample)
+    if len(rejected) > (limit if everything else 3 + 3 * limit):
+        path, reason, detail = rejected[0]
+        raise ImageShardsError(
+            f"{len(rejected)} of {len(sample)} {'images' if everything else 'sampled images'} rejected, "
+            f"--max_reject_fraction is {max_reject_fraction:g}: the first is {path!r} ({reason}: {detail})"
+        )

@@ -1,0 +1,235 @@
+"""The on-disk contract: file names, record keys, TFRecord framing, indexes and the manifest.
+
+Everything that writes or reads a dataset takes these facts from here; `docs/format.md` describes them for users.
+This module knows no storage, no Beam and no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from beam_pipeline.errors import CorruptRecordError, NotPublishedError
+
+FORMAT_VERSION = 1
+
+# Files of a published version, beside its shards.
+MANIFEST_FILE = "manifest.json"
+RUN_FILE = "run.json"
+REPORT_FILE = "report.html"
+LABELS_FILE = "class.labels.txt"
+FEATURES_FILE = "features.json"
+DATASET_INFO_FILE = "dataset_info.json"
+REJECTS_FILE = "rejects.jsonl"
+DUPLICATES_FILE = "duplicates.jsonl"
+INDEX_FOLDER = "index"
+STATE_FOLDER = "_state"
+# What differs from run to run, and so belongs to no hash.
+UNHASHED_FILES = frozenset({RUN_FILE, REPORT_FILE})
+
+# Keys of a record (`tf.train.Example`).
+IMAGE_KEY = "image"  # bytes: the encoded image
+CLASS_KEY = "class"  # int64: class id
+LABEL_KEY = "label"  # bytes: class name, UTF-8
+SIZE_KEY = "size"  # int64[2]: height, width in pixels
+FILENAME_KEY = "filename"  # bytes: path relative to the input, as listed
+ONE_HOT_KEY = "one_hot_class"  # float[classes], with --one_hot
+RECORD_KEYS = (IMAGE_KEY, CLASS_KEY, LABEL_KEY, SIZE_KEY, FILENAME_KEY, ONE_HOT_KEY)
+
+NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]*")  # TFDS reads no other dataset and split names
+VERSION_PATTERN = re.compile(r"(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)")
+
+# A run is the unit of reading and shuffling: 64 records of ~13 kB are one range read of ~0.8 MB, long enough that
+# seeking costs nothing, short enough that a window of 16 mixes well.
+RUN_RECORDS = 64
+RUN_DTYPE = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("bytes", "<u4"), ("records", "<u2")])
+
+
+class RejectReason(StrEnum):
+    """Why an input image got no record; `docs/format.md` says what each means."""
+
+    NOT_AN_IMAGE = "not_an_image"
+    UNSUPPORTED = "unsupported"
+    TRUNCATED = "truncated"
+    DECODE_ERROR = "decode_error"
+    TOO_MANY_PIXELS = "too_many_pixels"
+    TOO_MANY_BYTES = "too_many_bytes"
+    OUT_OF_MEMORY = "out_of_memory"
+    VANISHED = "vanished"
+    CHANGED = "changed"
+    DECODER_CRASH = "decoder_crash"
+    DECODER_TIMEOUT = "decoder_timeout"
+    DUPLICATE = "duplicate"
+
+
+# Rejects that the machine or the moment causes, not the input bytes: with none of these, a dataset is reproducible.
+ENVIRONMENT_REASONS = frozenset(
+    {
+        RejectReason.OUT_OF_MEMORY,
+        RejectReason.VANISHED,
+        RejectReason.CHANGED,
+        RejectReason.DECODER_CRASH,
+        RejectReason.DECODER_TIMEOUT,
+    }
+)
+
+
+class ShardName(NamedTuple):
+    """The file name of one shard: formats and parses `NAME-SPLIT.tfrecord-00000-of-00012`."""
+
+    dataset: str
+    split: str
+    index: int
+    count: int
+
+    @property
+    def file(self) -> str:
+        """File name inside the version folder."""
+        return f"{self.dataset}-{self.split}.tfrecord-{self.index:05d}-of-{self.count:05d}"
+
+    @property
+    def index_file(self) -> str:
+        """Path of its text index (`offset length` a record) inside the version folder."""
+        return f"{INDEX_FOLDER}/{self.file}.idx"
+
+    @classmethod
+    def parse(cls, file: str) -> ShardName | None:
+        """The parts of a shard's file name, or None where it is another kind of file."""
+        match = _SHARD_FILE.fullmatch(file)
+        if match is None:
+            return None
+        return cls(match["dataset"], match["split"], int(match["index"]), int(match["count"]))
+
+
+_SHARD_FILE = re.compile(
+    rf"(?P<dataset>{NAME_PATTERN.pattern})-(?P<split>{NAME_PATTERN.pattern})"
+    r"\.tfrecord-(?P<index>\d{5,})-of-(?P<count>\d{5,})"
+)
+
+
+def runs_file(split: str) -> str:
+    """Path of a split's run index (an array of `RUN_DTYPE`) inside the version folder."""
+    return f"{INDEX_FOLDER}/{split}.runs.npy"
+
+
+# TFRecord framing, https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details:
+#   uint64 length, uint32 masked CRC-32C of length, byte data[length], uint32 masked CRC-32C of data; little endian.
+_LENGTH = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+FRAME_HEADER_BYTES = _LENGTH.size + _CRC.size
+FRAME_BYTES = FRAME_HEADER_BYTES + _CRC.size
+
+
+def masked_crc32c(data: bytes) -> int:
+    """CRC-32C of `data`, rotated and offset as TFRecord files store it."""
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def frame(record: bytes) -> bytes:
+    """One record with its TFRecord framing: `len(record) + FRAME_BYTES` bytes."""
+    length = _LENGTH.pack(len(record))
+    return b"".join((length, _CRC.pack(masked_crc32c(length)), record, _CRC.pack(masked_crc32c(record))))
+
+
+def unframe(data: bytes, file: str = "", first_record: int = 0, first_offset: int = 0) -> Iterator[bytes]:
+    """The records of `data`, whole frames one behind the other, each with both CRCs checked.
+
+    Args:
+        data: bytes of a shard from a record's start.
+        file, first_record, first_offset: where `data` lies, for the error.
+
+    Raises:
+        CorruptRecordError: names the first wrong record.
+    """
+    position, number, end = 0, first_record, len(data)
+    while position < end:
+        body = position + FRAME_HEADER_BYTES
+        if body > end:
+            raise CorruptRecordError(file, number, first_offset + position, "the file ends inside this record")
+        length_bytes = data[position : position + 8]
+        if _CRC.unpack_from(data, position + 8)[0] != masked_crc32c(length_bytes):
+            raise CorruptRecordError(file, number, first_offset + position, "the CRC of the length is wrong")
+        stop = body + _LENGTH.unpack(length_bytes)[0]
+        if stop + 4 > end:
+            raise CorruptRecordError(file, number, first_offset + position, "the file ends inside this record")
+        record = data[body:stop]
+        if _CRC.unpack_from(data, stop)[0] != masked_crc32c(record):
+            raise CorruptRecordError(file, number, first_offset + position, "the CRC of the data is wrong")
+        yield record
+        position, number = stop + 4, number + 1
+
+
+def run_rows(shard: int, record_bytes: Iterable[int]) -> list[tuple[int, int, int, int]]:
+    """Rows of `RUN_DTYPE` for one shard, from the framed length of each of its records in order."""
+    rows = []
+    start = offset = records = 0
+    for length in record_bytes:
+        offset += length
+        records += 1
+        if records == RUN_RECORDS:
+            rows.append((shard, start, offset - start, records))
+            start, records = offset, 0
+    if records:
+        rows.append((shard, start, offset - start, records))
+    return rows
+
+
+def relative_path_bytes(path: str) -> bytes:
+    """A listed path as bytes: UTF-8, and a local name that is no UTF-8 as the bytes it has on disk."""
+    return path.encode("utf-8", "surrogateescape")
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one JSON text of `value`: sorted keys, UTF-8, no white space to choose, a line break at the end.
+
+    A name on disk that is no UTF-8 keeps its lone surrogates as `\\udcXX` escapes, which Python's parser reads back.
+    """
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    escaped = _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return escaped.encode("utf-8") + b"\n"
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def sha256(data: bytes) -> str:
+    """SHA-256 of `data` as 64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
+    """The bytes of `manifest.json`: canonical JSON with `self_sha256` over the same text without that key."""
+    body = {key: value for key, value in manifest.items() if key != "self_sha256"}
+    return canonical_json({**body, "self_sha256": sha256(canonical_json(body))})
+
+
+def open_manifest(data: bytes, where: str) -> dict[str, Any]:
+    """Parse and check the bytes of a `manifest.json`.
+
+    Args:
+        data: the file's bytes.
+        where: its URL, for errors.
+
+    Raises:
+        NotPublishedError: not JSON, another format version, or `self_sha256` doesn't match.
+    """
+    try:
+        manifest = json.loads(data)
+        claimed = manifest["self_sha256"]
+        version = manifest["format_version"]
+    except (ValueError, KeyError, TypeError):
+        raise NotPublishedError(f"{where} is damaged: no manifest can be read from it; run the job with --repair") from None
+    if version != FORMAT_VERSION:
+        raise NotPublishedError(f"{where} has format_version {version!r}; this imageshards reads {FORMAT_VERSION}")
+    if seal_manifest(manifest) != data or claimed != json.loads(seal_manifest(manifest))["self_sha256"]:
+        raise NotPublishedError(f"{where} is damaged: its self_sha256 doesn't match; run the job with --repair")
+    return manifest  # type: ignore[no-any-return]

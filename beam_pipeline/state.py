@@ -1,0 +1,161 @@
+"""What an unpublished job keeps in `ROOT/NAME/_state/VERSION/`: its plan, and a sidecar for every finished shard.
+
+A shard is finished when its sidecar carries this plan's hash and the object's size and CRC match. A plan that differs in
+any byte voids all of it. The folder is gone once the version is published.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any
+
+from beam_pipeline import storage
+from beam_pipeline.options import Config
+from beam_pipeline.schema import DATASET_INFO_FILE, MANIFEST_FILE, STATE_FOLDER, ShardName, canonical_json, sha256
+from beam_pipeline.sharding import SplitPlan
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """Everything that decides the bytes of every shard, known before the first is written.
+
+    Attributes:
+        configuration: `Config.fingerprint()`.
+        classes: class names, their place is the id.
+        columns: a manifest's features: name, dtype, list.
+        splits: split → its shards.
+        statistics: channel mean and standard deviation of the sample, how many images it had.
+        references: order-free sum over every listed image, etags included.
+        codec: versions of what encodes images.
+    """
+
+    configuration: dict[str, Any]
+    classes: tuple[str, ...]
+    columns: tuple[dict[str, Any], ...]
+    splits: dict[str, SplitPlan]
+    statistics: dict[str, Any]
+    references: str
+    codec: dict[str, str]
+
+    def document(self) -> dict[str, Any]:
+        """The plan as `plan.json` holds it."""
+        return {
+            "configuration": self.configuration,
+            "classes": self.classes,
+            "features": self.columns,
+            "splits": split_documents(self.splits),
+            "statistics": self.statistics,
+            "references": self.references,
+            "codec": self.codec,
+        }
+
+    @property
+    def sha256(self) -> str:
+        """What sidecars carry."""
+        return sha256(canonical_json(self.document()))
+
+
+def split_documents(splits: dict[str, SplitPlan]) -> dict[str, Any]:
+    """Cuts as JSON; 64-bit keys as decimal strings."""
+    return {
+        split: {"images": plan.images, "estimated_bytes": plan.estimated_bytes, "cuts": [str(cut) for cut in plan.cuts]}
+        for split, plan in splits.items()
+    }
+
+
+def split_plans(documents: dict[str, Any]) -> dict[str, SplitPlan]:
+    """The inverse of `split_documents`."""
+    return {
+        split: SplitPlan(plan["images"], plan["estimated_bytes"], tuple(int(cut) for cut in plan["cuts"]))
+        for split, plan in documents.items()
+    }
+
+
+class JobState:
+    """The state folder of one version."""
+
+    def __init__(self, config: Config) -> None:
+        self._store = storage.open_storage(config.output, config.io_deadline)
+        self._dataset_url = config.dataset_url
+        self.url = "/".join((config.output, config.name, STATE_FOLDER, config.version))
+
+    def prepare(self, plan: JobPlan) -> None:
+        """Make the output ready for this plan's shards; a second call changes nothing.
+
+        The plan that is there already: its finished shards stay. Any other: all of it goes, and what a published version of
+        it left, the manifest first, so that a half-deleted dataset is never taken for a whole one.
+        """
+        data = canonical_json(plan.document())
+        if self._read("plan.json") == data:
+            return
+        for file in (MANIFEST_FILE, DATASET_INFO_FILE):
+            self._store.delete(storage.join(self._dataset_url, file))
+        self._store.delete_tree(self._dataset_url)
+        self._store.delete_tree(self.url)
+        self.write("plan.json", data)
+
+    def save_sidecar(self, name: ShardName, sidecar: dict[str, Any], rejects: bytes) -> None:
+        """Note that a shard is finished; its object and index are in place."""
+        if rejects:
+            self.write(f"rejects/{_short(name)}.jsonl", rejects)
+        self.write(f"shards/{_short(name)}.json", canonical_json(sidecar))
+
+    def sidecar(self, name: ShardName) -> dict[str, Any] | None:
+        """What a finished shard's sidecar says, or None."""
+        data = self._read(f"shards/{_short(name)}.json")
+        try:
+            return None if data is None else dict(json.loads(data))
+        except ValueError:
+            return None
+
+    def rejects(self, name: ShardName) -> bytes:
+        """Reject lines of a finished shard that has some."""
+        return self._store.read(storage.join(self.url, f"rejects/{_short(name)}.jsonl"))
+
+    def write(self, file: str, data: bytes) -> None:
+        """Write one of the state's files."""
+        self._store.write(storage.join(self.url, file), data)
+
+    @contextmanager
+    def temporary_file(self) -> Iterator[IO[bytes]]:
+        """A file to be published: beside a local output, else on this machine's disk; gone at the end, published or not."""
+        folder = tempfile.gettempdir()
+        if storage.is_local(self.url):
+            folder = storage.join(self.url, "tmp")  # the same disk: publishing is a rename
+            os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, f"imageshards-{uuid.uuid4().hex}.tmp")
+        try:
+            with open(path, "xb", buffering=1 << 20) as file:
+                yield file
+        finally:
+            if os.path.exists(path):
+                os.unlink(path)
+
+    def clear(self) -> None:
+        """Delete the state: the version is published."""
+        self._store.delete_tree(self.url)
+        self._store.delete_empty_folders(self.url.rpartition("/")[0])
+
+    def take_plan_only(self) -> dict[str, Any]:
+        """The plan that `--plan_only` left, which is deleted."""
+        url = storage.join(self.url, "plan_only.json")
+        document = json.loads(self._store.read(url))
+        self._store.delete(url)
+        self._store.delete_empty_folders(self.url)
+        return dict(document)
+
+    def _read(self, file: str) -> bytes | None:
+        try:
+            return self._store.read(storage.join(self.url, file))
+        except FileNotFoundError:
+            return None
+
+
+def _short(name: ShardName) -> str:
+    return f"{name.split}-{name.index:05d}"

@@ -1,0 +1,320 @@
+"""Writes one shard: fetch, decode and encode its images in order, frame the records, publish the file, its sidecar last.
+
+Nothing holds a shard in memory: a bounded window of images is at work, records go to a local temporary file, and the
+finished file gets its final name in one step. An exception on the way leaves no object.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import IO, Any, NamedTuple
+
+import google_crc32c
+
+from beam_pipeline import examples, images, schema, storage
+from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.options import Config
+from beam_pipeline.pools import shared_pools
+from beam_pipeline.progress import report
+from beam_pipeline.schema import RejectReason, ShardName, canonical_json
+from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listing_fields
+from beam_pipeline.state import JobPlan, JobState
+
+_GZIP_LEVEL = 6
+
+
+class ShardSummary(NamedTuple):
+    """What became of one shard; all else is in its sidecar.
+
+    Attributes:
+        images, records: listed and written.
+        bytes: of the shard's file.
+        source_bytes: fetched.
+        rejects: reason → images.
+        kept: it was finished already.
+        msec: time spent on it.
+    """
+
+    split: str
+    index: int
+    images: int
+    records: int
+    bytes: int
+    source_bytes: int
+    rejects: dict[str, int]
+    kept: bool
+    msec: int
+
+
+class _Converted(NamedTuple):
+    """One image's framed record, or why there is none; the MD5 of the bytes it was made from."""
+
+    record: bytes
+    size: tuple[int, int]
+    reject: Reject | None
+    md5: bytes
+    source_bytes: int
+
+
+def image_url(config: Config, path: str) -> str:
+    """Where a listed image is read from; a manifest's rows may lie outside the input."""
+    outside = config.layout == "manifest" and (not storage.is_local(path) or path.startswith("/"))
+    return path if outside else storage.join(config.input or "", path)
+
+
+class ShardWriter:
+    """Writes the shards of one plan.
+
+    Args:
+        config: of the job.
+        plan: of the job.
+    """
+
+    def __init__(self, config: Config, plan: JobPlan) -> None:
+        self._config = config
+        self._plan_hash = plan.sha256
+        self._shards = {split: split_plan.shards for split, split_plan in plan.splits.items()}
+        self._options = config.image_options
+        self._class_ids = {label: number for number, label in enumerate(plan.classes)}
+        self._column_names = [column["name"] for column in plan.columns]
+        self._pools = shared_pools(config.fetch_concurrency, config.threads)
+        self._source = storage.open_storage(config.input or "", config.io_deadline)
+        self._target = storage.open_storage(config.output, config.io_deadline)
+        self._state = JobState(config)
+
+    def write(self, split: str, index: int, refs: Iterable[ImageRef]) -> ShardSummary:
+        """Write one shard, unless it is finished already.
+
+        Args:
+            split, index: which.
+            refs: its images, in any order.
+
+        Raises:
+            ImageShardsError: two images have one path, or storage failed for good.
+        """
+        start = time.monotonic()
+        name = ShardName(self._config.name, split, index, self._shards[split])
+        kept = self.finished(name)
+        ordered = sorted(refs, key=lambda ref: (ref.order_key, ref.path))
+        sidecar = kept or self._write(name, ordered)
+        report(shards=1, images=len(ordered) if kept else 0)
+        return ShardSummary(
+            split,
+            index,
+            sidecar["images"],
+            sidecar["records"],
+            sidecar["bytes"],
+            sidecar["source_bytes"],
+            sidecar["rejects"],
+            kept is not None,
+            int((time.monotonic() - start) * 1000),
+        )
+
+    def finished(self, name: ShardName) -> dict[str, Any] | None:
+        """The sidecar of a shard that an earlier attempt at this plan finished, or None."""
+        sidecar = self._state.sidecar(name)
+        if sidecar is None or sidecar.get("plan") != self._plan_hash:
+            return None
+        found = self._target.stat(storage.join(self._config.dataset_url, name.file))
+        if found is None or found.bytes != sidecar["bytes"]:
+            return None
+        return sidecar if found.crc32c in (None, sidecar["crc32c"]) else None
+
+    def _write(self, name: ShardName, refs: list[ImageRef]) -> dict[str, Any]:
+        _refuse_repeated_paths(refs)
+        tally = _Tally()
+        with self._state.temporary_file() as file:
+            out = _ChecksummedFile(file)
+            with self._compressed(out) as records:
+                for ref, converted in zip(refs, self._convert_all(refs), strict=True):
+                    tally.add(ref, converted)
+                    records.write(converted.record)
+                    report(images=1)
+            file.close()
+            self._target.publish(file.name, storage.join(self._config.dataset_url, name.file))
+        sidecar = {
+            "plan": self._plan_hash,
+            "file": name.file,
+            "bytes": out.bytes,
+            "crc32c": out.crc32c,
+            **tally.document(self._class_ids),
+            **self._write_index(name, tally.record_bytes),
+        }
+        self._state.save_sidecar(name, sidecar, tally.reject_lines())
+        return sidecar
+
+    def _convert_all(self, refs: list[ImageRef]) -> Iterator[_Converted]:
+        return self._pools.map(refs, self._fetch, self._convert, lambda ref: ref.bytes)
+
+    def _fetch(self, ref: ImageRef) -> bytes | Reject:
+        return fetch(self._source, image_url(self._config, ref.path), ref, self._options)
+
+    def _convert(self, ref: ImageRef, data: bytes | Reject) -> _Converted:
+        if isinstance(data, Reject):
+            return _Converted(b"", (0, 0), data, b"", 0)
+        md5 = hashlib.md5(data, usedforsecurity=False).digest()
+        try:
+            check_unchanged(ref, md5, data)
+            image = images.convert(data, self._options)
+        except Reject as reject:
+            return _Converted(b"", (0, 0), reject, md5, len(data))
+        return _Converted(schema.frame(self._record(ref, image)), (image.height, image.width), None, md5, len(data))
+
+    def _record(self, ref: ImageRef, image: images.EncodedImage) -> bytes:
+        return examples.image_example(
+            image=image.data,
+            size=(image.height, image.width),
+            class_id=self._class_ids[ref.label],
+            label=ref.label,
+            path=ref.path,
+            one_hot_classes=len(self._class_ids) if self._config.one_hot else 0,
+            extra=dict(zip(self._column_names, ref.features, strict=True)),
+        )
+
+    def _write_index(self, name: ShardName, record_bytes: list[int]) -> dict[str, Any]:
+        """Write the text index of a plain shard; the run index is joined from the sidecars by the publisher."""
+        if self._config.compression != "none":
+            return {"runs": [], "index_sha256": None}
+        data = index_text(record_bytes)
+        self._target.write(storage.join(self._config.dataset_url, name.index_file), data)
+        return {"runs": schema.run_rows(name.index, record_bytes), "index_sha256": schema.sha256(data)}
+
+    @contextmanager
+    def _compressed(self, out: _ChecksummedFile) -> Iterator[Any]:
+        if self._config.compression == "none":
+            yield out
+            return
+        # No name and no time in the header: the same records give the same bytes.
+        with gzip.GzipFile(filename="", mode="wb", compresslevel=_GZIP_LEVEL, fileobj=out, mtime=0) as file:
+            yield file
+
+
+def index_text(record_bytes: Iterable[int]) -> bytes:
+    """The bytes of an `.idx`: `offset length` a record, from the framed length of each."""
+    lines = []
+    offset = 0
+    for length in record_bytes:
+        lines.append(f"{offset} {length}\n")
+        offset += length
+    return "".join(lines).encode()
+
+
+def fetch(store: storage.Storage, url: str, ref: ImageRef, options: images.ImageOptions) -> bytes | Reject:
+    """The bytes of one listed image in one request, or why there are none."""
+    try:
+        images.check_size(ref.bytes, options)
+        return store.read(url)
+    except FileNotFoundError:
+        return Reject(RejectReason.VANISHED, "listed, then not found")
+    except Reject as reject:
+        return reject
+
+
+def check_unchanged(ref: ImageRef, md5: bytes, data: bytes) -> None:
+    """Compare what was read with what was listed.
+
+    Raises:
+        Reject: `changed`.
+    """
+    if len(data) != ref.bytes:
+        raise Reject(RejectReason.CHANGED, f"listed with {ref.bytes} bytes, read {len(data)}")
+    kind, _, listed = ref.etag.partition(":")
+    if kind == "md5" and listed != md5.hex():
+        raise Reject(RejectReason.CHANGED, f"listed with MD5 {listed}, read {md5.hex()}")
+    if kind == "crc32c" and int(listed, 16) != google_crc32c.value(data):
+        raise Reject(RejectReason.CHANGED, f"listed with CRC-32C {listed}, read {google_crc32c.value(data):08x}")
+
+
+def _refuse_repeated_paths(refs: list[ImageRef]) -> None:
+    for first, second in pairwise(refs):
+        if first.path == second.path:
+            raise ImageShardsError(
+                f"input {first.path!r} is given twice, with label {first.label!r} and with label {second.label!r}: "
+                "keep one of the two"
+            )
+
+
+class _Tally:
+    """Counts and sums over the images of one shard, in their order."""
+
+    def __init__(self) -> None:
+        self.record_bytes: list[int] = []
+        self._listing = ReferenceSum()
+        self._content = ReferenceSum()
+        self._class_counts: Counter[str] = Counter()
+        self._rejects: list[tuple[str, Reject]] = []
+        self._source_bytes = 0
+        self._sizes: set[tuple[int, int]] = set()
+
+    def add(self, ref: ImageRef, converted: _Converted) -> None:
+        """Count one image."""
+        self._listing.add(listing_fields(ref))
+        self._content.add(content_fields(ref, converted.md5))
+        self._source_bytes += converted.source_bytes
+        if converted.reject is not None:
+            self._rejects.append((ref.path, converted.reject))
+            return
+        self.record_bytes.append(len(converted.record))
+        self._class_counts[ref.label] += 1
+        self._sizes.add(converted.size)
+        if len(self._sizes) > 2:
+            self._sizes = {smallest(self._sizes), largest(self._sizes)}
+
+    def document(self, class_ids: dict[str, int]) -> dict[str, Any]:
+        """The sidecar's part of it."""
+        return {
+            "images": self._listing.count,
+            "records": len(self.record_bytes),
+            "source_bytes": self._source_bytes,
+            "rejects": dict(Counter(str(reject.reason) for _, reject in self._rejects)),
+            "listing_fingerprint": self._listing.hex,
+            "content_fingerprint": self._content.hex,
+            "class_counts": {str(class_ids[label]): count for label, count in self._class_counts.items()},
+            "min_size": smallest(self._sizes),
+            "max_size": largest(self._sizes),
+        }
+
+    def reject_lines(self) -> bytes:
+        """The shard's part of `rejects.jsonl`."""
+        return b"".join(
+            canonical_json({"path": path, "reason": reject.reason, "detail": reject.detail})
+            for path, reject in self._rejects
+        )
+
+
+def smallest(sizes: Iterable[Sequence[int]]) -> tuple[int, int] | None:
+    """Least height and least width of some (height, width), or None."""
+    return _extreme(min, sizes)
+
+
+def largest(sizes: Iterable[Sequence[int]]) -> tuple[int, int] | None:
+    """Greatest height and greatest width of some (height, width), or None."""
+    return _extreme(max, sizes)
+
+
+def _extreme(of: Callable[[Iterable[int]], int], sizes: Iterable[Sequence[int]]) -> tuple[int, int] | None:
+    pairs = list(sizes)
+    return (of(pair[0] for pair in pairs), of(pair[1] for pair in pairs)) if pairs else None
+
+
+class _ChecksummedFile:
+    """Counts bytes and their CRC-32C on the way into a file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.bytes = 0
+        self.crc32c = 0
+
+    def write(self, data: bytes) -> int:
+        self.crc32c = google_crc32c.extend(self.crc32c, bytes(data))
+        self.bytes += len(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
