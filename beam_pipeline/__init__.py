@@ -2,7 +2,8 @@
 
     manifest = beam_pipeline.run(beam_pipeline.Config(input="photos", output="datasets", name="photos"))
 
-`import beam_pipeline` is cheap: Beam is imported by the first use of `run`, so the reader can share `schema` and `errors`.
+`import beam_pipeline` is cheap: Beam is imported by the first use of `run`, so the reader can share `schema` and
+`errors`.
 """
 
 from __future__ import annotations

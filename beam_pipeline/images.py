@@ -9,6 +9,7 @@ import io
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import PIL
 from PIL import Image, ImageFile, UnidentifiedImageError, features
 
 from beam_pipeline.errors import Reject
@@ -77,7 +78,7 @@ class EncodedImage(NamedTuple):
 
 def codec_versions() -> dict[str, str]:
     """Versions of everything that has a part in the bytes of an image."""
-    versions = {"pillow": Image.__version__}
+    versions = {"pillow": PIL.__version__}
     for name in ("libjpeg_turbo", "zlib", "zlib_ng"):
         version = features.version(name)
         if version:
@@ -144,7 +145,7 @@ def _fit(image: ImageFile.ImageFile, options: ImageOptions) -> Image.Image:
     scale = _shrink_on_load(image, box, size)
     pixels: Image.Image = image if image.mode == "RGB" else image.convert("RGB")
     if size != pixels.size or box != (0, 0, *pixels.size):
-        scaled = tuple(edge * scale for edge in box)
+        scaled = (box[0] * scale, box[1] * scale, box[2] * scale, box[3] * scale)
         pixels = pixels.resize(size, RESAMPLING[options.resample], box=scaled, reducing_gap=_REDUCING_GAP)
     else:
         pixels.load()
@@ -208,7 +209,5 @@ def _encode(pixels: Image.Image, options: ImageOptions) -> bytes:
     if options.format == "png":
         pixels.save(out, "PNG")
     else:
-        pixels.save(
-            out, "JPEG", quality=options.jpeg_quality, subsampling=SUBSAMPLING[options.jpeg_subsampling]
-        )
+        pixels.save(out, "JPEG", quality=options.jpeg_quality, subsampling=SUBSAMPLING[options.jpeg_subsampling])
     return out.getvalue()

@@ -67,7 +67,9 @@ def _label(name: str) -> str:
         UsageError: readers of the dataset would change it.
     """
     if not name.strip() or name != name.strip() or len(name.splitlines()) != 1:
-        raise UsageError(f"class folder {name!r}: rename it, white space around a class name and line breaks are lost by TFDS")
+        raise UsageError(
+            f"class folder {name!r}: rename it, white space around a class name and line breaks are lost by TFDS"
+        )
     if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
         raise UsageError(f"class folder {name!r}: rename it, a class name must be UTF-8")
     return name
@@ -85,9 +87,7 @@ class RefMaker:
         self, path: str, byte_count: int, etag: str, label: str, split: str | None, features: tuple[bytes, ...] = ()
     ) -> ImageRef:
         """The reference of one image; `split` None deals it by its path."""
-        return ImageRef(
-            path, byte_count, etag, label, split or self._deal(path), order_key(path, self._seed), features
-        )
+        return ImageRef(path, byte_count, etag, label, split or self._deal(path), order_key(path, self._seed), features)
 
     def _deal(self, path: str) -> str:
         match = self._pattern.search(path) if self._pattern else None
@@ -130,7 +130,8 @@ def check_input(config: Config) -> None:
     """Look at a class-folder input before a job is submitted.
 
     Raises:
-        UsageError: nothing there, no class folders, a class that isn't in the labels file, no image; says what was found.
+        UsageError: nothing there, no class folders, a class that isn't in the labels file, no image; says what was
+            found.
     """
     assert config.input is not None
     try:
@@ -158,7 +159,7 @@ def _has_image(config: Config, folder: ClassFolder, found: Counter[str]) -> bool
 def _no_classes(config: Config, store: storage.Storage) -> UsageError:
     assert config.input is not None
     files = 0
-    for files, _ in enumerate(store.files(config.input), 1):  # noqa: B007 - counts, up to a page
+    for files, _ in enumerate(store.files(config.input), 1):
         if files == 1000:
             break
     wanted = "DIR/CLASS/image.jpg" if config.layout == "class_folders" else "DIR/SPLIT/CLASS/image.jpg"
@@ -186,7 +187,9 @@ def read_labels(url: str, deadline_s: float) -> tuple[str, ...]:
     try:
         text = storage.open_storage(url, deadline_s).read(url).decode("utf-8-sig")
     except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
-        raise UsageError(f"--labels_file {url!r}: {type(error).__name__}; give a UTF-8 text file, one class a line") from None
+        raise UsageError(
+            f"--labels_file {url!r}: {type(error).__name__}; give a UTF-8 text file, one class a line"
+        ) from None
     labels = tuple(_label(line) for line in text.splitlines() if line.strip())
     repeated = [label for label, times in Counter(labels).items() if times > 1]
     if repeated or not labels:

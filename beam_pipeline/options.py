@@ -1,7 +1,7 @@
 """The job's configuration: every flag of `python -m beam_pipeline`, validated once, frozen, the same from Python.
 
-A field's metadata says how it appears on the command line and whether it decides bytes of the dataset (then it is part of
-the manifest's `configuration`, and a published version can't be continued with another value).
+A field's metadata says how it appears on the command line and whether it decides bytes of the dataset (then it is part
+of the manifest's `configuration`, and a published version can't be continued with another value).
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Config:
     manifest: str | None = _run_flag(
         None, "CSV or JSONL with path, label and optional split, bytes, md5, features", metavar="FILE"
     )
-    labels_file: str | None = _run_flag(None, "class list, one a line, order = id (sorted folder names)", metavar="FILE")
+    labels_file: str | None = _run_flag(
+        None, "class list, one a line, order = id (sorted folder names)", metavar="FILE"
+    )
     splits: str | None = _flag(
         None, "shares by a hash of the path: train=0.9,validation=0.1; one may be 'rest' (all in train)"
     )
@@ -71,7 +73,9 @@ class Config:
     max_pixels: int = _flag(178_956_970, "reject larger images before decoding them")
     max_image_bytes: str | int = _flag("256MiB", "reject larger files before fetching them", metavar="BYTES")
     target_shard_bytes: str | int | None = _flag(
-        None, "size of a shard, such as 200MB (128MiB, but at least 16 shards a split while each keeps 8MiB)", metavar="BYTES"
+        None,
+        "size of a shard, such as 200MB (128MiB, but at least 16 shards a split while each keeps 8MiB)",
+        metavar="BYTES",
     )
     num_shards: str | int | None = _flag(
         None, "shards of each split, 8 or train=64,validation=4, instead of a size", metavar="N"
@@ -82,7 +86,9 @@ class Config:
     max_reject_fraction: float = _run_flag(0.01, "more rejected images than this fail the job, nothing is published")
     fetch_concurrency: int = _run_flag(32, "requests in flight in a worker process")
     decode_threads: int = _run_flag(0, "images decoded at a time in a worker process (cores)")
-    io_deadline: float = _run_flag(storage.DEFAULT_DEADLINE_S, "seconds a storage request is retried", metavar="SECONDS")
+    io_deadline: float = _run_flag(
+        storage.DEFAULT_DEADLINE_S, "seconds a storage request is retried", metavar="SECONDS"
+    )
     plan_only: bool = _run_flag(False, "print the plan and write no dataset")
     repair: bool = _run_flag(False, "read every byte of a published version and rewrite what is damaged")
     overwrite: bool = _run_flag(False, "delete a published version and write it anew")
@@ -248,7 +254,7 @@ def parse_splits(text: str) -> dict[str, Fraction]:
         else:
             raise _wrong("--splits", text, fix)
     if rest is not None:
-        shares[rest] = 1 - sum(shares.values())
+        shares[rest] = 1 - sum(shares.values(), Fraction(0))
     if sum(shares.values()) != 1 or any(share <= 0 for share in shares.values()):
         raise _wrong("--splits", text, fix)
     if "train" not in shares:

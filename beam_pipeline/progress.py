@@ -1,7 +1,7 @@
 """A live progress line for local runs, whose runners show nothing while they work.
 
-The launcher names a folder in an environment variable that worker processes inherit; each process keeps its own counts in
-one small file there, and the launcher adds them up. On a cluster nobody sets the variable and nothing is written.
+The launcher names a folder in an environment variable that worker processes inherit; each process keeps its own counts
+in one small file there, and the launcher adds them up. On a cluster nobody sets the variable and nothing is written.
 """
 
 from __future__ import annotations

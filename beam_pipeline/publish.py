@@ -38,7 +38,8 @@ def publish(config: Config, plan: JobPlan, run: dict[str, Any]) -> dict[str, Any
         The manifest.
 
     Raises:
-        ImageShardsError: a shard is missing, images are unaccounted for, or too many were rejected; nothing is published.
+        ImageShardsError: a shard is missing, images are unaccounted for, or too many were rejected; nothing is
+            published.
     """
     state = JobState(config)
     store = storage.open_storage(config.output, config.io_deadline)
@@ -90,7 +91,9 @@ def metadata_files(manifest: dict[str, Any]) -> dict[str, bytes]:
         for split, content in manifest["splits"].items()
     }
     files[schema.FEATURES_FILE] = canonical_json(features)
-    files[schema.DATASET_INFO_FILE] = canonical_json(dataset_info_document(manifest["name"], manifest["version"], splits))
+    files[schema.DATASET_INFO_FILE] = canonical_json(
+        dataset_info_document(manifest["name"], manifest["version"], splits)
+    )
     return files
 
 

@@ -17,7 +17,7 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.options import Config
 from beam_pipeline.publish import metadata_files, run_index, run_rows_array
 from beam_pipeline.schema import ShardName, canonical_json
-from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listing_fields
+from beam_pipeline.sharding import ReferenceSum, content_fields, listing_fields
 from beam_pipeline.state import JobPlan, JobState, split_plans
 from beam_pipeline.transforms import AssignShards, ListImages, WriteShards
 from beam_pipeline.writer import index_text
@@ -43,7 +43,9 @@ class Damage:
         if self.shards:
             parts.append(f"{len(self.shards)} shards")
         if self.files:
-            parts.append(f"{len(self.files)} other files ({', '.join(sorted(self.files)[:3])}{' …' if len(self.files) > 3 else ''})")
+            parts.append(
+                f"{len(self.files)} other files ({', '.join(sorted(self.files)[:3])}{', …' * (len(self.files) > 3)})"
+            )
         return " and ".join(parts)
 
 
@@ -69,9 +71,10 @@ def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
         flag = different[0]
+        more = f" ({len(different) - 1} more flags differ)" if different[1:] else ""
         raise UsageError(
             f"--{flag} {ours.get(flag)!r}: {config.dataset_url} is published with {theirs.get(flag)!r}"
-            f"{f' ({len(different) - 1} more flags differ)' if different[1:] else ''}; choose another --version or --overwrite"
+            f"{more}; choose another --version or --overwrite"
         )
 
 
@@ -90,17 +93,18 @@ def _check_inputs(config: Config, manifest: dict[str, Any]) -> None:
         names.add(listing_fields(ref))
         contents_known = contents_known and ref.etag.startswith("md5:")
         if contents_known:
-            contents.add(content_fields(ref, b"" if ref.bytes > most_bytes else bytes.fromhex(ref.etag[4:])))
+            contents.add(content_fields(ref, b"" if ref.source_bytes > most_bytes else bytes.fromhex(ref.etag[4:])))
     contents_known = contents_known and not manifest["rejects"]["environment"]
-    different = sum(key not in _shards(manifest) for key in sums)
-    for key, shard in _shards(manifest).items():
+    shards = _shards(manifest)
+    different = sum(key not in shards for key in sums)
+    for key, shard in shards.items():
         names, contents = sums.get(key, (ReferenceSum(), ReferenceSum()))
         same = names.hex == shard["listing_fingerprint"] and names.count == shard["images"]
         different += not (same and (not contents_known or contents.hex == shard["content_fingerprint"]))
     if different:
         raise ImageShardsError(
-            f"the input is not the one that {config.dataset_url} was made from: {manifest['images']} images were listed then, "
-            f"{listed} now, {different} of {len(_shards(manifest))} shards differ; choose another --version or --overwrite"
+            f"the input is not the one that {config.dataset_url} was made from: {manifest['images']} images were listed "
+            f"then, {listed} now, {different} of {len(shards)} shards differ; choose another --version or --overwrite"
         )
 
 
@@ -125,9 +129,8 @@ def _find_damage(config: Config, manifest: dict[str, Any]) -> Damage:
             shards.add(key)
     files = set()
     for name, digest in manifest["files"].items():
-        if name not in found:
-            files.add(name)
-        elif config.repair and schema.sha256(store.read(storage.join(config.dataset_url, name))) != digest:
+        url = storage.join(config.dataset_url, name)
+        if name not in found or (config.repair and schema.sha256(store.read(url)) != digest):
             files.add(name)
     if schema.REJECTS_FILE in files:  # its lines come from the shards that had rejects
         shards |= {key for key, shard in _shards(manifest).items() if shard["records"] < shard["images"]}

@@ -6,6 +6,7 @@ Sums are integers, so that no order of addition and no CPU changes a digit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
@@ -23,7 +24,8 @@ _DIGITS = 6
 _ARITHMETIC = Context(prec=50)
 
 
-class ChannelSums(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ChannelSums:
     """Exact sums over pixels, one of each a channel: how many, their values 0–255, the squares of these."""
 
     count: int
@@ -67,7 +69,7 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
                 raise data
             image = images.convert(data, options, look=lambda pixels: seen.append(channel_sums(pixels)))
         except Reject as reject:
-            return Measurement(ref.path, ref.split, ref.bytes, 0, None, (str(reject.reason), reject.detail))
+            return Measurement(ref.path, ref.split, ref.source_bytes, 0, None, (str(reject.reason), reject.detail))
         record = examples.image_example(
             image=image.data,
             size=(image.height, image.width),
@@ -77,13 +79,13 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
             one_hot_classes=class_count if config.one_hot else 0,
             extra=dict(zip(column_names, ref.features, strict=True)),
         )
-        return Measurement(ref.path, ref.split, ref.bytes, len(record) + FRAME_BYTES, seen[0], None)
+        return Measurement(ref.path, ref.split, ref.source_bytes, len(record) + FRAME_BYTES, seen[0], None)
 
     yield from shared_pools(config.fetch_concurrency, config.threads).map(
         refs,
         lambda ref: fetch(store, image_url(config, ref.path), ref, options),
         convert,
-        lambda ref: ref.bytes,
+        lambda ref: ref.source_bytes,
     )
 
 

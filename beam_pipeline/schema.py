@@ -11,8 +11,9 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -82,7 +83,8 @@ ENVIRONMENT_REASONS = frozenset(
 )
 
 
-class ShardName(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ShardName:
     """The file name of one shard: formats and parses `NAME-SPLIT.tfrecord-00000-of-00012`."""
 
     dataset: str
@@ -130,7 +132,7 @@ FRAME_BYTES = FRAME_HEADER_BYTES + _CRC.size
 
 def masked_crc32c(data: bytes) -> int:
     """CRC-32C of `data`, rotated and offset as TFRecord files store it."""
-    crc = google_crc32c.value(data)
+    crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -227,7 +229,9 @@ def open_manifest(data: bytes, where: str) -> dict[str, Any]:
         claimed = manifest["self_sha256"]
         version = manifest["format_version"]
     except (ValueError, KeyError, TypeError):
-        raise NotPublishedError(f"{where} is damaged: no manifest can be read from it; run the job with --repair") from None
+        raise NotPublishedError(
+            f"{where} is damaged: no manifest can be read from it; run the job with --repair"
+        ) from None
     if version != FORMAT_VERSION:
         raise NotPublishedError(f"{where} has format_version {version!r}; this imageshards reads {FORMAT_VERSION}")
     if seal_manifest(manifest) != data or claimed != json.loads(seal_manifest(manifest))["self_sha256"]:

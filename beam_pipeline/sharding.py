@@ -31,7 +31,7 @@ class ImageRef(NamedTuple):
 
     Attributes:
         path: relative to the input, `/` separators, as listed; the full URL for a manifest's row outside the input.
-        bytes: size of the source file.
+        source_bytes: size of the source file.
         etag: `ListedFile.etag`, or "".
         label: class name.
         split: `train`, `validation`, …
@@ -40,7 +40,7 @@ class ImageRef(NamedTuple):
     """
 
     path: str
-    bytes: int
+    source_bytes: int
     etag: str
     label: str
     split: str
@@ -110,7 +110,12 @@ class ReferenceSum:
 
 def listing_fields(ref: ImageRef) -> list[bytes]:
     """What the listing fingerprint sees of an image: nothing that differs from one storage to another."""
-    fields = [relative_path_bytes(ref.path), str(ref.bytes).encode(), relative_path_bytes(ref.label), ref.split.encode()]
+    fields = [
+        relative_path_bytes(ref.path),
+        str(ref.source_bytes).encode(),
+        relative_path_bytes(ref.label),
+        ref.split.encode(),
+    ]
     return [*fields, *ref.features]
 
 
@@ -237,8 +242,8 @@ def _rounded(dividend: int, divisor: int) -> int:
 def plan_split(histogram: Histogram, shards: int) -> SplitPlan:
     """Cut one split into shards of equal estimated bytes, none of them empty.
 
-    A cut inside a bin is interpolated. Every shard keeps at least one whole bin that holds an image, so that it can't come
-    out empty wherever in their bins the images lie; fewer shards are made where there are fewer such bins.
+    A cut inside a bin is interpolated. Every shard keeps at least one whole bin that holds an image, so that it can't
+    come out empty wherever in their bins the images lie; fewer shards are made where there are fewer such bins.
 
     Args:
         histogram: of the split, at least one image.

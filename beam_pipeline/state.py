@@ -1,7 +1,7 @@
 """What an unpublished job keeps in `ROOT/NAME/_state/VERSION/`: its plan, and a sidecar for every finished shard.
 
-A shard is finished when its sidecar carries this plan's hash and the object's size and CRC match. A plan that differs in
-any byte voids all of it. The folder is gone once the version is published.
+A shard is finished when its sidecar carries this plan's hash and the object's size and CRC match. A plan that differs
+in any byte voids all of it. The folder is gone once the version is published.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class JobState:
     def prepare(self, plan: JobPlan) -> None:
         """Make the output ready for this plan's shards; a second call changes nothing.
 
-        The plan that is there already: its finished shards stay. Any other: all of it goes, and what a published version of
-        it left, the manifest first, so that a half-deleted dataset is never taken for a whole one.
+        The plan that is there already: its finished shards stay. Any other: all of it goes, and what a published
+        version of it left, the manifest first, so that a half-deleted dataset is never taken for a whole one.
         """
         data = canonical_json(plan.document())
         if self._read("plan.json") == data:
@@ -124,7 +124,7 @@ class JobState:
 
     @contextmanager
     def temporary_file(self) -> Iterator[IO[bytes]]:
-        """A file to be published: beside a local output, else on this machine's disk; gone at the end, published or not."""
+        """A file to be published: beside a local output, else on this machine's disk; gone at the end in any case."""
         folder = tempfile.gettempdir()
         if storage.is_local(self.url):
             folder = storage.join(self.url, "tmp")  # the same disk: publishing is a rename

@@ -1,7 +1,8 @@
 """Local folders and fsspec URLs behind one small interface: list in pages, read, write whole files, delete.
 
-A URL is a local path or `scheme://…`. Names are never globbed, unquoted or normalised: what a listing returns reads back,
-whatever characters it holds. Remote requests retry with jittered backoff until a deadline; a local one fails at once.
+A URL is a local path or `scheme://…`. Names are never globbed, unquoted or normalised: what a listing returns reads
+back, whatever characters it holds. Remote requests retry with jittered backoff until a deadline; a local one fails at
+once.
 Everything is written whole under its final name: a reader meets a complete file or none.
 """
 
@@ -38,7 +39,8 @@ class ListedFile(NamedTuple):
     Attributes:
         path: relative to the listed folder, `/` separators.
         bytes: size.
-        etag: what tells one content from another, with its kind: `md5:`, `crc32c:` (both hexadecimal), `mtime_ns:`, `etag:`.
+        etag: what tells one content from another, with its kind: `md5:`, `crc32c:` (both hexadecimal), `mtime_ns:`,
+            `etag:`.
         crc32c: of the content, where the store knows it.
     """
 
@@ -120,7 +122,7 @@ def _remote(protocol: str, deadline_s: float) -> Storage:
     if protocol in ("gs", "gcs"):
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback for each request it gives up
         if os.environ.get("STORAGE_EMULATOR_HOST"):
-            options["token"] = "anon"  # noqa: S105 - the emulator knows no credentials
+            options["token"] = "anon"
     try:
         filesystem = fsspec.filesystem(protocol, **options)
     except (ImportError, ValueError) as error:
@@ -205,20 +207,21 @@ class FsspecStorage:
         self._deadline_s = deadline_s
 
     def folders(self, url: str) -> list[str]:
-        entries = self._retry(lambda: _or_nothing(lambda: self._fs.ls(url, detail=True)), url) or []
-        return sorted(_last(entry["name"]) for entry in entries if entry["type"] == "directory")
+        return sorted(_last(entry["name"]) for entry in self._entries(url) if entry["type"] == "directory")
 
     def files(self, url: str) -> Iterator[ListedFile]:
         pending = [""]
         while pending:
             prefix = pending.pop()
-            entries = self._retry(lambda prefix=prefix: _or_nothing(lambda: self._fs.ls(join(url, prefix), detail=True)), url)
-            for entry in entries or []:
+            for entry in self._entries(join(url, prefix)):
                 name = _last(entry["name"])
                 if entry["type"] == "directory":
                     pending.append(f"{prefix}{name}/")
                 else:
                     yield ListedFile(prefix + name, entry["size"], _general_etag(entry))
+
+    def _entries(self, url: str) -> list[dict[str, Any]]:
+        return self._retry(lambda: _or_nothing(lambda: self._fs.ls(url, detail=True)), url) or []
 
     def stat(self, url: str) -> ListedFile | None:
         entry = self._retry(lambda: _or_nothing(lambda: self._fs.info(url)), url)
@@ -288,16 +291,17 @@ class GoogleStorage(FsspecStorage):
         prefix = f"{name}/" if name else ""
         token: str | None = None
         while True:
-            page: dict[str, Any] = self._retry(
-                lambda token=token: self._fs.call(
-                    "GET", "b/{}/o", bucket, prefix=prefix, maxResults=_PAGE_NAMES, pageToken=token, json_out=True, **parameters
-                ),
-                url,
-            )
+            page = self._page(url, bucket, prefix=prefix, maxResults=_PAGE_NAMES, pageToken=token, **parameters)
             yield prefix, page
             token = page.get("nextPageToken")
             if not token:
                 return
+
+    def _page(self, url: str, bucket: str, **parameters: Any) -> dict[str, Any]:
+        page: dict[str, Any] = self._retry(
+            lambda: self._fs.call("GET", "b/{}/o", bucket, json_out=True, **parameters), url
+        )
+        return page
 
 
 def crc32c_of(store: Storage, url: str) -> int:
@@ -328,7 +332,9 @@ def retry(request: Callable[[], T], url: str, deadline_s: float) -> T:
             if not _passing(error):
                 raise StorageError(f"{url}: {_reason(error)}") from error
             if time.monotonic() - start + pause_s > deadline_s:
-                raise StorageError(f"{url}: gave up after {deadline_s:.0f} s (--io_deadline): {_reason(error)}") from error
+                raise StorageError(
+                    f"{url}: gave up after {deadline_s:.0f} s (--io_deadline): {_reason(error)}"
+                ) from error
         time.sleep(pause_s * random.uniform(0.5, 1.5))
         pause_s = min(pause_s * 2, 30.0)
 
@@ -339,7 +345,9 @@ def _passing(error: Exception) -> bool:
     if isinstance(status, int):
         return status in (408, 429) or status >= 500
     if isinstance(error, OSError):
-        return error.errno not in (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS) and "Forbidden" not in str(error)
+        return error.errno not in (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS) and "Forbidden" not in str(
+            error
+        )
     return not isinstance(error, (ValueError, TypeError, NotImplementedError, MemoryError))
 
 
@@ -355,10 +363,8 @@ def _or_nothing(request: Callable[[], T]) -> T | None:
 
 
 def _remove(path: str) -> None:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 def _last(path: str) -> str:
@@ -373,7 +379,9 @@ def _bucket_and_name(url: str) -> tuple[str, str]:
 def _google_file(path: str, item: dict[str, Any]) -> ListedFile:
     """One item of a listing; a composite object has no MD5."""
     crc32c = base64.b64decode(item["crc32c"]).hex() if "crc32c" in item else None
-    etag = f"md5:{base64.b64decode(item['md5Hash']).hex()}" if "md5Hash" in item else f"crc32c:{crc32c}" if crc32c else ""
+    etag = (
+        f"md5:{base64.b64decode(item['md5Hash']).hex()}" if "md5Hash" in item else f"crc32c:{crc32c}" if crc32c else ""
+    )
     return ListedFile(path, int(item["size"]), etag, int(crc32c, 16) if crc32c else None)
 
 

@@ -52,9 +52,7 @@ def features_document(
     }
 
 
-def dataset_info_document(
-    name: str, version: str, splits: Mapping[str, tuple[int, Sequence[int]]]
-) -> dict[str, Any]:
+def dataset_info_document(name: str, version: str, splits: Mapping[str, tuple[int, Sequence[int]]]) -> dict[str, Any]:
     """The content of `dataset_info.json`.
 
     Args:

@@ -228,12 +228,14 @@ class _KeysAndSizesFn(beam.DoFn):  # type: ignore[misc]
         histograms = self._listed.histograms
         if ref.split not in histograms:
             histograms[ref.split] = Histogram(Histogram.shift_for(count))
-        histograms[ref.split].add(ref.order_key, sizes.estimate(ref.path, ref.bytes))
+        histograms[ref.split].add(ref.order_key, sizes.estimate(ref.path, ref.source_bytes))
         self._listed.references.add((*listing_fields(ref), ref.etag.encode()))
 
     def finish_bundle(self) -> Iterator[Any]:
         yield beam.utils.windowed_value.WindowedValue(
-            self._listed, beam.transforms.window.GlobalWindow().max_timestamp(), (beam.transforms.window.GlobalWindow(),)
+            self._listed,
+            beam.transforms.window.GlobalWindow().max_timestamp(),
+            (beam.transforms.window.GlobalWindow(),),
         )
 
 
@@ -265,7 +267,7 @@ def make_plan(listed: _Listed, config: Config, classes: tuple[str, ...], sample:
     """
     if "train" not in listed.histograms:
         raise ImageShardsError(
-            f"no image is in split 'train' (found {', '.join(sorted(listed.histograms))}): trainers need one; see --splits"
+            f"no image is in split 'train' (found {', '.join(sorted(listed.histograms))}): see --splits"
         )
     splits: dict[str, SplitPlan] = {}
     for split, histogram in sorted(listed.histograms.items()):
@@ -320,7 +322,7 @@ def _assign(ref: ImageRef, plan: JobPlan) -> tuple[ShardId, ImageRef]:
 
 
 class WriteShards(beam.PTransform):  # type: ignore[misc]
-    """Input: (`ShardId`, iterable of `ImageRef`). Output: `ShardSummary`, one a shard; a retry writes the same bytes."""
+    """Input: (`ShardId`, iterable of `ImageRef`). Output: a `ShardSummary` each; a retry writes the same bytes."""
 
     def __init__(self, config: Config, plan: Any) -> None:
         super().__init__()
@@ -376,5 +378,7 @@ def _publish(shards_written: int, config: Config, plan: JobPlan, run: dict[str, 
     if shards_written != planned:
         raise ImageShardsError(f"{shards_written} of {planned} shards were written: run the same command again")
     finished = time.time()
-    publish(config, plan, {**run, "finished_unix_s": int(finished), "seconds": round(finished - run["started_unix_s"], 3)})
+    publish(
+        config, plan, {**run, "finished_unix_s": int(finished), "seconds": round(finished - run["started_unix_s"], 3)}
+    )
     return config.dataset_url

@@ -1,4 +1,4 @@
-"""Writes one shard: fetch, decode and encode its images in order, frame the records, publish the file, its sidecar last.
+"""Writes one shard: fetch, decode, encode its images in order, frame the records, publish the file, its sidecar last.
 
 Nothing holds a shard in memory: a bounded window of images is at work, records go to a local temporary file, and the
 finished file gets its final name in one step. An exception on the way leaves no object.
@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO, Any, NamedTuple
 
@@ -29,7 +30,8 @@ from beam_pipeline.state import JobPlan, JobState
 _GZIP_LEVEL = 6
 
 
-class ShardSummary(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ShardSummary:
     """What became of one shard; all else is in its sidecar.
 
     Attributes:
@@ -150,7 +152,7 @@ class ShardWriter:
         return sidecar
 
     def _convert_all(self, refs: list[ImageRef]) -> Iterator[_Converted]:
-        return self._pools.map(refs, self._fetch, self._convert, lambda ref: ref.bytes)
+        return self._pools.map(refs, self._fetch, self._convert, lambda ref: ref.source_bytes)
 
     def _fetch(self, ref: ImageRef) -> bytes | Reject:
         return fetch(self._source, image_url(self._config, ref.path), ref, self._options)
@@ -208,7 +210,7 @@ def index_text(record_bytes: Iterable[int]) -> bytes:
 def fetch(store: storage.Storage, url: str, ref: ImageRef, options: images.ImageOptions) -> bytes | Reject:
     """The bytes of one listed image in one request, or why there are none."""
     try:
-        images.check_size(ref.bytes, options)
+        images.check_size(ref.source_bytes, options)
         return store.read(url)
     except FileNotFoundError:
         return Reject(RejectReason.VANISHED, "listed, then not found")
@@ -222,8 +224,8 @@ def check_unchanged(ref: ImageRef, md5: bytes, data: bytes) -> None:
     Raises:
         Reject: `changed`.
     """
-    if len(data) != ref.bytes:
-        raise Reject(RejectReason.CHANGED, f"listed with {ref.bytes} bytes, read {len(data)}")
+    if len(data) != ref.source_bytes:
+        raise Reject(RejectReason.CHANGED, f"listed with {ref.source_bytes} bytes, read {len(data)}")
     kind, _, listed = ref.etag.partition(":")
     if kind == "md5" and listed != md5.hex():
         raise Reject(RejectReason.CHANGED, f"listed with MD5 {listed}, read {md5.hex()}")
@@ -264,7 +266,7 @@ class _Tally:
         self._class_counts[ref.label] += 1
         self._sizes.add(converted.size)
         if len(self._sizes) > 2:
-            self._sizes = {smallest(self._sizes), largest(self._sizes)}
+            self._sizes = {size for size in (smallest(self._sizes), largest(self._sizes)) if size is not None}
 
     def document(self, class_ids: dict[str, int]) -> dict[str, Any]:
         """The sidecar's part of it."""
