@@ -18,12 +18,12 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
         config: what to convert and how.
         run: facts about this run for run.json.
     """
-    images, classes = pipeline | "ListImages" >> ListImages(config)
-    # ImageRef; ("cat", "dog", …)
-    sample = images | "SampleImages" >> SampleImages(config, classes)
-    # [Measurement]
-    plan = images | "PlanShards" >> PlanShards(config, classes, sample)
-    # JobPlan: cuts of every split
+    images, survey = pipeline | "ListImages" >> ListImages(config)
+    # ImageRef; one Survey(1281167, ("cat", "dog", …))
+    sample = images | "SampleImages" >> SampleImages(config, survey)
+    # Measurement of 64 to 512 images
+    plan = images | "PlanShards" >> PlanShards(config, survey, sample)
+    # one JobPlan: the cuts of every split
     if config.plan_only:
         return
     shards = images | "AssignShards" >> AssignShards(plan) | "GroupByShard" >> beam.GroupByKey()

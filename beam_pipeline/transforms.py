@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 from apache_beam.coders import FastPrimitivesCoder, registry
 from apache_beam.metrics import Metrics
-from apache_beam.pvalue import AsSingleton
+from apache_beam.pvalue import AsList, AsSingleton
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_pipeline import images, listing, metrics, sampling
 from beam_pipeline.errors import ImageShardsError
@@ -58,37 +60,42 @@ def _counter(name: str) -> Any:
     return Metrics.counter(metrics.NAMESPACE, name)
 
 
-class Listing(NamedTuple):
-    """What `ListImages` found: a PCollection of `ImageRef`, and one of a single tuple, the sorted class names."""
+class Survey(NamedTuple):
+    """What a listing holds as a whole: number of images, sorted class names."""
 
-    images: Any
-    classes: Any
+    images: int
+    classes: tuple[str, ...]
 
 
 class ListImages(beam.PTransform):  # type: ignore[misc]
     """Lists every image of the input, folders in parallel.
 
-    Input: the pipeline. Output: `Listing`. References come in any order, each once, the same after a retry.
+    Input: the pipeline. Output: `ImageRef`s, in any order, each once, the same after a retry; and one `Survey`.
     """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self._config = config
 
-    def expand(self, pipeline: Any) -> Listing:
-        folders = (
+    def expand(self, pipeline: Any) -> tuple[Any, Any]:
+        listed = (
             pipeline
             | "Start" >> beam.Create([None])
             | "ListClassFolders" >> beam.FlatMap(lambda _, config: listing.class_folders(config), self._config)
             | "SpreadFolders" >> beam.Reshuffle()
+            | "ListFolder" >> beam.ParDo(_ListFolderFn(self._config)).with_outputs(_FOUND, main="images")
         )
-        refs = folders | "ListFolder" >> beam.ParDo(_ListFolderFn(self._config)).with_output_types(ImageRef)
-        labels = folders | "Labels" >> beam.Map(lambda folder: folder.label)
-        classes = labels | "ClassNames" >> beam.CombineGlobally(_ClassNames(self._config.labels))
-        return Listing(refs | "SameListForAll" >> beam.Reshuffle(), classes)
+        refs = listed["images"] | "SameListForAll" >> beam.Reshuffle()
+        survey = listed[_FOUND] | "Survey" >> beam.CombineGlobally(_JoinFolders(self._config.labels)).without_defaults()
+        return refs, survey
+
+
+_FOUND = "found"
 
 
 class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
+    """A class folder → its `ImageRef`s; (class name, number of images) to the output `_FOUND`."""
+
     def __init__(self, config: Config) -> None:
         self._config = config
         self._listed = _counter(metrics.IMAGES_LISTED)
@@ -98,7 +105,7 @@ class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
             listing.OTHER_SUFFIX: _counter(metrics.SKIPPED_OTHER_SUFFIX),
         }
 
-    def process(self, folder: listing.ClassFolder) -> Iterator[ImageRef]:
+    def process(self, folder: listing.ClassFolder) -> Iterator[Any]:
         found = 0
         for ref in listing.list_images(self._config, folder, lambda kind: self._skipped[kind].inc()):
             found += 1
@@ -107,59 +114,67 @@ class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
         self._listed.inc(found)
         if not found:
             self._empty.inc()
+        yield beam.pvalue.TaggedOutput(_FOUND, (folder.label, found))
 
 
-class _ClassNames(beam.CombineFn):  # type: ignore[misc]
-    """Distinct labels → sorted tuple, or the fixed list of a labels file."""
+class _JoinFolders(beam.CombineFn):  # type: ignore[misc]
+    """(class name, number of images) of every folder → `Survey`.
+
+    Args:
+        fixed: the classes of a labels file, in its order.
+    """
 
     def __init__(self, fixed: tuple[str, ...] | None) -> None:
         self._fixed = fixed
 
-    def create_accumulator(self) -> set[str]:
-        return set()
+    def create_accumulator(self) -> tuple[int, set[str]]:
+        return 0, set()
 
-    def add_input(self, names: set[str], label: str) -> set[str]:
-        names.add(label)
-        return names
+    def add_input(self, total: tuple[int, set[str]], folder: tuple[str, int]) -> tuple[int, set[str]]:
+        total[1].add(folder[0])
+        return total[0] + folder[1], total[1]
 
-    def merge_accumulators(self, parts: Iterable[set[str]]) -> set[str]:
-        return set().union(*parts)
+    def merge_accumulators(self, parts: Iterable[tuple[int, set[str]]]) -> tuple[int, set[str]]:
+        images, names = 0, set[str]()
+        for count, some in parts:
+            images += count
+            names |= some
+        return images, names
 
-    def extract_output(self, names: set[str]) -> tuple[str, ...]:
-        if self._fixed is None:
-            return tuple(sorted(names))
-        unknown = sorted(names - set(self._fixed))
+    def extract_output(self, total: tuple[int, set[str]]) -> Survey:
+        images, names = total
+        if not images:
+            raise ImageShardsError("the input has no image: nothing is written")
+        unknown = sorted(names - set(self._fixed)) if self._fixed is not None else []
         if unknown:
             raise ImageShardsError(f"class {unknown[0]!r} is not in the labels file: add a line for it")
-        return self._fixed
+        return Survey(images, self._fixed if self._fixed is not None else tuple(sorted(names)))
 
 
 class SampleImages(beam.PTransform):  # type: ignore[misc]
     """Measures the images with the smallest order keys.
 
-    Input: `ImageRef`s. Output: one list of `Measurement`, ordered by path. Fails the job when too many are rejected.
+    Input: `ImageRef`s. Output: `Measurement`s in any order.
     """
 
-    def __init__(self, config: Config, classes: Any) -> None:
+    def __init__(self, config: Config, survey: Any) -> None:
         super().__init__()
         self._config = config
-        self._classes = classes
+        self._survey = survey
 
     def expand(self, refs: Any) -> Any:
-        count = refs | "CountImages" >> beam.combiners.Count.Globally()
+        smallest = beam.combiners.TopCombineFn(512, key=lambda ref: (ref.order_key, ref.path), reverse=True)
         return (
             refs
-            | "SmallestKeys" >> beam.combiners.Top.Smallest(512, key=lambda ref: (ref.order_key, ref.path))
-            | "ChunkSample" >> beam.FlatMap(_chunks, AsSingleton(count))
+            | "SmallestKeys" >> beam.CombineGlobally(smallest).without_defaults()
+            | "ChunkSample" >> beam.FlatMap(_chunks, AsSingleton(self._survey))
             | "SpreadSample" >> beam.Reshuffle()
-            | "MeasureImages" >> beam.ParDo(_MeasureImagesFn(self._config), AsSingleton(self._classes))
-            | "JoinSample" >> beam.combiners.ToList()
-            | "CheckSample" >> beam.Map(_checked_sample, AsSingleton(count), self._config.max_reject_fraction)
+            | "MeasureImages" >> beam.ParDo(_MeasureImagesFn(self._config), AsSingleton(self._survey))
         )
 
 
-def _chunks(smallest: list[ImageRef], count: int) -> Iterator[list[ImageRef]]:
-    chosen = smallest[: sample_size(count)]
+def _chunks(smallest: list[ImageRef], survey: Survey) -> Iterator[list[ImageRef]]:
+    chosen = smallest[: sample_size(survey.images)]
     for start in range(0, len(chosen), _SAMPLE_CHUNK):
         yield chosen[start : start + _SAMPLE_CHUNK]
 
@@ -169,45 +184,32 @@ class _MeasureImagesFn(beam.DoFn):  # type: ignore[misc]
         self._config = config
         self._sampled = _counter(metrics.IMAGES_SAMPLED)
 
-    def process(self, refs: list[ImageRef], classes: tuple[str, ...]) -> Iterator[Measurement]:
+    def process(self, refs: list[ImageRef], survey: Survey) -> Iterator[Measurement]:
         self._sampled.inc(len(refs))
-        yield from sampling.measure(self._config, len(classes), refs)
-
-
-def _checked_sample(sample: list[Measurement], count: int, max_reject_fraction: float) -> list[Measurement]:
-    if not count:
-        raise ImageShardsError("the input has no image: nothing is written")
-    ordered = sorted(sample, key=lambda one: relative_path_bytes(one.path))
-    sampling.check_sample(ordered, count, max_reject_fraction)
-    return ordered
+        yield from sampling.measure(self._config, len(survey.classes), refs)
 
 
 class PlanShards(beam.PTransform):  # type: ignore[misc]
     """Decides every shard before one is written, and makes the output ready for them.
 
-    Input: `ImageRef`s. Output: one `JobPlan`, saved as the state's plan.json.
+    Input: `ImageRef`s. Output: one `JobPlan`, saved as the state's plan.json. Fails the job when too many of the sample
+    are rejected.
     """
 
-    def __init__(self, config: Config, classes: Any, sample: Any) -> None:
+    def __init__(self, config: Config, survey: Any, sample: Any) -> None:
         super().__init__()
         self._config = config
-        self._classes = classes
+        self._survey = survey
         self._sample = sample
 
     def expand(self, refs: Any) -> Any:
-        count = refs | "CountToPlan" >> beam.combiners.Count.Globally()
-        sizes = self._sample | "LearnSizes" >> beam.Map(_size_model)
+        survey, sample = AsSingleton(self._survey), AsList(self._sample)
         return (
             refs
-            | "KeysAndSizes" >> beam.ParDo(_KeysAndSizesFn(), AsSingleton(sizes), AsSingleton(count))
+            | "KeysAndSizes" >> beam.ParDo(_KeysAndSizesFn(), survey, sample)
             | "JoinHistograms" >> beam.CombineGlobally(_JoinHistograms()).without_defaults()
-            | "CutShards" >> beam.Map(make_plan, self._config, AsSingleton(self._classes), AsSingleton(self._sample))
-            | "PrepareOutput" >> beam.Map(_prepare_output, self._config)
+            | "CutShards" >> beam.Map(_plan_and_prepare, self._config, survey, sample)
         )
-
-
-def _size_model(sample: list[Measurement]) -> SizeModel:
-    return SizeModel.learn((one.path, one.source_bytes, one.record_bytes) for one in sample)
 
 
 class _Listed:
@@ -223,20 +225,20 @@ class _KeysAndSizesFn(beam.DoFn):  # type: ignore[misc]
 
     def start_bundle(self) -> None:
         self._listed = _Listed()
+        self._sizes: SizeModel | None = None
 
-    def process(self, ref: ImageRef, sizes: SizeModel, count: int) -> None:
+    def process(self, ref: ImageRef, survey: Survey, sample: list[Measurement]) -> None:
+        if self._sizes is None:
+            self._sizes = SizeModel.learn((one.path, one.source_bytes, one.record_bytes) for one in sample)
         histograms = self._listed.histograms
         if ref.split not in histograms:
-            histograms[ref.split] = Histogram(Histogram.shift_for(count))
-        histograms[ref.split].add(ref.order_key, sizes.estimate(ref.path, ref.source_bytes))
+            histograms[ref.split] = Histogram(Histogram.shift_for(survey.images))
+        histograms[ref.split].add(ref.order_key, self._sizes.estimate(ref.path, ref.source_bytes))
         self._listed.references.add((*listing_fields(ref), ref.etag.encode()))
 
     def finish_bundle(self) -> Iterator[Any]:
-        yield beam.utils.windowed_value.WindowedValue(
-            self._listed,
-            beam.transforms.window.GlobalWindow().max_timestamp(),
-            (beam.transforms.window.GlobalWindow(),),
-        )
+        window = GlobalWindow()
+        yield WindowedValue(self._listed, window.max_timestamp(), (window,))
 
 
 class _JoinHistograms(beam.CombineFn):  # type: ignore[misc]
@@ -259,29 +261,42 @@ class _JoinHistograms(beam.CombineFn):  # type: ignore[misc]
         return total
 
 
-def make_plan(listed: _Listed, config: Config, classes: tuple[str, ...], sample: list[Measurement]) -> JobPlan:
-    """The plan of a whole listing.
+def _plan_and_prepare(listed: _Listed, config: Config, survey: Survey, sample: list[Measurement]) -> JobPlan:
+    ordered = sorted(sample, key=lambda one: relative_path_bytes(one.path))
+    sampling.check_sample(ordered, survey.images, config.max_reject_fraction)
+    plan = JobPlan(
+        configuration=config.fingerprint(),
+        classes=survey.classes,
+        columns=config.columns,
+        splits=_plan_splits(listed.histograms, config),
+        statistics=sampling.statistics(ordered),
+        references=f"{listed.references.count}-{listed.references.hex}",
+        codec=images.codec_versions(),
+    )
+    state = JobState(config)
+    if config.plan_only:
+        state.write("plan_only.json", canonical_json(plan.document()))
+    else:
+        state.prepare(plan)
+        shards = sum(split.shards for split in plan.splits.values())
+        report(now=True, shards_planned=shards, images_planned=survey.images)
+    return plan
+
+
+def _plan_splits(histograms: dict[str, Histogram], config: Config) -> dict[str, SplitPlan]:
+    """Cut every split.
 
     Raises:
         ImageShardsError: no image fell to train.
     """
-    if "train" not in listed.histograms:
-        raise ImageShardsError(
-            f"no image is in split 'train' (found {', '.join(sorted(listed.histograms))}): see --splits"
-        )
-    splits: dict[str, SplitPlan] = {}
-    for split, histogram in sorted(listed.histograms.items()):
+    if "train" not in histograms:
+        found = ", ".join(sorted(histograms))
+        raise ImageShardsError(f"no image is in split 'train' (found {found}): see --splits and --layout")
+    plans = {}
+    for split, histogram in sorted(histograms.items()):
         total = sum(estimated for _, estimated in histogram.bins.values())
-        splits[split] = plan_split(histogram, _wanted_shards(config, split, total))
-    return JobPlan(
-        configuration=config.fingerprint(),
-        classes=classes,
-        columns=config.columns,
-        splits=splits,
-        statistics=sampling.statistics(sample),
-        references=f"{listed.references.count}-{listed.references.hex}",
-        codec=images.codec_versions(),
-    )
+        plans[split] = plan_split(histogram, _wanted_shards(config, split, total))
+    return plans
 
 
 def _wanted_shards(config: Config, split: str, total_bytes: int) -> int:
@@ -291,17 +306,6 @@ def _wanted_shards(config: Config, split: str, total_bytes: int) -> int:
     if counts is not None and split in counts:
         return counts[split]
     return shard_count(total_bytes, config.shard_bytes)
-
-
-def _prepare_output(plan: JobPlan, config: Config) -> JobPlan:
-    state = JobState(config)
-    if config.plan_only:
-        state.write("plan_only.json", canonical_json(plan.document()))
-    else:
-        state.prepare(plan)
-        shards, count = (sum(getattr(split, what) for split in plan.splits.values()) for what in ("shards", "images"))
-        report(now=True, shards_planned=shards, images_planned=count)
-    return plan
 
 
 class AssignShards(beam.PTransform):  # type: ignore[misc]
@@ -369,7 +373,7 @@ class PublishDataset(beam.PTransform):  # type: ignore[misc]
         self._run = run
 
     def expand(self, summaries: Any) -> Any:
-        written = summaries | "CountShards" >> beam.combiners.Count.Globally()
+        written = summaries | "CountShards" >> beam.CombineGlobally(beam.combiners.CountCombineFn()).without_defaults()
         return written | "Publish" >> beam.Map(_publish, self._config, AsSingleton(self._plan), self._run)
 
 
