@@ -19,7 +19,7 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
         run: facts about this run for run.json.
     """
     images, survey = pipeline | "ListImages" >> ListImages(config)
-    # ImageRef; one Survey(1281167, ("cat", "dog", …))
+    # pages of ImageRefs; one Survey(1281167, ("cat", "dog", …))
     sample = images | "SampleImages" >> SampleImages(config, survey)
     # Measurement of 64 to 512 images
     plan = images | "PlanShards" >> PlanShards(config, survey, sample)
@@ -27,7 +27,7 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
     if config.plan_only:
         return
     shards = images | "AssignShards" >> AssignShards(plan) | "GroupByShard" >> beam.GroupByKey()
-    # (("train", 3), [ImageRef]): references only, never pixels
+    # (("train", 3), pages): references only, never pixels
     summaries = shards | "WriteShards" >> WriteShards(config, plan)
     # ShardSummary
-    summaries | "PublishDataset" >> PublishDataset(config, plan, run)
+    plan | "PublishDataset" >> PublishDataset(config, summaries, run)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.pvalue import AsIter
 
 from beam_pipeline import images, listing, schema, storage
 from beam_pipeline.errors import ImageShardsError, UsageError
@@ -103,8 +104,9 @@ def _check_inputs(config: Config, manifest: dict[str, Any]) -> None:
         different += not (same and (not contents_known or contents.hex == shard["content_fingerprint"]))
     if different:
         raise ImageShardsError(
-            f"the input is not the one that {config.dataset_url} was made from: {manifest['images']} images were listed "
-            f"then, {listed} now, {different} of {len(shards)} shards differ; choose another --version or --overwrite"
+            f"the input is not the one that {config.dataset_url} was made from: {manifest['images']} images were "
+            f"listed then, {listed} now, {different} of {len(shards)} shards differ; "
+            "choose another --version or --overwrite"
         )
 
 
@@ -158,22 +160,21 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, An
             "install these, or use --overwrite"
         )
     plans = pipeline | "Plan" >> beam.Create([plan])
+    summaries: Any = ()
     if damage.shards:
-        refs, _ = pipeline | "ListImages" >> ListImages(config)
-        summaries = (
-            refs
+        pages, _ = pipeline | "ListImages" >> ListImages(config)
+        written = (
+            pages
             | "AssignShards" >> AssignShards(plans)
             | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
             | "GroupByShard" >> beam.GroupByKey()
             | "WriteShards" >> WriteShards(config, plans)
         )
-        done = summaries | "CountShards" >> beam.combiners.Count.Globally()
-    else:
-        done = pipeline | "NoShards" >> beam.Create([0])
-    done | "RestoreFiles" >> beam.Map(_restore, config, plan, manifest, damage)
+        summaries = AsIter(written)  # waited for, no more
+    plans | "RestoreFiles" >> beam.Map(_restore, config, manifest, damage, summaries)
 
 
-def _restore(_: int, config: Config, plan: JobPlan, manifest: dict[str, Any], damage: Damage) -> str:
+def _restore(plan: JobPlan, config: Config, manifest: dict[str, Any], damage: Damage, _: Iterable[Any]) -> str:
     """Rewrite the damaged files beside the shards, all of them checked against the manifest."""
     state = JobState(config)
     store = storage.open_storage(config.output, config.io_deadline)

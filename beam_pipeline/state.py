@@ -56,6 +56,11 @@ class JobPlan:
         }
 
     @property
+    def shards(self) -> int:
+        """Number of shards of all splits."""
+        return sum(split.shards for split in self.splits.values())
+
+    @property
     def sha256(self) -> str:
         """What sidecars carry."""
         return sha256(canonical_json(self.document()))
