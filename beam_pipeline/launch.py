@@ -14,7 +14,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
-from beam_pipeline import __version__, command_line, listing, pipeline, published, schema, storage
+from beam_pipeline import __version__, command_line, listing, manifest_rows, pipeline, published, schema, storage
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, from_worker, one_line
 from beam_pipeline.options import Config
 from beam_pipeline.progress import ProgressLine
@@ -107,6 +107,8 @@ def resolve(config: Config) -> Config:
     """
     if config.labels_file:
         config = dataclasses.replace(config, labels=listing.read_labels(config.labels_file, config.io_deadline))
+    if config.manifest:
+        config = dataclasses.replace(config, header=manifest_rows.read_header(config.manifest, config.io_deadline))
     _check_places(config)
     listing.check_input(config)
     return config

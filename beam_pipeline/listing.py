@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
+from beam_pipeline.manifest_rows import Row, RowReader
 from beam_pipeline.options import Config
 from beam_pipeline.schema import NAME_PATTERN
 from beam_pipeline.sharding import ImageRef, Splits, order_key
+from beam_pipeline.storage import ListedFile
 
 IMAGE_SUFFIXES = frozenset({"jpg", "jpeg", "jpe", "jfif", "png"})
 
@@ -115,8 +117,79 @@ def list_images(config: Config, folder: ClassFolder, count: Count) -> Iterator[I
 
 def all_images(config: Config) -> Iterator[ImageRef]:
     """Every image of the input in this process, streamed, folders one after the other."""
+    if config.layout == "manifest":
+        yield from _all_rows(config)
+        return
     for folder in class_folders(config):
         yield from list_images(config, folder, lambda kind: None)
+
+
+def row_reader(config: Config) -> RowReader:
+    """The reader of `--manifest`."""
+    return RowReader(config.manifest or "", config.header, config.io_deadline)
+
+
+def needs_sizes(config: Config) -> bool:
+    """Whether a manifest's images must be listed to know their sizes: remote ones without a column `bytes`.
+
+    Local files are asked one by one, which is no request.
+    """
+    return "bytes" not in config.header and not storage.is_local(config.input or "")
+
+
+def row_url(config: Config, row: Row) -> str:
+    """Where a manifest's image is."""
+    outside = not storage.is_local(row.path) or row.path.startswith("/")
+    return row.path if outside else storage.join(config.input or "", row.path)
+
+
+def size_prefix(config: Config, url: str) -> str:
+    """The folder that is listed to know the size of an image: few of them, whatever the number of rows.
+
+    The first folder below the input, or below the bucket for an image elsewhere.
+    """
+    base = config.input or ""
+    if not url.startswith(f"{base}/"):
+        base = "/".join(url.split("/", 3)[:3])
+    folder, slash, _ = url[len(base) + 1 :].partition("/")
+    return storage.join(base, folder) if slash else base
+
+
+def row_ref(config: Config, maker: RefMaker, row: Row, found: ListedFile | None = None) -> ImageRef:
+    """The reference of one row.
+
+    Args:
+        config: of the job.
+        maker: makes its keys.
+        row: of the manifest.
+        found: the image in a listing, where `needs_sizes`; an image that isn't there becomes a reject when it is read.
+    """
+    url = row_url(config, row)
+    if row.byte_count is None and storage.is_local(url):
+        found = storage.open_storage(url).stat(url)
+    size = row.byte_count if row.byte_count is not None else found.bytes if found else 0
+    etag = f"md5:{row.md5}" if row.md5 else found.etag if found else ""
+    path = url.removeprefix(f"{config.input}/")  # relative also where the row holds the whole URL
+    return maker.make(path, size, etag, row.label, row.split, row.features)
+
+
+def _all_rows(config: Config) -> Iterator[ImageRef]:
+    reader, maker = row_reader(config), RefMaker(config)
+    known: dict[str, ListedFile] = {}
+    prefixes: set[str] = set()
+    for start, end in reader.ranges():
+        for row in reader.rows(start, end):
+            url = row_url(config, row)
+            if needs_sizes(config) and (prefix := size_prefix(config, url)) not in prefixes:
+                prefixes.add(prefix)
+                known |= dict(list_sizes(config, prefix))
+            yield row_ref(config, maker, row, known.get(url))
+
+
+def list_sizes(config: Config, prefix: str) -> Iterator[tuple[str, ListedFile]]:
+    """(URL, file) of everything below a folder."""
+    store = storage.open_storage(prefix, config.io_deadline)
+    return ((storage.join(prefix, file.path), file) for file in store.files(prefix))
 
 
 def why_skipped(path: str) -> str | None:
@@ -127,12 +200,15 @@ def why_skipped(path: str) -> str | None:
 
 
 def check_input(config: Config) -> None:
-    """Look at a class-folder input before a job is submitted.
+    """Look at the input before a job is submitted.
 
     Raises:
         UsageError: nothing there, no class folders, a class that isn't in the labels file, no image; says what was
             found.
     """
+    if config.layout == "manifest":
+        _check_manifest(config)
+        return
     assert config.input is not None
     try:
         folders = class_folders(config)
@@ -149,6 +225,14 @@ def check_input(config: Config) -> None:
             )
     except FileNotFoundError:
         raise UsageError(f"--input {config.input!r}: no such bucket or folder") from None
+
+
+def _check_manifest(config: Config) -> None:
+    if "split" in config.header and config.splits is not None:
+        raise UsageError(f"--splits {config.splits!r}: leave it out, the manifest has a column 'split'")
+    reader = row_reader(config)
+    if not any(True for start, end in reader.ranges() for _ in reader.rows(start, end)):
+        raise UsageError(f"--manifest {config.manifest!r}: it has a header but no row; add a row for each image")
 
 
 def _has_image(config: Config, folder: ClassFolder, found: Counter[str]) -> bool:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from beam_pipeline import images, storage
+from beam_pipeline import images, manifest_rows, storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema import NAME_PATTERN, VERSION_PATTERN
 from beam_pipeline.sharding import Splits
@@ -92,9 +92,9 @@ class Config:
     plan_only: bool = _run_flag(False, "print the plan and write no dataset")
     repair: bool = _run_flag(False, "read every byte of a published version and rewrite what is damaged")
     overwrite: bool = _run_flag(False, "delete a published version and write it anew")
-    # Resolved by the launcher from `labels_file` and the header of `manifest`; no flags of their own.
+    # Resolved by the launcher: lines of `labels_file`, column names of `manifest`; no flags of their own.
     labels: tuple[str, ...] | None = dataclasses.field(default=None, metadata={"decides_bytes": True})
-    columns: tuple[dict[str, Any], ...] = dataclasses.field(default=(), metadata={"decides_bytes": True})
+    header: tuple[str, ...] = dataclasses.field(default=(), metadata={"decides_bytes": False})
 
     def __post_init__(self) -> None:
         for flag in ("input", "output", "manifest", "labels_file"):
@@ -164,6 +164,14 @@ class Config:
             jpeg_subsampling=self.jpeg_subsampling,
             max_pixels=self.max_pixels,
             max_image_bytes=parse_bytes("--max_image_bytes", self.max_image_bytes),
+        )
+
+    @property
+    def columns(self) -> tuple[dict[str, Any], ...]:
+        """Feature columns of a manifest as manifest.json names them, in order of their names."""
+        return tuple(
+            {"name": column.name, "dtype": column.dtype, "list": column.is_list}
+            for column in manifest_rows.columns(self.header)
         )
 
     @property

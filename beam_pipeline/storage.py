@@ -65,6 +65,9 @@ class Storage(Protocol):
     def read(self, url: str, start: int | None = None, end: int | None = None) -> bytes:
         """Bytes [start, end) of a file in one request. Raises FileNotFoundError."""
 
+    def open(self, url: str) -> IO[bytes]:
+        """A file to be read from its start to its end. Raises FileNotFoundError."""
+
     def write(self, url: str, data: bytes) -> None:
         """Write a small file whole."""
 

@@ -1,0 +1,165 @@
+"""ListImages: from the input to pages of references."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.windowed_value import WindowedValue
+
+from beam_pipeline import listing, metrics
+from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.manifest_rows import Row
+from beam_pipeline.options import Config
+from beam_pipeline.progress import report
+from beam_pipeline.storage import ListedFile
+from beam_pipeline.transforms.elements import PAGE_REFS, Page, Survey, counter
+
+
+class ListImages(beam.PTransform):  # type: ignore[misc]
+    """Lists every image of the input, folders in parallel.
+
+    Input: the pipeline. Output: `Page`s in any order, each image once, the same after a retry; and one `Survey`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self._config = config
+
+    def expand(self, pipeline: Any) -> tuple[Any, Any]:
+        start = pipeline | "Start" >> beam.Create([None])
+        listed = self._read_manifest(start) if self._config.layout == "manifest" else self._list_folders(start)
+        listed[_PAGES].element_type = Page  # outputs with tags know no types of their own
+        pages = listed[_PAGES] | "SameListForAll" >> beam.Reshuffle()
+        survey = listed[_FOUND] | "Survey" >> beam.CombineGlobally(_JoinFolders(self._config.labels)).without_defaults()
+        return pages, survey
+
+    def _list_folders(self, start: Any) -> Any:
+        return (
+            start
+            | "ListClassFolders" >> beam.FlatMap(lambda _, config: listing.class_folders(config), self._config)
+            | "SpreadFolders" >> beam.Reshuffle()
+            | "ListFolder" >> beam.ParDo(_ListFolderFn(self._config)).with_outputs(_FOUND, main=_PAGES)
+        )
+
+    def _read_manifest(self, start: Any) -> Any:
+        config = self._config
+        rows = (
+            start
+            | "CutManifest" >> beam.FlatMap(lambda _: listing.row_reader(config).ranges())
+            | "SpreadRanges" >> beam.Reshuffle()
+            | "ReadRows" >> beam.FlatMap(lambda cut: listing.row_reader(config).rows(*cut))
+        )
+        if listing.needs_sizes(config):
+            rows = {"rows": rows | "RowsByUrl" >> beam.Map(lambda row: (listing.row_url(config, row), row))}
+            rows["sizes"] = (
+                rows["rows"]
+                | "Prefixes" >> beam.Map(lambda pair: listing.size_prefix(config, pair[0]))
+                | "DistinctPrefixes" >> beam.Distinct()
+                | "ListSizes" >> beam.FlatMap(lambda prefix: listing.list_sizes(config, prefix))
+            )
+            rows = rows | "JoinSizes" >> beam.CoGroupByKey() | "RowsWithSizes" >> beam.FlatMap(_rows_with_sizes)
+        else:
+            rows = rows | "RowsAlone" >> beam.Map(lambda row: (row, None))
+        return rows | "PageRows" >> beam.ParDo(_PageRowsFn(config)).with_outputs(_FOUND, main=_PAGES)
+
+
+_PAGES, _FOUND = "pages", "found"
+
+
+class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
+    """A class folder → its `Page`s; (class name, number of images) to the output `_FOUND`."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._listed = counter(metrics.IMAGES_LISTED)
+        self._empty = counter(metrics.CLASSES_EMPTY)
+        self._skipped = {
+            listing.HIDDEN: counter(metrics.SKIPPED_HIDDEN),
+            listing.OTHER_SUFFIX: counter(metrics.SKIPPED_OTHER_SUFFIX),
+        }
+
+    def process(self, folder: listing.ClassFolder) -> Iterator[Any]:
+        found = 0
+        refs = listing.list_images(self._config, folder, lambda kind: self._skipped[kind].inc())
+        while page := Page(islice(refs, PAGE_REFS)):
+            found += len(page)
+            report(images_listed=len(page))
+            yield page
+        self._listed.inc(found)
+        if not found:
+            self._empty.inc()
+        yield beam.pvalue.TaggedOutput(_FOUND, (folder.label, found))
+
+
+def _rows_with_sizes(joined: tuple[str, dict[str, Iterable[Any]]]) -> Iterator[tuple[Row, ListedFile | None]]:
+    sizes = next(iter(joined[1]["sizes"]), None)
+    return ((row, sizes) for row in joined[1]["rows"])
+
+
+class _PageRowsFn(beam.DoFn):  # type: ignore[misc]
+    """(`Row`, its file in a listing or None) → `Page`s; (class name, number of images) to the output `_FOUND`."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._listed = counter(metrics.IMAGES_LISTED)
+
+    def start_bundle(self) -> None:
+        self._maker = listing.RefMaker(self._config)
+        self._page = Page()
+        self._found: Counter[str] = Counter()
+
+    def process(self, pair: tuple[Row, ListedFile | None]) -> Iterator[Page]:
+        ref = listing.row_ref(self._config, self._maker, *pair)
+        self._page.append(ref)
+        self._found[ref.label] += 1
+        if len(self._page) == PAGE_REFS:
+            full, self._page = self._page, Page()
+            report(images_listed=len(full))
+            yield full
+
+    def finish_bundle(self) -> Iterator[Any]:
+        window = GlobalWindow()
+        self._listed.inc(self._found.total())
+        if self._page:
+            yield WindowedValue(self._page, window.max_timestamp(), (window,))
+        for found in self._found.items():
+            yield beam.pvalue.TaggedOutput(_FOUND, WindowedValue(found, window.max_timestamp(), (window,)))
+
+
+class _JoinFolders(beam.CombineFn):  # type: ignore[misc]
+    """(class name, number of images) of every folder → `Survey`.
+
+    Args:
+        fixed: the classes of a labels file, in its order.
+    """
+
+    def __init__(self, fixed: tuple[str, ...] | None) -> None:
+        self._fixed = fixed
+
+    def create_accumulator(self) -> tuple[int, set[str]]:
+        return 0, set()
+
+    def add_input(self, total: tuple[int, set[str]], folder: tuple[str, int]) -> tuple[int, set[str]]:
+        total[1].add(folder[0])
+        return total[0] + folder[1], total[1]
+
+    def merge_accumulators(self, parts: Iterable[tuple[int, set[str]]]) -> tuple[int, set[str]]:
+        images, names = 0, set[str]()
+        for count, some in parts:
+            images += count
+            names |= some
+        return images, names
+
+    def extract_output(self, total: tuple[int, set[str]]) -> Survey:
+        images, names = total
+        if not images:
+            raise ImageShardsError("the input has no image: nothing is written")
+        unknown = sorted(names - set(self._fixed)) if self._fixed is not None else []
+        if unknown:
+            raise ImageShardsError(f"class {unknown[0]!r} is not in the labels file: add a line for it")
+        return Survey(images, self._fixed if self._fixed is not None else tuple(sorted(names)))

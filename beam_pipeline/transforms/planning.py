@@ -1,0 +1,206 @@
+"""SampleImages and PlanShards: every shard is decided before one is written."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.pvalue import AsList, AsSingleton
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.windowed_value import WindowedValue
+
+from beam_pipeline import images, metrics, sampling
+from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.options import Config
+from beam_pipeline.progress import report
+from beam_pipeline.sampling import Measurement
+from beam_pipeline.schema import canonical_json, relative_path_bytes
+from beam_pipeline.sharding import (
+    Histogram,
+    ReferenceSum,
+    SizeModel,
+    SplitPlan,
+    listing_fields,
+    plan_split,
+    sample_size,
+    shard_count,
+)
+from beam_pipeline.state import JobPlan, JobState
+from beam_pipeline.transforms.elements import Page, Survey, counter
+
+_SAMPLE_CHUNK = 16  # sampled images an element: enough for the fetch threads, few enough to spread over workers
+
+
+class SampleImages(beam.PTransform):  # type: ignore[misc]
+    """Measures the images with the smallest order keys.
+
+    Input: `Page`s. Output: `Measurement`s in any order.
+    """
+
+    def __init__(self, config: Config, survey: Any) -> None:
+        super().__init__()
+        self._config = config
+        self._survey = survey
+
+    def expand(self, pages: Any) -> Any:
+        return (
+            pages
+            | "SmallestKeys" >> beam.CombineGlobally(_SmallestKeys()).without_defaults()
+            | "ChunkSample" >> beam.FlatMap(_chunks, AsSingleton(self._survey))
+            | "SpreadSample" >> beam.Reshuffle()
+            | "MeasureImages" >> beam.ParDo(_MeasureImagesFn(self._config), AsSingleton(self._survey))
+        )
+
+
+class _SmallestKeys(beam.CombineFn):  # type: ignore[misc]
+    """`Page`s → the 512 references with the smallest order keys, sorted."""
+
+    def create_accumulator(self) -> Page:
+        return Page()
+
+    def add_input(self, smallest: Page, page: Page) -> Page:
+        return self.merge_accumulators((smallest, page))
+
+    def merge_accumulators(self, pages: Iterable[Page]) -> Page:
+        return Page(heapq.nsmallest(512, chain.from_iterable(pages), key=lambda ref: (ref.order_key, ref.path)))
+
+    def extract_output(self, smallest: Page) -> Page:
+        return smallest
+
+
+def _chunks(smallest: Page, survey: Survey) -> Iterator[Page]:
+    chosen = smallest[: sample_size(survey.images)]
+    for start in range(0, len(chosen), _SAMPLE_CHUNK):
+        yield Page(chosen[start : start + _SAMPLE_CHUNK])
+
+
+class _MeasureImagesFn(beam.DoFn):  # type: ignore[misc]
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._sampled = counter(metrics.IMAGES_SAMPLED)
+
+    def process(self, refs: Page, survey: Survey) -> Iterator[Measurement]:
+        self._sampled.inc(len(refs))
+        yield from sampling.measure(self._config, len(survey.classes), refs)
+
+
+class PlanShards(beam.PTransform):  # type: ignore[misc]
+    """Decides every shard before one is written, and makes the output ready for them.
+
+    Input: `Page`s. Output: one `JobPlan`, saved as the state's plan.json. Fails the job when too many of the sample
+    are rejected.
+    """
+
+    def __init__(self, config: Config, survey: Any, sample: Any) -> None:
+        super().__init__()
+        self._config = config
+        self._survey = survey
+        self._sample = sample
+
+    def expand(self, pages: Any) -> Any:
+        survey, sample = AsSingleton(self._survey), AsList(self._sample)
+        return (
+            pages
+            | "KeysAndSizes" >> beam.ParDo(_KeysAndSizesFn(), survey, sample)
+            | "JoinHistograms" >> beam.CombineGlobally(_JoinHistograms()).without_defaults()
+            | "CutShards" >> beam.Map(_plan_and_prepare, self._config, survey, sample)
+        )
+
+
+class _Listed:
+    """Histograms by split and the sum over all references, of a part of them."""
+
+    def __init__(self) -> None:
+        self.histograms: dict[str, Histogram] = {}
+        self.references = ReferenceSum()
+
+
+class _KeysAndSizesFn(beam.DoFn):  # type: ignore[misc]
+    """Adds up a bundle's references: one element a bundle leaves this step."""
+
+    def start_bundle(self) -> None:
+        self._listed = _Listed()
+        self._sizes: SizeModel | None = None
+
+    def process(self, page: Page, survey: Survey, sample: list[Measurement]) -> None:
+        if self._sizes is None:
+            self._sizes = SizeModel.learn((one.path, one.source_bytes, one.record_bytes) for one in sample)
+        histograms = self._listed.histograms
+        for ref in page:
+            if ref.split not in histograms:
+                histograms[ref.split] = Histogram(Histogram.shift_for(survey.images))
+            histograms[ref.split].add(ref.order_key, self._sizes.estimate(ref.path, ref.source_bytes))
+            self._listed.references.add((*listing_fields(ref), ref.etag.encode()))
+
+    def finish_bundle(self) -> Iterator[Any]:
+        window = GlobalWindow()
+        yield WindowedValue(self._listed, window.max_timestamp(), (window,))
+
+
+class _JoinHistograms(beam.CombineFn):  # type: ignore[misc]
+    def create_accumulator(self) -> _Listed:
+        return _Listed()
+
+    def add_input(self, total: _Listed, part: _Listed) -> _Listed:
+        for split, histogram in part.histograms.items():
+            total.histograms.setdefault(split, Histogram(histogram.shift)).merge(histogram)
+        total.references.merge(part.references)
+        return total
+
+    def merge_accumulators(self, parts: Iterable[_Listed]) -> _Listed:
+        total = self.create_accumulator()
+        for part in parts:
+            self.add_input(total, part)
+        return total
+
+    def extract_output(self, total: _Listed) -> _Listed:
+        return total
+
+
+def _plan_and_prepare(listed: _Listed, config: Config, survey: Survey, sample: list[Measurement]) -> JobPlan:
+    ordered = sorted(sample, key=lambda one: relative_path_bytes(one.path))
+    sampling.check_sample(ordered, survey.images, config.max_reject_fraction)
+    plan = JobPlan(
+        configuration=config.fingerprint(),
+        classes=survey.classes,
+        columns=config.columns,
+        splits=_plan_splits(listed.histograms, config),
+        statistics=sampling.statistics(ordered),
+        references=f"{listed.references.count}-{listed.references.hex}",
+        codec=images.codec_versions(),
+    )
+    state = JobState(config)
+    if config.plan_only:
+        state.write("plan_only.json", canonical_json(plan.document()))
+    else:
+        state.prepare(plan)
+        report(now=True, shards_planned=plan.shards, images_planned=survey.images)
+    return plan
+
+
+def _plan_splits(histograms: dict[str, Histogram], config: Config) -> dict[str, SplitPlan]:
+    """Cut every split.
+
+    Raises:
+        ImageShardsError: no image fell to train.
+    """
+    if "train" not in histograms:
+        found = ", ".join(sorted(histograms))
+        raise ImageShardsError(f"no image is in split 'train' (found {found}): see --splits and --layout")
+    plans = {}
+    for split, histogram in sorted(histograms.items()):
+        total = sum(estimated for _, estimated in histogram.bins.values())
+        plans[split] = plan_split(histogram, _wanted_shards(config, split, total))
+    return plans
+
+
+def _wanted_shards(config: Config, split: str, total_bytes: int) -> int:
+    counts = config.shard_counts
+    if isinstance(counts, int):
+        return counts
+    if counts is not None and split in counts:
+        return counts[split]
+    return shard_count(total_bytes, config.shard_bytes)

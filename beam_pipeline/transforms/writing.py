@@ -1,0 +1,102 @@
+"""AssignShards, WriteShards and PublishDataset: from references to a published version."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.metrics import Metrics
+from apache_beam.pvalue import AsIter, AsSingleton
+
+from beam_pipeline import metrics
+from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.options import Config
+from beam_pipeline.publish import publish
+from beam_pipeline.state import JobPlan
+from beam_pipeline.transforms.elements import Page, ShardId, counter
+from beam_pipeline.writer import ShardSummary, ShardWriter
+
+
+class AssignShards(beam.PTransform):  # type: ignore[misc]
+    """Input: `Page`s. Output: (`ShardId`, `Page`): each page parted by shard, in no order."""
+
+    def __init__(self, plan: Any) -> None:
+        super().__init__()
+        self._plan = plan
+
+    def expand(self, pages: Any) -> Any:
+        parted = beam.FlatMap(_part_by_shard, AsSingleton(self._plan)).with_output_types(tuple[tuple[str, int], Page])
+        return pages | "BisectKeys" >> parted
+
+
+def _part_by_shard(page: Page, plan: JobPlan) -> Iterable[tuple[ShardId, Page]]:
+    parts: dict[ShardId, Page] = {}
+    for ref in page:
+        shard = ref.split, plan.splits[ref.split].shard_of(ref.order_key)
+        parts.setdefault(shard, Page()).append(ref)
+    return parts.items()
+
+
+class WriteShards(beam.PTransform):  # type: ignore[misc]
+    """Input: (`ShardId`, iterable of `Page`). Output: a `ShardSummary` each; a retry writes the same bytes."""
+
+    def __init__(self, config: Config, plan: Any) -> None:
+        super().__init__()
+        self._config = config
+        self._plan = plan
+
+    def expand(self, shards: Any) -> Any:
+        return shards | "WriteShard" >> beam.ParDo(_WriteShardFn(self._config), AsSingleton(self._plan))
+
+
+class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._records = counter(metrics.RECORDS_WRITTEN)
+        self._rejected = counter(metrics.IMAGES_REJECTED)
+        self._source_bytes = counter(metrics.SOURCE_BYTES)
+        self._written_bytes = counter(metrics.WRITTEN_BYTES)
+        self._shards = {False: counter(metrics.SHARDS_WRITTEN), True: counter(metrics.SHARDS_KEPT)}
+        self._msec = Metrics.distribution(metrics.NAMESPACE, metrics.SHARD_MSEC)
+
+    def process(self, shard: tuple[ShardId, Iterable[Page]], plan: JobPlan) -> Iterator[ShardSummary]:
+        (split, index), pages = shard
+        summary = ShardWriter(self._config, plan).write(split, index, chain.from_iterable(pages))
+        self._shards[summary.kept].inc()
+        if not summary.kept:
+            self._records.inc(summary.records)
+            self._source_bytes.inc(summary.source_bytes)
+            self._written_bytes.inc(summary.bytes)
+            self._msec.update(summary.msec)
+        self._rejected.inc(sum(summary.rejects.values()))
+        yield summary
+
+
+class PublishDataset(beam.PTransform):  # type: ignore[misc]
+    """Publishes once every shard is written.
+
+    Input: one `JobPlan`. Output: the URL of the version.
+    """
+
+    def __init__(self, config: Config, summaries: Any, run: dict[str, Any]) -> None:
+        super().__init__()
+        self._config = config
+        self._summaries = summaries
+        self._run = run
+
+    def expand(self, plan: Any) -> Any:
+        return plan | "Publish" >> beam.Map(_publish, self._config, AsIter(self._summaries), self._run)
+
+
+def _publish(plan: JobPlan, config: Config, summaries: Iterable[ShardSummary], run: dict[str, Any]) -> str:
+    written, planned = len({(one.split, one.index) for one in summaries}), plan.shards
+    if written != planned:
+        raise ImageShardsError(f"{written} of {planned} shards were written: run the same command again")
+    finished = time.time()
+    publish(
+        config, plan, {**run, "finished_unix_s": int(finished), "seconds": round(finished - run["started_unix_s"], 3)}
+    )
+    return config.dataset_url
