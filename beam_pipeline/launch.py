@@ -21,6 +21,7 @@ from beam_pipeline.progress import ProgressLine
 from beam_pipeline.state import JobState
 
 _IN_PROCESS_RUNNER = "FnApiRunner"  # plain DirectRunner would first try to download another one
+_FIRST_CONTACT_S = 15.0
 _LOCAL_RUNNERS = frozenset({"FnApiRunner", "DirectRunner", "PrismRunner", "BundleBasedDirectRunner"})
 
 
@@ -91,6 +92,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         print(f"repairing {damage}", file=sys.stderr)
         _execute(options, lambda job: published.build_repair(job, config, manifest, damage))
     else:
+        _check_output(config)
         _execute(options, lambda job: pipeline.build(job, config, _run_facts(options, command)))
     if config.plan_only:
         _print_plan(config)
@@ -106,11 +108,13 @@ def resolve(config: Config) -> Config:
         UsageError: as `listing.check_input` and the readers of labels and manifests say.
     """
     if config.labels_file:
-        config = dataclasses.replace(config, labels=listing.read_labels(config.labels_file, config.io_deadline))
+        config = dataclasses.replace(config, labels=listing.read_labels(config.labels_file, _first_contact_s(config)))
     if config.manifest:
-        config = dataclasses.replace(config, header=manifest_rows.read_header(config.manifest, config.io_deadline))
+        config = dataclasses.replace(
+            config, header=manifest_rows.read_header(config.manifest, _first_contact_s(config))
+        )
     _check_places(config)
-    listing.check_input(config)
+    listing.check_input(dataclasses.replace(config, io_deadline=_first_contact_s(config)))
     return config
 
 
@@ -118,6 +122,34 @@ def _check_places(config: Config) -> None:
     """The output must not be listed as input the next time."""
     if config.input and f"{config.dataset_url}/".startswith(f"{config.input}/"):
         raise UsageError(f"--output {config.output!r}: it lies inside --input {config.input!r}; choose another place")
+
+
+def _check_output(config: Config) -> None:
+    """The output can be written to, and what lies there is ours to replace.
+
+    Raises:
+        UsageError: no such bucket, a folder that can't be made, or files that no job of ours left.
+    """
+    try:
+        if storage.is_local(config.output):
+            os.makedirs(config.dataset_url, exist_ok=True)
+        store = storage.open_storage(config.output, _first_contact_s(config))
+        foreign = next(store.files(config.dataset_url), None)
+    except FileNotFoundError as error:
+        raise UsageError(f"--output {config.output!r}: no such bucket or folder ({one_line(error)})") from None
+    except OSError as error:
+        raise UsageError(f"--output {config.output!r}: can't be written: {one_line(error)}") from None
+    ours = config.overwrite or config.repair or config.plan_only or JobState(config).has_plan()
+    if foreign is not None and not ours:
+        raise UsageError(
+            f"--output {config.output!r}: {config.dataset_url} holds files of another program ({foreign.path!r}); "
+            "choose another --name or --version, or --overwrite deletes them"
+        )
+
+
+def _first_contact_s(config: Config) -> float:
+    """How long the launcher waits for a store to answer at all: a wrong URL or no network should not take ten minutes."""
+    return min(config.io_deadline, _FIRST_CONTACT_S)
 
 
 def read_manifest(config: Config) -> dict[str, Any] | None:
@@ -161,7 +193,7 @@ def _execute(options: PipelineOptions, build: Any) -> None:
 
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return lines[-1].partition(" [while running")[0] if lines else type(error).__name__
 
 
 def _run_facts(options: PipelineOptions, command: Sequence[str]) -> dict[str, Any]:
@@ -200,10 +232,10 @@ def summary(manifest: Manifest) -> str:
         sizes = [shard["bytes"] for shard in content["shards"]]
         mean = sum(sizes) / len(sizes)
         low, high = ((size - mean) / mean * 100 if mean else 0.0 for size in (min(sizes), max(sizes)))
-        lines.append(
-            f"  {split}: {content['records']:,} records in {len(sizes)} shards of {megabytes(mean)}, "
-            f"each within {low:+.1f} % … {high:+.1f} % of the mean"
+        balance = (
+            f"s of {megabytes(mean)} ({low:+.1f} % to {high:+.1f} %)" if len(sizes) > 1 else f" of {megabytes(mean)}"
         )
+        lines.append(f"  {split}: {content['records']:,} records in {len(sizes)} shard{balance}")
     rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(data["rejects"]["by_reason"].items()))
     lines.append(
         f"  {manifest.images:,} images listed = {manifest.records:,} records + "

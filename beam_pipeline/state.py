@@ -90,6 +90,10 @@ class JobState:
         self._dataset_url = config.dataset_url
         self.url = "/".join((config.output, config.name, STATE_FOLDER, config.version))
 
+    def has_plan(self) -> bool:
+        """Whether an unpublished job left its plan here."""
+        return self._read("plan.json") is not None
+
     def prepare(self, plan: JobPlan) -> None:
         """Make the output ready for this plan's shards; a second call changes nothing.
 

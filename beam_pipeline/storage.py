@@ -127,10 +127,21 @@ def _remote(protocol: str, deadline_s: float) -> Storage:
         if os.environ.get("STORAGE_EMULATOR_HOST"):
             options["token"] = "anon"
     try:
-        filesystem = fsspec.filesystem(protocol, **options)
+        if protocol in ("gs", "gcs"):
+            return GoogleStorage(_gcsfs_without_retries()(**options), deadline_s)
+        return FsspecStorage(fsspec.filesystem(protocol, **options), deadline_s)
     except (ImportError, ValueError) as error:
-        raise StorageError(f"can't open {protocol}:// URLs: {error}") from None
-    return (GoogleStorage if protocol in ("gs", "gcs") else FsspecStorage)(filesystem, deadline_s)
+        raise StorageError(f"can't open {protocol}:// URLs: {error}; install its fsspec package") from None
+
+
+def _gcsfs_without_retries() -> Any:
+    """gcsfs' client; it would repeat each request for half a minute by itself, whatever `--io_deadline` says."""
+    from gcsfs import GCSFileSystem
+
+    class OneTryFileSystem(GCSFileSystem):  # type: ignore[misc]
+        _request = GCSFileSystem._request.__wrapped__
+
+    return OneTryFileSystem
 
 
 class LocalStorage:
