@@ -8,24 +8,21 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = ["Config", "Manifest", "__version__", "run"]
 
 if TYPE_CHECKING:
-    from beam_pipeline.launch import Manifest, run
+    from beam_pipeline.launch import run
     from beam_pipeline.options import Config
+    from beam_pipeline.summary import Manifest
 
 
 def __getattr__(name: str) -> Any:
     """Load the public names on first use (PEP 562)."""
-    if name == "Config":
-        from beam_pipeline.options import Config
-
-        return Config
-    if name in ("Manifest", "run"):
-        from beam_pipeline import launch
-
-        return getattr(launch, name)
+    module = {"Config": "options", "Manifest": "summary", "run": "launch"}.get(name)
+    if module is not None:
+        return getattr(importlib.import_module(f"beam_pipeline.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

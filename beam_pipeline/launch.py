@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import platform
 import sys
 import time
@@ -19,50 +20,11 @@ from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, from_wor
 from beam_pipeline.options import Config
 from beam_pipeline.progress import ProgressLine
 from beam_pipeline.state import JobState
+from beam_pipeline.summary import Manifest, plan_text, published_text, warnings
 
 _IN_PROCESS_RUNNER = "FnApiRunner"  # plain DirectRunner would first try to download another one
 _FIRST_CONTACT_S = 15.0
 _LOCAL_RUNNERS = frozenset({"FnApiRunner", "DirectRunner", "PrismRunner", "BundleBasedDirectRunner"})
-
-
-@dataclasses.dataclass(frozen=True)
-class Manifest:
-    """A published version: what `run` returns.
-
-    Attributes:
-        url: folder or URL of the version.
-        data: content of manifest.json, as `docs/format.md` describes it.
-        changed: False where the version was published already and nothing was written.
-    """
-
-    url: str
-    data: dict[str, Any]
-    changed: bool = True
-
-    @property
-    def images(self) -> int:
-        """How many images were listed."""
-        return int(self.data["images"])
-
-    @property
-    def records(self) -> int:
-        """How many of them have a record."""
-        return int(self.data["records"])
-
-    @property
-    def rejects(self) -> dict[str, int]:
-        """Reason → rejected images."""
-        return dict(self.data["rejects"]["by_reason"])
-
-    @property
-    def classes(self) -> list[str]:
-        """Class names, their place is the id."""
-        return list(self.data["classes"])
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """Split → records."""
-        return {split: content["records"] for split, content in self.data["splits"].items()}
 
 
 def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
@@ -95,7 +57,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         _check_output(config)
         _execute(options, lambda job: pipeline.build(job, config, _run_facts(options, command)))
     if config.plan_only:
-        _print_plan(config)
+        print(plan_text(JobState(config).take_plan_only()))
         return None
     result = read_manifest(config)
     return None if result is None else Manifest(config.dataset_url, result)
@@ -130,6 +92,8 @@ def _check_output(config: Config) -> None:
     Raises:
         UsageError: no such bucket, a folder that can't be made, or files that no job of ours left.
     """
+    if config.plan_only:
+        return
     try:
         if storage.is_local(config.output):
             os.makedirs(config.dataset_url, exist_ok=True)
@@ -139,7 +103,7 @@ def _check_output(config: Config) -> None:
         raise UsageError(f"--output {config.output!r}: no such bucket or folder ({one_line(error)})") from None
     except OSError as error:
         raise UsageError(f"--output {config.output!r}: can't be written: {one_line(error)}") from None
-    ours = config.overwrite or config.repair or config.plan_only or JobState(config).has_plan()
+    ours = config.overwrite or config.repair or JobState(config).has_plan()
     if foreign is not None and not ours:
         raise UsageError(
             f"--output {config.output!r}: {config.dataset_url} holds files of another program ({foreign.path!r}); "
@@ -148,7 +112,7 @@ def _check_output(config: Config) -> None:
 
 
 def _first_contact_s(config: Config) -> float:
-    """How long the launcher waits for a store to answer at all: a wrong URL or no network should not take ten minutes."""
+    """Seconds in which a store must answer at all: a wrong URL or no network should not take ten minutes."""
     return min(config.io_deadline, _FIRST_CONTACT_S)
 
 
@@ -160,7 +124,7 @@ def read_manifest(config: Config) -> dict[str, Any] | None:
     """
     url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
     try:
-        data = storage.open_storage(config.output, config.io_deadline).read(url)
+        data = storage.open_storage(config.output, _first_contact_s(config)).read(url)
     except FileNotFoundError:
         return None
     try:
@@ -209,66 +173,6 @@ def _run_facts(options: PipelineOptions, command: Sequence[str]) -> dict[str, An
     }
 
 
-def _print_plan(config: Config) -> None:
-    state = JobState(config)
-    document = state.take_plan_only()
-    for split, plan in document["splits"].items():
-        shards = len(plan["cuts"]) + 1
-        mean = plan["estimated_bytes"] / shards
-        print(f"{split}: {plan['images']:,} images in {shards} shards of about {megabytes(mean)}")
-    print(f"classes: {len(document['classes'])}")
-
-
-def megabytes(byte_count: float) -> str:
-    """Bytes as a person reads them."""
-    return f"{byte_count / 1e6:.1f} MB" if byte_count < 1e9 else f"{byte_count / 1e9:.2f} GB"
-
-
-def summary(manifest: Manifest) -> str:
-    """What a published dataset holds, with the balance of its shards."""
-    data = manifest.data
-    lines = [f"published {manifest.url}" if manifest.changed else f"already published {manifest.url}, nothing written"]
-    for split, content in sorted(data["splits"].items()):
-        sizes = [shard["bytes"] for shard in content["shards"]]
-        mean = sum(sizes) / len(sizes)
-        low, high = ((size - mean) / mean * 100 if mean else 0.0 for size in (min(sizes), max(sizes)))
-        balance = (
-            f"s of {megabytes(mean)} ({low:+.1f} % to {high:+.1f} %)" if len(sizes) > 1 else f" of {megabytes(mean)}"
-        )
-        lines.append(f"  {split}: {content['records']:,} records in {len(sizes)} shard{balance}")
-    rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(data["rejects"]["by_reason"].items()))
-    lines.append(
-        f"  {manifest.images:,} images listed = {manifest.records:,} records + "
-        f"{manifest.images - manifest.records:,} rejects{f' ({rejected}; see rejects.jsonl)' if rejected else ''}"
-    )
-    lines.append(f"  {len(manifest.classes)} classes")
-    return "\n".join(lines)
-
-
-def warnings(config: Config, manifest: Manifest) -> list[str]:
-    """What a user should look at, though the dataset is published."""
-    data = manifest.data
-    counts = [content["class_counts"] for content in data["splits"].values()]
-    empty = [label for number, label in enumerate(manifest.classes) if not any(count[number] for count in counts)]
-    found = []
-    if empty:
-        some = ", ".join(repr(label) for label in empty[:5])
-        found.append(f"{len(empty)} classes have no record: {some}{', …' if empty[5:] else ''}")
-    found += [
-        f"split {split!r} got no image and is left out"
-        for split in (config.split_fractions or {})
-        if split not in data["splits"]
-    ]
-    wanted = config.shard_counts
-    for split, content in data["splits"].items():
-        asked = wanted if isinstance(wanted, int) else (wanted or {}).get(split, 0)
-        if asked > len(content["shards"]):
-            found.append(f"--num_shards {asked}: split {split!r} has images for {len(content['shards'])} only")
-    if config.compression == "gzip":
-        found.append("gzip shards have no index and no TFDS metadata: read them with reader.record_dataset")
-    return found
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -279,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if manifest is not None:
             for warning in warnings(config, manifest):
                 print(f"warning: {warning}", file=sys.stderr)
-            print(summary(manifest))
+            print(published_text(manifest))
         return EXIT_OK
     except ImageShardsError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)

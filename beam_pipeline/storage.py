@@ -81,7 +81,7 @@ class Storage(Protocol):
         """Delete a folder and all below it; fine if there is none."""
 
     def delete_empty_folders(self, url: str) -> None:
-        """Delete a folder that holds nothing, and its parent then if that holds nothing; other places know no such."""
+        """Delete a folder that holds nothing, and two above it if they then do; object stores know no such."""
 
 
 def is_local(url: str) -> bool:
@@ -208,8 +208,8 @@ class LocalStorage:
         shutil.rmtree(url, ignore_errors=True)
 
     def delete_empty_folders(self, url: str) -> None:
-        for folder in (url, os.path.dirname(url)):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            for folder in (url, os.path.dirname(url), os.path.dirname(os.path.dirname(url))):
                 os.rmdir(folder)
 
 
@@ -346,9 +346,7 @@ def retry(request: Callable[[], T], url: str, deadline_s: float) -> T:
             if not _passing(error):
                 raise StorageError(f"{url}: {_reason(error)}") from error
             if time.monotonic() - start + pause_s > deadline_s:
-                raise StorageError(
-                    f"{url}: gave up after {deadline_s:.0f} s (--io_deadline): {_reason(error)}"
-                ) from error
+                raise StorageError(f"{url}: no success for {deadline_s:.0f} s: {_reason(error)}") from error
         time.sleep(pause_s * random.uniform(0.5, 1.5))
         pause_s = min(pause_s * 2, 30.0)
 
