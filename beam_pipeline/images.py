@@ -30,6 +30,7 @@ FORMATS = {"jpeg": "JPEG", "png": "PNG"}
 # How many times larger than its target an image may stay after the cheap reductions (DCT-scaled decoding, box
 # averaging by whole factors) that come before the filter. 1.5 costs half of none and is not told apart by eye.
 _REDUCING_GAP = 1.5
+_OPENED_FORMATS = ("JPEG", "PNG")
 _EXIF_ORIENTATION = 0x0112
 # EXIF orientation → what shows the picture upright, https://www.cipa.jp/std/documents/e/DC-008-2012_E.pdf (4.6.4 A)
 _UPRIGHT = {
@@ -42,6 +43,9 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = frozenset({5, 6, 7, 8})
+
+
+Image.preinit()  # loads the decoders now, not with the first image
 
 
 class ImageOptions(NamedTuple):
@@ -127,7 +131,7 @@ def convert(data: bytes, options: ImageOptions, look: Callable[[Image.Image], No
 
 def _open(data: bytes) -> ImageFile.ImageFile:
     try:
-        return Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
+        return Image.open(io.BytesIO(data), formats=_OPENED_FORMATS)
     except UnidentifiedImageError:
         raise Reject(RejectReason.NOT_AN_IMAGE, f"{len(data)} bytes, beginning {data[:8].hex() or 'nowhere'}") from None
     except Exception:

@@ -19,8 +19,8 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
         run: facts about this run for run.json.
     """
     images, survey = pipeline | "ListImages" >> ListImages(config)
-    # pages of ImageRefs; one Survey(1281167, ("cat", "dog", …))
-    sample = images | "SampleImages" >> SampleImages(config, survey)
+    # pages of ImageRefs; one Survey: 1,281,167 images, classes cat, dog, …
+    sample = survey | "SampleImages" >> SampleImages(config)
     # Measurement of 64 to 512 images
     plan = images | "PlanShards" >> PlanShards(config, survey, sample)
     # one JobPlan: the cuts of every split

@@ -20,6 +20,7 @@ KEY_BITS = 64
 # accumulator pickles to well under 1 MB.
 BIN_BITS = 16
 # Up to here every key is a bin of its own: cuts fall exactly between images.
+LARGEST_SAMPLE = 512
 EXACT_IMAGES = 1 << BIN_BITS
 
 _SPLIT_SALT = b"imageshards split"  # part of the format: changing it moves images between splits
@@ -159,7 +160,7 @@ class SizeModel(NamedTuple):
 
 def sample_size(images: int) -> int:
     """How many images are measured before the plan: all of a small input, 2 % up to 512 of a larger one."""
-    return images if images <= 512 else max(64, min(512, images // 50))
+    return images if images <= LARGEST_SAMPLE else max(64, min(LARGEST_SAMPLE, images // 50))
 
 
 class Histogram:

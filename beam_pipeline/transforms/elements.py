@@ -38,10 +38,17 @@ registry.register_coder(Page, PageCoder)
 
 
 class Survey(NamedTuple):
-    """What a listing holds as a whole: number of images, sorted class names."""
+    """What a listing holds as a whole.
+
+    Attributes:
+        images: how many.
+        classes: class names, sorted or in the labels file's order.
+        smallest: the references with the smallest order keys, sorted: the sample.
+    """
 
     images: int
     classes: tuple[str, ...]
+    smallest: Page
 
 
 def counter(name: str) -> Any:

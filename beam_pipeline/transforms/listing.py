@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import apache_beam as beam
@@ -16,6 +17,7 @@ from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.manifest_rows import Row
 from beam_pipeline.options import Config
 from beam_pipeline.progress import report
+from beam_pipeline.sharding import LARGEST_SAMPLE, sample_size
 from beam_pipeline.storage import ListedFile
 from beam_pipeline.transforms.elements import PAGE_REFS, Page, Survey, counter
 
@@ -35,7 +37,7 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
         listed = self._read_manifest(start) if self._config.layout == "manifest" else self._list_folders(start)
         listed[_PAGES].element_type = Page  # outputs with tags know no types of their own
         pages = listed[_PAGES] | "SameListForAll" >> beam.Reshuffle()
-        survey = listed[_FOUND] | "Survey" >> beam.CombineGlobally(_JoinFolders(self._config.labels)).without_defaults()
+        survey = listed[_FOUND] | "Survey" >> beam.CombineGlobally(_JoinFound(self._config.labels)).without_defaults()
         return pages, survey
 
     def _list_folders(self, start: Any) -> Any:
@@ -72,7 +74,7 @@ _PAGES, _FOUND = "pages", "found"
 
 
 class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
-    """A class folder → its `Page`s; (class name, number of images) to the output `_FOUND`."""
+    """A class folder → its `Page`s; what it holds as a whole to the output `_FOUND`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -84,16 +86,17 @@ class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
         }
 
     def process(self, folder: listing.ClassFolder) -> Iterator[Any]:
-        found = 0
+        found = _Found()
+        found.counts[folder.label] = 0  # a folder without images is a class nevertheless
         refs = listing.list_images(self._config, folder, lambda kind: self._skipped[kind].inc())
         while page := Page(islice(refs, PAGE_REFS)):
-            found += len(page)
+            found.add(page)
             report(images_listed=len(page))
             yield page
-        self._listed.inc(found)
-        if not found:
+        self._listed.inc(found.counts.total())
+        if not found.smallest:
             self._empty.inc()
-        yield beam.pvalue.TaggedOutput(_FOUND, (folder.label, found))
+        yield beam.pvalue.TaggedOutput(_FOUND, found)
 
 
 def _rows_with_sizes(joined: tuple[str, dict[str, Iterable[Any]]]) -> Iterator[tuple[Row, ListedFile | None]]:
@@ -102,7 +105,7 @@ def _rows_with_sizes(joined: tuple[str, dict[str, Iterable[Any]]]) -> Iterator[t
 
 
 class _PageRowsFn(beam.DoFn):  # type: ignore[misc]
-    """(`Row`, its file in a listing or None) → `Page`s; (class name, number of images) to the output `_FOUND`."""
+    """(`Row`, its file in a listing or None) → `Page`s; what they hold as a whole to the output `_FOUND`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -111,28 +114,49 @@ class _PageRowsFn(beam.DoFn):  # type: ignore[misc]
     def start_bundle(self) -> None:
         self._maker = listing.RefMaker(self._config)
         self._page = Page()
-        self._found: Counter[str] = Counter()
+        self._found = _Found()
 
     def process(self, pair: tuple[Row, ListedFile | None]) -> Iterator[Page]:
-        ref = listing.row_ref(self._config, self._maker, *pair)
-        self._page.append(ref)
-        self._found[ref.label] += 1
+        self._page.append(listing.row_ref(self._config, self._maker, *pair))
         if len(self._page) == PAGE_REFS:
             full, self._page = self._page, Page()
+            self._found.add(full)
             report(images_listed=len(full))
             yield full
 
     def finish_bundle(self) -> Iterator[Any]:
         window = GlobalWindow()
-        self._listed.inc(self._found.total())
         if self._page:
+            self._found.add(self._page)
             yield WindowedValue(self._page, window.max_timestamp(), (window,))
-        for found in self._found.items():
-            yield beam.pvalue.TaggedOutput(_FOUND, WindowedValue(found, window.max_timestamp(), (window,)))
+        self._listed.inc(self._found.counts.total())
+        yield beam.pvalue.TaggedOutput(_FOUND, WindowedValue(self._found, window.max_timestamp(), (window,)))
 
 
-class _JoinFolders(beam.CombineFn):  # type: ignore[misc]
-    """(class name, number of images) of every folder → `Survey`.
+class _Found:
+    """What has been listed so far: images by class, and those with the smallest order keys."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.smallest = Page()
+
+    def add(self, page: Page) -> None:
+        """Add listed references."""
+        self.counts.update(ref.label for ref in page)
+        self._keep_smallest(page)
+
+    def merge(self, other: _Found) -> None:
+        """Add what another worker has listed."""
+        self.counts.update(other.counts)
+        self._keep_smallest(other.smallest)
+
+    def _keep_smallest(self, page: Page) -> None:
+        candidates = chain(self.smallest, page)
+        self.smallest = Page(heapq.nsmallest(LARGEST_SAMPLE, candidates, key=lambda ref: (ref.order_key, ref.path)))
+
+
+class _JoinFound(beam.CombineFn):  # type: ignore[misc]
+    """`_Found`s → `Survey`.
 
     Args:
         fixed: the classes of a labels file, in its order.
@@ -141,25 +165,25 @@ class _JoinFolders(beam.CombineFn):  # type: ignore[misc]
     def __init__(self, fixed: tuple[str, ...] | None) -> None:
         self._fixed = fixed
 
-    def create_accumulator(self) -> tuple[int, set[str]]:
-        return 0, set()
+    def create_accumulator(self) -> _Found:
+        return _Found()
 
-    def add_input(self, total: tuple[int, set[str]], folder: tuple[str, int]) -> tuple[int, set[str]]:
-        total[1].add(folder[0])
-        return total[0] + folder[1], total[1]
+    def add_input(self, total: _Found, part: _Found) -> _Found:
+        total.merge(part)
+        return total
 
-    def merge_accumulators(self, parts: Iterable[tuple[int, set[str]]]) -> tuple[int, set[str]]:
-        images, names = 0, set[str]()
-        for count, some in parts:
-            images += count
-            names |= some
-        return images, names
+    def merge_accumulators(self, parts: Iterable[_Found]) -> _Found:
+        total = _Found()
+        for part in parts:
+            total.merge(part)
+        return total
 
-    def extract_output(self, total: tuple[int, set[str]]) -> Survey:
-        images, names = total
+    def extract_output(self, total: _Found) -> Survey:
+        images = total.counts.total()
         if not images:
             raise ImageShardsError("the input has no image: nothing is written")
-        unknown = sorted(names - set(self._fixed)) if self._fixed is not None else []
+        unknown = sorted(total.counts.keys() - set(self._fixed)) if self._fixed is not None else []
         if unknown:
             raise ImageShardsError(f"class {unknown[0]!r} is not in the labels file: add a line for it")
-        return Survey(images, self._fixed if self._fixed is not None else tuple(sorted(names)))
+        classes = self._fixed if self._fixed is not None else tuple(sorted(total.counts))
+        return Survey(images, classes, Page(total.smallest[: sample_size(images)]))

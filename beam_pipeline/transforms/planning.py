@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import Any
 
 import apache_beam as beam
@@ -25,7 +23,6 @@ from beam_pipeline.sharding import (
     SplitPlan,
     listing_fields,
     plan_split,
-    sample_size,
     shard_count,
 )
 from beam_pipeline.state import JobPlan, JobState
@@ -35,46 +32,27 @@ _SAMPLE_CHUNK = 16  # sampled images an element: enough for the fetch threads, f
 
 
 class SampleImages(beam.PTransform):  # type: ignore[misc]
-    """Measures the images with the smallest order keys.
+    """Measures the images with the smallest order keys, spread over the workers.
 
-    Input: `Page`s. Output: `Measurement`s in any order.
+    Input: one `Survey`. Output: `Measurement`s in any order.
     """
 
-    def __init__(self, config: Config, survey: Any) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         self._config = config
-        self._survey = survey
 
-    def expand(self, pages: Any) -> Any:
+    def expand(self, survey: Any) -> Any:
         return (
-            pages
-            | "SmallestKeys" >> beam.CombineGlobally(_SmallestKeys()).without_defaults()
-            | "ChunkSample" >> beam.FlatMap(_chunks, AsSingleton(self._survey))
+            survey
+            | "ChunkSample" >> beam.FlatMap(_chunks)
             | "SpreadSample" >> beam.Reshuffle()
-            | "MeasureImages" >> beam.ParDo(_MeasureImagesFn(self._config), AsSingleton(self._survey))
+            | "MeasureImages" >> beam.ParDo(_MeasureImagesFn(self._config), AsSingleton(survey))
         )
 
 
-class _SmallestKeys(beam.CombineFn):  # type: ignore[misc]
-    """`Page`s → the 512 references with the smallest order keys, sorted."""
-
-    def create_accumulator(self) -> Page:
-        return Page()
-
-    def add_input(self, smallest: Page, page: Page) -> Page:
-        return self.merge_accumulators((smallest, page))
-
-    def merge_accumulators(self, pages: Iterable[Page]) -> Page:
-        return Page(heapq.nsmallest(512, chain.from_iterable(pages), key=lambda ref: (ref.order_key, ref.path)))
-
-    def extract_output(self, smallest: Page) -> Page:
-        return smallest
-
-
-def _chunks(smallest: Page, survey: Survey) -> Iterator[Page]:
-    chosen = smallest[: sample_size(survey.images)]
-    for start in range(0, len(chosen), _SAMPLE_CHUNK):
-        yield Page(chosen[start : start + _SAMPLE_CHUNK])
+def _chunks(survey: Survey) -> Iterator[Page]:
+    for start in range(0, len(survey.smallest), _SAMPLE_CHUNK):
+        yield Page(survey.smallest[start : start + _SAMPLE_CHUNK])
 
 
 class _MeasureImagesFn(beam.DoFn):  # type: ignore[misc]
