@@ -92,7 +92,7 @@ def _beam_option_classes() -> list[type[PipelineOptions]]:
 
 def _unknown(argument: str, known: list[str]) -> UsageError:
     flag = argument.partition("=")[0]
+    if not flag.startswith("-"):
+        return UsageError(f"unexpected argument {flag!r}: every value belongs to a flag; see --help")
     nearest = difflib.get_close_matches(flag, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]}?" if nearest else "see --help"
-    what = "unknown flag" if flag.startswith("-") else "unexpected argument"
-    return UsageError(f"{what} {flag!r}: {hint}")
+    return UsageError(f"unknown flag {flag!r}: {f'did you mean {nearest[0]}?' if nearest else 'see --help'}")

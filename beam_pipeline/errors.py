@@ -74,24 +74,25 @@ class CorruptRecordError(ImageShardsError):
         return f"{self.file}: record {self.record} at byte {self.offset}: {self.reason}"
 
 
-_RAISED_IN_A_WORKER = re.compile(
-    r"(?:^|\W)beam_pipeline\.errors\.(\w+): (.*?)(?: \[while running|\\n|\n|$)", re.MULTILINE
-)
+# Beam adds where it happened to every exception's text.
+_WHERE = re.compile(r" \[while running .*", re.DOTALL)
+_RAISED_IN_A_WORKER = re.compile(r"(?:^|\W)beam_pipeline\.errors\.(\w+): (.*?)(?:\\n|\n|$)", re.MULTILINE)
 
 
-def from_worker(text: str) -> ImageShardsError | None:
-    """Our own error inside the traceback text that a Beam runner hands back, or None.
+def from_worker(error: Exception) -> ImageShardsError | None:
+    """Our own error in what a Beam runner raises, without Beam's additions, or None.
 
-    Runners carry a worker's exception as text only; the last line of ours in it is the cause that users need.
+    A runner in this process raises it as it is. Others carry a worker's exception as the text of its traceback; the
+    last line of ours in that is the cause that users need.
     """
-    found = _RAISED_IN_A_WORKER.findall(text)
+    if isinstance(error, ImageShardsError):
+        return type(error)(_WHERE.sub("", str(error)))
+    found = _RAISED_IN_A_WORKER.findall(str(error))
     if not found:
         return None
     name, message = found[-1]
-    kind = globals().get(name)
-    if not (isinstance(kind, type) and issubclass(kind, ImageShardsError)) or kind is CorruptRecordError:
-        kind = ImageShardsError
-    return kind(message)
+    kind = {one.__name__: one for one in (UsageError, StorageError, NotPublishedError)}.get(name, ImageShardsError)
+    return kind(_WHERE.sub("", message))
 
 
 def one_line(error: BaseException) -> str:

@@ -144,10 +144,8 @@ def _execute(options: PipelineOptions, build: Any) -> None:
         with ProgressLine() if local else nullcontext():
             result = job.run()
             state = result.wait_until_finish()
-    except ImageShardsError:
-        raise
     except Exception as error:
-        known = from_worker(str(error))
+        known = from_worker(error)
         if known is not None:
             raise known from error
         raise ImageShardsError(f"the job failed: {_last_line(error)}; the same command resumes") from error

@@ -257,7 +257,7 @@ def _check_labels(config: Config, folders: list[ClassFolder]) -> None:
     unknown = sorted({folder.label for folder in folders} - set(config.labels))
     if unknown:
         raise UsageError(
-            f"--labels_file {config.labels_file or 'labels'}: class folder {unknown[0]!r} is not in it"
+            f"--labels_file {config.labels_file!r}: class folder {unknown[0]!r} is not in it"
             f"{f', nor {len(unknown) - 1} more' if unknown[1:] else ''}; add a line for each or move the folder away"
         )
 

@@ -103,7 +103,7 @@ class ShardWriter:
         start = time.monotonic()
         name = ShardName(self._config.name, split, index, self._shards[split])
         kept = self.finished(name)
-        ordered = sorted(refs, key=lambda ref: (ref.order_key, ref.path))
+        ordered = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
         sidecar = kept or self._write(name, ordered)
         report(shards=1, images=len(ordered) if kept else 0)
         return ShardSummary(

@@ -1,0 +1,69 @@
+"""Every message that docs/format.md promises is printed, to the letter, with its exit code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from beam_pipeline import launch
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "format.md"
+
+
+def documented_messages() -> list[tuple[str, int, str]]:
+    """(arguments, exit code, line) of each paragraph in the document's block of messages."""
+    block = DOCUMENT.read_text().split("<!-- messages:")[1].split("```")[1]
+    found = re.findall(r"^(.+)\n(\d) (error: .+)$", block, re.MULTILINE)
+    assert len(found) == block.count("error: ")
+    return [(arguments, int(code), line) for arguments, code, line in found]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the document describes."""
+    data = tmp_path_factory.mktemp("data")
+    for label in ("cat", "dog"):
+        for number in range(3):
+            path = data / "photos" / label / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 30), (80 * number, 10, 200)).save(path)
+    shutil.copytree(data / "photos", data / "other")
+    shutil.copy(data / "photos/cat/0.jpg", data / "other/cat/3.jpg")
+    shutil.copytree(data / "photos", data / "broken")
+    for label in ("cat", "dog"):
+        (data / "broken" / label / "0.jpg").write_text("not an im")
+    shutil.copytree(data / "photos/cat", data / "flat")
+    (data / "flat/2.jpg").unlink()
+    (data / "texts/a").mkdir(parents=True)
+    (data / "texts/a/1.txt").write_text("1")
+    (data / "texts/a/2.txt").write_text("2")
+    (data / "empty").mkdir()
+    (data / "taken/photos/1.0.0").mkdir(parents=True)
+    (data / "taken/photos/1.0.0/notes.txt").write_text("mine")
+    (data / "labels.txt").write_text("cat\n")
+    (data / "no_label.csv").write_text("path,class\ncat/0.jpg,cat\n")
+    (data / "reserved.csv").write_text("path,label,image:bytes\ncat/0.jpg,cat,x\n")
+    (data / "number.csv").write_text("path,label,age:int64\ncat/0.jpg,cat,3\ncat/1.jpg,cat,old\n")
+    (data / "twice.csv").write_text("path,label\ncat/1.jpg,cat\ncat/1.jpg,dog\n")
+    assert launch.main(["--input", f"{data}/photos", "--output", f"{data}/done", "--name", "photos"]) == 0
+    return data
+
+
+@pytest.mark.parametrize(("arguments", "code", "line"), documented_messages())
+def test_message_is_printed_as_documented(
+    arguments: str,
+    code: int,
+    line: str,
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(data)
+    capsys.readouterr()
+    assert launch.main(arguments.split()) == code
+    printed = [text for text in capsys.readouterr().err.splitlines() if not text.startswith("warning:")]
+    assert [text.replace(str(data), "/data") for text in printed] == [line]
