@@ -174,10 +174,12 @@ def _run_facts(options: PipelineOptions, command: Sequence[str]) -> dict[str, An
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # its tracebacks would bury our one line
     try:
         config, beam_arguments = command_line.parse(given)
-        manifest = run(config, PipelineOptions(beam_arguments), ["python", "-m", "beam_pipeline", *given])
+        options = PipelineOptions(beam_arguments)
+        if options.view_as(StandardOptions).runner in (None, *_LOCAL_RUNNERS):
+            logging.disable(logging.ERROR)  # a runner's tracebacks would bury our one line
+        manifest = run(config, options, ["python", "-m", "beam_pipeline", *given])
         if manifest is not None:
             for warning in warnings(config, manifest):
                 print(f"warning: {warning}", file=sys.stderr)
