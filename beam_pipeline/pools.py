@@ -41,6 +41,7 @@ class Pools:
         fetch: Callable[[Item], Payload],
         convert: Callable[[Item, Payload], Result],
         cost: Callable[[Item], int],
+        fetch_apart: bool = True,
     ) -> Iterator[Result]:
         """`convert(item, fetch(item))` of every item, in order, a bounded window of them at work.
 
@@ -49,6 +50,7 @@ class Pools:
             fetch: blocks on storage.
             convert: computes, releases the GIL for most of its time.
             cost: payload bytes of an item while it is in the window.
+            fetch_apart: fetch in threads of its own; False for local files, where handing over costs more than reading.
 
         Raises:
             What `fetch` or `convert` raised first, in order; the rest of the window is abandoned.
@@ -59,7 +61,8 @@ class Pools:
                 size = cost(item)
                 while len(window) >= self._window or not self._budget.take(size, wait=not window):
                     yield self._finish(window)
-                window.append((self._start(item, fetch, convert), size))
+                start = self._start if fetch_apart else self._start_together
+                window.append((start(item, fetch, convert), size))
             while window:
                 yield self._finish(window)
         finally:
@@ -82,6 +85,11 @@ class Pools:
         # Chained rather than waited for: a slow fetch never holds a decoder.
         self._fetchers.submit(fetch, item).add_done_callback(lambda fetched: self._decoders.submit(decode, fetched))
         return result
+
+    def _start_together(
+        self, item: Item, fetch: Callable[[Item], Payload], convert: Callable[[Item, Payload], Result]
+    ) -> Future[Result]:
+        return self._decoders.submit(lambda: convert(item, fetch(item)))
 
     def _finish(self, window: deque[tuple[Future[Result], int]]) -> Result:
         future, size = window[0]

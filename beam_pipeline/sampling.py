@@ -5,6 +5,7 @@ Sums are integers, so that no order of addition and no CPU changes a digit.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -18,7 +19,7 @@ from beam_pipeline.options import Config
 from beam_pipeline.pools import shared_pools
 from beam_pipeline.schema import FRAME_BYTES
 from beam_pipeline.sharding import ImageRef
-from beam_pipeline.writer import fetch, image_url
+from beam_pipeline.writer import SAMPLED, fetch, image_url
 
 _DIGITS = 6
 _ARITHMETIC = Context(prec=50)
@@ -68,6 +69,7 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
             if isinstance(data, Reject):
                 raise data
             image = images.convert(data, options, look=lambda pixels: seen.append(channel_sums(pixels)))
+            SAMPLED.keep((hashlib.md5(data, usedforsecurity=False).digest(), options), image)
         except Reject as reject:
             return Measurement(ref.path, ref.split, ref.source_bytes, 0, None, (str(reject.reason), reject.detail))
         record = examples.image_example(
@@ -86,6 +88,7 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
         lambda ref: fetch(store, image_url(config, ref.path), ref, options),
         convert,
         lambda ref: ref.source_bytes,
+        fetch_apart=not storage.is_local(config.input or ""),
     )
 
 

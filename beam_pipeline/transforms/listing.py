@@ -33,7 +33,7 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
         self._config = config
 
     def expand(self, pipeline: Any) -> tuple[Any, Any]:
-        start = pipeline | "Start" >> beam.Create([None])
+        start = pipeline | "Start" >> beam.Impulse()
         listed = self._read_manifest(start) if self._config.layout == "manifest" else self._list_folders(start)
         listed[_PAGES].element_type = Page  # outputs with tags know no types of their own
         pages = listed[_PAGES] | "SameListForAll" >> beam.Reshuffle()
