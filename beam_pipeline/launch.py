@@ -21,7 +21,7 @@ from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, from_wor
 from beam_pipeline.options import Config
 from beam_pipeline.progress import ProgressLine
 from beam_pipeline.state import JobState
-from beam_pipeline.summary import Manifest, plan_text, published_text, warnings
+from beam_pipeline.summary import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text, published_text, warnings
 
 _IN_PROCESS_RUNNER = "FnApiRunner"  # plain DirectRunner would first try to download another one
 _FIRST_CONTACT_S = 15.0
@@ -51,18 +51,17 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     manifest = read_manifest(config)
     if manifest is not None and not config.overwrite and not config.plan_only:
         damage = published.check(config, manifest)
-        if not damage:
-            return Manifest(config.dataset_url, manifest, changed=False)
-        print(f"repairing {damage}", file=sys.stderr)
-        _execute(options, lambda job: published.build_repair(job, config, manifest, damage))
-    else:
-        _check_output(config)
-        _execute(options, lambda job: pipeline.build(job, config, _run_facts(options, command)))
+        if damage:
+            print(f"repairing {damage}", file=sys.stderr)
+            _execute(options, lambda job: published.build_repair(job, config, manifest, damage))
+        return Manifest(config.dataset_url, manifest, REPAIRED if damage else ALREADY_PUBLISHED)
+    _check_output(config)
+    _execute(options, lambda job: pipeline.build(job, config, _run_facts(options, command)))
     if config.plan_only:
         print(plan_text(JobState(config).take_plan_only()))
         return None
     result = read_manifest(config)
-    return None if result is None else Manifest(config.dataset_url, result)
+    return None if result is None else Manifest(config.dataset_url, result, PUBLISHED)
 
 
 def resolve(config: Config) -> Config:

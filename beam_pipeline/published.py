@@ -42,11 +42,10 @@ class Damage:
     def __str__(self) -> str:
         parts = []
         if self.shards:
-            parts.append(f"{len(self.shards)} shards")
+            parts.append(f"{len(self.shards)} damaged shard{'s' * (len(self.shards) > 1)}")
         if self.files:
-            parts.append(
-                f"{len(self.files)} other files ({', '.join(sorted(self.files)[:3])}{', …' * (len(self.files) > 3)})"
-            )
+            some = ", ".join(sorted(self.files)[:3]) + ", …" * (len(self.files) > 3)
+            parts.append(f"{len(self.files)} other file{'s' * (len(self.files) > 1)} ({some})")
         return " and ".join(parts)
 
 

@@ -130,14 +130,14 @@ def _draw_things(
     for _ in range(60):
         if len(placed) == wanted:
             break
-        radius = random.uniform(0.13, 0.21) * min(size)
+        radius = random.uniform(0.14, 0.2) * min(size)
         x, y = random.uniform(radius, width - radius), random.uniform(radius, height - radius)
         if any(math.hypot(x - ox, y - oy) < radius + other + 3 for ox, oy, other in placed):
             continue
         placed.append((x, y, radius))
         box = (x - radius - 3, y - radius - 3, x + radius + 3, y + radius + 3)
         draw_colours.ellipse(box, fill=_colour_apart_from(ground, random))
-        angle = math.radians(random.uniform(-25, 25))
+        angle = math.radians(random.uniform(-15, 15))
         cos, sin = math.cos(angle), math.sin(angle)
         outline = [(2 * (x + radius * (cos * a - sin * b)), 2 * (y + radius * (sin * a + cos * b))) for a, b in shape]
         draw_mask.polygon(outline, fill=255)

@@ -7,6 +7,10 @@ from typing import Any
 
 from beam_pipeline.options import Config
 
+PUBLISHED = "published"
+REPAIRED = "repaired"
+ALREADY_PUBLISHED = "already published"
+
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
@@ -15,12 +19,12 @@ class Manifest:
     Attributes:
         url: folder or URL of the version.
         data: content of manifest.json, as `docs/format.md` describes it.
-        changed: False where the version was published already and nothing was written.
+        outcome: `published`, `repaired`, or `already published` where nothing was written.
     """
 
     url: str
     data: dict[str, Any]
-    changed: bool = True
+    outcome: str
 
     @property
     def images(self) -> int:
@@ -70,7 +74,7 @@ def megabytes(byte_count: float) -> str:
 def published_text(manifest: Manifest) -> str:
     """What a published dataset holds, with the balance of its shards."""
     data = manifest.data
-    lines = [f"published {manifest.url}" if manifest.changed else f"already published {manifest.url}, nothing written"]
+    lines = [f"{manifest.outcome} {manifest.url}{', nothing written' * (manifest.outcome == ALREADY_PUBLISHED)}"]
     for split, content in sorted(data["splits"].items()):
         sizes = [shard["bytes"] for shard in content["shards"]]
         mean = sum(sizes) / len(sizes)

@@ -246,7 +246,7 @@ def fetch(store: storage.Storage, url: str, ref: ImageRef, options: images.Image
         images.check_size(ref.source_bytes, options)
         return store.read(url)
     except FileNotFoundError:
-        return Reject(RejectReason.VANISHED, "listed, then not found")
+        return Reject(RejectReason.VANISHED, "not found")
     except Reject as reject:
         return reject
 
