@@ -1,0 +1,8 @@
+"""`python -m reader`."""
+
+import sys
+
+from reader.commands import main
+
+if __name__ == "__main__":
+    sys.exit(main())
