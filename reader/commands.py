@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+def _parser() -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(prog="python -m reader", description="Look at, check and train on a dataset.", allow_abbrev=False)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="info|verify|train", parser_class=_Parser)
     parsers = {}
@@ -85,7 +85,7 @@ def _info_text(info: DatasetInfo) -> str:
     sizes = {size for size in (image.min_size, image.max_size) if size}
     lines = [
         f"{info.name} {info.version} at {info.url}",
-        f"  {info.manifest['records']:,} records of {info.manifest['images']:,} images listed, {info.num_classes} classes",
+        f"  {info.manifest['records']:,} records of {info.manifest['images']:,} images, {info.num_classes} classes",
         f"  {image.format}, {image.channels} channels, "
         f"{' to '.join(f'{height}x{width}' for height, width in sorted(sizes)) or 'no image'} (height x width)",
     ]
@@ -142,6 +142,7 @@ def _add_train_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(flags: argparse.Namespace) -> int:
+    import reader.train.quiet  # noqa: F401
     from reader.train.fit import TrainOptions, train  # TensorFlow, 4 s: only for this verb
 
     options = {name: value for name, value in vars(flags).items() if name not in ("verb", "run", "dataset")}

@@ -7,8 +7,6 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported: its notes bury the epochs
-
 import keras
 import tensorflow as tf
 
@@ -84,7 +82,7 @@ def train(info: DatasetInfo, options: TrainOptions) -> str:
             data,
             epochs=options.epochs,
             validation_data=validation,
-            shuffle=False,
+            shuffle=False,  # the dataset does
             verbose=0,
             callbacks=[_epoch_lines(file)],
         ).history

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# The whole product once, on drawn pictures: images -> shards -> checks -> a trained model, all below build/demo.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+demo=build/demo
+dataset=$demo/datasets/sample/1.0.0
+
+# step WHAT COMMAND...: says what comes, shows the command as a user would type it, runs it.
+step() {
+    printf '\n== %s\n$' "$1"
+    shift
+    printf ' %q' "$@"
+    printf '\n'
+    "$@"
+}
+
+rm -rf "$demo"
+mkdir -p "$demo"
+PATH="$PWD/.venv/bin:$PATH"
+
+step "600 pictures of five shapes, and three files that no decoder reads" \
+    python -m beam_pipeline.sample_data "$demo/images"
+step "pictures -> TFRecord shards, four fifths of them to train on" \
+    python -m beam_pipeline --input "$demo/images" --output "$demo/datasets" --name sample \
+    --splits train=0.8,validation=0.2 --image_size 96 --num_shards train=4,validation=1
+step "is every byte, record and picture as it should be?" \
+    python -m reader verify "$dataset"
+step "what is in it" \
+    python -m reader info "$dataset"
+step "a small network learns the shapes" \
+    python -m reader train "$dataset" --model small_cnn --epochs 12 --batch_size 16 --out "$demo/model"
+
+cat <<END
+
+== What lies where
+$demo/images    the pictures and $(find "$demo/images" -name 'broken_*' | wc -l) broken files
+$dataset    the shards and all that is beside them; rejects.jsonl names the broken files
+$demo/model    the trained model and its metrics
+END
