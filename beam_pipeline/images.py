@@ -46,6 +46,7 @@ _SIDEWAYS = frozenset({5, 6, 7, 8})
 
 
 Image.preinit()  # loads the decoders now, not with the first image
+Image.MAX_IMAGE_PIXELS = None  # `max_pixels` decides, and says so; Pillow's own limit would warn or raise first
 
 
 class ImageOptions(NamedTuple):

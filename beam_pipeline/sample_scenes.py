@@ -91,7 +91,7 @@ def draw_scene(shape: list[Point], size: tuple[int, int], random: Random) -> Ima
 
 def _draw_ground(size: tuple[int, int], random: Random) -> tuple[Image.Image, Colour]:
     """A ground of two tones of one colour, mottled or grained like wood, and that colour."""
-    tone = random.randint(70, 185)
+    tone = random.randint(50, 125)
     colour = (tone + random.randint(-45, 45), tone + random.randint(-45, 45), tone + random.randint(-45, 45))
     other = tuple(max(0, min(255, value + random.randint(-60, 60))) for value in colour)
     stretch = random.choice((1.0, 1.0, 0.2, 5.0))
@@ -136,7 +136,7 @@ def _draw_things(
             continue
         placed.append((x, y, radius))
         box = (x - radius - 3, y - radius - 3, x + radius + 3, y + radius + 3)
-        draw_colours.ellipse(box, fill=_colour_apart_from(ground, random))
+        draw_colours.ellipse(box, fill=_colour_above(ground, random))
         angle = math.radians(random.uniform(-15, 15))
         cos, sin = math.cos(angle), math.sin(angle)
         outline = [(2 * (x + radius * (cos * a - sin * b)), 2 * (y + radius * (sin * a + cos * b))) for a, b in shape]
@@ -144,11 +144,11 @@ def _draw_things(
     return colours, mask.reduce(2)
 
 
-def _colour_apart_from(ground: Colour, random: Random) -> Colour:
-    """Any colour that can be told from the ground, also in a grey picture."""
+def _colour_above(ground: Colour, random: Random) -> Colour:
+    """Any colour lighter than the ground, so that things can be told from it in a grey picture too."""
     while True:
-        colour = (random.randint(10, 250), random.randint(10, 250), random.randint(10, 250))
-        if abs(_brightness(colour) - _brightness(ground)) > 60:
+        colour = (random.randint(40, 255), random.randint(40, 255), random.randint(40, 255))
+        if _brightness(colour) - _brightness(ground) > 60:
             return colour
 
 
