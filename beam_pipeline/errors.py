@@ -4,6 +4,7 @@
     ├── UsageError              exit code 2: bad flag or configuration, found before any image is read
     ├── StorageError            a storage request failed after all its retries
     ├── NotPublishedError       a folder holds no finished dataset
+    │   └── OtherFormatError    it is one of another release
     └── CorruptRecordError      a record's framing or CRC is wrong (names file, record and byte offset)
     Reject                      one image gets no record; never reaches a user as an error
 
@@ -37,6 +38,10 @@ class StorageError(ImageShardsError):
 
 class NotPublishedError(ImageShardsError):
     """A folder holds no `manifest.json`, or one that can't be believed."""
+
+
+class OtherFormatError(NotPublishedError):
+    """A manifest of another format version: made by a newer release, and not to be touched."""
 
 
 class Reject(Exception):

@@ -17,7 +17,15 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from apache_beam.runners.portability import fn_api_runner  # noqa: F401 - loaded with Beam, not with the first job
 
 from beam_pipeline import __version__, command_line, listing, manifest_rows, pipeline, published, schema, storage
-from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, from_worker, one_line
+from beam_pipeline.errors import (
+    EXIT_OK,
+    ImageShardsError,
+    NotPublishedError,
+    OtherFormatError,
+    UsageError,
+    from_worker,
+    one_line,
+)
 from beam_pipeline.options import Config
 from beam_pipeline.progress import ProgressLine
 from beam_pipeline.state import JobState
@@ -47,12 +55,14 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     standard = options.view_as(StandardOptions)
     standard.runner = standard.runner or _IN_PROCESS_RUNNER
     options.view_as(TypeOptions).pipeline_type_check = False  # our types are checked before; it costs 60 ms a start
+    _new_pipeline(options)
     config = resolve(config)
     manifest = read_manifest(config)
     if manifest is not None and not config.overwrite and not config.plan_only:
         damage = published.check(config, manifest)
         if damage:
             print(f"repairing {damage}", file=sys.stderr)
+            JobState(config).clear()  # what an interrupted repair left may be damaged since
             _execute(options, lambda job: published.build_repair(job, config, manifest, damage))
         return Manifest(config.dataset_url, manifest, REPAIRED if damage else ALREADY_PUBLISHED)
     _check_output(config)
@@ -126,19 +136,19 @@ def read_manifest(config: Config) -> dict[str, Any] | None:
     url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
     try:
         data = storage.open_storage(config.output, _first_contact_s(config)).read(url)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         return schema.open_manifest(data, url)
-    except ImageShardsError:
-        if config.repair or config.overwrite:
+    except NotPublishedError as error:
+        if config.overwrite or (config.repair and not isinstance(error, OtherFormatError)):
             return None  # the whole job runs anew, in place
         raise
 
 
 def _execute(options: PipelineOptions, build: Any) -> None:
     """Run a pipeline to its end; a worker's error comes back as ours."""
-    job = beam.Pipeline(options=options)
+    job = _new_pipeline(options)
     build(job)
     local = options.view_as(StandardOptions).runner in _LOCAL_RUNNERS
     try:
@@ -152,6 +162,18 @@ def _execute(options: PipelineOptions, build: Any) -> None:
         raise ImageShardsError(f"the job failed: {_last_line(error)}; the same command resumes") from error
     if state not in (None, "DONE", "UNKNOWN"):
         raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
+
+
+def _new_pipeline(options: PipelineOptions) -> beam.Pipeline:
+    """A pipeline for a runner.
+
+    Raises:
+        UsageError: no such runner, or it misses options.
+    """
+    try:
+        return beam.Pipeline(options=options)
+    except ValueError as error:
+        raise UsageError(f"--runner {options.view_as(StandardOptions).runner}: {one_line(error)}") from None
 
 
 def _last_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ What is no image by its name is skipped and counted by kind; no name is changed.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -196,7 +197,8 @@ def why_skipped(path: str) -> str | None:
     """Why a listed file is no image by its name, or None for one that is."""
     if path.startswith(".") or "/." in path:
         return HIDDEN
-    return None if path.rpartition(".")[2].lower() in IMAGE_SUFFIXES else OTHER_SUFFIX
+    stem, dot, suffix = path.rpartition("/")[2].rpartition(".")
+    return None if dot and stem and suffix.lower() in IMAGE_SUFFIXES else OTHER_SUFFIX
 
 
 def check_input(config: Config) -> None:
@@ -210,6 +212,10 @@ def check_input(config: Config) -> None:
         _check_manifest(config)
         return
     assert config.input is not None
+    if storage.is_local(config.input) and not os.path.isdir(config.input):
+        raise UsageError(
+            f"--input {config.input!r}: {'a file, not a folder' if os.path.exists(config.input) else 'no such folder'}"
+        )
     try:
         folders = class_folders(config)
         store = storage.open_storage(config.input, config.io_deadline)
@@ -224,7 +230,7 @@ def check_input(config: Config) -> None:
                 f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
             )
     except FileNotFoundError:
-        raise UsageError(f"--input {config.input!r}: no such bucket or folder") from None
+        raise UsageError(f"--input {config.input!r}: no such bucket") from None
 
 
 def _check_manifest(config: Config) -> None:

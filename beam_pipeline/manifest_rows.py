@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 import struct
@@ -22,6 +23,7 @@ from beam_pipeline.schema import NAME_PATTERN, RECORD_KEYS
 _OWN_COLUMNS = ("path", "label", "split", "bytes", "md5")
 _RANGE_BYTES = 32 << 20  # of a JSONL file that one element reads: some seconds of work
 _PIECE_BYTES = 1 << 20
+csv.field_size_limit(16 << 20)  # a cell may hold a long text or list
 _NUMBER_SEPARATORS = re.compile(r"[;,|\s]+")
 
 
@@ -152,11 +154,16 @@ class RowReader:
     def _csv_rows(self) -> Iterator[Row]:
         with self._store.open(self._url) as file:
             reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), strict=True)
-            next(reader)
-            for number, cells in enumerate(reader, 2):
-                if not cells:
-                    continue
+            for number in itertools.count(1):
                 where = f"row {number}"
+                try:
+                    cells = next(reader, None)
+                except (csv.Error, UnicodeDecodeError) as error:
+                    raise self._wrong(where, f"no CSV in UTF-8: {error}") from None
+                if cells is None:
+                    return
+                if number == 1 or not cells:
+                    continue
                 if len(cells) != len(self._header):
                     raise self._wrong(where, f"{len(cells)} cells, the header has {len(self._header)}")
                 yield self._row(where, dict(zip(self._header, cells, strict=True)))
@@ -168,8 +175,8 @@ class RowReader:
             where = f"line at byte {position}"
             try:
                 cells = json.loads(line.decode("utf-8-sig"))
-                unknown = sorted(set(cells) - set(self._header))
-            except (ValueError, TypeError):
+                unknown = sorted(cells.keys() - set(self._header))
+            except (ValueError, AttributeError):
                 raise self._wrong(where, "no JSON object") from None
             if unknown:
                 raise self._wrong(where, f"column {unknown[0]!r} is not in the first row: name every column there")
@@ -208,6 +215,8 @@ class RowReader:
             raise self._wrong(where, f"split {split!r} is not a-z, 0-9 and _, a letter first")
         try:
             size = None if byte_count in (None, "") else int(str(byte_count))
+            if size is not None and size < 0:
+                raise ValueError
         except ValueError:
             raise self._wrong(where, f"bytes {byte_count!r} is no whole number") from None
         features = tuple(self._feature(where, column, cells) for column in self._columns)

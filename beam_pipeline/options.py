@@ -7,6 +7,7 @@ of the manifest's `configuration`, and a published version can't be continued wi
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -100,6 +101,9 @@ class Config:
         for flag in ("input", "output", "manifest", "labels_file"):
             value = getattr(self, flag)
             if value:
+                wrong = storage.why_unusable(storage.normalize(value))
+                if wrong:
+                    raise _wrong(f"--{flag}", value, wrong)
                 object.__setattr__(self, flag, storage.normalize(value))
         self._check_names()
         self._check_choices()
@@ -187,7 +191,7 @@ class Config:
         fractions = self.split_fractions
         size = self.image_options.size
         values |= {
-            "splits": None if fractions is None else [[name, str(share)] for name, share in fractions.items()],
+            "splits": None if fractions is None else _splits_text(fractions),
             "image_size": None if size is None else list(size),
             "max_image_bytes": self.image_options.max_image_bytes,
             "target_shard_bytes": self.shard_bytes,
@@ -240,6 +244,10 @@ class Config:
             object.__setattr__(self, "input", self.manifest.rpartition("/")[0])
         if self.target_shard_bytes is not None and self.num_shards is not None:
             raise _wrong("--num_shards", self.num_shards, "leave out --target_shard_bytes or this")
+        counts, dealt = self.shard_counts, self.split_fractions
+        if isinstance(counts, dict) and dealt and (self.layout == "class_folders" or self.splits):
+            for split in sorted(counts.keys() - dealt.keys()):
+                raise _wrong("--num_shards", self.num_shards, f"there is no split {split!r}, only {', '.join(dealt)}")
         if self.overwrite and self.repair:
             raise UsageError("--repair and --overwrite exclude each other: leave out one")
         if self.split_by is not None and self.layout == "split_class_folders":
@@ -304,6 +312,16 @@ def parse_size(value: str | int) -> tuple[int, int] | None:
     if len(sides) > 2 or not all(1 <= side <= 16_384 for side in sides):
         raise _wrong("--image_size", value, "write 224, 224x320 (height x width) or none")
     return sides[0], sides[-1]
+
+
+def _splits_text(fractions: Mapping[str, Fraction]) -> str:
+    """The one way to write `--splits`: exact decimals, `rest` spelled out."""
+    context = decimal.Context(prec=200)
+    shares = {
+        name: context.divide(decimal.Decimal(share.numerator), decimal.Decimal(share.denominator))
+        for name, share in fractions.items()
+    }
+    return ",".join(f"{name}={share.normalize(context):f}" for name, share in shares.items())
 
 
 def _wrong(flag: str, value: object, fix: str) -> UsageError:

@@ -11,6 +11,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from typing import IO, Any
 
 import numpy as np
@@ -184,7 +185,7 @@ class _Joined:
                 "nothing is published; run the same command again"
             )
         failures = rejected - self._rejects[RejectReason.DUPLICATE]
-        if failures > max_reject_fraction * listed:
+        if failures > Fraction(str(max_reject_fraction)) * listed:
             by_reason = ", ".join(f"{reason} {count}" for reason, count in sorted(self._rejects.items()))
             raise ImageShardsError(
                 f"{failures} of {listed} images rejected ({by_reason}), --max_reject_fraction is "

@@ -6,6 +6,7 @@ Repair never changes the manifest: every file that it rewrites must come out wit
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,14 +15,15 @@ import apache_beam as beam
 from apache_beam.pvalue import AsIter
 
 from beam_pipeline import images, listing, schema, storage
-from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.errors import ImageShardsError, Reject, UsageError
 from beam_pipeline.options import Config
+from beam_pipeline.pools import shared_pools
 from beam_pipeline.publish import metadata_files, run_index, run_rows_array
 from beam_pipeline.schema import ShardName, canonical_json
-from beam_pipeline.sharding import ReferenceSum, content_fields, listing_fields
+from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listing_fields
 from beam_pipeline.state import JobPlan, JobState, split_plans
 from beam_pipeline.transforms import AssignShards, ListImages, WriteShards
-from beam_pipeline.writer import index_text
+from beam_pipeline.writer import fetch, image_url, index_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,43 +72,76 @@ def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
     theirs = manifest["configuration"]
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
-        flag = different[0]
+        name = different[0]
         more = f" ({len(different) - 1} more flags differ)" if different[1:] else ""
+        flag = {"labels": "labels_file", "columns": "manifest"}.get(name, name)
         raise UsageError(
-            f"--{flag} {ours.get(flag)!r}: {config.dataset_url} is published with {theirs.get(flag)!r}"
-            f"{more}; choose another --version or --overwrite"
+            f"--{flag} {_as_written(name, ours.get(name))}: {config.dataset_url} is published with "
+            f"{_as_written(name, theirs.get(name))}{more}; choose another --version or --overwrite"
         )
 
 
+def _as_written(name: str, value: Any) -> str:
+    """A value of the configuration as its flag is written."""
+    if name == "image_size":
+        return "none" if value is None else "x".join(map(str, value if value[0] != value[1] else value[:1]))
+    if name == "columns":
+        return f"of columns {', '.join(column['name'] for column in value or ()) or 'none'}"
+    return f"of {', '.join(value)}" if name == "labels" and value else repr(value)
+
+
 def _check_inputs(config: Config, manifest: dict[str, Any]) -> None:
-    """Compare today's listing with the published one, shard by shard."""
-    plans = split_plans(manifest["plan"]["splits"])
+    """Compare today's input with the published one, shard by shard: listings, and contents where they are known.
+
+    A listing that gives MD5s tells contents; with `--repair` every image is read.
+    """
+    shards, plans = _shards(manifest), split_plans(manifest["plan"]["splits"])
     sums: dict[tuple[str, int], tuple[ReferenceSum, ReferenceSum]] = {}
-    listed, contents_known, most_bytes = 0, True, config.image_options.max_image_bytes
-    for ref in listing.all_images(config):
-        listed += 1
-        if ref.split not in plans:
-            sums.setdefault((ref.split, 0), (ReferenceSum(), ReferenceSum()))[0].add(listing_fields(ref))
-            continue
-        key = (ref.split, plans[ref.split].shard_of(ref.order_key))
-        names, contents = sums.setdefault(key, (ReferenceSum(), ReferenceSum()))
+    contents_known = not manifest["rejects"]["environment"]
+    for ref, md5 in _contents(config):
+        # An image of a split that didn't exist then counts as a shard that differs.
+        shard = plans[ref.split].shard_of(ref.order_key) if ref.split in plans else 0
+        names, contents = sums.setdefault((ref.split, shard), (ReferenceSum(), ReferenceSum()))
         names.add(listing_fields(ref))
-        contents_known = contents_known and ref.etag.startswith("md5:")
-        if contents_known:
-            contents.add(content_fields(ref, b"" if ref.source_bytes > most_bytes else bytes.fromhex(ref.etag[4:])))
-    contents_known = contents_known and not manifest["rejects"]["environment"]
-    shards = _shards(manifest)
+        contents_known = contents_known and md5 is not None
+        contents.add(content_fields(ref, md5 or b""))
     different = sum(key not in shards for key in sums)
-    for key, shard in shards.items():
+    for key, published in shards.items():
         names, contents = sums.get(key, (ReferenceSum(), ReferenceSum()))
-        same = names.hex == shard["listing_fingerprint"] and names.count == shard["images"]
-        different += not (same and (not contents_known or contents.hex == shard["content_fingerprint"]))
+        same = names.hex == published["listing_fingerprint"] and names.count == published["images"]
+        different += not (same and (not contents_known or contents.hex == published["content_fingerprint"]))
     if different:
+        listed = sum(names.count for names, _ in sums.values())
         raise ImageShardsError(
             f"the input is not the one that {config.dataset_url} was made from: {manifest['images']} images were "
             f"listed then, {listed} now, {different} of {len(shards)} shards differ; "
             "choose another --version or --overwrite"
         )
+
+
+def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
+    """Every image of the input with its MD5 as far as it is known: from the listing, or read with `--repair`."""
+    refs = listing.all_images(config)
+    if not config.repair:
+        yield from ((ref, _listed_md5(config, ref)) for ref in refs)
+        return
+    store = storage.open_storage(config.input or "", config.io_deadline)
+
+    def read(ref: ImageRef) -> bytes | Reject:
+        return fetch(store, image_url(config, ref.path), ref, config.image_options)
+
+    def digest(ref: ImageRef, data: bytes | Reject) -> tuple[ImageRef, bytes]:
+        return ref, b"" if isinstance(data, Reject) else hashlib.md5(data, usedforsecurity=False).digest()
+
+    pools = shared_pools(config.fetch_concurrency, config.threads)
+    yield from pools.map(refs, read, digest, lambda ref: ref.source_bytes)
+
+
+def _listed_md5(config: Config, ref: ImageRef) -> bytes | None:
+    """What the content fingerprint saw of an image, by its listing; b"" for one that was too large to be read."""
+    if ref.source_bytes > config.image_options.max_image_bytes:
+        return b""
+    return bytes.fromhex(ref.etag[4:]) if ref.etag.startswith("md5:") else None
 
 
 def _shards(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
@@ -162,12 +197,14 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, An
     summaries: Any = ()
     if damage.shards:
         pages, _ = pipeline | "ListImages" >> ListImages(config)
+        shards = _shards(manifest)
+        promised = {key: (shards[key]["bytes"], shards[key]["crc32c"]) for key in damage.shards}
         written = (
             pages
             | "AssignShards" >> AssignShards(plans)
             | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
             | "GroupByShard" >> beam.GroupByKey()
-            | "WriteShards" >> WriteShards(config, plans)
+            | "WriteShards" >> WriteShards(config, plans, promised)
         )
         summaries = AsIter(written)  # waited for, no more
     plans | "RestoreFiles" >> beam.Map(_restore, config, manifest, damage, summaries)
@@ -177,14 +214,6 @@ def _restore(plan: JobPlan, config: Config, manifest: dict[str, Any], damage: Da
     """Rewrite the damaged files beside the shards, all of them checked against the manifest."""
     state = JobState(config)
     store = storage.open_storage(config.output, config.io_deadline)
-    for split, index in sorted(damage.shards):
-        shard = _shards(manifest)[split, index]
-        sidecar = state.sidecar(_name(config, plan, split, index))
-        if sidecar is None or (sidecar["bytes"], sidecar["crc32c"]) != (shard["bytes"], shard["crc32c"]):
-            raise ImageShardsError(
-                f"shard {shard['file']} comes out with other bytes than were published: an image of it has changed; "
-                "use --overwrite"
-            )
     for file, data in _restored_files(store, config, plan, manifest, damage):
         if schema.sha256(data) != manifest["files"][file]:
             raise ImageShardsError(f"{file} comes out with other bytes than were published: use --overwrite")

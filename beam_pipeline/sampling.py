@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Context, Decimal
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -137,7 +138,7 @@ def check_sample(sample: list[Measurement], images_listed: int, max_reject_fract
     """
     rejected = sorted((one.path, *one.reject) for one in sample if one.reject is not None)
     everything = len(sample) >= images_listed
-    limit = max_reject_fraction * len(sample)
+    limit = Fraction(str(max_reject_fraction)) * len(sample)  # in floats 0.29 of 100 is less than 29
     if len(rejected) > (limit if everything else 3 + 3 * limit):
         path, reason, detail = rejected[0]
         raise ImageShardsError(

@@ -18,7 +18,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from beam_pipeline.errors import CorruptRecordError, NotPublishedError
+from beam_pipeline.errors import CorruptRecordError, NotPublishedError, OtherFormatError
 
 FORMAT_VERSION = 1
 
@@ -222,7 +222,8 @@ def open_manifest(data: bytes, where: str) -> dict[str, Any]:
         where: its URL, for errors.
 
     Raises:
-        NotPublishedError: not JSON, another format version, or `self_sha256` doesn't match.
+        OtherFormatError: another release wrote it.
+        NotPublishedError: not JSON, or `self_sha256` doesn't match.
     """
     try:
         manifest = json.loads(data)
@@ -233,7 +234,9 @@ def open_manifest(data: bytes, where: str) -> dict[str, Any]:
             f"{where} is damaged: no manifest can be read from it; run the job with --repair"
         ) from None
     if version != FORMAT_VERSION:
-        raise NotPublishedError(f"{where} has format_version {version!r}; this imageshards reads {FORMAT_VERSION}")
+        raise OtherFormatError(
+            f"{where} has format_version {version!r}, this release reads {FORMAT_VERSION}: use the one that wrote it"
+        )
     if seal_manifest(manifest) != data or claimed != json.loads(seal_manifest(manifest))["self_sha256"]:
         raise NotPublishedError(f"{where} is damaged: its self_sha256 doesn't match; run the job with --repair")
     return manifest  # type: ignore[no-any-return]

@@ -19,6 +19,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from stat import S_ISDIR, S_ISREG
 from typing import IO, Any, NamedTuple, Protocol, TypeVar
 
 import google_crc32c
@@ -98,7 +99,24 @@ def normalize(url: str) -> str:
     """A user's folder as the job carries it: local paths made absolute, no slash at the end."""
     if is_local(url):
         return os.path.abspath(os.path.expanduser(url))
-    return url.rstrip("/")
+    scheme, _, path = url.partition("://")
+    return f"{scheme}://{path.rstrip('/')}"
+
+
+def why_unusable(url: str) -> str | None:
+    """Why no storage can hold `url`: no such protocol, its package isn't installed, no bucket; None if one can."""
+    match = _SCHEME.match(url)
+    if match is None:
+        return None
+    if not url[match.end() :]:
+        return "name a bucket"
+    try:
+        import fsspec
+
+        fsspec.get_filesystem_class(match[1].lower())
+    except (ImportError, ValueError) as error:
+        return f"no such protocol here ({error}); install its fsspec package"
+    return None
 
 
 def open_storage(url: str, deadline_s: float = DEFAULT_DEADLINE_S) -> Storage:
@@ -150,7 +168,7 @@ class LocalStorage:
     def folders(self, url: str) -> list[str]:
         try:
             with os.scandir(url) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir())
+                return sorted(entry.name for entry in entries if os.path.isdir(entry))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -164,10 +182,13 @@ class LocalStorage:
                 continue
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if entry.is_dir():
-                        pending.append((f"{prefix}{entry.name}/", above | {real}))
-                    elif entry.is_file():
+                    try:
                         stat = entry.stat()
+                    except OSError:  # a symbolic link to nothing, or to itself
+                        continue
+                    if S_ISDIR(stat.st_mode):
+                        pending.append((f"{prefix}{entry.name}/", above | {real}))
+                    elif S_ISREG(stat.st_mode):
                         yield ListedFile(prefix + entry.name, stat.st_size, f"mtime_ns:{stat.st_mtime_ns}")
 
     def stat(self, url: str) -> ListedFile | None:
@@ -321,10 +342,13 @@ class GoogleStorage(FsspecStorage):
 def crc32c_of(store: Storage, url: str) -> int:
     """CRC-32C of a whole file, read in pieces."""
     crc, position = 0, 0
-    while piece := store.read(url, position, position + _PIECE_BYTES):
-        crc, position = google_crc32c.extend(crc, piece), position + len(piece)
-        if len(piece) < _PIECE_BYTES:
+    file = store.stat(url)
+    size = file.bytes if file else 0
+    while position < size:
+        piece = store.read(url, position, min(position + _PIECE_BYTES, size))
+        if not piece:
             break
+        crc, position = google_crc32c.extend(crc, piece), position + len(piece)
     return crc
 
 
@@ -351,15 +375,27 @@ def retry(request: Callable[[], T], url: str, deadline_s: float) -> T:
         pause_s = min(pause_s * 2, 30.0)
 
 
+_LASTING = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.ENAMETOOLONG,
+    }
+)
+
+
 def _passing(error: Exception) -> bool:
     """Whether a failed request may succeed later: 408, 429, 5xx, a reset connection, a time-out."""
     status = getattr(error, "code", None) or getattr(error, "status", None)
     if isinstance(status, int):
         return status in (408, 429) or status >= 500
     if isinstance(error, OSError):
-        return error.errno not in (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS) and "Forbidden" not in str(
-            error
-        )
+        return error.errno not in _LASTING and "Forbidden" not in str(error)
     return not isinstance(error, (ValueError, TypeError, NotImplementedError, MemoryError))
 
 

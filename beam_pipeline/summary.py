@@ -24,7 +24,7 @@ class Manifest:
 
     url: str
     data: dict[str, Any]
-    outcome: str
+    outcome: str = PUBLISHED
 
     @property
     def images(self) -> int:

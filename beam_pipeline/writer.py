@@ -11,7 +11,7 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,6 +29,7 @@ from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listi
 from beam_pipeline.state import JobPlan, JobState
 
 _GZIP_LEVEL = 6
+Promised = Mapping[tuple[str, int], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +109,12 @@ class ShardWriter:
     Args:
         config: of the job.
         plan: of the job.
+        promised: (split, number) → (bytes, CRC-32C) of shards that a manifest promises: others are not published.
     """
 
-    def __init__(self, config: Config, plan: JobPlan) -> None:
+    def __init__(self, config: Config, plan: JobPlan, promised: Promised | None = None) -> None:
         self._config = config
+        self._promised = promised or {}
         self._plan_hash = plan.sha256
         self._shards = {split: split_plan.shards for split, split_plan in plan.splits.items()}
         self._options = config.image_options
@@ -155,10 +158,12 @@ class ShardWriter:
         sidecar = self._state.sidecar(name)
         if sidecar is None or sidecar.get("plan") != self._plan_hash:
             return None
-        found = self._target.stat(storage.join(self._config.dataset_url, name.file))
+        url = storage.join(self._config.dataset_url, name.file)
+        found = self._target.stat(url)
         if found is None or found.bytes != sidecar["bytes"]:
             return None
-        return sidecar if found.crc32c in (None, sidecar["crc32c"]) else None
+        crc32c = storage.crc32c_of(self._target, url) if found.crc32c is None else found.crc32c
+        return sidecar if crc32c == sidecar["crc32c"] else None
 
     def _write(self, name: ShardName, refs: list[ImageRef]) -> dict[str, Any]:
         _refuse_repeated_paths(refs)
@@ -171,6 +176,11 @@ class ShardWriter:
                     records.write(converted.record)
                     report(images=1)
             file.close()
+            if self._promised.get((name.split, name.index), (out.bytes, out.crc32c)) != (out.bytes, out.crc32c):
+                raise ImageShardsError(
+                    f"shard {name.file} comes out with other bytes than were published: an image of it has changed; "
+                    "use --overwrite"
+                )
             self._target.publish(file.name, storage.join(self._config.dataset_url, name.file))
         sidecar = {
             "plan": self._plan_hash,

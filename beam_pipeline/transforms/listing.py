@@ -56,17 +56,16 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
             | "SpreadRanges" >> beam.Reshuffle()
             | "ReadRows" >> beam.FlatMap(lambda cut: listing.row_reader(config).rows(*cut))
         )
+        by_url = {"rows": rows | "RowsByUrl" >> beam.Map(lambda row: (listing.row_url(config, row), row))}
         if listing.needs_sizes(config):
-            rows = {"rows": rows | "RowsByUrl" >> beam.Map(lambda row: (listing.row_url(config, row), row))}
-            rows["sizes"] = (
-                rows["rows"]
+            by_url["sizes"] = (
+                by_url["rows"]
                 | "Prefixes" >> beam.Map(lambda pair: listing.size_prefix(config, pair[0]))
                 | "DistinctPrefixes" >> beam.Distinct()
                 | "ListSizes" >> beam.FlatMap(lambda prefix: listing.list_sizes(config, prefix))
             )
-            rows = rows | "JoinSizes" >> beam.CoGroupByKey() | "RowsWithSizes" >> beam.FlatMap(_rows_with_sizes)
-        else:
-            rows = rows | "RowsAlone" >> beam.Map(lambda row: (row, None))
+        # Also without sizes: a path that is given twice may be in two splits, and so in two shards.
+        rows = by_url | "JoinByUrl" >> beam.CoGroupByKey() | "RowsWithSizes" >> beam.FlatMap(_rows_with_sizes)
         return rows | "PageRows" >> beam.ParDo(_PageRowsFn(config)).with_outputs(_FOUND, main=_PAGES)
 
 
@@ -100,8 +99,19 @@ class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
 
 
 def _rows_with_sizes(joined: tuple[str, dict[str, Iterable[Any]]]) -> Iterator[tuple[Row, ListedFile | None]]:
-    sizes = next(iter(joined[1]["sizes"]), None)
-    return ((row, sizes) for row in joined[1]["rows"])
+    """The row of one URL with its file in a listing, if there is one.
+
+    Raises:
+        ImageShardsError: several rows name it.
+    """
+    rows = sorted(joined[1]["rows"])
+    if len(rows) > 1:
+        first, second = (f"label {row.label!r}" + f" in {row.split}" * bool(row.split) for row in rows[:2])
+        raise ImageShardsError(
+            f"input {rows[0].path!r} is given twice, with {first} and with {second}: keep one of the two"
+        )
+    size = next(iter(joined[1].get("sizes", ())), None)
+    return ((row, size) for row in rows)
 
 
 class _PageRowsFn(beam.DoFn):  # type: ignore[misc]

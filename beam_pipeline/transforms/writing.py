@@ -17,7 +17,7 @@ from beam_pipeline.options import Config
 from beam_pipeline.publish import publish
 from beam_pipeline.state import JobPlan
 from beam_pipeline.transforms.elements import Page, ShardId, counter
-from beam_pipeline.writer import ShardSummary, ShardWriter
+from beam_pipeline.writer import Promised, ShardSummary, ShardWriter
 
 
 class AssignShards(beam.PTransform):  # type: ignore[misc]
@@ -41,20 +41,25 @@ def _part_by_shard(page: Page, plan: JobPlan) -> Iterable[tuple[ShardId, Page]]:
 
 
 class WriteShards(beam.PTransform):  # type: ignore[misc]
-    """Input: (`ShardId`, iterable of `Page`). Output: a `ShardSummary` each; a retry writes the same bytes."""
+    """Input: (`ShardId`, iterable of `Page`). Output: a `ShardSummary` each; a retry writes the same bytes.
 
-    def __init__(self, config: Config, plan: Any) -> None:
+    `promised`: of `ShardWriter`, for a repair.
+    """
+
+    def __init__(self, config: Config, plan: Any, promised: Promised | None = None) -> None:
         super().__init__()
         self._config = config
         self._plan = plan
+        self._promised = promised
 
     def expand(self, shards: Any) -> Any:
-        return shards | "WriteShard" >> beam.ParDo(_WriteShardFn(self._config), AsSingleton(self._plan))
+        return shards | "WriteShard" >> beam.ParDo(_WriteShardFn(self._config, self._promised), AsSingleton(self._plan))
 
 
 class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, promised: Promised | None) -> None:
         self._config = config
+        self._promised = promised
         self._records = counter(metrics.RECORDS_WRITTEN)
         self._rejected = counter(metrics.IMAGES_REJECTED)
         self._source_bytes = counter(metrics.SOURCE_BYTES)
@@ -64,7 +69,7 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
 
     def process(self, shard: tuple[ShardId, Iterable[Page]], plan: JobPlan) -> Iterator[ShardSummary]:
         (split, index), pages = shard
-        summary = ShardWriter(self._config, plan).write(split, index, chain.from_iterable(pages))
+        summary = ShardWriter(self._config, plan, self._promised).write(split, index, chain.from_iterable(pages))
         self._shards[summary.kept].inc()
         if not summary.kept:
             self._records.inc(summary.records)

@@ -1,0 +1,56 @@
+# Everything a developer does here. On a fresh machine each target first makes .venv; all it needs is Python 3.11 to
+# 3.13, make and git. Another Python: make demo PYTHON=/path/to/python3
+
+SHELL := bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench engines constraints clean
+.DELETE_ON_ERROR:
+
+EXTRAS := pipeline,reader,test
+STAMP := .venv/.installed
+BIN := .venv/bin
+# Class folders to measure with: make bench IMAGES=/path/to/photos
+IMAGES ?= build/bench/images
+# More for pytest: make test PYTEST="-k listing"
+PYTEST ?=
+export PYTHON
+
+help: ## Show these lines
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 18
+
+setup: $(STAMP) ## Make .venv with everything that the others need (they do it too)
+
+$(STAMP): pyproject.toml setup.py constraints.txt tools/venv.sh tools/find_python.sh
+	@tools/venv.sh $(EXTRAS)
+	@touch $@
+
+demo: $(STAMP) ## Draw images, write shards, check them, train on them: into build/demo
+	@tools/demo.sh
+
+test: $(STAMP) ## Run all tests
+	$(BIN)/python -m pytest $(PYTEST)
+
+lint: $(STAMP) ## Check format, style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/shellcheck tools/*.sh deploy/*.sh .ci/run
+
+format: $(STAMP) ## Put the code into the one format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## Run the benchmarks, on drawn pictures or on IMAGES=DIR
+	@test -d "$(IMAGES)" || $(BIN)/python -m beam_pipeline.sample_data "$(IMAGES)"
+	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/write.py "$(IMAGES)"
+
+engines: $(STAMP) ## Run one job on every engine there is here and compare the bytes
+	@$(BIN)/python tools/engines.py
+
+constraints: $(STAMP) ## Pin every dependency anew, at its newest version
+	@PATH="$(CURDIR)/$(BIN):$$PATH" tools/constraints.sh --upgrade
+
+clean: ## Remove what was built; .venv stays
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find beam_pipeline reader tests tools benchmarks deploy -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,231 @@
+"""The order of training as arithmetic: which records each host reads, when, and where a stopped job goes on.
+
+Records lie in their shards in a global random order already. An epoch therefore permutes whole runs, gives each host
+an equal contiguous share of the records in that order, and shuffles inside windows of about 16 runs of the share.
+Nothing is stateful: any part of any epoch follows from (seed, epoch, number), so hosts are exact and resuming is
+instant.
+
+Pure integers and NumPy: no storage, no framework. A *record number* counts the records that a split string selects,
+from 0 in file order; a *run* is a range of them that is read at once; a *stretch* is the part of a run that somebody
+reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from reader.position import WINDOW_RUNS, Phase, Position, share_before
+
+Integers = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
+
+# SplitMix64, Steele, Lea, Flood 2014; reference code: https://prng.di.unimi.it/splitmix64.c
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def splitmix64(key: int, numbers: npt.ArrayLike) -> Keys:
+    """Outputs number `numbers` (from 0) of the SplitMix64 generator whose state starts at `key`, in any order.
+
+    NumPy's own `Generator.permutation` may change between versions (NEP 19); this can't: it is integer arithmetic.
+
+    Args:
+        key: 64-bit state.
+        numbers: integers in [0, 2^63), any shape.
+
+    Returns:
+        uint64, the shape of `numbers`.
+    """
+    state = np.asarray(numbers, np.uint64) + np.uint64(1)
+    state = state * _GOLDEN + np.uint64(key)
+    state = (state ^ (state >> np.uint64(30))) * _MIX_1
+    state = (state ^ (state >> np.uint64(27))) * _MIX_2
+    return state ^ (state >> np.uint64(31))
+
+
+def stream_key(seed: int, epoch: int, purpose: str) -> int:
+    """The 64-bit key of one stream of random numbers: BLAKE2b of its name, so that neighbouring seeds share nothing."""
+    name = f"{purpose}\0{seed}\0{epoch}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+
+class Stretches(NamedTuple):
+    """Records in reading order: int64 arrays of one length; stretch i is records [start[i], stop[i]) of run[i]."""
+
+    run: Integers
+    start: Integers
+    stop: Integers
+
+    @property
+    def records(self) -> int:
+        """How many records these are."""
+        return int((self.stop - self.start).sum())
+
+    def slice(self, first: int, last: int) -> Stretches:
+        """Stretches number [first, last)."""
+        return Stretches(self.run[first:last], self.start[first:last], self.stop[first:last])
+
+    def cut(self, first: int, last: int) -> Stretches:
+        """The records at positions [first, last) of this order."""
+        ends = np.cumsum(self.stop - self.start)
+        low = int(np.searchsorted(ends, first, "right"))
+        high = int(np.searchsorted(ends, last, "left")) + 1
+        run, start, stop = (array.copy() for array in self.slice(low, high))
+        if first >= last or not len(run):
+            return self.slice(0, 0)
+        start[0] += first - (int(ends[low - 1]) if low else 0)
+        stop[-1] -= int(ends[low + len(run) - 1]) - last
+        return Stretches(run, start, stop)
+
+    def numbers(self) -> Integers:
+        """The record numbers, in this order."""
+        if not len(self.run):
+            return np.zeros(0, np.int64)
+        return np.concatenate([np.arange(start, stop) for start, stop in zip(self.start, self.stop, strict=True)])
+
+
+class Window(NamedTuple):
+    """What is read and shuffled together.
+
+    Attributes:
+        epoch: the pass over the records that it belongs to.
+        numbers: int64 [n], record numbers in training order.
+    """
+
+    epoch: int
+    numbers: Integers
+
+
+def file_order(first: Integers) -> Stretches:
+    """Every record in file order. `first`: int64 [runs + 1], the number of each run's first record, then the total."""
+    return Stretches(np.arange(len(first) - 1), first[:-1], first[1:])
+
+
+def epoch_order(first: Integers, seed: int, epoch: int) -> Stretches:
+    """All runs in the order of one epoch (before windows are shuffled); arguments as in `file_order`."""
+    keys = splitmix64(stream_key(seed, epoch, "runs"), np.arange(len(first) - 1))
+    run = np.argsort(keys, kind="stable")
+    return Stretches(run, first[run], first[run + 1])
+
+
+def share(order: Stretches, lead: int, hosts: int, host: int) -> Stretches:
+    """One host's equal, contiguous share of `order`; `lead` says which hosts get the odd records (see `Phase`)."""
+    end = lead + order.records
+    return order.cut(
+        share_before(end, hosts, host) - share_before(lead, hosts, host),
+        share_before(end, hosts, host + 1) - share_before(lead, hosts, host + 1),
+    )
+
+
+def window_bounds(order: Stretches, window_runs: int) -> Integers:
+    """Where `order` is cut into windows: stretches [bounds[i], bounds[i + 1]) are window i.
+
+    Windows are equal in runs and hold at least `window_runs` where there are so many: a short last one would mix badly.
+    """
+    is_new_run = np.concatenate(([True], order.run[1:] != order.run[:-1]))
+    heads = np.flatnonzero(is_new_run) if len(order.run) else np.zeros(0, np.int64)
+    count = max(1, len(heads) // window_runs)
+    if not len(heads):
+        return np.zeros(1, np.int64)
+    return np.concatenate((heads[np.arange(count) * len(heads) // count], [len(order.run)]))
+
+
+def shuffled(numbers: Integers, seed: int, epoch: int) -> Integers:
+    """The record numbers of one window in training order."""
+    keys = splitmix64(stream_key(seed, epoch, "records"), numbers)
+    return numbers[np.argsort(keys, kind="stable")]
+
+
+def augment_seeds(numbers: Integers, seed: int, epoch: int) -> npt.NDArray[np.int32]:
+    """Stateless seeds int32 [n, 2], one a record: they depend on (seed, epoch, record number) and nothing else."""
+    keys = splitmix64(stream_key(seed, epoch, "augment"), numbers)
+    return keys.astype("<u8").view("<i4").reshape(-1, 2)
+
+
+def unread(first: Integers, position: Position) -> Stretches:
+    """What the position's current epoch still held when its last phase began, in the order that is dealt to hosts."""
+    order = epoch_order(first, position.seed, position.epoch)
+    for phase in position.phases[:-1]:
+        order = _rest(order, phase, first, position.seed, position.epoch)
+    return order
+
+
+def _rest(order: Stretches, phase: Phase, first: Integers, seed: int, epoch: int) -> Stretches:
+    """What a phase left unread of `order`, host after host."""
+    parts = [order.slice(0, 0)]
+    for host in range(phase.hosts):
+        mine = share(order, phase.lead, phase.hosts, host)
+        bounds = window_bounds(mine, phase.window_runs)
+        window, within = _find_window(mine, bounds, phase.read_by(host))
+        if window < len(bounds) - 1:
+            numbers = shuffled(mine.slice(bounds[window], bounds[window + 1]).numbers(), seed, epoch)
+            parts += [_stretches(numbers[within:], first), mine.slice(bounds[window + 1], len(mine.run))]
+    return Stretches(
+        np.concatenate([part.run for part in parts]),
+        np.concatenate([part.start for part in parts]),
+        np.concatenate([part.stop for part in parts]),
+    )
+
+
+def _find_window(order: Stretches, bounds: Integers, read: int) -> tuple[int, int]:
+    """The window that holds the record after the first `read` ones, and how many of its records were read."""
+    before = np.concatenate(([0], np.cumsum(order.stop - order.start)))[bounds]
+    window = int(np.searchsorted(before, read, "right")) - 1
+    return window, read - int(before[window])
+
+
+def _stretches(numbers: Integers, first: Integers) -> Stretches:
+    """The fewest stretches that hold `numbers` (at least one, in any order)."""
+    numbers = np.sort(numbers)
+    run = np.searchsorted(first, numbers, "right") - 1
+    breaks = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(run) != 0)) + 1
+    heads = np.concatenate(([0], breaks))
+    tails = np.concatenate((breaks, [len(numbers)])) - 1
+    return Stretches(run[heads], numbers[heads], numbers[tails] + 1)
+
+
+def train_windows(first: Integers, position: Position, host: int) -> Iterator[Window]:
+    """What one host reads from `position` on: windows in training order, epoch after epoch, without end.
+
+    Args:
+        first: int64 [runs + 1], the number of each run's first record, then the total; no run is empty.
+        position: where to begin; its last phase says how many hosts there are.
+        host: number of this host.
+
+    Yields:
+        Windows with at least one record each.
+    """
+    order, phase = unread(first, position), position.phases[-1]
+    epoch, lead, read = position.epoch, phase.lead, phase.read_by(host)
+    while True:
+        mine = share(order, lead, phase.hosts, host)
+        bounds = window_bounds(mine, phase.window_runs)
+        window, within = _find_window(mine, bounds, read)
+        for begin, end in zip(bounds[window:-1], bounds[window + 1 :], strict=True):
+            numbers = shuffled(mine.slice(begin, end).numbers(), position.seed, epoch)
+            if within < len(numbers):
+                yield Window(epoch, numbers[within:])
+            within = 0
+        lead = (lead + order.records) % phase.hosts
+        epoch, read = epoch + 1, 0
+        order = epoch_order(first, position.seed, epoch)
+
+
+def eval_share(records: int, hosts: int, host: int) -> tuple[int, int]:
+    """The record numbers [start, stop) that one host evaluates: contiguous, equal but for one record."""
+    return records * host // hosts, records * (host + 1) // hosts
+
+
+def eval_windows(first: Integers, start: int, stop: int) -> Iterator[Window]:
+    """Records [start, stop) in file order, `WINDOW_RUNS` runs at a time."""
+    order = file_order(first).cut(start, stop)
+    bounds = window_bounds(order, WINDOW_RUNS)
+    for begin, end in itertools.pairwise(bounds):
+        yield Window(0, order.slice(begin, end).numbers())

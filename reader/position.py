@@ -1,0 +1,164 @@
+"""`Position`: where a training job stands in the stream of records, as a few integers.
+
+    position = info.position("train", global_batch_size=1024, hosts=4, seed=0)      # the very beginning
+    text = position.after(trained_steps).to_json()                                  # into the checkpoint
+    position = Position.from_json(text).on(global_batch_size=512, hosts=2)          # go on, even on other hosts
+
+It counts *trained* steps, never what an iterator handed out: input pipelines read ahead.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from beam_pipeline.errors import UsageError
+
+_FORMAT = 1
+
+# Runs of 64 records that are read and shuffled together: a batch of 64 then mixes all of them (15.7 of 16 on average),
+# and two windows of 224×224 JPEGs are 32 MB.
+WINDOW_RUNS = 16
+
+
+def share_before(records: int, hosts: int, host: int) -> int:
+    """How many of records 0 … `records` - 1, dealt one by one in turn, fall to the hosts before `host`."""
+    return records // hosts * host + min(records % hosts, host)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What a fixed set of hosts read of one epoch.
+
+    Attributes:
+        hosts: how many hosts share the records that were unread when the phase began.
+        window_runs: runs in a shuffle window.
+        lead: hosts 0 … lead - 1 read one record less of this epoch, since they had the odd records of earlier ones.
+        taken: records that each host has read, the one less not counted.
+    """
+
+    hosts: int
+    window_runs: int
+    lead: int = 0
+    taken: int = 0
+
+    def read_by(self, host: int) -> int:
+        """Records of this epoch that `host` has read in this phase."""
+        return self.taken - (host < self.lead)
+
+    @property
+    def read(self) -> int:
+        """Records of this epoch that all hosts together have read in this phase."""
+        return self.hosts * self.taken - self.lead
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in the endless stream of epochs that `train_dataset` reads.
+
+    Attributes:
+        source: names the dataset and the split, so that a position isn't used with another one.
+        records: records in an epoch.
+        seed: seed of the order and of augmentation.
+        global_batch_size: records that all hosts together read in a step.
+        epoch: the first epoch that isn't read to its end.
+        phases: what was read of that epoch, in order; the last one goes on. More than one only after a change of the
+            number of hosts (or of window_runs) in the middle of this epoch.
+    """
+
+    source: str
+    records: int
+    seed: int
+    global_batch_size: int
+    epoch: int
+    phases: tuple[Phase, ...]
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts read."""
+        return self.phases[-1].hosts
+
+    @property
+    def host_batch_size(self) -> int:
+        """Records that one host reads in a step."""
+        return self.global_batch_size // self.hosts
+
+    def after(self, steps: int) -> Position:
+        """The position `steps` trained steps later.
+
+        Raises:
+            ValueError: `steps` is negative.
+        """
+        if steps < 0:
+            raise ValueError(f"steps={steps}: a position only moves forward")
+        last = self.phases[-1]
+        taken = last.taken + steps * self.host_batch_size
+        left = self.records - sum(phase.read for phase in self.phases[:-1])  # of the epoch, when the last phase began
+        epoch_end = last.lead + left
+        if taken * last.hosts < epoch_end:
+            return replace(self, phases=(*self.phases[:-1], replace(last, taken=taken)))
+        # Hosts differ by one record at most, so all have ended an epoch before one is two records into the next.
+        more = (taken * last.hosts - epoch_end) // self.records
+        dealt = epoch_end + more * self.records
+        phase = replace(last, lead=dealt % last.hosts, taken=taken - dealt // last.hosts)
+        return replace(self, epoch=self.epoch + 1 + more, phases=(phase,))
+
+    def on(self, *, global_batch_size: int, hosts: int, window_runs: int = WINDOW_RUNS) -> Position:
+        """This position, read on by `hosts` hosts: they share what is unread of the epoch before the next one begins.
+
+        Raises:
+            ValueError: the batch can't be divided by the hosts (`host_batch_size` says how).
+        """
+        host_batch_size(global_batch_size, hosts)
+        if window_runs < 1:
+            raise ValueError(f"window_runs={window_runs}: at least 1")
+        before = tuple(phase for phase in self.phases if phase.read)
+        if not before or (before[-1].hosts, before[-1].window_runs) != (hosts, window_runs):
+            before = (*before, Phase(hosts, window_runs))
+        return replace(self, global_batch_size=global_batch_size, phases=before)
+
+    def to_json(self) -> str:
+        """One line of JSON, under 10 kB (some 25 bytes for each change of the hosts within the current epoch)."""
+        phases = [[phase.hosts, phase.window_runs, phase.lead, phase.taken] for phase in self.phases]
+        value = {"format": _FORMAT, "source": self.source, "records": self.records, "seed": self.seed}
+        value |= {"global_batch_size": self.global_batch_size, "epoch": self.epoch}
+        return json.dumps({**value, "phases": phases}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Position:
+        """The position that `to_json` wrote.
+
+        Raises:
+            UsageError: it is something else.
+        """
+        try:
+            value = json.loads(text)
+            if value.pop("format") != _FORMAT:
+                raise ValueError
+            phases = tuple(Phase(*map(int, phase)) for phase in value.pop("phases"))
+            position = cls(phases=phases, **value)
+            numbers = (position.records, position.global_batch_size, *(phase.hosts for phase in phases))
+            if not phases or min(numbers) < 1:
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UsageError(f"not a reader.Position: {text[:80]!r}") from None
+        return position
+
+
+def host_batch_size(global_batch_size: int, hosts: int) -> int:
+    """The records of a step that one of `hosts` hosts reads.
+
+    Raises:
+        ValueError: not divisible; names both and the nearest batch sizes that fit.
+    """
+    if hosts < 1:
+        raise ValueError(f"hosts={hosts}: at least 1")
+    if global_batch_size < 1:
+        raise ValueError(f"global_batch_size={global_batch_size}: at least 1")
+    if global_batch_size % hosts:
+        below = global_batch_size // hosts * hosts
+        fits = f"{below} or {below + hosts}" if below else f"{hosts}"
+        raise ValueError(
+            f"global_batch_size={global_batch_size} can't be divided by {hosts} hosts; the nearest that fit: {fits}"
+        )
+    return global_batch_size // hosts

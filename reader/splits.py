@@ -1,0 +1,74 @@
+"""Split strings as TFDS has them: `train`, `train[:10%]`, `train[-500:]+validation`, `all`.
+
+https://www.tensorflow.org/datasets/splits; percentages are rounded to the closest record, as TFDS does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from beam_pipeline.errors import UsageError
+
+_PART = re.compile(r"(?P<split>\w+)(?:\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?")
+_BOUND = re.compile(r"(?P<value>-?[\d_]+|-?\d*\.?\d+(?=%))(?P<percent>%?)")
+
+
+class RecordRange(NamedTuple):
+    """Records [start, stop) of one split, in file order."""
+
+    split: str
+    start: int
+    stop: int
+
+
+def parse_split(text: str, records: Mapping[str, int]) -> tuple[RecordRange, ...]:
+    """The record ranges that a split string names.
+
+    Args:
+        text: the split string.
+        records: number of records of each split of the dataset.
+
+    Raises:
+        UsageError: not a split string, an unknown split, a bound outside the split, or nothing is left.
+    """
+    parts = [part.strip() for part in text.split("+")]
+    if parts == ["all"] and "all" not in records:
+        parts = list(records)
+    ranges = tuple(_parse_part(part, records) for part in parts)
+    if not sum(part.stop - part.start for part in ranges):
+        raise UsageError(f"split {text!r} holds no record: there are {_counts(records)}")
+    return ranges
+
+
+def _parse_part(text: str, records: Mapping[str, int]) -> RecordRange:
+    match = _PART.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"split {text!r} isn't understood: write train, train[:10%], train[100:-100] or train+validation"
+        )
+    split = match["split"]
+    if split not in records:
+        raise UsageError(f"there is no split {split!r}: there are {_counts(records)}")
+    count = records[split]
+    start = _bound(match["start"] or "", 0, count, text)
+    stop = _bound(match["stop"] or "", count, count, text)
+    return RecordRange(split, start, max(start, stop))
+
+
+def _bound(text: str, default: int, count: int, part: str) -> int:
+    if not text:
+        return default
+    match = _BOUND.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} in split {part!r} isn't understood: write a number of records or a percentage")
+    value = float(match["value"]) * count / 100.0 if match["percent"] else int(match["value"])
+    bound = round(value)
+    if abs(bound) > count:
+        raise UsageError(f"{text!r} in split {part!r} lies outside the split's {count} records")
+    return bound + count if bound < 0 else bound
+
+
+def _counts(records: Mapping[str, int]) -> str:
+    return ", ".join(f"{split} ({count} records)" for split, count in records.items()) or "no splits"

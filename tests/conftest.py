@@ -1,0 +1,58 @@
+"""What tests share: the repository on the path of child processes, a real GCS server, one folder of pictures."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from tests import make, servers
+
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # read once, when gcsfs is imported
+
+# Cores are shared: how long an example takes proves nothing.
+slow_is_fine = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
+hypothesis.settings.register_profile("imageshards", deadline=None, suppress_health_check=slow_is_fine)
+hypothesis.settings.load_profile("imageshards")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _children_find_the_packages() -> Iterator[None]:
+    """Worker processes import beam_pipeline also where it isn't installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(make.ROOT), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 40 good JPEGs in three classes, a part of one nested; not to be changed."""
+    folder = make.class_folders(tmp_path_factory.mktemp("photos"), {"ant": 14, "bee": 13, "cat": 9})
+    make.class_folders(folder / "cat", {"kittens": 4})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Gcs]:
+    """The real fake-gcs-server, which gs:// URLs of this process and its children reach from now on."""
+    if servers.fake_gcs_binary() is None:
+        pytest.skip(servers.HOW_TO_ENABLE)
+    log = tmp_path_factory.mktemp("gcs") / "requests.log"
+    with servers.fake_gcs(log) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", url)
+        _forget_clients()
+        yield servers.Gcs(url, log)
+    _forget_clients()
+
+
+def _forget_clients() -> None:
+    """A client keeps the address that it was made with."""
+    from beam_pipeline import storage
+
+    storage._remote.cache_clear()
+    if "gcsfs" in sys.modules:
+        sys.modules["gcsfs"].GCSFileSystem.clear_instance_cache()

@@ -1,0 +1,139 @@
+"""Small inputs for tests, and what tests look at: pictures, class folders, folder contents, one job in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from beam_pipeline import schema
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def picture(width: int = 48, height: int = 36, seed: int = 0) -> Image.Image:
+    """A smooth RGB picture without symmetry, of other colours for another seed."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    """A picture that doesn't compress: 3 bytes a pixel as PNG."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def encoded(image: Image.Image, format: str = "JPEG", **options: Any) -> bytes:
+    """The bytes of an image file."""
+    out = io.BytesIO()
+    image.save(out, format, **({"quality": 95} if format == "JPEG" else {}) | options)
+    return out.getvalue()
+
+
+def class_folders(
+    folder: Path, classes: Mapping[str, int], suffix: str = "jpg", size: tuple[int, int] = (48, 36)
+) -> Path:
+    """`folder/CLASS/0000.jpg` and so on, every picture another one; returns `folder`."""
+    seed = 0
+    for name, count in classes.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            seed += 1
+            data = encoded(picture(*size, seed=seed), "PNG" if suffix == "png" else "JPEG")
+            (folder / name / f"{number:04d}.{suffix}").write_bytes(data)
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Path below `folder` → content, of every file."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def same_each_time(folder: Path) -> dict[str, bytes]:
+    """`files` of a published version without run.json, which says how the run went."""
+    return {name: data for name, data in files(folder).items() if name != schema.RUN_FILE}
+
+
+def dataset_hash(folder: Path) -> str:
+    """The hash of a dataset as the design defines it for `reader info --hash`."""
+    total = hashlib.sha256()
+    contents = {name.encode(): data for name, data in files(folder).items() if name not in schema.UNHASHED_FILES}
+    for name in sorted(contents):
+        total.update(name + b"\0" + str(len(contents[name])).encode() + b"\0" + contents[name])
+    return total.hexdigest()
+
+
+def traces(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Everything that shows a write below `folder`: size, time of change and inode of each file and folder."""
+    found = {}
+    for path in (folder, *folder.rglob("*")):
+        stat = path.lstat()
+        found[str(path)] = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    return found
+
+
+def manifest(version: Path) -> dict[str, Any]:
+    """Content of a published version's manifest.json."""
+    return dict(json.loads((version / schema.MANIFEST_FILE).read_bytes()))
+
+
+def shard_files(version: Path) -> list[Path]:
+    """Every shard, in order of split and number."""
+    return sorted(path for path in version.iterdir() if schema.ShardName.parse(path.name))
+
+
+def flip_byte(path: Path, position: int | None = None) -> None:
+    """Change one byte of a file and nothing else of it, its size and times included."""
+    stat = path.stat()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if position is None else position] ^= 0x10
+    path.write_bytes(data)
+    _set_times(path, stat)
+
+
+def _set_times(path: Path, stat: Any) -> None:
+    import os
+
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+class Finished(NamedTuple):
+    """What a command left: exit code, text on stdout and on stderr."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(*arguments: object) -> Finished:
+    """`python -m beam_pipeline ARGUMENTS`, in this process: the imports cost 3 s."""
+    from beam_pipeline import launch
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = launch.main([str(argument) for argument in arguments])
+        except SystemExit as stop:  # argparse's --help
+            code = int(stop.code or 0)
+    return Finished(code, out.getvalue(), err.getvalue())
+
+
+def job(input: object, output: object, *more: object) -> Finished:
+    """Convert `input` into `output`/photos/1.0.0, with small pictures unless told otherwise."""
+    return run("--input", input, "--output", output, "--name", "photos", "--image_size", "24", *more)
+
+
+def published(input: object, output: Path, *more: object) -> Path:
+    """As `job`, which must succeed; returns the version's folder."""
+    finished = job(input, output, *more)
+    assert finished.code == 0, finished.err
+    return output / "photos" / "1.0.0"

@@ -1,0 +1,100 @@
+"""`record_dataset`: our files and anybody's, plain and GZIP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import reader
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
+from tests.reading.shards import draw, make_dataset
+
+
+def write(path: Path, count: int, compression: str = "") -> str:
+    """A file as tutorials write it; `score` is absent in every third record, `tags` has 0 to 2 values."""
+    with tf.io.TFRecordWriter(str(path), compression or None) as writer:
+        for number in range(count):
+            example = tf.train.Example()
+            feature = example.features.feature
+            feature["image/encoded"].bytes_list.value.append(draw(number, (8, 8)))
+            feature["label"].int64_list.value.append(number)
+            feature["box"].float_list.value.extend([0.5, 1.5, 2.5, number])
+            feature["tags"].bytes_list.value.extend([b"a", b"b"][: number % 3])
+            if number % 3:
+                feature["score"].float_list.value.append(number)
+            writer.write(example.SerializeToString())
+    return str(path)
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+def test_foreign_files_are_read_as_they_are(tmp_path: Path, compression: str) -> None:
+    for shard in range(3):
+        write(tmp_path / f"part-{shard}.tfrec", 150, compression)
+    dataset = reader.record_dataset(str(tmp_path / "*.tfrec"))
+    assert {key: (spec.shape.as_list(), spec.dtype.name) for key, spec in dataset.element_spec.items()} == {
+        "box": ([None], "float32"),
+        "image/encoded": ([], "string"),
+        "label": ([], "int64"),
+        "score": ([None], "float32"),
+        "tags": ([None], "string"),
+    }
+    for _ in range(2):
+        records = list(dataset.as_numpy_iterator())
+        assert [record["label"] for record in records] == 3 * list(range(150))
+    assert records[5]["box"].tolist() == [0.5, 1.5, 2.5, 5]
+    assert [len(record["score"]) for record in records[:3]] == [0, 1, 1]
+    assert [list(record["tags"]) for record in records[:3]] == [[], [b"a"], [b"a", b"b"]]
+    assert records[7]["image/encoded"] == draw(7, (8, 8))
+    only = reader.record_dataset([str(tmp_path / "part-1.tfrec")], keys=["label"])
+    assert [record["label"] for record in only.as_numpy_iterator()] == list(range(150))
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_a_published_dataset_by_its_folder_or_a_pattern(tmp_path: Path, compression: str) -> None:
+    folder = make_dataset(tmp_path / "1.0.0", {"train": [70, 30, 0]}, compression=compression, one_hot=True)
+    for pattern in (folder, f"{folder}/photos-train.*"):
+        records = list(reader.record_dataset(pattern).as_numpy_iterator())
+        assert [record["filename"] for record in records] == [
+            f"{['bird', 'cat', 'dog'][number % 3]}/{number:06d}.jpg".encode() for number in range(100)
+        ]
+        assert records[1]["size"].tolist() == [16, 24]
+        assert records[1]["one_hot_class"].tolist() == [0, 1, 0]
+        assert set(records[0]) == {"image", "class", "label", "size", "filename", "one_hot_class"}
+
+
+def test_two_iterators_of_one_dataset(tmp_path: Path) -> None:
+    dataset = reader.record_dataset(write(tmp_path / "a", 200), keys=["label"])
+    pairs = [(one["label"], two["label"]) for one, two in zip(dataset, dataset.skip(1), strict=False)]
+    assert pairs == [(number, number + 1) for number in range(199)]
+
+
+def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no file matches .*none\*"):
+        reader.record_dataset(str(tmp_path / "none*"))
+    path = write(tmp_path / "a", 3)
+    with pytest.raises(
+        UsageError, match=r"no feature image, class in .*: it has box, image/encoded, label, score, tags"
+    ):
+        reader.record_dataset(path, keys=["image", "label", "class"])
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(ImageShardsError, match="empty: no record in the first 4 files"):
+        reader.record_dataset(str(tmp_path / "empty"))
+    (tmp_path / "text").write_bytes(b"this is not a TFRecord file at all")
+    with pytest.raises(CorruptRecordError, match="text: record 0 at byte 0"):
+        reader.record_dataset(str(tmp_path / "text"))
+    with tf.io.TFRecordWriter(str(tmp_path / "other")) as writer:
+        writer.write(b"\xff\xff")
+    with pytest.raises(ImageShardsError, match=r"other: record 0 is not a tf\.train\.Example"):
+        reader.record_dataset(str(tmp_path / "other"))
+
+
+def test_damage_behind_the_first_records_names_file_record_and_offset(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write(path, 200)
+    data = bytearray(path.read_bytes())
+    data[-6] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(tf.errors.OpError, match=r"a: record 199 at byte \d+: the CRC of the data is wrong"):
+        list(reader.record_dataset(str(path)))

@@ -1,0 +1,217 @@
+"""Order, hosts and positions: who reads which record when."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beam_pipeline.errors import UsageError
+from reader import Position, order
+from reader.position import Phase
+
+thoroughly = settings(deadline=None, max_examples=60)
+
+runs = st.lists(st.integers(1, 64), min_size=1, max_size=60)
+hosts = st.integers(1, 9)
+
+
+def first_of(sizes):
+    return np.concatenate(([0], np.cumsum(sizes)))
+
+
+def start(first, *, hosts=1, batch=1, seed=0, window_runs=16):
+    return Position("s", int(first[-1]), seed, batch * hosts, 0, (Phase(hosts, window_runs),))
+
+
+def numbers_of(first, position, host, count):
+    """The next `count` record numbers of a host, with the epoch of each."""
+    pairs = (
+        (window.epoch, number)
+        for window in order.train_windows(first, position, host)
+        for number in window.numbers.tolist()
+    )
+    return list(itertools.islice(pairs, count))
+
+
+def test_splitmix64_is_the_published_generator():
+    # The reference implementation's first outputs for state 1234567.
+    expected = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    assert order.splitmix64(1234567, np.arange(5)).tolist() == expected
+
+
+def test_the_order_never_changes_between_releases():
+    first = first_of([64] * 40)
+    numbers = [number for _, number in numbers_of(first, start(first, seed=7), 0, 2560)]
+    assert numbers[:6] == [1381, 1898, 1740, 622, 300, 737]
+    assert order.augment_seeds(np.arange(2), 7, 3).tolist() == [[212644975, -88000378], [-1543179441, 1357413762]]
+
+
+@thoroughly
+@given(runs, hosts, st.integers(0, 5), st.integers(1, 20))
+def test_every_record_once_an_epoch_over_all_hosts(sizes, count, epoch, window_runs):
+    first = first_of(sizes)
+    total = int(first[-1])
+    position = start(first, hosts=count, window_runs=window_runs)
+    read = Counter()
+    per_host = -(-total * (epoch + 1) // count)
+    for host in range(count):
+        read.update(pair for pair in numbers_of(first, position, host, per_host) if pair[0] == epoch)
+    assert read == Counter({(epoch, number): 1 for number in range(total)})
+
+
+@thoroughly
+@given(runs, hosts, st.integers(1, 40), st.integers(0, 50), st.integers(0, 5))
+def test_a_resumed_host_reads_what_the_uninterrupted_one_would(sizes, count, batch, steps, more):
+    first = first_of(sizes)
+    begin = start(first, hosts=count, batch=batch)
+    position = Position.from_json(begin.after(steps).after(more).to_json())
+    assert position == begin.after(steps + more)
+    for host in range(count):
+        whole = numbers_of(first, begin, host, (steps + more) * batch + 100)
+        assert numbers_of(first, position, host, 100) == whole[(steps + more) * batch :]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    runs,
+    st.lists(st.tuples(hosts, st.integers(1, 20), st.integers(0, 8), st.integers(1, 20)), min_size=2, max_size=5),
+    st.integers(0, 3),
+)
+def test_a_change_of_hosts_and_batch_serves_exactly_the_unread_rest(sizes, phases, seed):
+    first = first_of(sizes)
+    total = int(first[-1])
+    read: list[tuple[int, int]] = []
+    position = start(first, seed=seed)
+    for count, batch, steps, window_runs in phases:
+        position = position.on(global_batch_size=batch * count, hosts=count, window_runs=window_runs)
+        for host in range(count):
+            read += numbers_of(first, position, host, batch * steps)
+        position = position.after(steps)
+    # To the end of the epoch after the current one.
+    count = position.hosts
+    left = total * (position.epoch + 2) - len(read)
+    for host in range(count):
+        read += [
+            pair for pair in numbers_of(first, position, host, -(-left // count) + 1) if pair[0] < position.epoch + 2
+        ]
+    assert Counter(read) == Counter(
+        {(epoch, number): 1 for epoch in range(position.epoch + 2) for number in range(total)}
+    )
+
+
+@thoroughly
+@given(runs, st.lists(st.tuples(hosts, st.integers(1, 9), st.integers(0, 12)), min_size=1, max_size=4))
+def test_an_epoch_is_finished_before_the_next_one_begins(sizes, phases):
+    first = first_of(sizes)
+    position = start(first)
+    for count, batch, steps in phases:
+        position = position.on(global_batch_size=batch * count, hosts=count).after(steps)
+    epochs = [[epoch for epoch, _ in numbers_of(first, position, host, 60)] for host in range(position.hosts)]
+    assert all(host_epochs == sorted(host_epochs) for host_epochs in epochs)
+    assert min(host_epochs[0] for host_epochs in epochs) >= position.epoch
+
+
+def test_odd_records_rotate_over_hosts():
+    first = first_of([10])  # 3 hosts: one of them reads 4 records of an epoch
+    begin = start(first, hosts=3)
+    shares = [Counter(epoch for epoch, _ in numbers_of(first, begin, host, 40)) for host in range(3)]
+    assert [[shares[host][epoch] for host in range(3)] for epoch in range(3)] == [[4, 3, 3], [3, 4, 3], [3, 3, 4]]
+
+
+def test_seeds_epochs_and_hosts_give_different_orders():
+    first = first_of([64] * 20)
+    epochs = [number for _, number in numbers_of(first, start(first), 0, 2560)]
+    other = [number for _, number in numbers_of(first, start(first, seed=1), 0, 1280)]
+    assert epochs[:1280] != epochs[1280:] != other
+
+
+def test_windows_are_equal_and_none_is_short():
+    for count in (1, 15, 16, 31, 32, 47, 1000):
+        stretches = order.file_order(first_of([64] * count))
+        window_runs = np.diff(order.window_bounds(stretches, 16))
+        assert window_runs.sum() == count
+        assert window_runs.max() - window_runs.min() <= 1
+        assert window_runs.min() >= min(count, 16)
+
+
+def test_a_batch_of_64_mixes_at_least_12_runs():
+    first = first_of([64] * 200)
+    numbers = np.array([number for _, number in numbers_of(first, start(first, hosts=7), 3, 64 * 20)])
+    assert min(len(np.unique(batch // 64)) for batch in numbers.reshape(-1, 64)) >= 12
+
+
+def test_positions_of_a_record_over_epochs_are_uniform():
+    first = first_of([64] * 32)
+    total, epochs = int(first[-1]), 10
+    numbers = [number for _, number in numbers_of(first, start(first), 0, total * epochs)]
+    where = np.empty((epochs, total))
+    for epoch in range(epochs):
+        where[epoch, numbers[epoch * total : (epoch + 1) * total]] = np.arange(total) / total
+    # A record's mean place over 10 epochs has the standard deviation 0.289 / √10 = 0.091.
+    means = where.mean(axis=0)
+    assert abs(means.mean() - 0.5) < 1e-3
+    assert 0.08 < means.std() < 0.103
+    # Places of the same record in neighbouring epochs have nothing to do with each other.
+    assert abs(np.corrcoef(where[0], where[1])[0, 1]) < 0.1
+
+
+def test_hosts_read_little_more_than_their_share():
+    first = first_of([64] * 320)  # 20,480 records
+    for count in (1, 2, 3, 7, 16):
+        begin = start(first, hosts=count)
+        for host in range(count):
+            share = order.share(order.epoch_order(first, 0, 0), 0, count, host)
+            assert len(np.unique(share.run)) * 64 <= 1.1 * 20480 / count
+        assert begin.after(0) == begin
+
+
+def test_a_position_is_small_json():
+    first = first_of([64] * 10_000)
+    position = start(first)
+    for step in range(100):
+        position = position.on(global_batch_size=1 + step % 2, hosts=1 + step % 2).after(1)
+    text = position.to_json()
+    assert len(text) < 10_000
+    assert "\n" not in text
+    assert Position.from_json(text) == position
+
+
+def test_a_position_of_huge_runs_is_arithmetic():
+    begin = Position("s", 10**9, 0, 4096, 0, (Phase(64, 16),))
+    position = begin.after(10**9)
+    assert position.epoch == 4096 * 10**9 // 10**9
+    assert position.phases[0].read == 0
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format":2}', '{"format":1,"source":"x"}'])
+def test_other_text_is_no_position(text):
+    with pytest.raises(UsageError, match=r"not a reader\.Position"):
+        Position.from_json(text)
+
+
+def test_a_position_with_no_phase_is_refused():
+    value = json.loads(start(first_of([3])).to_json())
+    with pytest.raises(UsageError):
+        Position.from_json(json.dumps({**value, "phases": []}))
+
+
+def test_batches_that_hosts_cannot_divide_name_the_nearest():
+    position = start(first_of([10]))
+    with pytest.raises(ValueError, match=r"global_batch_size=100 .* 7 hosts; the nearest that fit: 98 or 105"):
+        position.on(global_batch_size=100, hosts=7)
+    with pytest.raises(ValueError, match="the nearest that fit: 7"):
+        position.on(global_batch_size=3, hosts=7)
+    with pytest.raises(ValueError, match="only moves forward"):
+        position.after(-1)

@@ -1,0 +1,157 @@
+"""Reading runs and whole files: what comes out, and what damage is called."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_pipeline import schema
+from beam_pipeline.errors import CorruptRecordError, StorageError
+from reader import load_info, runs
+from reader.runs import RunReader, RunTable, read_file, scan_file
+from reader.storage import LocalStorage
+from tests.reading.shards import make_dataset
+
+STORAGE = LocalStorage()
+
+
+def make_files(folder: Path, counts: list[int]) -> tuple[RunTable, list[bytes]]:
+    """Shards of small records, their table, and all records in order."""
+    records, rows, files = [], [], []
+    for shard, count in enumerate(counts):
+        mine = [f"shard {shard} record {number}".encode() * (1 + number % 3) for number in range(count)]
+        framed = [schema.frame(record) for record in mine]
+        files.append(str(folder / f"shard-{shard}"))
+        Path(files[-1]).write_bytes(b"".join(framed))
+        rows += schema.run_rows(shard, map(len, framed))
+        records += mine
+    return RunTable.select(files, np.array(rows, schema.RUN_DTYPE), 0, len(records)), records
+
+
+@given(st.data())
+def test_any_records_in_any_order(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    counts = data.draw(st.lists(st.sampled_from([0, 1, 63, 64, 65, 200]), min_size=1, max_size=4).filter(sum))
+    table, records = make_files(tmp_path_factory.mktemp("runs"), counts)
+    numbers = data.draw(st.lists(st.integers(0, len(records) - 1), min_size=1, max_size=50))
+    assert RunReader(STORAGE, table).read(np.array(numbers)) == [records[number] for number in numbers]
+    with ThreadPoolExecutor(4) as executor:
+        assert RunReader(STORAGE, table, executor).read(np.array(numbers)) == [records[number] for number in numbers]
+
+
+def test_neighbouring_runs_are_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, records = make_files(tmp_path, [200, 100])
+    requests = []
+
+    class Counting(LocalStorage):
+        def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+            requests.append((path[-7:], start))
+            return super().read(path, start, stop)
+
+    assert RunReader(Counting(), table).read(np.arange(300)) == records
+    assert requests == [("shard-0", 0), ("shard-1", 0)]
+    requests.clear()
+    monkeypatch.setattr(runs, "JOIN_BYTES", 4000)
+    assert RunReader(Counting(), table).read(np.arange(300)) == records
+    assert len(requests) > 2
+    requests.clear()
+    assert RunReader(Counting(), table).read(np.array([0, 130])) == [records[0], records[130]]
+    assert len(requests) == 2  # the run between them isn't read
+
+
+@pytest.mark.parametrize("record", [0, 100, 199])
+@pytest.mark.parametrize("byte", [0, 9, 14, -2])
+def test_a_flipped_bit_names_file_record_and_offset(tmp_path: Path, record: int, byte: int) -> None:
+    table, records = make_files(tmp_path, [10, 200])
+    path = tmp_path / "shard-1"
+    offset = sum(len(other) + schema.FRAME_BYTES for other in records[10 : 10 + record])
+    end = offset + len(records[10 + record]) + schema.FRAME_BYTES
+    data = bytearray(path.read_bytes())
+    data[offset + byte if byte >= 0 else end + byte] ^= 4
+    path.write_bytes(data)
+    for read in (lambda: RunReader(STORAGE, table).read(np.arange(210)), lambda: list(read_file(STORAGE, str(path)))):
+        with pytest.raises(CorruptRecordError, match="CRC") as error:
+            read()
+        assert (error.value.file, error.value.record, error.value.offset) == (str(path), record, offset)
+    # Other runs can still be read.
+    other = 10 if record > 64 else 10 + 150
+    assert RunReader(STORAGE, table).read(np.array([other])) == [records[other]]
+
+
+def test_a_wrong_crc_costs_a_scan_one_record_and_a_wrong_length_the_rest(tmp_path: Path) -> None:
+    _, records = make_files(tmp_path, [20])
+    path = tmp_path / "shard-0"
+    good = path.read_bytes()
+    offset = sum(len(record) + schema.FRAME_BYTES for record in records[:5])
+    for byte, found in ((offset + 13, 19), (offset + 1, 5)):
+        data = bytearray(good)
+        data[byte] ^= 1
+        path.write_bytes(data)
+        frames = list(scan_file(STORAGE, str(path)))
+        (fault,) = [frame.record for frame in frames if isinstance(frame.record, CorruptRecordError)]
+        assert (fault.record, fault.offset) == (5, offset)
+        assert [frame.record for frame in frames if isinstance(frame.record, bytes)] == (
+            records[:5] + records[6:] if found == 19 else records[:5]
+        )
+
+
+def test_a_file_cut_inside_a_record_and_between_two(tmp_path: Path) -> None:
+    table, records = make_files(tmp_path, [20])
+    path = tmp_path / "shard-0"
+    data = path.read_bytes()
+    offset = len(data) - len(records[-1]) - schema.FRAME_BYTES
+    for end, reason in ((len(data) - 1, "the file ends inside"), (offset, "20 records are indexed here and 19 found")):
+        path.write_bytes(data[:end])
+        with pytest.raises(CorruptRecordError, match=reason) as error:
+            RunReader(STORAGE, table).read(np.array([3]))
+        assert (error.value.record, error.value.offset) == (19, offset)
+    path.write_bytes(b"")
+    with pytest.raises(CorruptRecordError, match="record 0 at byte 0"):
+        RunReader(STORAGE, table).read(np.array([3]))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    table, _ = make_files(tmp_path, [20])
+    (tmp_path / "shard-0").unlink()
+    with pytest.raises(StorageError, match=r"shard-0 is missing$"):
+        RunReader(STORAGE, table).read(np.array([3]))
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_gzip_files_of_one_or_more_members(tmp_path: Path, members: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, records = make_files(tmp_path, [300])
+    plain = (tmp_path / "shard-0").read_bytes()
+    cuts = np.linspace(0, len(plain), members + 1).astype(int)
+    packed = b"".join(gzip.compress(plain[a:b]) for a, b in itertools.pairwise(cuts))
+    path = tmp_path / "packed.gz"
+    path.write_bytes(packed)
+    for chunk_bytes in (8 << 20, 100):
+        monkeypatch.setattr("reader.storage.CHUNK_BYTES", chunk_bytes)
+        monkeypatch.setattr("reader.runs.CHUNK_BYTES", chunk_bytes)
+        assert [record for block in read_file(STORAGE, str(path)) for record in block] == records
+    for damaged, reason in ((packed[:-9], "ends too early"), (packed[:40] + b"xxxx" + packed[44:], "damaged|CRC")):
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptRecordError, match=reason):
+            list(read_file(STORAGE, str(path)))
+
+
+def test_plain_files_are_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, records = make_files(tmp_path, [300])
+    monkeypatch.setattr("reader.storage.CHUNK_BYTES", 77)
+    assert [record for block in read_file(STORAGE, str(tmp_path / "shard-0")) for record in block] == records
+    (tmp_path / "empty").write_bytes(b"")
+    assert list(read_file(STORAGE, str(tmp_path / "empty"))) == []
+
+
+def test_a_dataset_is_read_through_its_table(tmp_path: Path) -> None:
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [70, 30], "validation": [5]}))
+    table = info.run_table("validation+train[60:75]")
+    found = RunReader(info.storage, table).read(np.arange(20))
+    names = [record.split(b".jpg")[0][-6:] for record in found]
+    assert [int(name) for name in names] == [*range(5), *range(60, 75)]

@@ -1,0 +1,64 @@
+"""Split strings: the same records as TFDS would give."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_pipeline.errors import UsageError
+from reader.splits import RecordRange, parse_split
+
+RECORDS = {"train": 1000, "validation": 37}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("train", [("train", 0, 1000)]),
+        ("train[:10%]", [("train", 0, 100)]),
+        ("train[-10%:]", [("train", 900, 1000)]),
+        ("train[10%:20%]", [("train", 100, 200)]),
+        ("train[:33.3%]", [("train", 0, 333)]),
+        ("train[100:-100]", [("train", 100, 900)]),
+        ("train[5:]", [("train", 5, 1000)]),
+        ("train + validation[:50%]", [("train", 0, 1000), ("validation", 0, 18)]),
+        ("train[:1]+train[:1]", [("train", 0, 1), ("train", 0, 1)]),
+        ("all", [("train", 0, 1000), ("validation", 0, 37)]),
+    ],
+)
+def test_split_strings(text: str, expected: list[tuple[str, int, int]]) -> None:
+    assert parse_split(text, RECORDS) == tuple(RecordRange(*part) for part in expected)
+
+
+@given(st.integers(0, 500), st.integers(-100, 100), st.integers(-100, 100))
+def test_percentages_round_as_in_tfds(records: int, start: int, stop: int) -> None:
+    from tensorflow_datasets.core import splits as tfds
+
+    text = f"train[{start}%:{stop}%]"
+    shards = tfds.SplitInfo(name="train", shard_lengths=[records], num_bytes=1, filename_template=None)
+    (theirs,) = tfds.AbstractSplit.from_spec(text).to_absolute({"train": shards})
+    begin, end = theirs.from_ or 0, records if theirs.to is None else theirs.to
+    if end <= begin:
+        with pytest.raises(UsageError, match="holds no record"):
+            parse_split(text, {"train": records})
+    else:
+        assert parse_split(text, {"train": records}) == (RecordRange("train", begin, end),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("test", r"no split 'test': there are train \(1000 records\), validation \(37 records\)"),
+        ("train[:10", "isn't understood"),
+        ("train[:x]", "'x' in split 'train"),
+        ("train[10%]", "isn't understood"),
+        ("train[:2000]", "outside the split's 1000 records"),
+        ("train[:101%]", "outside"),
+        ("train[20:10]", "holds no record"),
+        ("", "isn't understood"),
+    ],
+)
+def test_wrong_split_strings_say_what_is_there(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_split(text, RECORDS)

@@ -1,0 +1,97 @@
+"""Arguments: ours become a Config, Beam's are passed on, nothing is guessed and nothing is dropped."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from beam_pipeline.command_line import parse
+from beam_pipeline.errors import UsageError
+from beam_pipeline.options import Config
+
+GOOD = ["--input", "/in", "--output", "/out", "--name", "photos"]
+
+
+def refused(*more: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        parse([*GOOD, *more])
+    return str(caught.value)
+
+
+def test_without_more_flags_every_default_is_the_configs() -> None:
+    assert parse(GOOD) == (Config(input="/in", output="/out", name="photos"), [])
+
+
+def test_every_field_of_the_config_but_what_the_launcher_finds_is_a_flag() -> None:
+    values = {"bool": [], "int": ["7"], "float": ["0.5"]}
+    special = {
+        "input": "/a", "output": "/b", "name": "n", "version": "2.0.0", "layout": "class_folders", "splits": "train=1",
+        "split_by": "(a)", "image_size": "64", "resize_mode": "crop", "resample": "box", "image_format": "png",
+        "jpeg_subsampling": "4:4:4", "max_image_bytes": "5MB", "num_shards": "3", "compression": "gzip",
+        "labels_file": "/l",
+    }  # fmt: skip
+    apart = {"manifest", "target_shard_bytes", "overwrite"}  # exclude others; see test_options
+    arguments, expected = [], {}
+    for field in dataclasses.fields(Config):
+        if "help" not in field.metadata or field.name in apart:
+            continue
+        given = [special[field.name]] if field.name in special else values[str(field.type)]
+        arguments += [f"--{field.name}", *given]
+        kind = {"int": int, "float": float}.get(str(field.type), str)
+        expected[field.name] = kind(given[0]) if given else True
+    config, rest = parse(arguments)
+    assert rest == []
+    assert config == Config(**expected)
+
+
+def test_beam_options_are_passed_on() -> None:
+    beam = ["--runner=DataflowRunner", "--project", "p", "--temp_location=gs://t", "--experiments=a", "--experiments=b"]
+    config, rest = parse([*beam[:2], *GOOD, *beam[2:], "--streaming"])
+    assert config == parse(GOOD)[0]
+    assert sorted(rest) == sorted([*beam, "--streaming"])
+
+
+@pytest.mark.parametrize("flag", ["--inpu", "--targ", "--image", "--run", "--direct_num", "--proj"])
+def test_no_flag_can_be_abbreviated(flag: str) -> None:
+    assert refused(flag, "x").startswith(f"unknown flag {flag!r}: ")
+
+
+@pytest.mark.parametrize(
+    ("flag", "nearest"),
+    [
+        ("--imagesize=3", "--image_size"),
+        ("--split", "--splits"),
+        ("--num-shards", "--num_shards"),
+        ("--seeds", "--seed"),
+        ("--one-hot", "--one_hot"),
+        ("--max_reject", "--max_reject_fraction"),
+        ("--runer=x", "--runner"),
+        ("--temp-location=x", "--temp_location"),
+    ],
+)
+def test_an_unknown_flag_names_the_nearest(flag: str, nearest: str) -> None:
+    assert refused(flag) == f"unknown flag {flag.partition('=')[0]!r}: did you mean {nearest}?"
+
+
+def test_a_flag_like_no_other_points_to_help() -> None:
+    assert refused("--qqqq") == "unknown flag '--qqqq': see --help"
+
+
+def test_a_word_without_a_flag_is_an_error() -> None:
+    assert refused("photos").startswith("unexpected argument 'photos'")
+
+
+def test_a_word_is_not_taken_for_a_beam_flag() -> None:
+    assert "did you mean" not in refused("extra"), "a flag is no fix for a word that stands alone"
+
+
+@pytest.mark.parametrize("arguments", [["--seed"], ["--seed", "x"], ["--max_reject_fraction", "a"], ["--one_hot=1"]])
+def test_argparses_own_errors_are_usage_errors_that_name_the_flag(arguments: list[str]) -> None:
+    assert arguments[0].partition("=")[0] in refused(*arguments)
+
+
+@pytest.mark.parametrize("flag", ["--input", "--output"])
+def test_values_that_begin_with_dashes_are_refused_in_one_line(flag: str) -> None:
+    with pytest.raises(UsageError, match=flag):
+        parse([*GOOD, flag, "--name", "x"])

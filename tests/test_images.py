@@ -1,0 +1,363 @@
+"""The codec: upright in every resize mode, the cheap path like the exact one, nothing of the source carried along."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, PngImagePlugin
+
+from beam_pipeline import images
+from beam_pipeline.errors import Reject
+from beam_pipeline.images import RESIZE_MODES, ImageOptions, convert
+from tests.make import encoded, noise, picture
+
+DEFAULTS = ImageOptions(
+    size=(40, 60),
+    resize_mode="stretch",
+    resample="bilinear",
+    format="png",
+    jpeg_quality=90,
+    jpeg_subsampling="4:2:0",
+    max_pixels=178_956_970,
+    max_image_bytes=256 << 20,
+)
+OWN_SIZE = DEFAULTS._replace(size=None)
+# How a camera held this way stores an upright picture: the inverse of what a viewer does.
+AS_STORED = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+def pixels(data: bytes) -> np.ndarray:
+    """uint8 [height, width, 3] of an encoded image."""
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def stored_with(orientation: int, upright: Image.Image) -> bytes:
+    """A PNG whose pixels lie as the EXIF orientation says."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    how = AS_STORED[orientation]
+    return encoded(upright if how is None else upright.transpose(how), "PNG", exif=exif)
+
+
+def rejected(data: bytes, options: ImageOptions = DEFAULTS) -> tuple[str, str]:
+    with pytest.raises(Reject) as caught:
+        convert(data, options)
+    return str(caught.value.reason), caught.value.detail
+
+
+# --- sizes and orientation
+
+
+@pytest.mark.parametrize(
+    ("mode", "source", "target", "result"),
+    [  # (height, width) of source and result
+        ("stretch", (100, 50), (40, 60), (40, 60)),
+        ("crop", (100, 50), (40, 60), (40, 60)),
+        ("pad", (100, 50), (40, 60), (40, 60)),
+        ("shorter", (400, 200), (40, 60), (120, 60)),  # covers the target
+        ("longer", (400, 200), (40, 60), (40, 20)),  # fits into it
+        ("shorter", (20, 10), (40, 60), (20, 10)),  # these never enlarge
+        ("longer", (20, 10), (40, 60), (20, 10)),
+        ("pad", (20, 10), (40, 60), (40, 60)),
+        ("longer", (4000, 1), (40, 60), (40, 1)),  # no side vanishes
+    ],
+)
+def test_every_resize_mode_gives_its_size(mode: str, source, target, result) -> None:
+    image = convert(encoded(picture(source[1], source[0]), "PNG"), DEFAULTS._replace(size=target, resize_mode=mode))
+    assert (image.height, image.width) == result
+    assert pixels(image.data).shape == (*result, 3)
+
+
+@pytest.mark.parametrize(("orientation", "mode"), list(itertools.product(range(1, 9), RESIZE_MODES)))
+def test_pictures_come_out_upright(orientation: int, mode: str) -> None:
+    upright = picture(90, 60, seed=3)
+    options = DEFAULTS._replace(size=(32, 48), resize_mode=mode)
+    plain = convert(encoded(upright, "PNG"), options)
+    turned = convert(stored_with(orientation, upright), options)
+    assert (turned.height, turned.width) == (plain.height, plain.width)
+    difference = np.abs(pixels(turned.data).astype(int) - pixels(plain.data))
+    assert difference.max() <= 2, "resized before it was turned: rounding differs"
+
+
+@pytest.mark.parametrize(("orientation", "mode"), list(itertools.product((1, 3, 6), RESIZE_MODES)))
+def test_an_upright_picture_of_other_proportions_fills_the_target_as_the_mode_says(orientation: int, mode: str) -> None:
+    # Left half black, right half white, twice as wide as the target's proportions.
+    upright = Image.new("RGB", (120, 30))
+    upright.paste((255, 255, 255), (60, 0, 120, 30))
+    found = pixels(convert(stored_with(orientation, upright), DEFAULTS._replace(size=(30, 60), resize_mode=mode)).data)
+    height = len(found)
+    assert found[height // 2, 1].max() < 5
+    assert found[height // 2, -2].min() > 250
+    top_left, top_right = found[0, 0].max(), found[0, -1].max()
+    assert (top_left, top_right) == ((0, 0) if mode == "pad" else (0, 255))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pixels_are_exact_where_nothing_is_resized(orientation: int) -> None:
+    upright = noise(13, 7)
+    image = convert(stored_with(orientation, upright), OWN_SIZE)
+    assert (image.height, image.width) == (7, 13)
+    assert np.array_equal(pixels(image.data), np.asarray(upright))
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+def test_an_orientation_that_is_none_is_ignored(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    upright = noise(9, 5)
+    assert np.array_equal(pixels(convert(encoded(upright, "PNG", exif=exif), OWN_SIZE).data), np.asarray(upright))
+
+
+def test_broken_exif_does_not_cost_the_image() -> None:
+    good = encoded(picture(90, 60), exif=b"Exif\0\0garbage that is no TIFF header at all")
+    assert Image.open(io.BytesIO(good)).size == (90, 60)
+    assert convert(good, DEFAULTS).height == 40
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(RESIZE_MODES),
+    st.tuples(st.integers(1, 300), st.integers(1, 300)),
+    st.tuples(st.integers(1, 64), st.integers(1, 64)),
+    st.integers(1, 8),
+    st.sampled_from(["JPEG", "PNG"]),
+)
+def test_any_size_fits_any_target(mode: str, source, target, orientation: int, format: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = convert(encoded(picture(*source), format, exif=exif), DEFAULTS._replace(size=target, resize_mode=mode))
+    assert pixels(image.data).shape == (image.height, image.width, 3)
+    if mode in ("stretch", "crop", "pad"):
+        assert (image.height, image.width) == target
+
+
+# --- quality
+
+
+def without_draft(data: bytes, options: ImageOptions, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    from PIL import JpegImagePlugin
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JpegImagePlugin.JpegImageFile, "draft", lambda self, mode, size: None)
+        return pixels(convert(data, options).data)
+
+
+@pytest.mark.parametrize(("mode", "orientation"), list(itertools.product(RESIZE_MODES, (1, 6))))
+def test_decoding_at_a_fraction_gives_the_same_picture(
+    mode: str, orientation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 1001 and 747 are no multiples of 8: the decoded size is rounded up.
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(picture(1001, 747, seed=5), exif=exif)
+    options = DEFAULTS._replace(size=(96, 96), resize_mode=mode)
+    exact = without_draft(data, options, monkeypatch).astype(int)
+    cheap = pixels(convert(data, options).data)
+    assert cheap.shape == exact.shape
+    assert np.abs(cheap - exact).mean() < 1.0
+    assert np.abs(cheap - exact).max() <= 16
+
+
+def test_decoding_at_a_fraction_really_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(noise(800, 800))
+    options = DEFAULTS._replace(size=(50, 50))
+    assert not np.array_equal(pixels(convert(data, options).data), without_draft(data, options, monkeypatch))
+
+
+@pytest.mark.parametrize("resample", sorted(images.RESAMPLING))
+def test_every_filter_gives_about_the_same_picture(resample: str) -> None:
+    source = picture(200, 100, seed=8)
+    found = pixels(convert(encoded(source, "PNG"), DEFAULTS._replace(resample=resample)).data).astype(int)
+    exact = np.asarray(source.resize((60, 40), images.RESAMPLING[resample]))
+    assert np.abs(found - exact).mean() < 3
+
+
+def test_jpeg_is_what_pillow_writes_of_the_same_pixels() -> None:
+    options = DEFAULTS._replace(format="jpeg", jpeg_quality=77, jpeg_subsampling="4:4:4")
+    source = encoded(picture(60, 40), "PNG")
+    expected = encoded(Image.open(io.BytesIO(source)), "JPEG", quality=77, subsampling=0)
+    assert convert(source, options._replace(size=None)).data == expected
+
+
+@pytest.mark.parametrize(("subsampling", "number"), [("4:4:4", 0), ("4:2:2", 1), ("4:2:0", 2)])
+def test_chroma_subsampling_is_what_was_asked_for(subsampling: str, number: int) -> None:
+    from PIL import JpegImagePlugin
+
+    data = convert(encoded(picture()), DEFAULTS._replace(format="jpeg", jpeg_subsampling=subsampling)).data
+    assert JpegImagePlugin.get_sampling(Image.open(io.BytesIO(data))) == number
+
+
+def test_png_is_lossless() -> None:
+    source = noise(31, 17)
+    image = convert(encoded(source, "PNG"), OWN_SIZE)
+    assert Image.open(io.BytesIO(image.data)).format == "PNG"
+    assert np.array_equal(pixels(image.data), np.asarray(source))
+
+
+def test_the_same_bytes_give_the_same_bytes() -> None:
+    data = encoded(picture(300, 200))
+    for format in ("png", "jpeg"):
+        options = DEFAULTS._replace(format=format)
+        assert convert(data, options) == convert(data, options)
+
+
+# --- metadata and modes
+
+
+@pytest.mark.parametrize("format", ["jpeg", "png"])
+def test_metadata_of_the_source_is_stripped(format: str) -> None:
+    exif = Image.Exif()
+    exif[0x010F] = "SECRET-CAMERA"
+    jpeg = encoded(picture(), exif=exif, comment=b"SECRET-COMMENT", icc_profile=b"SECRET-PROFILE" * 20, dpi=(300, 300))
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Author", "SECRET-AUTHOR")
+    png = encoded(picture(), "PNG", exif=exif, pnginfo=text, icc_profile=b"SECRET-PROFILE" * 20, dpi=(300, 300))
+    for source in (jpeg, png):
+        for size in (None, (20, 20)):
+            data = convert(source, DEFAULTS._replace(format=format, size=size)).data
+            assert b"SECRET" not in data
+            found = Image.open(io.BytesIO(data))
+            found.load()
+            assert not set(found.info) - {"jfif", "jfif_version", "jfif_unit", "jfif_density"}
+            assert found.info.get("jfif_density", (1, 1)) == (1, 1)
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "1", "RGBA", "LA", "CMYK", "I;16"])
+def test_other_colour_modes_become_rgb(mode: str) -> None:
+    source = picture().convert(mode) if mode != "I;16" else picture().convert("L").convert("I;16")
+    data = encoded(source, "JPEG" if mode == "CMYK" else "PNG")
+    image = convert(data, DEFAULTS._replace(format="jpeg"))
+    assert Image.open(io.BytesIO(image.data)).mode == "RGB"
+
+
+def test_a_gray_jpeg_becomes_rgb_of_equal_channels() -> None:
+    found = pixels(convert(encoded(picture().convert("L")), OWN_SIZE).data)
+    assert np.array_equal(found[..., 0], found[..., 1])
+    assert np.array_equal(found[..., 0], found[..., 2])
+
+
+def test_a_progressive_jpeg_and_one_of_a_phone_are_read() -> None:
+    assert convert(encoded(picture(), progressive=True), DEFAULTS).height == 40
+    out = io.BytesIO()
+    picture(64, 64).save(out, "MPO", save_all=True, append_images=[picture(64, 64, seed=2)])
+    assert convert(out.getvalue(), DEFAULTS).height == 40
+
+
+def test_the_content_decides_not_the_name() -> None:
+    # A PNG that is called .jpg is fine: convert never sees the name.
+    assert convert(encoded(picture(), "PNG"), DEFAULTS).height == 40
+
+
+# --- rejects
+
+
+def png_header(width: int, height: int) -> bytes:
+    """The start of a PNG that claims a size, with hardly any data."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+
+
+JPEG = encoded(picture(120, 90))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "detail"),
+    [
+        (b"", "not_an_image", "0 bytes, beginning nowhere"),
+        (b"GIF89a..", "not_an_image", "8 bytes, beginning 4749463839612e2e"),
+        (b"hello", "not_an_image", "5 bytes, beginning 68656c6c6f"),
+        (JPEG[: len(JPEG) // 2], "truncated", f"JPEG of 120x90 pixels, {len(JPEG) // 2} bytes"),
+        (encoded(picture(120, 90), "PNG")[:2000], "truncated", "PNG of 120x90 pixels, 2000 bytes"),
+        (png_header(9, 9), "truncated", f"PNG of 9x9 pixels, {len(png_header(9, 9))} bytes"),
+    ],
+)
+def test_what_is_no_image_is_rejected_with_reason_and_detail(data: bytes, reason: str, detail: str) -> None:
+    assert rejected(data) == (reason, detail)
+
+
+def test_details_are_the_same_each_time() -> None:
+    for data in (b"hello", JPEG[:700], JPEG[:200], encoded(picture(), "PNG")[:60], b"\xff\xd8\xff\xe0" + b"\0" * 90):
+        assert rejected(data) == rejected(data)
+        assert " 0x" not in rejected(data)[1], "no memory addresses"
+
+
+def test_max_pixels_is_checked_before_decoding() -> None:
+    options = DEFAULTS._replace(max_pixels=10_000)
+    assert rejected(png_header(200, 51), options) == ("too_many_pixels", "200x51 pixels, --max_pixels 10000")
+    assert convert(encoded(picture(200, 50)), options).height == 40
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("side", [10_000, 14_000, 40_000])
+def test_huge_claims_are_too_many_pixels_whatever_pillows_own_limit(side: int) -> None:
+    # Pillow warns from 89 million pixels on and raises from 179 million; the limit of the job is the one that counts.
+    options = DEFAULTS._replace(max_pixels=50_000_000)
+    assert rejected(png_header(side, side), options) == (
+        "too_many_pixels",
+        f"{side}x{side} pixels, --max_pixels 50000000",
+    )
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_higher_limit_than_pillows_lets_a_large_image_in() -> None:
+    # 200 million pixels: with hardly any data it gets as far as the decoder, which finds it cut off.
+    data = png_header(20_000, 10_000)
+    options = DEFAULTS._replace(max_pixels=300_000_000)
+    assert rejected(data, options) == ("truncated", f"PNG of 20000x10000 pixels, {len(data)} bytes")
+
+
+def test_a_file_over_the_byte_limit_is_rejected_by_its_size() -> None:
+    options = DEFAULTS._replace(max_image_bytes=100)
+    assert rejected(JPEG, options) == ("too_many_bytes", f"{len(JPEG)} bytes, --max_image_bytes 100")
+    images.check_size(100, options)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_damage_raises_anything_but_a_reject(data: st.DataObject) -> None:
+    whole = bytearray(
+        data.draw(st.sampled_from([JPEG, encoded(picture(), "PNG"), encoded(picture(), progressive=True)]))
+    )
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        image = convert(bytes(whole[: data.draw(st.integers(0, len(whole)))]), DEFAULTS._replace(max_pixels=1 << 20))
+    except Reject as reject:
+        assert reject.reason in set(images.RejectReason)
+    else:
+        assert (image.height, image.width) == (40, 60)
+
+
+# --- what else the module promises
+
+
+def test_look_sees_the_finished_pixels() -> None:
+    seen: list[Image.Image] = []
+    image = convert(JPEG, DEFAULTS, look=lambda finished: seen.append(finished.copy()))
+    assert np.array_equal(np.asarray(seen[0]), pixels(image.data))
+
+
+def test_codec_versions_name_what_decides_the_bytes() -> None:
+    versions = images.codec_versions()
+    assert set(versions) >= {"pillow", "libjpeg_turbo"}
+    assert all(versions.values())

@@ -1,0 +1,175 @@
+"""Who may import whom (docs/architecture.md), and that `import beam_pipeline` and `import reader` stay cheap."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.make import ROOT
+
+# The order of the write side's modules: each imports only from rows above its own, or its neighbours named here.
+ROWS = [
+    {"schema", "errors", "metrics"},
+    {"storage", "progress"},
+    {"options", "listing", "manifest_rows", "images", "examples", "sharding", "pools", "command_line", "tfds_metadata"},
+    {"writer", "publish", "state", "sampling", "report", "summary"},
+    {"transforms", "published"},
+    {"pipeline"},
+    {"launch"},
+    {"__main__"},
+]
+APART = {"__init__", "sample_data", "sample_scenes"}
+PURE = {
+    "schema",
+    "errors",
+    "metrics",
+    "storage",
+    "options",
+    "listing",
+    "manifest_rows",
+    "images",
+    "examples",
+    "sharding",
+}
+PURE |= {"pools", "tfds_metadata", "writer", "publish", "state", "sampling", "summary", "progress", "report"}
+
+
+def modules(package: str) -> dict[str, list[Path]]:
+    """Module name (of the first level) → its files."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        relative = path.relative_to(ROOT / package)
+        found.setdefault(relative.parts[0].removesuffix(".py"), []).append(path)
+    return found
+
+
+def imported(path: Path, lazily_too: bool = True) -> set[str]:
+    """Dotted names of everything a file imports; at its top level only unless `lazily_too`."""
+    tree = ast.parse(path.read_text())
+    nodes = list(ast.walk(tree)) if lazily_too else top_level(tree)
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return found
+
+
+def top_level(tree: ast.Module) -> list[ast.AST]:
+    """What runs when a module is imported: not functions, not `if TYPE_CHECKING`."""
+    found: list[ast.AST] = []
+    pending: list[ast.AST] = [tree]
+    while pending:
+        for node in ast.iter_child_nodes(pending.pop()):
+            typing_only = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not typing_only:
+                found.append(node)
+                pending.append(node)
+    return found
+
+
+def roots(names: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def ours(names: set[str], package: str = "beam_pipeline") -> set[str]:
+    """First-level modules of a package among dotted names."""
+    levels = {name.split(".")[1] for name in names if name.startswith(f"{package}.")}
+    return levels & set(modules(package))
+
+
+WRITE_SIDE = modules("beam_pipeline")
+
+
+def test_every_module_has_its_place() -> None:
+    assert set(WRITE_SIDE) <= set.union(*ROWS, APART), "a new module: say in ROWS where it stands"
+
+
+@pytest.mark.parametrize("name", sorted(set(WRITE_SIDE) - APART))
+def test_modules_import_downwards_only(name: str) -> None:
+    row = next(number for number, names in enumerate(ROWS) if name in names)
+    allowed = set.union(*ROWS[: row + 1], {name})
+    for path in WRITE_SIDE[name]:
+        assert ours(imported(path)) <= allowed, path
+
+
+def test_there_is_no_circle_of_imports() -> None:
+    graph = {
+        name: set().union(*(ours(imported(path, lazily_too=False)) for path in paths)) - {name, "__init__"}
+        for name, paths in WRITE_SIDE.items()
+        if name != "__init__"
+    }
+    while graph:
+        free = {name for name, needed in graph.items() if not needed & set(graph)}
+        assert free, f"a circle among {sorted(graph)}"
+        graph = {name: needed for name, needed in graph.items() if name not in free}
+
+
+@pytest.mark.parametrize("name", sorted(WRITE_SIDE))
+def test_the_write_side_never_imports_the_reader_or_tensorflow(name: str) -> None:
+    for path in WRITE_SIDE[name]:
+        assert not roots(imported(path)) & {"reader", "tensorflow", "tensorflow_datasets", "keras", "jax", "torch"}, (
+            path
+        )
+
+
+@pytest.mark.parametrize("name", sorted(PURE & set(WRITE_SIDE)))
+def test_what_works_knows_nothing_of_beam(name: str) -> None:
+    for path in WRITE_SIDE[name]:
+        assert "apache_beam" not in roots(imported(path)), path
+
+
+@pytest.mark.parametrize("name", ["schema", "errors", "sharding", "examples", "tfds_metadata"])
+def test_pure_modules_know_no_storage(name: str) -> None:
+    (path,) = WRITE_SIDE[name]
+    assert not roots(imported(path)) & {"fsspec", "gcsfs", "os", "pathlib", "PIL"}
+    assert "storage" not in ours(imported(path))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "reader").rglob("*.py")), ids=lambda path: path.stem)
+def test_the_reader_takes_schema_and_errors_of_the_write_side_and_nothing_else(path: Path) -> None:
+    names = {name for name in imported(path) if name.startswith("beam_pipeline")}
+    assert ours(names) <= {"schema", "errors"}, path
+    assert names <= {"beam_pipeline", *(name for name in names if name.split(".")[1:2] in (["schema"], ["errors"]))}, (
+        path
+    )
+    assert "apache_beam" not in roots(imported(path))
+
+
+def test_main_is_trivial() -> None:
+    tree = ast.parse((ROOT / "beam_pipeline" / "__main__.py").read_text())
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
+
+
+def test_no_job_saves_the_main_session() -> None:
+    for path in (ROOT / "beam_pipeline").rglob("*.py"):
+        assert "save_main_session" not in path.read_text()
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level names of sys.modules of a fresh Python after `code`."""
+    program = f"import sys\n{code}\nprint('\\n'.join({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+HEAVY = {"tensorflow", "apache_beam", "keras", "tensorflow_datasets", "jax", "torch", "gcsfs", "fsspec"}
+
+
+def test_importing_both_packages_loads_neither_tensorflow_nor_beam() -> None:
+    found = loaded_after("import beam_pipeline, reader\nbeam_pipeline.Config")
+    assert {"beam_pipeline", "reader"} <= found
+    assert not found & HEAVY
+
+
+def test_importing_all_that_a_worker_unpickles_loads_no_tensorflow() -> None:
+    found = loaded_after("import beam_pipeline.launch, beam_pipeline.writer, beam_pipeline.published")
+    assert "apache_beam" in found
+    assert not found & {"tensorflow", "tensorflow_datasets", "keras", "reader", "jax", "torch"}

@@ -1,0 +1,265 @@
+"""From an input to references: which files are images, which class and split they get, what is skipped and counted."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from beam_pipeline import listing
+from beam_pipeline.errors import UsageError
+from beam_pipeline.listing import ClassFolder, all_images, check_input, class_folders, list_images, read_labels
+from beam_pipeline.options import Config
+from beam_pipeline.sharding import order_key
+from tests import make
+from tests.servers import Gcs
+
+
+def config(input: object, **more: object) -> Config:
+    return Config(input=str(input), output="/nowhere", name="x", **more)
+
+
+def touch(folder: Path, *names: str) -> Path:
+    """Files of one byte, their folders too."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"1")
+    return folder
+
+
+def refused(some: Config) -> str:
+    with pytest.raises(UsageError) as caught:
+        check_input(some)
+    return str(caught.value)
+
+
+# --- classes and splits
+
+
+def test_classes_are_the_folders_and_nested_folders_belong_to_theirs(tmp_path: Path) -> None:
+    touch(tmp_path, "b/1.jpg", "a/1.jpg", "a/deep/er/2.jpg", "loose.jpg")
+    refs = {ref.path: ref for ref in all_images(config(tmp_path))}
+    assert {path: ref.label for path, ref in refs.items()} == {"b/1.jpg": "b", "a/1.jpg": "a", "a/deep/er/2.jpg": "a"}
+    assert {ref.split for ref in refs.values()} == {"train"}
+    assert all(ref.source_bytes == 1 for ref in refs.values())
+    assert all(ref.order_key == order_key(path, 0) for path, ref in refs.items())
+
+
+def test_split_folders_hold_class_folders(tmp_path: Path) -> None:
+    touch(tmp_path, "train/a/1.jpg", "test/a/2.jpg", "test/b/deep/3.jpg")
+    refs = {ref.path: (ref.split, ref.label) for ref in all_images(config(tmp_path, layout="split_class_folders"))}
+    assert refs == {"train/a/1.jpg": ("train", "a"), "test/a/2.jpg": ("test", "a"), "test/b/deep/3.jpg": ("test", "b")}
+
+
+def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", ".git/1.jpg")
+    assert class_folders(config(tmp_path)) == [ClassFolder("a/", "a", None)]
+
+
+def test_remote_folders_are_the_same(gcs: Gcs, tmp_path: Path) -> None:
+    bucket = gcs.new_bucket()
+    names = ["b/1.jpg", "a/1.jpg", "a/deep/er/2.jpg", "a//3.jpg", "loose.jpg", ".git/1.jpg"]
+    for name in names:
+        gcs.put(bucket, f"in/{name}", b"1")
+    for url in (f"gs://{bucket}/in", f"gs://{bucket}/in/"):
+        assert sorted(ref.path for ref in all_images(config(url))) == [
+            "a//3.jpg",
+            "a/1.jpg",
+            "a/deep/er/2.jpg",
+            "b/1.jpg",
+        ]
+
+
+def test_a_whole_bucket_can_be_the_input(gcs: Gcs) -> None:
+    bucket = gcs.new_bucket()
+    for name in ("a/1.jpg", "b/2.jpg"):
+        gcs.put(bucket, name, b"1")
+    assert sorted(ref.path for ref in all_images(config(f"gs://{bucket}"))) == ["a/1.jpg", "b/2.jpg"]
+    check_input(config(f"gs://{bucket}/"))
+
+
+# --- property: an image's split depends on its path alone
+
+
+def test_adding_and_removing_images_moves_none_to_another_split_whatever_the_seed(tmp_path: Path) -> None:
+    shares = "train=0.5,validation=0.3,test=rest"
+    touch(tmp_path, *(f"{label}/{number:03d}.jpg" for label in "abc" for number in range(60)))
+    before = {ref.path: ref.split for ref in all_images(config(tmp_path, splits=shares))}
+    assert set(before.values()) == {"train", "validation", "test"}
+    for number in range(0, 60, 3):
+        (tmp_path / "a" / f"{number:03d}.jpg").unlink()
+    touch(tmp_path, *(f"new/{number}.jpg" for number in range(100)))
+    after = {ref.path: ref.split for ref in all_images(config(tmp_path, splits=shares, seed=77, version="2.0.0"))}
+    assert {path: after[path] for path in after if path in before} == {
+        path: before[path] for path in before if path in after
+    }
+
+
+def test_split_by_keeps_what_belongs_together(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"a/patient{patient}_{frame}.jpg" for patient in range(12) for frame in range(5)))
+    some = config(tmp_path, splits="train=0.5,validation=0.5", split_by=r"(patient\d+)_")
+    found: dict[str, set[str]] = {}
+    for ref in all_images(some):
+        found.setdefault(ref.path.partition("_")[0], set()).add(ref.split)
+    assert all(len(splits) == 1 for splits in found.values())
+    assert len(set().union(*found.values())) == 2
+
+
+def test_a_path_that_split_by_does_not_match_is_dealt_by_itself(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"a/{number}.jpg" for number in range(30)))
+    shares = "train=0.5,validation=0.5"
+    with_pattern = {r.path: r.split for r in all_images(config(tmp_path, splits=shares, split_by=r"(patient)_|x()"))}
+    without = {r.path: r.split for r in all_images(config(tmp_path, splits=shares))}
+    assert with_pattern == without
+
+
+# --- which files are images
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["a.jpg", "A.JPG", "x/y.JPEG", "é.Png", "a.jpe", "a.jfif", "a b.c.jpg", " .jpg x.png", "x.y/a.jpg", "a\n.jpg"],
+)
+def test_images_by_name(path: str) -> None:
+    assert listing.why_skipped(path) is None
+
+
+@pytest.mark.parametrize(
+    "path", ["a.txt", "a.jpg.txt", "jpg", "x/png", "a", "Thumbs.db", "a.gif", "jpg/a", "x.jpg/a", "a."]
+)
+def test_no_images_by_name(path: str) -> None:
+    assert listing.why_skipped(path) == listing.OTHER_SUFFIX
+
+
+@pytest.mark.parametrize("path", [".a.jpg", "x/.a.jpg", ".x/a.jpg", "x/.y/a.jpg", "._a.jpg", ".DS_Store"])
+def test_hidden_by_name(path: str) -> None:
+    assert listing.why_skipped(path) == listing.HIDDEN
+
+
+def test_what_is_skipped_is_counted_by_kind(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "a/2.txt", "a/x/3.gif", "a/.4.jpg", "a/.5/6.jpg", "a/7")
+    counts: Counter[str] = Counter()
+    found = list(list_images(config(tmp_path), ClassFolder("a/", "a", None), lambda kind: counts.update((kind,))))
+    assert [ref.path for ref in found] == ["a/1.jpg"]
+    assert counts == {listing.OTHER_SUFFIX: 3, listing.HIDDEN: 2}
+
+
+def test_twins_in_both_normal_forms_are_two_images_of_one_place(tmp_path: Path) -> None:
+    twins = [unicodedata.normalize(form, "a/é.jpg") for form in ("NFC", "NFD")]
+    touch(tmp_path, *twins)
+    refs = list(all_images(config(tmp_path, splits="train=0.5,validation=0.5")))
+    assert sorted(ref.path for ref in refs) == sorted(twins), "stored as listed"
+    assert len({ref.order_key for ref in refs}) == 1
+    assert len({ref.split for ref in refs}) == 1
+
+
+# --- what is refused
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert refused(config(tmp_path / "no")) == f"--input '{tmp_path}/no': no such folder"
+
+
+def test_a_bucket_that_is_not_there(gcs: Gcs) -> None:
+    assert refused(config("gs://not-there/in")) == "--input 'gs://not-there/in': no such bucket"
+
+
+def test_an_empty_bucket_says_so(gcs: Gcs) -> None:
+    url = f"gs://{gcs.new_bucket()}"
+    assert refused(config(url)) == (
+        f"--input '{url}': no class folders, nothing in it; --layout class_folders wants DIR/CLASS/image.jpg"
+    )
+
+
+def test_files_without_folders_are_counted_up_to_a_thousand(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{number}.jpg" for number in range(1_001)))
+    assert "no class folders, 1000+ files in no such folders" in refused(config(tmp_path))
+
+
+def test_split_folders_without_class_folders(tmp_path: Path) -> None:
+    touch(tmp_path, "train/1.jpg")
+    assert refused(config(tmp_path, layout="split_class_folders")) == (
+        f"--input '{tmp_path}': no class folders, 1 files in no such folders; "
+        "--layout split_class_folders wants DIR/SPLIT/CLASS/image.jpg"
+    )
+
+
+def test_a_split_folder_that_tfds_cannot_read(tmp_path: Path) -> None:
+    touch(tmp_path, "Train/a/1.jpg")
+    assert refused(config(tmp_path, layout="split_class_folders")) == (
+        "--input: folder 'Train' can't be a split: rename it to a-z, 0-9 and _, a letter first"
+    )
+
+
+@pytest.mark.parametrize("name", [" a", "a ", "a\nb", "\u00a0a", "a\u2028b", "a\u0085b", " "])
+def test_class_names_that_tfds_would_change(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, f"{name}/1.jpg")
+    assert refused(config(tmp_path)) == (
+        f"class folder {name!r}: rename it, white space around a class name and line breaks are lost by TFDS"
+    )
+
+
+@pytest.mark.parametrize("name", ["a b", "größe", "#1", "100%", "a,b", "n01440764"])
+def test_class_names_that_are_fine(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, f"{name}/1.jpg")
+    check_input(config(tmp_path))
+    assert [folder.label for folder in class_folders(config(tmp_path))] == [name]
+
+
+def test_an_input_with_a_link_to_itself_is_listed(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "self.jpg").symlink_to(tmp_path / "a" / "self.jpg")
+    check_input(config(tmp_path))
+    assert [ref.path for ref in all_images(config(tmp_path))] == ["a/1.jpg"]
+
+
+# --- labels files
+
+
+def labels_file(tmp_path: Path, data: bytes) -> str:
+    (tmp_path / "labels.txt").write_bytes(data)
+    return str(tmp_path / "labels.txt")
+
+
+@pytest.mark.parametrize("data", [b"dog\ncat\n", b"dog\r\ncat", b"\xef\xbb\xbfdog\ncat\n", b"dog\n\ncat\n\n"])
+def test_labels_are_the_lines_in_their_order(tmp_path: Path, data: bytes) -> None:
+    assert read_labels(labels_file(tmp_path, data), 1) == ("dog", "cat")
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "it is empty"),
+        (b"\n \n", "it is empty"),
+        (b"a\nb\na\n", "class 'a' stands in it twice"),
+        (b"\xff\xfe", "UnicodeDecodeError"),
+    ],
+)
+def test_labels_files_that_say_nothing(tmp_path: Path, data: bytes, what: str) -> None:
+    url = labels_file(tmp_path, data)
+    with pytest.raises(UsageError, match=f"--labels_file '{url}': {what}"):
+        read_labels(url, 1)
+
+
+def test_a_missing_labels_file(gcs: Gcs, tmp_path: Path) -> None:
+    for url in (str(tmp_path / "no"), f"gs://{gcs.new_bucket()}/no"):
+        with pytest.raises(UsageError, match=f"--labels_file '{url}'"):
+            read_labels(url, 1)
+
+
+def test_a_folder_that_is_not_in_the_labels_file(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "b/1.jpg", "c/1.jpg")
+    assert refused(config(tmp_path, labels_file="/l.txt", labels=("a",))) == (
+        "--labels_file '/l.txt': class folder 'b' is not in it, nor 1 more; add a line for each or move the folder away"
+    )
+
+
+def test_labels_of_the_file_are_the_ids(photos: Path, tmp_path: Path) -> None:
+    url = labels_file(tmp_path, b"zebra\ncat\nbee\nant\n")
+    version = make.published(photos, tmp_path / "out", "--labels_file", url)
+    assert (version / "class.labels.txt").read_text() == "zebra\ncat\nbee\nant\n"
+    assert make.manifest(version)["splits"]["train"]["class_counts"] == [0, 13, 13, 14]

@@ -1,0 +1,155 @@
+"""What is shipped and pinned: the wheel's contents, the extras, the constraints, and the scripts that install them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+SCRIPTS = [*sorted((ROOT / "tools").glob("*.sh")), ROOT / ".ci" / "run", *sorted((ROOT / "deploy").glob("*.sh"))]
+
+
+def pinned(file: str) -> dict[str, list[Requirement]]:
+    """Name → its pins (several where Python versions differ) in a requirements file."""
+    pins: dict[str, list[Requirement]] = {}
+    for line in (ROOT / file).read_text().splitlines():
+        if line and not line.startswith("#"):
+            requirement = Requirement(line)
+            pins.setdefault(requirement.name, []).append(requirement)
+    return pins
+
+
+def version_of(requirement: Requirement) -> str:
+    (pin,) = requirement.specifier
+    assert pin.operator == "=="
+    return pin.version
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """A wheel built from an sdist, as `pip install` of a published sdist would."""
+    source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("made")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for package in ("beam_pipeline", "reader", "tests", "deploy"):
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(made), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return zipfile.ZipFile(next(made.glob("imageshards-*.whl")))
+
+
+def test_wheel_holds_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    modules = {
+        path.relative_to(ROOT).as_posix()
+        for package in ("beam_pipeline", "reader")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert shipped == modules | {"beam_pipeline/py.typed", "reader/py.typed"}
+    assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
+
+
+def test_setup_py_makes_the_sdist_that_dataflow_stages(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for package in ("beam_pipeline", "reader"):
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "setup.py", "-q", "sdist", "--dist-dir", str(tmp_path / "dist")]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "dist").glob("imageshards-*.tar.gz"))) == 1
+
+
+def test_a_trainer_gets_no_beam_and_a_worker_no_tensorflow() -> None:
+    names = {extra: {Requirement(text).name for text in texts} for extra, texts in EXTRAS.items()}
+    assert not any("beam" in name for name in names["reader"] | names["tpu"] | names["torch"] | names["jax"])
+    assert not any("tensorflow" in name for name in names["pipeline"])
+    assert "tensorflow" not in names["tpu"], "tensorflow-tpu takes its place"
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_constraints_pin_what_every_extra_asks_for(python: str) -> None:
+    pins = pinned("constraints.txt")
+    machine = {**default_environment(), "python_version": python, "python_full_version": f"{python}.0"}
+    wanted = PROJECT["dependencies"] + [text for extra in EXTRAS if extra != "tpu" for text in EXTRAS[extra]]
+    for requirement in map(Requirement, wanted):
+        if requirement.name == "imageshards":
+            continue
+        here = [pin for pin in pins[requirement.name] if pin.marker is None or pin.marker.evaluate(machine)]
+        assert len(here) == 1, f"{requirement.name} on Python {python}: {here}"
+        assert requirement.specifier.contains(version_of(here[0])), f"{requirement} but {here[0]}"
+
+
+def test_worker_requirements_are_the_pipeline_extra_without_beam_at_the_constraints_versions() -> None:
+    worker, constraints = pinned("deploy/requirements-worker.txt"), pinned("constraints.txt")
+    for name, (pin,) in worker.items():
+        assert version_of(pin) in [version_of(other) for other in constraints[name]], name
+    direct = {Requirement(text).name for text in PROJECT["dependencies"] + EXTRAS["pipeline"]}
+    assert direct - {"apache-beam"} <= set(worker)
+    assert not {"apache-beam", "tensorflow"} & set(worker)
+
+
+def test_image_for_workers_has_the_pinned_beam() -> None:
+    (beam,) = pinned("constraints.txt")["apache-beam"]
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
+    assert re.findall(r"^FROM (\S+)$", dockerfile, re.MULTILINE) == [f"apache/beam_python3.11_sdk:{version_of(beam)}"]
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "deploy/requirements-worker.txt"])
+def test_pins_name_no_address_and_no_folder(file: str) -> None:
+    text = (ROOT / file).read_text()
+    assert "://" not in text
+    assert not re.search(r"(^|\s)(/|file:|-)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_parse_and_can_be_run(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def find_python(python: str, path: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": path, "PYTHON": python}
+    return subprocess.run(
+        ["/bin/bash", ROOT / "tools" / "find_python.sh"], env=environment, capture_output=True, text=True
+    )
+
+
+def test_setup_takes_the_python_it_is_given() -> None:
+    assert find_python(sys.executable, os.environ["PATH"]).stdout.strip() == sys.executable
+
+
+@pytest.mark.parametrize("answers", ["exit 1", "exit 127"])
+def test_setup_refuses_an_unsuitable_python_in_one_line(tmp_path: Path, answers: str) -> None:
+    old = tmp_path / "python3"
+    old.write_text(f"#!/bin/sh\n{answers}\n")
+    old.chmod(0o755)
+    for python, said in (
+        (str(old), f"error: PYTHON={old} is no Python of 3.11 to 3.13"),
+        ("", "error: no Python of 3.11"),
+    ):
+        done = find_python(python, str(tmp_path))
+        assert done.returncode == 2
+        assert done.stderr.startswith(said)
+        assert done.stderr.count("\n") == 1
+
+
+def test_make_without_a_target_lists_the_targets() -> None:
+    done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = re.findall(r"^make (\w+) ", done.stdout, re.MULTILINE)
+    assert {"help", "demo", "test", "lint", "bench", "engines", "clean"} <= set(listed)

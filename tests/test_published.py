@@ -1,0 +1,183 @@
+"""A published version under the same command again: what is compared, what counts as damage, how repair ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from beam_pipeline import images, published, schema
+from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.options import Config
+from beam_pipeline.published import Damage
+from tests import make
+
+FLAGS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "2")
+
+
+@pytest.fixture(scope="module")
+def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make.published(photos, tmp_path_factory.mktemp("original"), *FLAGS)
+
+
+@pytest.fixture
+def version(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "photos" / "1.0.0"))
+
+
+def config(photos: Path, version: Path, **more: object) -> Config:
+    values: dict[str, object] = {
+        "input": str(photos),
+        "output": str(version.parent.parent),
+        "name": "photos",
+        "image_size": 24,
+        "splits": "train=0.8,validation=0.2",
+        "num_shards": 2,
+    }
+    return Config(**values | more)
+
+
+def damage(photos: Path, version: Path, **more: object) -> Damage:
+    return published.check(config(photos, version, **more), make.manifest(version))
+
+
+NONE = Damage(frozenset(), frozenset())
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_whole_version_has_no_damage(photos: Path, version: Path, repair: bool) -> None:
+    assert damage(photos, version, repair=repair) == NONE
+    assert not NONE
+
+
+def test_files_of_others_beside_the_version_are_no_damage(photos: Path, version: Path) -> None:
+    (version / "README.md").write_text("mine")
+    (version / "report.html").write_text("report")
+    (version / schema.RUN_FILE).unlink()
+    assert damage(photos, version, repair=True) == NONE
+
+
+@pytest.mark.parametrize("length", [0, 10, -1, +1])
+def test_a_shard_of_another_size_is_damaged(photos: Path, version: Path, length: int) -> None:
+    shard = make.shard_files(version)[1]
+    data = shard.read_bytes()
+    shard.write_bytes(data + b"x" if length == 1 else data[:length])
+    assert damage(photos, version) == Damage(frozenset({("train", 1)}), frozenset())
+
+
+def test_only_repair_reads_every_byte(photos: Path, version: Path) -> None:
+    make.flip_byte(make.shard_files(version)[3])
+    make.flip_byte(version / "features.json")
+    assert damage(photos, version) == NONE
+    assert damage(photos, version, repair=True) == Damage(frozenset({("validation", 1)}), frozenset({"features.json"}))
+
+
+def test_missing_files_are_damage(photos: Path, version: Path) -> None:
+    names = {"class.labels.txt", "index/train.runs.npy", "index/photos-validation.tfrecord-00000-of-00002.idx"}
+    for name in names:
+        (version / name).unlink()
+    assert damage(photos, version) == Damage(frozenset(), frozenset(names))
+
+
+def test_damage_says_what_it_is() -> None:
+    assert str(Damage(frozenset({("train", 1)}), frozenset())) == "1 damaged shard"
+    assert str(Damage(frozenset(), frozenset({"a"}))) == "1 other file (a)"
+    some = Damage(frozenset({("train", 1), ("train", 2)}), frozenset("abcd"))
+    assert str(some) == "2 damaged shards and 4 other files (a, b, c, …)"
+
+
+def test_the_first_flag_that_differs_and_how_many_more(photos: Path, version: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        damage(photos, version, seed=1, jpeg_quality=10, resize_mode="crop")
+    text = str(caught.value)
+    assert "--jpeg_quality" in text
+    assert "2 more flags differ" in text
+
+
+def test_an_image_in_a_split_that_had_none_is_another_input(photos: Path, tmp_path: Path) -> None:
+    make.class_folders(tmp_path / "in" / "train", {"a": 3})
+    version = make.published(tmp_path / "in", tmp_path / "out", "--layout", "split_class_folders")
+    make.class_folders(tmp_path / "in" / "test", {"a": 1})
+    finished = make.job(tmp_path / "in", tmp_path / "out", "--layout", "split_class_folders")
+    assert finished.code == 1
+    assert "3 images were listed then, 4 now" in finished.err
+    assert make.manifest(version)["images"] == 3
+
+
+def test_another_class_folder_without_images_is_no_other_input_of_images(
+    photos: Path, version: Path, tmp_path: Path
+) -> None:
+    # An empty class would get an id and move those after it: the version has other classes.
+    folder = Path(shutil.copytree(photos, tmp_path / "in"))
+    (folder / "aardvark").mkdir()
+    finished = make.job(folder, version.parent.parent, *FLAGS)
+    assert finished.code == 0
+    assert finished.out.startswith("already published")
+
+
+def test_shards_are_not_repaired_with_other_codecs(
+    photos: Path, version: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make.shard_files(version)[0].unlink()
+    monkeypatch.setattr(images, "codec_versions", lambda: {"pillow": "0.1"})
+    finished = make.job(photos, version.parent.parent, *FLAGS)
+    assert finished.code == 1
+    line = finished.err.splitlines()[-1]
+    assert "can't repair with codecs {'pillow': '0.1'}" in line
+    assert "--overwrite" in line
+
+
+def test_other_files_are_repaired_with_any_codecs(
+    photos: Path, original: Path, version: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (version / "class.labels.txt").unlink()
+    monkeypatch.setattr(images, "codec_versions", lambda: {"pillow": "0.1"})
+    assert make.job(photos, version.parent.parent, *FLAGS).code == 0
+    assert make.files(version) == make.files(original)
+
+
+def test_a_version_of_a_newer_format_is_not_touched(photos: Path, version: Path) -> None:
+    manifest = make.manifest(version)
+    (version / schema.MANIFEST_FILE).write_bytes(schema.seal_manifest({**manifest, "format_version": 2}))
+    before = make.traces(version)
+    for flag in ((), ("--repair",)):
+        finished = make.job(photos, version.parent.parent, *FLAGS, *flag)
+        assert finished.code == 1, "--repair must not destroy what a newer release wrote"
+        assert "has format_version 2, this release reads 1" in finished.err
+        assert make.traces(version) == before
+
+
+def test_a_gzip_version_is_compared_and_mended(photos: Path, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--compression", "gzip")
+    version = make.published(photos, tmp_path, *flags)
+    whole = make.files(version)
+    assert make.job(photos, tmp_path, *flags).out.startswith("already published")
+    make.flip_byte(make.shard_files(version)[0])
+    make.flip_byte(version / "class.labels.txt")
+    assert make.job(photos, tmp_path, *flags, "--repair").code == 0
+    assert make.files(version) == whole
+
+
+def test_a_damaged_shard_and_its_damaged_index_are_mended_together(photos: Path, original: Path, version: Path) -> None:
+    for name in (
+        "photos-train.tfrecord-00000-of-00002",
+        "index/photos-train.tfrecord-00000-of-00002.idx",
+        "index/train.runs.npy",
+    ):
+        (version / name).unlink()
+    assert make.job(photos, version.parent.parent, *FLAGS).code == 0
+    assert make.files(version) == make.files(original)
+
+
+def test_check_raises_what_the_command_says(photos: Path, version: Path) -> None:
+    manifest = make.manifest(version)
+    with pytest.raises(ImageShardsError, match="40 images were listed then, 13 now, "):
+        published.check(dataclasses.replace(config(photos, version), input=str(one_class(photos, version))), manifest)
+
+
+def one_class(photos: Path, version: Path) -> Path:
+    folder = version.parent.parent.parent / f"{version.parent.parent.name}-one"
+    shutil.copytree(photos / "bee", folder / "bee")
+    return folder

@@ -1,0 +1,278 @@
+"""From a folder to shards and back: every image compared with Pillow applied directly, every label with its folder."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from beam_pipeline import images, schema
+from beam_pipeline.listing import all_images
+from beam_pipeline.options import Config
+from beam_pipeline.sharding import Splits, order_key
+from tests import make
+
+tf = pytest.importorskip("tensorflow", exc_type=ImportError)
+
+FLAGS = ("--splits", "train=0.75,validation=0.25", "--num_shards", "train=3,validation=2", "--one_hot")
+LABELS = ["ant", "bee", "cat", "größe"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 images: JPEG and PNG of several sizes, turned ones, a gray one, nested folders, odd names; two broken."""
+    folder = tmp_path_factory.mktemp("source") / "in"
+    seeds = itertools.count()
+    for label in LABELS:
+        for number, (width, height) in enumerate([(64, 48), (30, 90), (200, 150), (24, 24), (25, 23)] * 3):
+            picture = make.picture(width, height, next(seeds))
+            exif = Image.Exif()
+            if number % 4 == 1:
+                exif[0x0112] = 1 + number % 8
+            data, suffix = make.encoded(picture, exif=exif), "jpg"
+            if number % 3 == 2:
+                data, suffix = make.encoded(picture.convert("L") if number == 2 else picture, "PNG"), "png"
+            path = folder / label / ("" if number % 5 else "nested #1") / f"{number} é.{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    (folder / "bee" / "text.jpg").write_bytes(b"hello")
+    cut = make.encoded(make.picture(90, 90))
+    (folder / "cat" / "cut.jpg").write_bytes(cut[: len(cut) * 2 // 3])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("root")
+    make.published(source, root, *FLAGS, "--image_format", "png", "--max_reject_fraction", "0.1")
+    return root
+
+
+@pytest.fixture(scope="module")
+def version(root: Path) -> Path:
+    return root / "photos" / "1.0.0"
+
+
+FEATURES = {
+    "image": tf.io.FixedLenFeature([], tf.string),
+    "class": tf.io.FixedLenFeature([], tf.int64),
+    "label": tf.io.FixedLenFeature([], tf.string),
+    "size": tf.io.FixedLenFeature([2], tf.int64),
+    "filename": tf.io.FixedLenFeature([], tf.string),
+    "one_hot_class": tf.io.VarLenFeature(tf.float32),
+}
+
+
+def parsed(shard: Path) -> list[dict]:
+    """Every record of a shard by `tf.io.parse_single_example`."""
+    found = []
+    for record in tf.data.TFRecordDataset([str(shard)]):
+        example = tf.io.parse_single_example(record, FEATURES)
+        example["one_hot_class"] = tf.sparse.to_dense(example["one_hot_class"])
+        found.append({key: value.numpy() for key, value in example.items()})
+    return found
+
+
+@pytest.fixture(scope="module")
+def records(version: Path) -> dict[str, list[dict]]:
+    """Shard → its records, in order."""
+    return {shard.name: parsed(shard) for shard in make.shard_files(version)}
+
+
+def with_pillow(path: Path) -> np.ndarray:
+    """What the codec promises, done with Pillow's plain calls: upright RGB, bilinear, 24×24."""
+    image = Image.open(path)
+    upright = ImageOps.exif_transpose(image.convert("RGB") if image.mode != "RGB" else image)
+    return np.asarray(upright.resize((24, 24), Image.Resampling.BILINEAR))
+
+
+def test_every_image_is_there_once_and_the_rest_is_in_rejects(source: Path, version: Path, records) -> None:
+    found = [example["filename"].decode() for shard in records.values() for example in shard]
+    rejects = [json.loads(line)["path"] for line in (version / "rejects.jsonl").read_text().splitlines()]
+    assert len(found) == 60
+    assert sorted(rejects) == ["bee/text.jpg", "cat/cut.jpg"]
+    assert sorted(found + rejects) == sorted(make.files(source))
+
+
+def test_pixels_are_those_that_pillow_gives(source: Path, records) -> None:
+    for example in itertools.chain.from_iterable(records.values()):
+        found = np.asarray(Image.open(io.BytesIO(example["image"]))).astype(int)
+        expected = with_pillow(source / example["filename"].decode())
+        assert found.shape == (24, 24, 3)
+        # Decoding at a fraction and averaging before the filter cost a little against the plain resize.
+        assert np.abs(found - expected).mean() < 2.5, example["filename"]
+
+
+def test_stored_bytes_are_exactly_the_codecs(source: Path, records) -> None:
+    options = Config(input="/x", output="/y", name="z", image_size=24, image_format="png").image_options
+    for example in itertools.chain.from_iterable(records.values()):
+        expected = images.convert((source / example["filename"].decode()).read_bytes(), options)
+        assert example["image"] == expected.data
+        assert example["size"].tolist() == [expected.height, expected.width] == [24, 24]
+
+
+def test_tensorflow_decodes_the_same_pixels(records) -> None:
+    for example in itertools.islice(itertools.chain.from_iterable(records.values()), 10):
+        assert np.array_equal(tf.io.decode_image(example["image"]).numpy(), Image.open(io.BytesIO(example["image"])))
+
+
+def test_labels_and_classes_are_the_folders(version: Path, records) -> None:
+    assert (version / "class.labels.txt").read_text().splitlines() == LABELS
+    for example in itertools.chain.from_iterable(records.values()):
+        label = example["filename"].decode().split("/")[0]
+        assert example["label"].decode() == label
+        assert example["class"] == LABELS.index(label)
+        assert example["one_hot_class"].tolist() == [float(one == label) for one in LABELS]
+
+
+def test_order_keys_of_the_file_names_increase_strictly_within_and_across_shards(version: Path, records) -> None:
+    for split in ("train", "validation"):
+        names = [shard for shard in records if schema.ShardName.parse(shard).split == split]
+        paths = [example["filename"].decode() for name in sorted(names) for example in records[name]]
+        keys = [(order_key(path, 0), path) for path in paths]
+        assert len(keys) > 10
+        assert all(first < second for first, second in itertools.pairwise(keys))
+
+
+def test_every_image_is_in_the_split_of_its_hash(records) -> None:
+    from fractions import Fraction
+
+    splits = Splits({"train": Fraction(3, 4), "validation": Fraction(1, 4)})
+    for name, examples in records.items():
+        assert {splits.of(example["filename"].decode()) for example in examples} == {schema.ShardName.parse(name).split}
+
+
+def test_counts_of_the_manifest_are_those_of_the_files(version: Path, records) -> None:
+    data = make.manifest(version)
+    assert (data["images"], data["records"]) == (62, 60)
+    for split in data["splits"].values():
+        for shard in split["shards"]:
+            assert len(records[shard["file"]]) == shard["records"]
+            assert (version / shard["file"]).stat().st_size == shard["bytes"]
+
+
+def test_shards_are_balanced_to_within_an_image(version: Path) -> None:
+    for split in make.manifest(version)["splits"].values():
+        sizes = [shard["bytes"] for shard in split["shards"]]
+        largest = max(
+            int(line.split()[1]) for file in version.glob("index/*.idx") for line in file.read_text().splitlines()
+        )
+        assert all(abs(size - sum(sizes) / len(sizes)) <= largest for size in sizes)
+
+
+def test_a_shard_is_the_frames_that_tensorflow_would_write(source: Path, version: Path, tmp_path: Path) -> None:
+    # The whole shard anew, from the input alone: keys, order, codec, protobuf and framing by other hands than ours.
+    import hashlib
+
+    paths = [ref.path for ref in all_images(Config(input=str(source), output="/y", name="z"))]
+    options = Config(input="/x", output="/y", name="z", image_size=24, image_format="png").image_options
+
+    def key(path: str) -> int:
+        return int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8, key=b"0").digest(), "big")
+
+    data = make.manifest(version)
+    cuts = [int(cut) for cut in data["plan"]["splits"]["train"]["cuts"]]
+    kept = sorted((key(path), path) for path in paths if key(path) < cuts[0])
+    file = tmp_path / "shard"
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        for _, path in kept:
+            if split_of(path) != "train" or path in ("bee/text.jpg", "cat/cut.jpg"):
+                continue
+            label = path.split("/")[0]
+            example = tf.train.Example()
+            feature = example.features.feature
+            feature["image"].bytes_list.value.append(images.convert((source / path).read_bytes(), options).data)
+            feature["class"].int64_list.value.append(LABELS.index(label))
+            feature["label"].bytes_list.value.append(label.encode())
+            feature["size"].int64_list.value.extend([24, 24])
+            feature["filename"].bytes_list.value.append(path.encode())
+            feature["one_hot_class"].float_list.value.extend([float(one == label) for one in LABELS])
+            writer.write(example.SerializeToString(deterministic=True))
+    assert file.read_bytes() == (version / "photos-train.tfrecord-00000-of-00003").read_bytes()
+
+
+def split_of(path: str) -> str:
+    """The design's split hash, by hand."""
+    import hashlib
+
+    digest = hashlib.blake2b(path.encode(), digest_size=8, key=b"imageshards split").digest()
+    return "train" if int.from_bytes(digest, "big") < 3 << 62 else "validation"
+
+
+# --- TFDS
+
+
+def test_tfds_reads_the_version_by_its_folder(version: Path, records) -> None:
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(str(version))
+    total = sum(len(examples) for name, examples in records.items() if "-train." in name)
+    assert builder.info.splits["train"].num_examples == total
+    assert builder.info.features["class"].names == LABELS
+    half = list(builder.as_dataset(split="train[:50%]", as_supervised=True))
+    assert abs(len(half) - total / 2) <= 1
+    image, label = half[0]
+    assert (image.shape, image.dtype) == ((24, 24, 3), tf.uint8)
+    first = records["photos-train.tfrecord-00000-of-00003"][0]
+    assert label.numpy() == first["class"]
+    assert np.array_equal(image.numpy(), np.asarray(Image.open(io.BytesIO(first["image"]))))
+
+
+def test_tfds_loads_it_by_name(root: Path, records) -> None:
+    import tensorflow_datasets as tfds
+
+    splits = tfds.load("photos:1.0.0", data_dir=str(root))
+    assert {name: len(split) for name, split in splits.items()} == {
+        split: sum(len(examples) for name, examples in records.items() if f"-{split}." in name)
+        for split in ("train", "validation")
+    }
+    example = next(iter(splits["validation"]))
+    assert set(example) == set(schema.RECORD_KEYS)
+    assert example["one_hot_class"].shape == (4,)
+    assert len(tfds.load("photos", data_dir=str(root), split="train+validation")) == 60
+
+
+def test_tfds_reads_mixed_sizes_without_one_hot(source: Path, tmp_path: Path) -> None:
+    import tensorflow_datasets as tfds
+
+    version = make.published(source, tmp_path, "--image_size", "none", "--max_reject_fraction", "0.1")
+    data = make.manifest(version)
+    assert (data["image"]["min_size"], data["image"]["max_size"]) == ([23, 24], [150, 200])
+    shapes = {
+        tuple(image.shape)
+        for image, _ in tfds.builder_from_directory(str(version)).as_dataset("train", as_supervised=True)
+    }
+    assert len(shapes) > 3
+
+
+def test_a_shard_without_records_and_a_state_folder_do_not_hinder_tfds(tmp_path: Path) -> None:
+    import tensorflow_datasets as tfds
+
+    folder = make.class_folders(tmp_path / "in", {"a": 4})
+    (folder / "a" / "bad.jpg").write_bytes(b"bad")
+    version = make.published(folder, tmp_path / "out", "--num_shards", "5", "--max_reject_fraction", "0.5")
+    (version.parent / "_state" / "2.0.0").mkdir(parents=True)
+    assert 0 in [shard["records"] for shard in make.manifest(version)["splits"]["train"]["shards"]]
+    assert len(tfds.load("photos", data_dir=str(tmp_path / "out"), split="train")) == 4
+
+
+# --- split folders
+
+
+def test_split_folders_give_their_splits(tmp_path: Path) -> None:
+    make.class_folders(tmp_path / "in" / "train", {"a": 3, "b": 2})
+    make.class_folders(tmp_path / "in" / "test", {"b": 2, "c": 1})
+    version = make.published(tmp_path / "in", tmp_path / "out", "--layout", "split_class_folders")
+    data = make.manifest(version)
+    assert data["classes"] == ["a", "b", "c"]
+    assert {split: content["class_counts"] for split, content in data["splits"].items()} == {
+        "train": [3, 2, 0],
+        "test": [0, 2, 1],
+    }
+    names = {example["filename"].decode() for shard in make.shard_files(version) for example in parsed(shard)}
+    assert {name.split("/")[0] for name in names} == {"train", "test"}

@@ -1,0 +1,152 @@
+"""The drawn sample data: deterministic, varied, not to be told by colour, and careful with other people's files."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from beam_pipeline import sample_data
+from beam_pipeline.errors import UsageError
+from beam_pipeline.sample_scenes import SHAPES
+
+
+def opened(path: Path) -> Image.Image:
+    return Image.open(io.BytesIO(path.read_bytes()))
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drawn")
+    sample_data.draw_folder(folder, images=150, classes=3, broken=4)
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def pictures(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*/*") if not path.name.startswith("broken"))
+
+
+def test_same_arguments_give_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        sample_data.draw_folder(tmp_path / name, images=12, classes=4, seed=seed, broken=3)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+    drawn_a, drawn_c = ({path.read_bytes() for path in pictures(tmp_path / name)} for name in "ac")
+    assert len(drawn_a) == 12
+    assert not drawn_a & drawn_c
+
+
+def test_a_picture_does_not_depend_on_how_many_there_are(drawn: Path, tmp_path: Path) -> None:
+    sample_data.draw_folder(tmp_path / "few", images=9, classes=3, broken=0)
+    assert files(tmp_path / "few").items() <= files(drawn).items()
+
+
+def test_classes_share_the_pictures_evenly(drawn: Path) -> None:
+    assert Counter(path.parent.name for path in pictures(drawn)) == {"circle": 50, "square": 50, "triangle": 50}
+
+
+def test_pictures_differ_in_format_size_and_orientation(drawn: Path) -> None:
+    images = [opened(path) for path in pictures(drawn)]
+    assert {image.format for image in images} == {"JPEG", "PNG"}
+    assert {image.mode for image in images} == {"RGB", "L"}
+    assert len({image.size for image in images}) >= 6
+    assert {image.getexif().get(0x0112) for image in images} >= {None, 3, 6, 8}
+    assert all(path.suffix.lower() in (".jpg", ".jpeg", ".png") for path in pictures(drawn))
+
+
+def test_every_picture_decodes_and_no_broken_file_does(drawn: Path) -> None:
+    for path in pictures(drawn):
+        opened(path).load()
+    broken = sorted(drawn.glob("*/broken_*"))
+    assert len(broken) == 4
+    for path in broken:
+        with pytest.raises(OSError):
+            opened(path).load()
+
+
+def test_colour_alone_does_not_tell_the_class(drawn: Path) -> None:
+    colours = np.array([np.asarray(opened(path).convert("RGB")).mean((0, 1)) for path in pictures(drawn)])
+    labels = np.array([path.parent.name for path in pictures(drawn)])
+    train, test = slice(0, None, 2), slice(1, None, 2)
+    means = {label: colours[train][labels[train] == label].mean(0) for label in set(labels)}
+    guesses = [min(means, key=lambda label: float(np.linalg.norm(means[label] - colour))) for colour in colours[test]]
+    assert np.mean(guesses == labels[test]) < 0.6  # chance is 0.33
+
+
+def test_every_shape_can_be_drawn(tmp_path: Path) -> None:
+    sample_data.draw_folder(tmp_path / "all", images=len(SHAPES), classes=len(SHAPES))
+    assert {path.parent.name for path in pictures(tmp_path / "all")} == set(SHAPES)
+
+
+def test_drawing_again_replaces_what_was_drawn(tmp_path: Path) -> None:
+    sample_data.draw_folder(tmp_path / "again", images=20, classes=4, seed=1, broken=2)
+    sample_data.draw_folder(tmp_path / "again", images=6, classes=2, broken=0)
+    sample_data.draw_folder(tmp_path / "fresh", images=6, classes=2, broken=0)
+    assert files(tmp_path / "again") == files(tmp_path / "fresh")
+    assert not (tmp_path / "again" / "star").exists()
+
+
+def test_broken_files_stay_below_the_default_limit_of_rejects(tmp_path: Path) -> None:
+    assert sample_data.draw_folder(tmp_path, images=10, classes=2) == 0
+
+
+def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
+    sample_data.draw_folder(tmp_path, images=2, classes=2)
+    mine = tmp_path / "circle" / "mine.jpg"
+    mine.write_bytes(b"precious")
+    before = files(tmp_path)
+    with pytest.raises(UsageError, match=r"circle/mine\.jpg"):
+        sample_data.draw_folder(tmp_path, images=2, classes=2)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--classes", "11"], "error: --classes '11': give a number from 1 to 10: there are no more shapes"),
+        (["--classes", "0"], "error: --classes '0': give a number from 1 to 10: there are no more shapes"),
+        (["--images", "4"], "error: --images '4': give a number from 5 (one a class) to 999999"),
+        (["--broken", "-1"], "error: --broken '-1': give a number from 0 to 999"),
+        (["--images", "many"], "error: argument --images: invalid int value: 'many'; see python -m beam_pipeline."),
+        (["--image", "9"], "error: unrecognized arguments: --image 9; see python -m beam_pipeline.sample_data --help"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_exit_code_2(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sample_data.main([str(tmp_path / "new"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(said)
+    assert error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert sample_data.main([str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'file'} is a file; name a new or an empty folder\n"
+
+
+def test_a_folder_that_cannot_be_made_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert sample_data.main([str(tmp_path / "file" / "below")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: can't draw into {tmp_path / 'file' / 'below'}: ")
+    assert error.count("\n") == 1
+
+
+def test_the_command_says_what_it_drew(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "beam_pipeline.sample_data", str(tmp_path), "--images=4", "--classes=2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{tmp_path}: 4 pictures of circle, square; 0 broken files (")

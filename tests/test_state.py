@@ -1,0 +1,165 @@
+"""What an unpublished job keeps: a plan that voids all else when it differs, sidecars, temporary files that go."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_pipeline import storage
+from beam_pipeline.options import Config
+from beam_pipeline.schema import ShardName
+from beam_pipeline.sharding import SplitPlan
+from beam_pipeline.state import JobPlan, JobState, split_documents, split_plans
+from tests.servers import Gcs
+
+PLAN = JobPlan(
+    configuration={"seed": 0},
+    classes=("a",),
+    columns=(),
+    splits={"train": SplitPlan(9, 90, (5, 1 << 63))},
+    statistics={"mean": ["0.1"]},
+    references="9-abc",
+    codec={"pillow": "1"},
+)
+NAME = ShardName("photos", "train", 1, 3)
+
+
+@pytest.fixture(params=["local", "gs"])
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
+    if request.param == "local":
+        return Config(input="/in", output=str(tmp_path), name="photos")
+    gcs: Gcs = request.getfixturevalue("gcs")
+    return Config(input="/in", output=f"gs://{gcs.new_bucket()}/out", name="photos")
+
+
+def files(config: Config) -> set[str]:
+    return {file.path for file in storage.open_storage(config.output).files(config.output)}
+
+
+plans = st.dictionaries(
+    st.sampled_from(["train", "validation", "test"]),
+    st.builds(SplitPlan, st.integers(1), st.integers(1), st.lists(st.integers(0, (1 << 64) - 1)).map(tuple)),
+)
+
+
+@given(plans)
+def test_plans_read_back_from_json_with_every_bit_of_their_keys(some: dict[str, SplitPlan]) -> None:
+    text = json.dumps(split_documents(some))
+    assert split_plans(json.loads(text)) == some
+    assert all(isinstance(cut, str) for plan in json.loads(text).values() for cut in plan["cuts"]), "JSON has 53 bits"
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(JobPlan)])
+def test_every_part_of_a_plan_is_in_its_hash(field: str) -> None:
+    others = {
+        "configuration": {"seed": 1},
+        "classes": ("b",),
+        "columns": ({"name": "x"},),
+        "splits": {"train": SplitPlan(9, 90, (6, 1 << 63))},
+        "statistics": {},
+        "references": "9-abd",
+        "codec": {"pillow": "2"},
+    }
+    assert dataclasses.replace(PLAN, **{field: others[field]}).sha256 != PLAN.sha256
+
+
+def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config) -> None:
+    state = JobState(config)
+    assert not state.has_plan()
+    state.prepare(PLAN)
+    assert state.has_plan()
+    state.save_sidecar(NAME, {"plan": PLAN.sha256}, b"reject\n")
+    storage.open_storage(config.output).write(f"{config.dataset_url}/{NAME.file}", b"shard")
+    before = files(config)
+    state.prepare(PLAN)
+    assert files(config) == before
+    assert state.sidecar(NAME) == {"plan": PLAN.sha256}
+    assert state.rejects(NAME) == b"reject\n"
+
+
+def test_another_plan_voids_all_and_what_was_published(config: Config) -> None:
+    state, store = JobState(config), storage.open_storage(config.output)
+    state.prepare(PLAN)
+    state.save_sidecar(NAME, {"plan": PLAN.sha256}, b"reject\n")
+    for file in (NAME.file, NAME.index_file, "manifest.json", "dataset_info.json"):
+        store.write(f"{config.dataset_url}/{file}", b"old")
+    store.write(f"{config.output}/photos/2.0.0/manifest.json", b"another version")
+    state.prepare(dataclasses.replace(PLAN, references="other"))
+    assert files(config) == {"photos/_state/1.0.0/plan.json", "photos/2.0.0/manifest.json"}
+    assert state.sidecar(NAME) is None
+
+
+def test_the_manifest_goes_before_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(input="/in", output=str(tmp_path), name="photos")
+    store = storage.open_storage(config.output)
+    for file in (NAME.file, "manifest.json", "dataset_info.json"):
+        store.write(f"{config.dataset_url}/{file}", b"old")
+    deleted: list[str] = []
+    for method in ("delete", "delete_tree"):
+        monkeypatch.setattr(
+            storage.LocalStorage, method, lambda self, url, kind=method: deleted.append(f"{kind} {Path(url).name}")
+        )
+    JobState(config).prepare(PLAN)
+    assert deleted[:3] == ["delete manifest.json", "delete dataset_info.json", "delete_tree 1.0.0"]
+
+
+def test_a_broken_sidecar_is_none(config: Config) -> None:
+    state = JobState(config)
+    assert state.sidecar(NAME) is None
+    state.write("shards/train-00001.json", b'{"plan": "x')
+    assert state.sidecar(NAME) is None
+
+
+def test_clearing_leaves_nothing_of_the_state(config: Config) -> None:
+    state = JobState(config)
+    state.prepare(PLAN)
+    storage.open_storage(config.output).write(f"{config.dataset_url}/manifest.json", b"published")
+    state.save_sidecar(NAME, {}, b"x")
+    state.clear()
+    state.clear()
+    assert files(config) == {"photos/1.0.0/manifest.json"}
+    if storage.is_local(config.output):
+        assert not Path(state.url).parent.exists()
+
+
+def test_clearing_leaves_the_state_of_another_version(config: Config) -> None:
+    other = JobState(dataclasses.replace(config, version="2.0.0"))
+    other.prepare(PLAN)
+    state = JobState(config)
+    state.prepare(PLAN)
+    state.clear()
+    assert other.has_plan()
+
+
+def test_a_temporary_file_is_gone_in_any_case(config: Config) -> None:
+    state = JobState(config)
+    with pytest.raises(ValueError, match="x"), state.temporary_file() as file:
+        file.write(b"data")
+        path = Path(file.name)
+        assert path.exists()
+        raise ValueError("x")
+    assert not path.exists()
+    with state.temporary_file() as file:
+        file.close()
+        storage.open_storage(config.output).publish(file.name, f"{config.output}/x")
+    assert not Path(file.name).exists()
+    assert "x" in files(config)
+
+
+def test_a_local_temporary_file_is_on_the_outputs_disk(tmp_path: Path) -> None:
+    state = JobState(Config(input="/in", output=str(tmp_path), name="photos"))
+    with state.temporary_file() as file:
+        assert Path(file.name).is_relative_to(tmp_path)
+
+
+def test_the_plan_of_plan_only_is_read_once(config: Config) -> None:
+    state = JobState(config)
+    storage.open_storage(config.output).write(f"{config.output}/mine", b"")
+    state.write("plan_only.json", b'{"splits": {}}')
+    assert state.take_plan_only() == {"splits": {}}
+    assert files(config) == {"mine"}

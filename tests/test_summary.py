@@ -1,0 +1,100 @@
+"""What a finished job tells: counts, balance, and warnings that a user should see."""
+
+from __future__ import annotations
+
+import pytest
+
+from beam_pipeline.options import Config
+from beam_pipeline.summary import (
+    ALREADY_PUBLISHED,
+    PUBLISHED,
+    REPAIRED,
+    Manifest,
+    megabytes,
+    published_text,
+    warnings,
+)
+
+
+def manifest(outcome: str = PUBLISHED, **more: object) -> Manifest:
+    data = {
+        "images": 1003,
+        "records": 1000,
+        "classes": ["a", "b"],
+        "rejects": {"by_reason": {"truncated": 1, "decode_error": 2}},
+        "splits": {
+            "validation": {"records": 100, "class_counts": [100, 0], "shards": [{"bytes": 5_000_000}]},
+            "train": {
+                "records": 900,
+                "class_counts": [500, 400],
+                "shards": [{"bytes": 99_000_000}, {"bytes": 101_000_000}],
+            },
+        },
+    }
+    return Manifest("gs://b/x/1.0.0", data | more, outcome)
+
+
+def config(**more: object) -> Config:
+    return Config(**{"input": "/in", "output": "/out", "name": "x", "splits": "train=0.9,validation=0.1"} | more)
+
+
+def test_the_text_names_records_shards_and_balance() -> None:
+    assert published_text(manifest()).splitlines() == [
+        "published gs://b/x/1.0.0",
+        "  train: 900 records in 2 shards of 100.0 MB (-1.0 % to +1.0 %)",
+        "  validation: 100 records in 1 shard of 5.0 MB",
+        "  1,003 images listed = 1,000 records + 3 rejects (decode_error 2, truncated 1; see rejects.jsonl)",
+        "  2 classes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "line"),
+    [
+        (PUBLISHED, "published gs://b/x/1.0.0"),
+        (REPAIRED, "repaired gs://b/x/1.0.0"),
+        (ALREADY_PUBLISHED, "already published gs://b/x/1.0.0, nothing written"),
+    ],
+)
+def test_the_first_line_says_what_happened(outcome: str, line: str) -> None:
+    assert published_text(manifest(outcome)).splitlines()[0] == line
+
+
+def test_all_empty_shards_have_a_balance_too() -> None:
+    split = {"records": 0, "class_counts": [0, 0], "shards": [{"bytes": 0}, {"bytes": 0}]}
+    assert "train: 0 records in 2 shards of 0.0 MB (+0.0 % to +0.0 %)" in published_text(
+        manifest(splits={"train": split})
+    )
+
+
+def test_a_manifest_answers_by_name() -> None:
+    one = manifest()
+    assert (one.images, one.records, one.classes) == (1003, 1000, ["a", "b"])
+    assert one.splits == {"validation": 100, "train": 900}
+    assert one.rejects == {"truncated": 1, "decode_error": 2}
+
+
+def test_nothing_to_warn_about() -> None:
+    assert warnings(config(num_shards="train=2"), manifest()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes", "line"),
+    [
+        ({"splits": "train=0.8,validation=0.1,test=0.1"}, {}, "split 'test' got no image and is left out"),
+        ({"num_shards": 2}, {}, "--num_shards 2: split 'validation' has images for 1 only"),
+        ({"num_shards": "train=9"}, {}, "--num_shards 9: split 'train' has images for 2 only"),
+        ({}, {"classes": ["a", "b"], "splits": {"train": {"class_counts": [0, 5], "shards": []},
+                                               "validation": {"class_counts": [0, 1], "shards": []}}},
+         "1 classes have no record: 'a'"),
+        ({"compression": "gzip"}, {},
+         "gzip shards have no index and no TFDS metadata: read them with reader.record_dataset"),
+    ],
+)  # fmt: skip
+def test_each_warning(flags: dict, changes: dict, line: str) -> None:
+    assert warnings(config(**flags), manifest(**changes)) == [line]
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0.0 MB"), (12_345_678, "12.3 MB"), (2_500_000_000, "2.50 GB")])
+def test_megabytes(size: int, text: str) -> None:
+    assert megabytes(size) == text

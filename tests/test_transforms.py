@@ -1,0 +1,166 @@
+"""The transforms on the real in-process runner: what flows between them, and what they count."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from apache_beam.metrics import MetricsFilter
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing.util import assert_that, equal_to
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_pipeline import metrics, pipeline
+from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.listing import all_images
+from beam_pipeline.options import Config
+from beam_pipeline.sharding import ImageRef, sample_size
+from beam_pipeline.transforms import ListImages, listing, planning
+from beam_pipeline.transforms.elements import Page, PageCoder
+from tests import make
+
+IN_PROCESS = ["--runner=FnApiRunner"]
+
+
+def config(input: Path, output: Path, **more: object) -> Config:
+    return Config(**{"input": str(input), "output": str(output), "name": "photos", "image_size": 24} | more)
+
+
+refs = st.lists(
+    st.builds(
+        ImageRef,
+        st.text(st.characters(codec="utf-8")),
+        st.integers(0, 1 << 50),
+        st.text(max_size=5),
+        st.text(st.characters(codec="utf-8"), max_size=5),
+        st.sampled_from(["train", "test"]),
+        st.integers(0, (1 << 64) - 1),
+        st.lists(st.binary(max_size=5), max_size=2).map(tuple),
+    ),
+    max_size=20,
+)
+
+
+@given(refs)
+def test_pages_travel_unchanged(some: list[ImageRef]) -> None:
+    coder = PageCoder()
+    copy = coder.decode(coder.encode(Page(some)))
+    assert isinstance(copy, Page)
+    assert copy == some
+    assert all(isinstance(ref, ImageRef) for ref in copy)
+
+
+def test_a_page_with_a_name_that_is_no_utf8_travels_unchanged() -> None:
+    page = Page([ImageRef(b"a/caf\xe9.jpg".decode("utf-8", "surrogateescape"), 1, "", "a", "train", 5)])
+    assert PageCoder().decode(PageCoder().encode(page)) == page
+
+
+def test_list_images_gives_every_image_once_and_one_survey(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PAGE_REFS", 5)
+    some = config(photos, tmp_path)
+    everything = sorted(all_images(some))
+    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
+        pages, survey = job | "List" >> ListImages(some)
+        assert_that(pages | beam.FlatMap(list), equal_to(everything), "every image")
+        assert_that(
+            pages | "Lengths" >> beam.Map(lambda page: 0 < len(page) <= 5) | beam.Distinct(), equal_to([True]), "pages"
+        )
+        facts = survey | beam.Map(lambda one: (one.images, one.classes, list(one.smallest)))
+        smallest = sorted(everything, key=lambda ref: (ref.order_key, ref.path))
+        assert_that(facts, equal_to([(40, ("ant", "bee", "cat"), smallest)]), "survey")
+
+
+@pytest.mark.parametrize("count", [10, 512, 700])
+def test_the_sample_is_the_smallest_keys_in_any_order_and_partition(count: int) -> None:
+    found = [ImageRef(f"{number}", 1, "", "a", "train", number * 7919 % 1009) for number in range(count)]
+    surveys = []
+    for seed in range(4):
+        shuffled = random.Random(seed).sample(found, count)
+        parts = []
+        for start in range(0, count, 97):
+            part = listing._Found()
+            part.add(Page(shuffled[start : start + 97]))
+            parts.append(part)
+        join = listing._JoinFound(None)
+        surveys.append(join.extract_output(join.merge_accumulators(parts)))
+    expected = sorted(found, key=lambda ref: (ref.order_key, ref.path))[: sample_size(count)]
+    assert all(survey == (count, ("a",), expected) for survey in surveys)
+
+
+def test_a_class_folder_without_images_is_a_class() -> None:
+    part = listing._Found()
+    part.counts["empty"] = 0
+    other = listing._Found()
+    other.add(Page([ImageRef("a/1", 1, "", "a", "train", 5)]))
+    join = listing._JoinFound(None)
+    assert join.extract_output(join.merge_accumulators([part, other])).classes == ("a", "empty")
+
+
+def test_no_image_at_all_stops_the_job() -> None:
+    join = listing._JoinFound(None)
+    with pytest.raises(ImageShardsError, match="the input has no image: nothing is written"):
+        join.extract_output(join.create_accumulator())
+
+
+def test_pages_are_parted_by_shard_without_loss(photos: Path, tmp_path: Path) -> None:
+    from beam_pipeline.sharding import SplitPlan
+    from beam_pipeline.state import JobPlan
+    from beam_pipeline.transforms.writing import _part_by_shard
+
+    page = Page(all_images(config(photos, tmp_path, splits="train=0.5,validation=0.5")))
+    numbers = random.Random(1)
+    cuts = tuple(sorted(numbers.getrandbits(64) for _ in range(5)))
+    plan = JobPlan({}, (), (), {"train": SplitPlan(1, 1, cuts), "validation": SplitPlan(1, 1, ())}, {}, "", {})
+    parts = dict(_part_by_shard(page, plan))
+    assert sorted(ref for part in parts.values() for ref in part) == sorted(page)
+    for (split, index), part in parts.items():
+        assert {(ref.split, plan.splits[split].shard_of(ref.order_key)) for ref in part} == {(split, index)}
+        assert isinstance(part, Page)
+
+
+def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(photos, tmp_path / "in"))
+    (folder / "ant" / "bad.jpg").write_bytes(b"bad")
+    (folder / "ant" / "notes.txt").write_bytes(b"x")
+    (folder / "ant" / ".hidden.jpg").write_bytes(b"x")
+    (folder / "empty").mkdir()
+    some = config(folder, tmp_path / "out", num_shards=2, max_reject_fraction=0.1)
+    job = beam.Pipeline(options=PipelineOptions(IN_PROCESS))
+    pipeline.build(job, some, {"started_unix_s": 0})
+    result = job.run()
+    result.wait_until_finish()
+    found = result.metrics().query(MetricsFilter().with_namespace(metrics.NAMESPACE))
+    counters = {one.key.metric.name: one.committed for one in found["counters"]}
+    version = Path(some.dataset_url)
+    source_bytes = sum(path.stat().st_size for path in folder.rglob("*.jpg") if not path.name.startswith("."))
+    assert counters == {
+        metrics.IMAGES_LISTED: 41,
+        metrics.SKIPPED_HIDDEN: 1,
+        metrics.SKIPPED_OTHER_SUFFIX: 1,
+        metrics.CLASSES_EMPTY: 1,
+        metrics.IMAGES_SAMPLED: 41,
+        metrics.IMAGES_REJECTED: 1,
+        metrics.RECORDS_WRITTEN: 40,
+        metrics.SHARDS_WRITTEN: 2,
+        metrics.SOURCE_BYTES: source_bytes,
+        metrics.WRITTEN_BYTES: sum(path.stat().st_size for path in make.shard_files(version)),
+    }
+    (msec,) = (one for one in found["distributions"] if one.key.metric.name == metrics.SHARD_MSEC)
+    assert msec.committed.count == 2
+
+
+def test_wanted_shards_follow_the_flags(photos: Path, tmp_path: Path) -> None:
+    def wanted(split: str, total: int, **more: object) -> int:
+        return planning._wanted_shards(config(photos, tmp_path, splits="train=0.5,test=0.5", **more), split, total)
+
+    assert wanted("train", 5 << 20, num_shards=7) == wanted("test", 5 << 20, num_shards=7) == 7
+    assert wanted("train", 5 << 20, num_shards="train=3") == 3
+    assert wanted("test", 33 << 20, num_shards="train=3") == 4, "by size, where no number is given"
+    assert wanted("train", 5 << 20, target_shard_bytes="1MiB") == 5
