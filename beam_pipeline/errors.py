@@ -26,7 +26,7 @@ class ImageShardsError(Exception):
     exit_code = EXIT_FAILED
 
 
-class UsageError(ImageShardsError):
+class UsageError(ImageShardsError, ValueError):
     """A flag or a configuration value can't be used; raised before any image is read."""
 
     exit_code = EXIT_USAGE

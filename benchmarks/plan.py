@@ -2,8 +2,8 @@
 
     python benchmarks/plan.py [--references 10000000] [--bundles 1000] [--shards 1000]
 
-Record sizes spread by 0.29 of their mean, as measured on real photos, and the planner sees only estimates: the mean of a
-size class, as for every image outside the sample. Prints seconds, peak memory, and how far the real bytes of the worst
+Record sizes spread by 0.29 of their mean, as measured on real photos, and the planner sees only estimates: the mean of
+a size class, as for every image outside the sample. Prints seconds, peak memory, and how far the real bytes of the worst
 shard lie from the mean.
 """
 
@@ -52,7 +52,8 @@ def main() -> None:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
         f"{plan.images:,} references in {arguments.bundles:,} bundles -> {plan.shards:,} shards: {seconds:.1f} s, "
-        f"peak RSS {memory:.0f} MB, worst shard {worst:.2f} % from the mean, std {shard_bytes.std() / shard_bytes.mean() * 100:.2f} %"
+        f"peak RSS {memory:.0f} MB, worst shard {worst:.2f} % from the mean, "
+        f"std {shard_bytes.std() / shard_bytes.mean() * 100:.2f} %"
     )
 
 

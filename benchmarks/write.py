@@ -1,17 +1,16 @@
 """Writing throughput: the whole job against a bare two-thread loop over the same codec function, side by side.
 
-    python benchmarks/write.py IMAGES [--count 3000] [--rounds 7]
+    python benchmarks/write.py [IMAGES] [--count 3000] [--rounds 7]
 
-IMAGES is a folder of class folders; its files are repeated by hard links up to the count. Each round runs both, each in a
-process of its own, in alternating order. The job is timed from the call of `beam_pipeline.run` to its return, Beam being
-imported; the whole command's time stands beside it. Prints medians with their spread, and the ratio of each round.
+IMAGES is a folder of class folders (drawn pictures without); its files are repeated by hard links up to the count. Each
+round runs both, each in a process of its own, in alternating order. The job is timed from the call of `beam_pipeline.run`
+to its return, Beam being imported; the whole command's time stands beside it. Prints each round, medians and spreads.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -19,6 +18,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from material import images
 
 _JOB = """
 import json, resource, sys, time
@@ -53,13 +54,12 @@ with ThreadPoolExecutor(2) as pool:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path)
+    parser.add_argument("images", type=Path, nargs="?")
     parser.add_argument("--count", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
-        source, output = Path(scratch, "images"), Path(scratch, "datasets")
-        repeat(arguments.images, source, arguments.count)
+        source, output = images(arguments.images, Path(scratch), arguments.count), Path(scratch, "datasets")
         rounds = []
         for number in range(arguments.rounds):
             order = [measure_job, measure_bare] if number % 2 else [measure_bare, measure_job]
@@ -67,19 +67,6 @@ def main() -> None:
             rounds.append((results["measure_bare"], results["measure_job"]))
             print(line(*rounds[-1]), flush=True)
         summarize(rounds)
-
-
-def repeat(images: Path, target: Path, count: int) -> None:
-    """Link the files of `images` into `target` again and again, up to `count` of them."""
-    files = sorted(path for path in images.rglob("*") if path.is_file())
-    for number in range(count):
-        path = files[number % len(files)]
-        link = target / path.parent.name / f"{number // len(files):04d}_{path.name}"
-        link.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(path, link)
-        except OSError:
-            shutil.copyfile(path, link)
 
 
 def measure_job(source: Path, output: Path) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""One hash for a whole published version: equal hashes mean equal bytes in every file that isn't about the run itself."""
+"""One hash for a whole version: equal hashes mean equal bytes in every file that isn't about the run itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from reader.storage import Storage, chunks, normalize, open_storage
 def dataset_hash(url: str) -> str:
     """SHA-256 of a version's folder as 64 hexadecimal digits; reads every byte, a chunk at a time.
 
-    Over, for each file in order of its relative path as UTF-8: path, NUL, size in decimal, NUL, content; without run.json
-    and report.html.
+    Over, for each file in order of its relative path as UTF-8: path, NUL, size in decimal, NUL, content; without
+    run.json and report.html.
 
     Args:
         url: folder of one version.

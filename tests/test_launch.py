@@ -564,6 +564,35 @@ def test_another_plan_voids_what_a_failed_job_left(
     assert make.same_each_time(version) == make.same_each_time(original)
 
 
+def test_an_image_that_was_written_since_voids_what_a_failed_job_left(
+    photos: Path, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, version = writable(photos, tmp_path / "in"), tmp_path / "out" / "photos" / "1.0.0"
+    publish = LocalStorage.publish
+    published: list[str] = []
+
+    def fail_at_one(self: LocalStorage, local_file: str, url: str) -> None:
+        if "validation.tfrecord-00001" in url:
+            raise RuntimeError("the machine goes away here")
+        publish(self, local_file, url)
+
+    def note(self: LocalStorage, local_file: str, url: str) -> None:
+        published.append(Path(url).name)
+        publish(self, local_file, url)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "publish", fail_at_one)
+        assert again(folder, version).code == 1
+    assert make.shard_files(version)
+    os.utime(folder / "ant" / "0000.jpg", ns=(1, 1))  # its bytes are the same, but a listing can't tell
+    monkeypatch.setattr(LocalStorage, "publish", note)
+    assert again(folder, version).code == 0
+    shards = [path.name for path in make.shard_files(version)]
+    assert len(shards) == 4
+    assert set(shards) <= set(published), "none is kept"
+    assert make.same_each_time(version) == make.same_each_time(original)
+
+
 # --- rejects -----------------------------------------------------------------------------------------------------
 
 

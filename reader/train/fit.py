@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import ImageShardsError, UsageError, from_worker, one_line
 from reader import augment
 from reader.dataset import eval_dataset, train_dataset
 from reader.info import DatasetInfo
@@ -77,7 +79,7 @@ def train(info: DatasetInfo, options: TrainOptions) -> str:
         )
     os.makedirs(options.out, exist_ok=True)
     metrics_file = os.path.join(options.out, METRICS_FILE)
-    with open(metrics_file, "w", encoding="utf-8") as file:
+    with open(metrics_file, "w", encoding="utf-8") as file, _our_errors():
         history = model.fit(
             data,
             epochs=options.epochs,
@@ -119,6 +121,16 @@ def pick_strategy() -> tuple[Any, str]:
     if len(gpus) > 1:
         return tf.distribute.MirroredStrategy(), f"{len(gpus)} GPUs"
     return tf.distribute.get_strategy(), "a GPU" if gpus else "the CPU"
+
+
+@contextmanager
+def _our_errors() -> Iterator[None]:
+    """Turns what TensorFlow makes of an error of the reader (a damaged record) back into it."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        ours = from_worker(error)
+        raise ours or ImageShardsError(f"training failed: {one_line(error)[:500]}") from error
 
 
 def _epoch_lines(file: Any) -> Any:
