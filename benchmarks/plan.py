@@ -3,8 +3,8 @@
     python benchmarks/plan.py [--references 10000000] [--bundles 1000] [--shards 1000]
 
 Record sizes spread by 0.29 of their mean, as measured on real photos, and the planner sees only estimates: the mean of
-a size class, as for every image outside the sample. Prints seconds, peak memory, and how far the real bytes of the worst
-shard lie from the mean.
+a size class, as for every image outside the sample. Prints seconds, peak memory, and how far the real bytes of the
+worst shard lie from the mean.
 """
 
 from __future__ import annotations

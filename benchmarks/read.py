@@ -2,10 +2,10 @@
 
     python benchmarks/read.py [IMAGES] [--count 6400] [--batch_size 64] [--repeats 9]
 
-IMAGES is a folder of class folders (drawn pictures without); its files are repeated up to the count and converted first.
+IMAGES is a folder of class folders (drawn pictures without); its files are repeated up to the count and converted.
 
-Ceiling: `tf.io.decode_jpeg(INTEGER_ACCURATE)` in the same batched map over the same image bytes in memory, same batch and
-threads. Wall clock on shared cores jumps, so CPU seconds come beside it; medians of the repeats after a warm-up.
+Ceiling: `tf.io.decode_jpeg(INTEGER_ACCURATE)` in the same batched map over the same image bytes in memory, same batch
+and threads. Wall clock on shared cores jumps, so CPU seconds come beside it; medians of the repeats after a warm-up.
 """
 
 from __future__ import annotations

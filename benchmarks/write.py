@@ -2,9 +2,9 @@
 
     python benchmarks/write.py [IMAGES] [--count 3000] [--rounds 7]
 
-IMAGES is a folder of class folders (drawn pictures without); its files are repeated by hard links up to the count. Each
-round runs both, each in a process of its own, in alternating order. The job is timed from the call of `beam_pipeline.run`
-to its return, Beam being imported; the whole command's time stands beside it. Prints each round, medians and spreads.
+IMAGES is a folder of class folders (drawn pictures without); its files are repeated by hard links up to the count.
+Each round runs both, each in a process of its own, in alternating order. The job is timed from the call of
+`beam_pipeline.run` to its return, Beam being imported; the whole command's time stands beside it.
 """
 
 from __future__ import annotations
