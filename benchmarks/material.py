@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import beam_pipeline
+from beam_pipeline.listing import why_skipped
 from beam_pipeline.sample_data import main as draw
 
 
@@ -22,7 +23,7 @@ def images(given: Path | None, scratch: Path, count: int) -> Path:
         given = scratch / "drawn"
         assert draw([str(given), "--images=300", "--broken=0"]) == 0
     target = scratch / "images"
-    files = sorted(path for path in given.rglob("*") if path.is_file())
+    files = sorted(path for path in given.rglob("*") if path.is_file() and why_skipped(path.name) is None)
     for number in range(count):
         path = files[number % len(files)]
         link = target / path.parent.name / f"{number // len(files):04d}_{path.name}"

@@ -85,7 +85,7 @@ def measure_bare(source: Path, _: Path) -> dict[str, float]:
 def run_python(code: str, *arguments: Path) -> dict[str, float]:
     """The JSON that a piece of Python prints last."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return dict(json.loads(result.stdout.splitlines()[-1]))
 
 
