@@ -9,8 +9,8 @@ SHELL := bash
 EXTRAS := pipeline,reader,test
 STAMP := .venv/.installed
 BIN := .venv/bin
-# Class folders to measure with: make bench IMAGES=/path/to/photos
-IMAGES ?= build/bench/images
+# Class folders to measure with, drawn pictures without: make bench IMAGES=/path/to/photos
+IMAGES ?=
 # More for pytest: make test PYTEST="-k listing"
 PYTEST ?=
 export PYTHON
@@ -28,7 +28,7 @@ demo: $(STAMP) ## Draw images, write shards, check them, train on them: into bui
 	@tools/demo.sh
 
 test: $(STAMP) ## Run all tests
-	$(BIN)/python -m pytest $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST)
 
 lint: $(STAMP) ## Check format, style and types
 	$(BIN)/ruff format --check .
@@ -41,9 +41,9 @@ format: $(STAMP) ## Put the code into the one format
 	$(BIN)/ruff format .
 
 bench: $(STAMP) ## Run the benchmarks, on drawn pictures or on IMAGES=DIR
-	@test -d "$(IMAGES)" || $(BIN)/python -m beam_pipeline.sample_data "$(IMAGES)"
 	$(BIN)/python benchmarks/plan.py
-	$(BIN)/python benchmarks/write.py "$(IMAGES)"
+	$(BIN)/python benchmarks/write.py $(IMAGES)
+	$(BIN)/python benchmarks/read.py $(IMAGES)
 
 engines: $(STAMP) ## Run one job on every engine there is here and compare the bytes
 	@$(BIN)/python tools/engines.py

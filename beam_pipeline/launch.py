@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions, TypeOptions
+from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions, StandardOptions, TypeOptions
 from apache_beam.runners.portability import fn_api_runner  # noqa: F401 - loaded with Beam, not with the first job
 
 from beam_pipeline import __version__, command_line, listing, manifest_rows, pipeline, published, schema, storage
@@ -55,6 +55,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     standard = options.view_as(StandardOptions)
     standard.runner = standard.runner or _IN_PROCESS_RUNNER
     options.view_as(TypeOptions).pipeline_type_check = False  # our types are checked before; it costs 60 ms a start
+    options.view_as(SetupOptions).save_main_session = False  # all that a worker unpickles lies in this package
     _new_pipeline(options)
     config = resolve(config)
     manifest = read_manifest(config)
@@ -93,7 +94,7 @@ def resolve(config: Config) -> Config:
 
 def _check_places(config: Config) -> None:
     """The output must not be listed as input the next time."""
-    if config.input and f"{config.dataset_url}/".startswith(f"{config.input}/"):
+    if config.layout != "manifest" and f"{config.dataset_url}/".startswith(f"{config.input}/"):
         raise UsageError(f"--output {config.output!r}: it lies inside --input {config.input!r}; choose another place")
 
 

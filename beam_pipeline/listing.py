@@ -198,7 +198,7 @@ def why_skipped(path: str) -> str | None:
     if path.startswith(".") or "/." in path:
         return HIDDEN
     stem, dot, suffix = path.rpartition("/")[2].rpartition(".")
-    return None if dot and stem and suffix.lower() in IMAGE_SUFFIXES else OTHER_SUFFIX
+    return None if dot and stem and suffix.strip().lower() in IMAGE_SUFFIXES else OTHER_SUFFIX
 
 
 def check_input(config: Config) -> None:

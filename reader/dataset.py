@@ -64,6 +64,7 @@ def train_dataset(
         ValueError: the batch can't be divided by the hosts; another dataset's position.
         UsageError: no such split, mixed stored sizes without `image_size`, or an argument has no such value.
     """
+    _check_labels(labels)
     index, hosts = _host(host)
     beginning = info.position(
         split, global_batch_size=global_batch_size, hosts=hosts, seed=seed, window_runs=window_runs
@@ -112,6 +113,7 @@ def eval_dataset(
 
     Raises: as `train_dataset`.
     """
+    _check_labels(labels)
     index, hosts = _host(host)
     size = host_batch_size(global_batch_size, hosts)
     storage, table = info.storage, info.run_table(split)
@@ -153,12 +155,13 @@ def _resume(beginning: Position, position: Position) -> Position:
     )
 
 
-def _labels(classes: Tensor, labels: str, num_classes: int) -> Tensor:
-    if labels == "one_hot":
-        return tf.one_hot(classes, num_classes, dtype=tf.float32)
-    if labels != "int":
+def _check_labels(labels: str) -> None:
+    if labels not in ("int", "one_hot"):
         raise UsageError(f"labels={labels!r}: int or one_hot")
-    return classes
+
+
+def _labels(classes: Tensor, labels: str, num_classes: int) -> Tensor:
+    return tf.one_hot(classes, num_classes, dtype=tf.float32) if labels == "one_hot" else classes
 
 
 def _with_options(dataset: Dataset, steps: int) -> Dataset:

@@ -91,6 +91,10 @@ def test_argparses_own_errors_are_usage_errors_that_name_the_flag(arguments: lis
     assert arguments[0].partition("=")[0] in refused(*arguments)
 
 
+def test_a_negative_seed_is_a_value() -> None:
+    assert parse([*GOOD, "--seed", "-5"])[0].seed == -5
+
+
 @pytest.mark.parametrize("flag", ["--input", "--output"])
 def test_values_that_begin_with_dashes_are_refused_in_one_line(flag: str) -> None:
     with pytest.raises(UsageError, match=flag):

@@ -121,7 +121,19 @@ def test_a_path_that_split_by_does_not_match_is_dealt_by_itself(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "path",
-    ["a.jpg", "A.JPG", "x/y.JPEG", "é.Png", "a.jpe", "a.jfif", "a b.c.jpg", " .jpg x.png", "x.y/a.jpg", "a\n.jpg"],
+    [
+        "a.jpg",
+        "A.JPG",
+        "x/y.JPEG",
+        "é.Png",
+        "a.jpe",
+        "a.jfif",
+        "a b.c.jpg",
+        " .jpg x.png",
+        "x.y/a.jpg",
+        "a\n.jpg",
+        "a.jpg ",
+    ],
 )
 def test_images_by_name(path: str) -> None:
     assert listing.why_skipped(path) is None

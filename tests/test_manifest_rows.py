@@ -372,6 +372,20 @@ def test_a_path_given_twice_is_an_error_that_names_both(photos: Path, tmp_path: 
     assert not list((tmp_path / "out").rglob("manifest.json"))
 
 
+@pytest.mark.parametrize("more", [{"bytes": 5}, {"md5": "0" * 32}, {"n:int64": 3}, {}], ids=lambda more: "".join(more))
+def test_a_path_given_twice_with_more_in_one_row_is_the_same_error(photos: Path, tmp_path: Path, more: dict) -> None:
+    names = sorted(make.files(photos))
+    table = [{"path": name, "label": "x", **dict.fromkeys(more)} for name in names]
+    table.append({"path": names[0], "label": "x", **more})
+    path = jsonl(tmp_path / "m.jsonl", table)
+    finished = make.job(photos, tmp_path / "out", "--layout", "manifest", "--manifest", path)
+    assert finished.code == 1
+    assert (
+        finished.err
+        == f"error: input {names[0]!r} is given twice, with label 'x' and with label 'x': keep one of the two\n"
+    )
+
+
 def test_a_manifest_job_again_writes_nothing_and_sees_a_changed_feature(photos: Path, tmp_path: Path) -> None:
     table = table_of(photos)
     path = jsonl(tmp_path / "m.jsonl", table)

@@ -242,7 +242,7 @@ def test_all_train_images_rejected_is_an_error(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").rglob("manifest.json"))
 
 
-def test_rejects_outside_the_sample_count_at_the_end(tmp_path: Path) -> None:
+def test_rejects_outside_the_sample_count_at_the_end_and_a_higher_limit_resumes(tmp_path: Path) -> None:
     # More than 512 images: a part is sampled, whose limit is wider than the job's.
     folder = make.class_folders(tmp_path / "in", {"a": 1}, size=(8, 8))
     good = (folder / "a" / "0000.jpg").read_bytes()
@@ -256,6 +256,12 @@ def test_rejects_outside_the_sample_count_at_the_end(tmp_path: Path) -> None:
         in finished.err
     )
     assert not list((tmp_path / "out").rglob("manifest.json"))
+    (shard,) = make.shard_files(tmp_path / "out" / "photos" / "1.0.0")
+    written = shard.stat().st_mtime_ns
+    # The limit decides no byte: with a higher one the finished shard is kept.
+    version = make.published(folder, tmp_path / "out", "--max_reject_fraction", "0.02")
+    assert make.manifest(version)["records"] == 522
+    assert shard.stat().st_mtime_ns == written
 
 
 # --- metadata from the manifest alone

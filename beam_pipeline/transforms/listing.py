@@ -104,7 +104,7 @@ def _rows_with_sizes(joined: tuple[str, dict[str, Iterable[Any]]]) -> Iterator[t
     Raises:
         ImageShardsError: several rows name it.
     """
-    rows = sorted(joined[1]["rows"])
+    rows = sorted(joined[1]["rows"], key=lambda row: (row.label, row.split or "", row.features))
     if len(rows) > 1:
         first, second = (f"label {row.label!r}" + f" in {row.split}" * bool(row.split) for row in rows[:2])
         raise ImageShardsError(

@@ -49,7 +49,7 @@ def _normalised(inputs: Any, info: DatasetInfo) -> Any:
 def _small_cnn(images: Any, classes: int) -> Any:
     """Four convolutions and two pools: learns shapes and textures in half a minute of CPU.
 
-    On the drawn sample data: 0.97 of the validation images after 10 epochs of batches of 16, 30 s of CPU.
+    On the drawn sample data: over 0.96 of the validation images after 6 epochs of batches of 16, 20 s of CPU.
     """
     layers = keras.layers
     features = images
