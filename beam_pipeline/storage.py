@@ -111,9 +111,7 @@ def why_unusable(url: str) -> str | None:
     if not url[match.end() :]:
         return "name a bucket"
     try:
-        import fsspec
-
-        fsspec.get_filesystem_class(match[1].lower())
+        _fsspec().get_filesystem_class(match[1].lower())
     except (ImportError, ValueError) as error:
         return f"no such protocol here ({error}); install its fsspec package"
     return None
@@ -135,10 +133,7 @@ def open_storage(url: str, deadline_s: float = DEFAULT_DEADLINE_S) -> Storage:
 
 @functools.cache  # one client, one connection pool and one event loop a process
 def _remote(protocol: str, deadline_s: float) -> Storage:
-    # gcsfs otherwise asks for the bucket's type over gRPC, which stalls for a minute without that permission.
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    import fsspec
-
+    fsspec = _fsspec()
     options: dict[str, Any] = {"use_listings_cache": False}
     if protocol in ("gs", "gcs"):
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback for each request it gives up
@@ -160,6 +155,16 @@ def _gcsfs_without_retries() -> Any:
         _request = GCSFileSystem._request.__wrapped__
 
     return OneTryFileSystem
+
+
+def _fsspec() -> Any:
+    """fsspec, ready to import gcsfs."""
+    # gcsfs otherwise asks for the bucket's type over gRPC, which stalls for a minute without that permission; it looks
+    # at this when it is imported.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    import fsspec
+
+    return fsspec
 
 
 class LocalStorage:

@@ -553,3 +553,13 @@ def test_any_local_name_reads_back(tmp_path_factory: pytest.TempPathFactory, par
     open_storage(url).write(join(url, path), b"content")
     assert list(names_below(url)) == [path]
     assert open_storage(url).read(join(url, path)) == b"content"
+
+
+def test_a_gs_configuration_imports_gcsfs_without_its_probe_of_the_buckets_type() -> None:
+    code = (
+        "from beam_pipeline import Config; Config(input='gs://a/b', output='gs://c/d', name='x'); "
+        "import gcsfs; print(gcsfs.GCSFileSystem.__module__)"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GCSFS_")}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "gcsfs.core"  # the probing one is gcsfs.extended_gcsfs
