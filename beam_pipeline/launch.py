@@ -56,7 +56,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     standard.runner = standard.runner or _IN_PROCESS_RUNNER
     options.view_as(TypeOptions).pipeline_type_check = False  # our types are checked before; it costs 60 ms a start
     options.view_as(SetupOptions).save_main_session = False  # all that a worker unpickles lies in this package
-    _new_pipeline(options)
+    job = _new_pipeline(options)
     config = resolve(config)
     manifest = read_manifest(config)
     if manifest is not None and not config.overwrite and not config.plan_only:
@@ -64,10 +64,12 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         if damage:
             print(f"repairing {damage}", file=sys.stderr)
             JobState(config).clear()  # what an interrupted repair left may be damaged since
-            _execute(options, lambda job: published.build_repair(job, config, manifest, damage))
+            published.build_repair(job, config, manifest, damage)
+            _execute(job, options)
         return Manifest(config.dataset_url, manifest, REPAIRED if damage else ALREADY_PUBLISHED)
     _check_output(config)
-    _execute(options, lambda job: pipeline.build(job, config, _run_facts(options, command)))
+    pipeline.build(job, config, _run_facts(options, command))
+    _execute(job, options)
     if config.plan_only:
         print(plan_text(JobState(config).take_plan_only()))
         return None
@@ -147,10 +149,8 @@ def read_manifest(config: Config) -> dict[str, Any] | None:
         raise
 
 
-def _execute(options: PipelineOptions, build: Any) -> None:
+def _execute(job: beam.Pipeline, options: PipelineOptions) -> None:
     """Run a pipeline to its end; a worker's error comes back as ours."""
-    job = _new_pipeline(options)
-    build(job)
     local = options.view_as(StandardOptions).runner in _LOCAL_RUNNERS
     try:
         with ProgressLine() if local else nullcontext():

@@ -138,10 +138,10 @@ def needs_sizes(config: Config) -> bool:
     return "bytes" not in config.header and not storage.is_local(config.input or "")
 
 
-def row_url(config: Config, row: Row) -> str:
-    """Where a manifest's image is."""
-    outside = not storage.is_local(row.path) or row.path.startswith("/")
-    return row.path if outside else storage.join(config.input or "", row.path)
+def image_url(config: Config, path: str) -> str:
+    """Where an image is read from, by its path as listed; a manifest's rows may lie outside the input."""
+    outside = config.layout == "manifest" and (not storage.is_local(path) or path.startswith("/"))
+    return path if outside else storage.join(config.input or "", path)
 
 
 def size_prefix(config: Config, url: str) -> str:
@@ -165,7 +165,7 @@ def row_ref(config: Config, maker: RefMaker, row: Row, found: ListedFile | None 
         row: of the manifest.
         found: the image in a listing, where `needs_sizes`; an image that isn't there becomes a reject when it is read.
     """
-    url = row_url(config, row)
+    url = image_url(config, row.path)
     if row.byte_count is None and storage.is_local(url):
         found = storage.open_storage(url).stat(url)
     size = row.byte_count if row.byte_count is not None else found.bytes if found else 0
@@ -180,7 +180,7 @@ def _all_rows(config: Config) -> Iterator[ImageRef]:
     prefixes: set[str] = set()
     for start, end in reader.ranges():
         for row in reader.rows(start, end):
-            url = row_url(config, row)
+            url = image_url(config, row.path)
             if needs_sizes(config) and (prefix := size_prefix(config, url)) not in prefixes:
                 prefixes.add(prefix)
                 known |= dict(list_sizes(config, prefix))

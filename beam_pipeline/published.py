@@ -23,7 +23,7 @@ from beam_pipeline.schema import ShardName, canonical_json
 from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listing_fields
 from beam_pipeline.state import JobPlan, JobState, split_plans
 from beam_pipeline.transforms import AssignShards, ListImages, WriteShards
-from beam_pipeline.writer import fetch, image_url, index_text
+from beam_pipeline.writer import fetch, index_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
     store = storage.open_storage(config.input or "", config.io_deadline)
 
     def read(ref: ImageRef) -> bytes | Reject:
-        return fetch(store, image_url(config, ref.path), ref, config.image_options)
+        return fetch(store, listing.image_url(config, ref.path), ref, config.image_options)
 
     def digest(ref: ImageRef, data: bytes | Reject) -> tuple[ImageRef, bytes]:
         return ref, b"" if isinstance(data, Reject) else hashlib.md5(data, usedforsecurity=False).digest()

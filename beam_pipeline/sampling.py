@@ -16,11 +16,12 @@ from PIL import Image
 
 from beam_pipeline import examples, images, storage
 from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.listing import image_url
 from beam_pipeline.options import Config
 from beam_pipeline.pools import shared_pools
 from beam_pipeline.schema import FRAME_BYTES
 from beam_pipeline.sharding import ImageRef
-from beam_pipeline.writer import SAMPLED, fetch, image_url
+from beam_pipeline.writer import SAMPLED, fetch
 
 _DIGITS = 6
 _ARITHMETIC = Context(prec=50)

@@ -21,6 +21,7 @@ import google_crc32c
 
 from beam_pipeline import examples, images, schema, storage
 from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.listing import image_url
 from beam_pipeline.options import Config
 from beam_pipeline.pools import shared_pools
 from beam_pipeline.progress import report
@@ -64,12 +65,6 @@ class _Converted(NamedTuple):
     reject: Reject | None
     md5: bytes
     source_bytes: int
-
-
-def image_url(config: Config, path: str) -> str:
-    """Where a listed image is read from; a manifest's rows may lie outside the input."""
-    outside = config.layout == "manifest" and (not storage.is_local(path) or path.startswith("/"))
-    return path if outside else storage.join(config.input or "", path)
 
 
 class _SampleCache:

@@ -56,7 +56,7 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
             | "SpreadRanges" >> beam.Reshuffle()
             | "ReadRows" >> beam.FlatMap(lambda cut: listing.row_reader(config).rows(*cut))
         )
-        by_url = {"rows": rows | "RowsByUrl" >> beam.Map(lambda row: (listing.row_url(config, row), row))}
+        by_url = {"rows": rows | "RowsByUrl" >> beam.Map(lambda row: (listing.image_url(config, row.path), row))}
         if listing.needs_sizes(config):
             by_url["sizes"] = (
                 by_url["rows"]
