@@ -63,11 +63,12 @@ def test_items_are_taken_as_the_window_moves() -> None:
     results = Pools(3, 2).map(items(), lambda item: item, lambda item, payload: payload, lambda item: 1)
     for done in range(1, 51):
         next(results)
-        assert taken <= done + 3 + 2 * 2
+        assert taken <= done + 8 * (1 + 2 * 2) + 8
 
 
 def test_payload_bytes_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "_PAYLOAD_BYTES", 100)
+    monkeypatch.setattr(pools, "_BATCH_BYTES", 50)
     lock = threading.Lock()
     held = most = 0
 
@@ -91,6 +92,7 @@ def test_payload_bytes_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_item_over_the_whole_budget_still_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "_PAYLOAD_BYTES", 100)
+    monkeypatch.setattr(pools, "_BATCH_BYTES", 50)
     sizes = [10, 5_000, 10, 9_000, 8_000, 1]
     found = list(Pools(8, 2).map(sizes, lambda item: item, lambda item, payload: payload, lambda item: item))
     assert found == sizes
@@ -98,6 +100,7 @@ def test_an_item_over_the_whole_budget_still_goes_through(monkeypatch: pytest.Mo
 
 def test_two_writers_that_share_a_budget_both_finish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "_PAYLOAD_BYTES", 100)
+    monkeypatch.setattr(pools, "_BATCH_BYTES", 50)
     shared = Pools(8, 2)
     found: dict[int, list[int]] = {}
 
@@ -117,9 +120,9 @@ def test_the_first_error_in_order_is_raised_and_the_pool_works_on(where: str) ->
     shared = Pools(4, 2)
 
     def maybe_fail(kind: str, item: int) -> int:
-        if kind == where and item in (7, 8):
-            if item == 7:
-                time.sleep(0.02)  # 8 fails first
+        if kind == where and item in (19, 25):
+            if item == 19:
+                time.sleep(0.02)  # 25 fails first
             raise ValueError(f"item {item}")
         return item
 
@@ -130,10 +133,10 @@ def test_the_first_error_in_order_is_raised_and_the_pool_works_on(where: str) ->
         lambda item: 1,
     )
     seen = []
-    with pytest.raises(ValueError, match="item 7"):
+    with pytest.raises(ValueError, match="item 19"):
         for result in results:
             seen.append(result)
-    assert seen == list(range(7))
+    assert seen == list(range(16)), "the batches before it"
     assert shared._budget._taken == 0, "an abandoned window gives its bytes back"
     assert list(shared.map(range(20), lambda i: i, lambda i, payload: payload, lambda i: 1)) == list(range(20))
 

@@ -65,8 +65,9 @@ def test_list_images_gives_every_image_once_and_one_survey(
     some = config(photos, tmp_path)
     everything = sorted(all_images(some))
     with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
-        pages, survey = job | "List" >> ListImages(some)
-        assert_that(pages | beam.FlatMap(list), equal_to(everything), "every image")
+        keyed, survey = job | "List" >> ListImages(some)
+        pages = keyed | beam.FlatMap(lambda pair: pair[1])
+        assert_that(pages | "Refs" >> beam.FlatMap(list), equal_to(everything), "every image")
         assert_that(
             pages | "Lengths" >> beam.Map(lambda page: 0 < len(page) <= 5) | beam.Distinct(), equal_to([True]), "pages"
         )
@@ -116,7 +117,7 @@ def test_pages_are_parted_by_shard_without_loss(photos: Path, tmp_path: Path) ->
     numbers = random.Random(1)
     cuts = tuple(sorted(numbers.getrandbits(64) for _ in range(5)))
     plan = JobPlan({}, (), (), {"train": SplitPlan(1, 1, cuts), "validation": SplitPlan(1, 1, ())}, {}, "", {})
-    parts = dict(_part_by_shard(page, plan))
+    parts = dict(_part_by_shard((0, [page]), plan))
     assert sorted(ref for part in parts.values() for ref in part) == sorted(page)
     for (split, index), part in parts.items():
         assert {(ref.split, plan.splits[split].shard_of(ref.order_key)) for ref in part} == {(split, index)}

@@ -20,6 +20,14 @@ class Page(list[ImageRef]):
     """Up to 1,000 references as one element: the runner's cost an element (0.1 ms in process) is paid once a page."""
 
 
+def keyed(page: Page) -> tuple[int, Page]:
+    """A page under a key that spreads pages over workers and is the same after a retry."""
+    return page[0].order_key >> 1, page  # Beam's integers have a sign
+
+
+KEYED_PAGE = beam.typehints.KV[int, Page]
+
+
 class PageCoder(beam.coders.Coder):  # type: ignore[misc]
     """References as plain tuples: a third of the bytes and time of pickling named ones.
 

@@ -19,13 +19,14 @@ from beam_pipeline.options import Config
 from beam_pipeline.progress import report
 from beam_pipeline.sharding import LARGEST_SAMPLE, sample_size
 from beam_pipeline.storage import ListedFile
-from beam_pipeline.transforms.elements import PAGE_REFS, Page, Survey, counter
+from beam_pipeline.transforms.elements import KEYED_PAGE, PAGE_REFS, Page, Survey, counter, keyed
 
 
 class ListImages(beam.PTransform):  # type: ignore[misc]
     """Lists every image of the input, folders in parallel.
 
-    Input: the pipeline. Output: `Page`s in any order, each image once, the same after a retry; and one `Survey`.
+    Input: the pipeline. Output: (key, iterable of `Page`) in any order, each image once; and one `Survey`. A grouping
+    keeps the pages, so that all later steps see the same ones after a retry.
     """
 
     def __init__(self, config: Config) -> None:
@@ -35,16 +36,17 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
     def expand(self, pipeline: Any) -> tuple[Any, Any]:
         start = pipeline | "Start" >> beam.Impulse()
         listed = self._read_manifest(start) if self._config.layout == "manifest" else self._list_folders(start)
-        listed[_PAGES].element_type = Page  # outputs with tags know no types of their own
-        pages = listed[_PAGES] | "SameListForAll" >> beam.Reshuffle()
-        survey = listed[_FOUND] | "Survey" >> beam.CombineGlobally(_JoinFound(self._config.labels)).without_defaults()
-        return pages, survey
+        listed[_PAGES].element_type = KEYED_PAGE  # outputs with tags know no types of their own
+        pages = listed[_PAGES] | "SameListForAll" >> beam.GroupByKey()
+        joined = listed[_FOUND] | "JoinFound" >> beam.CombinePerKey(_JoinFound(self._config.labels))
+        return pages, joined | "Survey" >> beam.Values()
 
     def _list_folders(self, start: Any) -> Any:
         return (
             start
-            | "ListClassFolders" >> beam.FlatMap(lambda _, config: listing.class_folders(config), self._config)
-            | "SpreadFolders" >> beam.Reshuffle()
+            | "ListClassFolders"
+            >> beam.FlatMap(lambda _, config: enumerate(listing.class_folders(config)), self._config)
+            | "SpreadFolders" >> beam.GroupByKey()
             | "ListFolder" >> beam.ParDo(_ListFolderFn(self._config)).with_outputs(_FOUND, main=_PAGES)
         )
 
@@ -52,9 +54,9 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
         config = self._config
         rows = (
             start
-            | "CutManifest" >> beam.FlatMap(lambda _: listing.row_reader(config).ranges())
-            | "SpreadRanges" >> beam.Reshuffle()
-            | "ReadRows" >> beam.FlatMap(lambda cut: listing.row_reader(config).rows(*cut))
+            | "CutManifest" >> beam.FlatMap(lambda _: enumerate(listing.row_reader(config).ranges()))
+            | "SpreadRanges" >> beam.GroupByKey()
+            | "ReadRows" >> beam.FlatMap(_read_rows, config)
         )
         by_url = {"rows": rows | "RowsByUrl" >> beam.Map(lambda row: (listing.image_url(config, row.path), row))}
         if listing.needs_sizes(config):
@@ -72,8 +74,13 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
 _PAGES, _FOUND = "pages", "found"
 
 
+def _read_rows(numbered: tuple[int, Iterable[tuple[int, int]]], config: Config) -> Iterator[Row]:
+    for start, end in numbered[1]:
+        yield from listing.row_reader(config).rows(start, end)
+
+
 class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
-    """A class folder → its `Page`s; what it holds as a whole to the output `_FOUND`."""
+    """(number, class folders) → keyed `Page`s; what each holds as a whole to the output `_FOUND`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -84,18 +91,22 @@ class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
             listing.OTHER_SUFFIX: counter(metrics.SKIPPED_OTHER_SUFFIX),
         }
 
-    def process(self, folder: listing.ClassFolder) -> Iterator[Any]:
+    def process(self, numbered: tuple[int, Iterable[listing.ClassFolder]]) -> Iterator[Any]:
+        for folder in numbered[1]:
+            yield from self._list(folder)
+
+    def _list(self, folder: listing.ClassFolder) -> Iterator[Any]:
         found = _Found()
         found.counts[folder.label] = 0  # a folder without images is a class nevertheless
         refs = listing.list_images(self._config, folder, lambda kind: self._skipped[kind].inc())
         while page := Page(islice(refs, PAGE_REFS)):
             found.add(page)
             report(images_listed=len(page))
-            yield page
+            yield keyed(page)
         self._listed.inc(found.counts.total())
         if not found.smallest:
             self._empty.inc()
-        yield beam.pvalue.TaggedOutput(_FOUND, found)
+        yield beam.pvalue.TaggedOutput(_FOUND, (None, found))
 
 
 def _rows_with_sizes(joined: tuple[str, dict[str, Iterable[Any]]]) -> Iterator[tuple[Row, ListedFile | None]]:
@@ -115,7 +126,7 @@ def _rows_with_sizes(joined: tuple[str, dict[str, Iterable[Any]]]) -> Iterator[t
 
 
 class _PageRowsFn(beam.DoFn):  # type: ignore[misc]
-    """(`Row`, its file in a listing or None) → `Page`s; what they hold as a whole to the output `_FOUND`."""
+    """(`Row`, its file in a listing or None) → keyed `Page`s; what they hold as a whole to the output `_FOUND`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -126,21 +137,21 @@ class _PageRowsFn(beam.DoFn):  # type: ignore[misc]
         self._page = Page()
         self._found = _Found()
 
-    def process(self, pair: tuple[Row, ListedFile | None]) -> Iterator[Page]:
+    def process(self, pair: tuple[Row, ListedFile | None]) -> Iterator[tuple[int, Page]]:
         self._page.append(listing.row_ref(self._config, self._maker, *pair))
         if len(self._page) == PAGE_REFS:
             full, self._page = self._page, Page()
             self._found.add(full)
             report(images_listed=len(full))
-            yield full
+            yield keyed(full)
 
     def finish_bundle(self) -> Iterator[Any]:
         window = GlobalWindow()
         if self._page:
             self._found.add(self._page)
-            yield WindowedValue(self._page, window.max_timestamp(), (window,))
+            yield WindowedValue(keyed(self._page), window.max_timestamp(), (window,))
         self._listed.inc(self._found.counts.total())
-        yield beam.pvalue.TaggedOutput(_FOUND, WindowedValue(self._found, window.max_timestamp(), (window,)))
+        yield beam.pvalue.TaggedOutput(_FOUND, WindowedValue((None, self._found), window.max_timestamp(), (window,)))
 
 
 class _Found:

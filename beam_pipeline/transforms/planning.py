@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import apache_beam as beam
@@ -26,7 +27,7 @@ from beam_pipeline.sharding import (
     shard_count,
 )
 from beam_pipeline.state import JobPlan, JobState
-from beam_pipeline.transforms.elements import Page, Survey, counter
+from beam_pipeline.transforms.elements import KEYED_PAGE, Page, Survey, counter, keyed
 
 _SAMPLE_CHUNK = 16  # sampled images an element: enough for the fetch threads, few enough to spread over workers
 
@@ -44,15 +45,15 @@ class SampleImages(beam.PTransform):  # type: ignore[misc]
     def expand(self, survey: Any) -> Any:
         return (
             survey
-            | "ChunkSample" >> beam.FlatMap(_chunks)
-            | "SpreadSample" >> beam.Reshuffle()
+            | "ChunkSample" >> beam.FlatMap(_chunks).with_output_types(KEYED_PAGE)
+            | "SpreadSample" >> beam.GroupByKey()
             | "MeasureImages" >> beam.ParDo(_MeasureImagesFn(self._config), AsSingleton(survey))
         )
 
 
-def _chunks(survey: Survey) -> Iterator[Page]:
+def _chunks(survey: Survey) -> Iterator[tuple[int, Page]]:
     for start in range(0, len(survey.smallest), _SAMPLE_CHUNK):
-        yield Page(survey.smallest[start : start + _SAMPLE_CHUNK])
+        yield keyed(Page(survey.smallest[start : start + _SAMPLE_CHUNK]))
 
 
 class _MeasureImagesFn(beam.DoFn):  # type: ignore[misc]
@@ -60,7 +61,8 @@ class _MeasureImagesFn(beam.DoFn):  # type: ignore[misc]
         self._config = config
         self._sampled = counter(metrics.IMAGES_SAMPLED)
 
-    def process(self, refs: Page, survey: Survey) -> Iterator[Measurement]:
+    def process(self, chunk: tuple[int, Iterable[Page]], survey: Survey) -> Iterator[Measurement]:
+        refs = list(chain.from_iterable(chunk[1]))
         self._sampled.inc(len(refs))
         yield from sampling.measure(self._config, len(survey.classes), refs)
 
@@ -68,7 +70,7 @@ class _MeasureImagesFn(beam.DoFn):  # type: ignore[misc]
 class PlanShards(beam.PTransform):  # type: ignore[misc]
     """Decides every shard before one is written, and makes the output ready for them.
 
-    Input: `Page`s. Output: one `JobPlan`, saved as the state's plan.json. Fails the job when too many of the sample
+    Input: (key, iterable of `Page`). Output: one `JobPlan`, saved as the state's plan.json. Fails the job when too many of the sample
     are rejected.
     """
 
@@ -83,7 +85,7 @@ class PlanShards(beam.PTransform):  # type: ignore[misc]
         return (
             pages
             | "KeysAndSizes" >> beam.ParDo(_KeysAndSizesFn(), survey, sample)
-            | "JoinHistograms" >> beam.CombineGlobally(_JoinHistograms()).without_defaults()
+            | "JoinHistograms" >> beam.CombinePerKey(_JoinHistograms())
             | "CutShards" >> beam.Map(_plan_and_prepare, self._config, survey, sample)
         )
 
@@ -103,11 +105,11 @@ class _KeysAndSizesFn(beam.DoFn):  # type: ignore[misc]
         self._listed = _Listed()
         self._sizes: SizeModel | None = None
 
-    def process(self, page: Page, survey: Survey, sample: list[Measurement]) -> None:
+    def process(self, pages: tuple[int, Iterable[Page]], survey: Survey, sample: list[Measurement]) -> None:
         if self._sizes is None:
             self._sizes = SizeModel.learn((one.path, one.source_bytes, one.record_bytes) for one in sample)
         histograms = self._listed.histograms
-        for ref in page:
+        for ref in chain.from_iterable(pages[1]):
             if ref.split not in histograms:
                 histograms[ref.split] = Histogram(Histogram.shift_for(survey.images))
             histograms[ref.split].add(ref.order_key, self._sizes.estimate(ref.path, ref.source_bytes))
@@ -115,7 +117,7 @@ class _KeysAndSizesFn(beam.DoFn):  # type: ignore[misc]
 
     def finish_bundle(self) -> Iterator[Any]:
         window = GlobalWindow()
-        yield WindowedValue(self._listed, window.max_timestamp(), (window,))
+        yield WindowedValue((None, self._listed), window.max_timestamp(), (window,))
 
 
 class _JoinHistograms(beam.CombineFn):  # type: ignore[misc]
@@ -138,7 +140,10 @@ class _JoinHistograms(beam.CombineFn):  # type: ignore[misc]
         return total
 
 
-def _plan_and_prepare(listed: _Listed, config: Config, survey: Survey, sample: list[Measurement]) -> JobPlan:
+def _plan_and_prepare(
+    joined: tuple[None, _Listed], config: Config, survey: Survey, sample: list[Measurement]
+) -> JobPlan:
+    _, listed = joined
     ordered = sorted(sample, key=lambda one: relative_path_bytes(one.path))
     sampling.check_sample(ordered, survey.images, config.max_reject_fraction)
     plan = JobPlan(

@@ -21,7 +21,7 @@ from beam_pipeline.writer import Promised, ShardSummary, ShardWriter
 
 
 class AssignShards(beam.PTransform):  # type: ignore[misc]
-    """Input: `Page`s. Output: (`ShardId`, `Page`): each page parted by shard, in no order."""
+    """Input: (key, iterable of `Page`). Output: (`ShardId`, `Page`): the pages parted by shard, in no order."""
 
     def __init__(self, plan: Any) -> None:
         super().__init__()
@@ -32,9 +32,9 @@ class AssignShards(beam.PTransform):  # type: ignore[misc]
         return pages | "BisectKeys" >> parted
 
 
-def _part_by_shard(page: Page, plan: JobPlan) -> Iterable[tuple[ShardId, Page]]:
+def _part_by_shard(pages: tuple[int, Iterable[Page]], plan: JobPlan) -> Iterable[tuple[ShardId, Page]]:
     parts: dict[ShardId, Page] = {}
-    for ref in page:
+    for ref in chain.from_iterable(pages[1]):
         shard = ref.split, plan.splits[ref.split].shard_of(ref.order_key)
         parts.setdefault(shard, Page()).append(ref)
     return parts.items()
