@@ -70,8 +70,8 @@ class _MeasureImagesFn(beam.DoFn):  # type: ignore[misc]
 class PlanShards(beam.PTransform):  # type: ignore[misc]
     """Decides every shard before one is written, and makes the output ready for them.
 
-    Input: (key, iterable of `Page`). Output: one `JobPlan`, saved as the state's plan.json. Fails the job when too many of the sample
-    are rejected.
+    Input: (key, iterable of `Page`). Output: one `JobPlan`, saved as the state's plan.json. Fails the job when too many
+    of the sample are rejected.
     """
 
     def __init__(self, config: Config, survey: Any, sample: Any) -> None:
