@@ -46,7 +46,7 @@ bench: $(STAMP) ## Run the benchmarks, on drawn pictures or on IMAGES=DIR
 	$(BIN)/python benchmarks/read.py $(IMAGES)
 
 engines: $(STAMP) ## Run one job on every engine there is here and compare the bytes
-	@$(BIN)/python tools/engines.py
+	@$(BIN)/python -m tools.engines
 
 constraints: $(STAMP) ## Pin every dependency anew, at its newest version
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tools/constraints.sh --upgrade

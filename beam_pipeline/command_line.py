@@ -81,7 +81,7 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) ->
         f"--{field.name}",
         default=field.default,
         type={"int": int, "float": float}.get(str(field.type), str),
-        metavar="|".join(choices) if choices else field.metadata["metavar"] or field.name.upper(),
+        metavar="|".join(map(str, choices)) if choices else field.metadata["metavar"] or field.name.upper(),
         help=text,
     )
 

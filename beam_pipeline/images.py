@@ -1,52 +1,33 @@
-"""One image in, one image out: decode, orient, resize and re-encode with Pillow; bytes to bytes, no storage, no Beam.
+"""One image in, one image out, with Pillow: decode, resize, colours, upright, encode. Knows no storage and no Beam.
 
-A bad image raises `Reject` with a reason and a detail made of deterministic values only.
+A bad image raises `Reject` with a reason and a detail made of deterministic values only. `docs/format.md` says what is
+stored of each kind of input.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import io
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import PIL
-from PIL import Image, ImageFile, UnidentifiedImageError, features
+from PIL import Image, ImageFile, features
 
+from beam_pipeline import colour, containers, geometry, image_files, passing
 from beam_pipeline.errors import Reject
 from beam_pipeline.schema import RejectReason
 
-RESIZE_MODES = ("stretch", "crop", "pad", "shorter", "longer")
-RESAMPLING = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-    "nearest": Image.Resampling.NEAREST,
-}
 SUBSAMPLING = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
 FORMATS = {"jpeg": "JPEG", "png": "PNG"}
+ICC_POLICIES = ("srgb", "keep")
 
-# How many times larger than its target an image may stay after the cheap reductions (DCT-scaled decoding, box
-# averaging by whole factors) that come before the filter. 1.5 costs half of none and is not told apart by eye.
-_REDUCING_GAP = 1.5
-_OPENED_FORMATS = ("JPEG", "PNG")
-_EXIF_ORIENTATION = 0x0112
-# EXIF orientation → what shows the picture upright, https://www.cipa.jp/std/documents/e/DC-008-2012_E.pdf (4.6.4 A)
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_SIDEWAYS = frozenset({5, 6, 7, 8})
+_LONGEST_JPEG_SIDE = 65_500  # libjpeg's JPEG_MAX_DIMENSION
+_WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 
-
-Image.preinit()  # loads the decoders now, not with the first image
-Image.MAX_IMAGE_PIXELS = None  # `max_pixels` decides, and says so; Pillow's own limit would warn or raise first
+# How a source's compressed pixels came through where they weren't encoded anew.
+WHOLE, WITHOUT_METADATA = "whole", "without_metadata"
 
 
 class ImageOptions(NamedTuple):
@@ -54,40 +35,73 @@ class ImageOptions(NamedTuple):
 
     Attributes:
         size: (height, width) in pixels, or None to keep the image's own.
-        resize_mode: one of `RESIZE_MODES`.
-        resample: a key of `RESAMPLING`.
+        resize_mode: one of `geometry.RESIZE_MODES`.
+        resample: a key of `geometry.RESAMPLING`.
+        background: sRGB behind transparent pixels and beside padded images; None is white behind, black beside.
+        channels: 3 for RGB, 1 for gray.
         format: a key of `FORMATS`.
         jpeg_quality: 1–100.
         jpeg_subsampling: a key of `SUBSAMPLING`.
+        optimize: search for smaller codes.
+        progressive: of a JPEG.
+        icc: `srgb` converts by the embedded profile, `keep` stores it with unchanged pixels.
+        keep_metadata: EXIF, XMP and comments are stored too.
         max_pixels: larger images are rejected before they are decoded.
         max_image_bytes: larger files are rejected before they are fetched.
+        allow_truncated: take what there is of a file that ends early.
     """
 
     size: tuple[int, int] | None
     resize_mode: str
     resample: str
+    background: colour.Rgb | None
+    channels: int
     format: str
     jpeg_quality: int
     jpeg_subsampling: str
+    optimize: bool
+    progressive: bool
+    icc: str
+    keep_metadata: bool
     max_pixels: int
     max_image_bytes: int
+    allow_truncated: bool
+
+
+class Source(NamedTuple):
+    """What an image was: Pillow's name of its format, height and width in pixels once it is upright."""
+
+    format: str
+    height: int
+    width: int
 
 
 class EncodedImage(NamedTuple):
-    """A converted image: its encoded bytes, height and width in pixels."""
+    """A converted image.
+
+    Attributes:
+        data: the encoded bytes.
+        height, width: in pixels.
+        source: what it was.
+        passed: `data` is the source's, bit for bit or without metadata; None where it was encoded anew.
+    """
 
     data: bytes
     height: int
     width: int
+    source: Source
+    passed: str | None = None
 
 
 def codec_versions() -> dict[str, str]:
     """Versions of everything that has a part in the bytes of an image."""
     versions = {"pillow": PIL.__version__}
-    for name in ("libjpeg_turbo", "zlib", "zlib_ng"):
+    for name in ("libjpeg_turbo", "zlib", "zlib_ng", "littlecms2", "libtiff", "webp", "avif"):
         version = features.version(name)
         if version:
             versions[name] = version
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions["pillow_heif"] = importlib.metadata.version("pillow-heif")
     return versions
 
 
@@ -105,114 +119,130 @@ def convert(data: bytes, options: ImageOptions, look: Callable[[Image.Image], No
     """Convert one source image.
 
     Args:
-        data: the file's bytes, JPEG or PNG whatever its name says.
+        data: the file's bytes; what they are is for them to say, not for the file's name.
         options: what to make of it.
-        look: called with the finished pixels before they are encoded.
+        look: called with the finished pixels, `RGB` or `L`, before they are encoded.
 
     Raises:
         Reject: there is nothing to make of it.
     """
     check_size(len(data), options)
-    image = _open(data)
-    width, height = image.size
-    if width * height > options.max_pixels:
-        raise Reject(RejectReason.TOO_MANY_PIXELS, f"{width}x{height} pixels, --max_pixels {options.max_pixels}")
+    name = image_files.recognise(data)
+    size = None
     try:
-        finished = _fit(image, options)
+        canvas = containers.webp_canvas(data) if name == "WEBP" else None
+        if canvas is not None:  # its decoder takes memory for it when it is opened
+            _check_pixels(canvas, options)
+        readable = containers.ended_jpeg(data) if options.allow_truncated and name == "JPEG" else data
+        image = image_files.open_image(readable, name)
+        size = image.size
+        _check_pixels(size, options)
+        finished, source, passed = _finish(image, data, options)
+        keeps = (options.keep_metadata, options.icc == "keep")
+        metadata = passing.kept_metadata(image.info, finished.mode, options.format, *keeps) if passed is None else {}
+    except Reject:
+        raise
     except MemoryError:
-        raise Reject(RejectReason.OUT_OF_MEMORY, f"{image.format} of {width}x{height} pixels") from None
+        raise Reject(RejectReason.OUT_OF_MEMORY, f"{name}, {len(data)} bytes") from None
     except Exception as error:
-        truncated = isinstance(error, (OSError, SyntaxError, EOFError)) and "truncated" in str(error)
-        reason = RejectReason.TRUNCATED if truncated else RejectReason.DECODE_ERROR
-        raise Reject(reason, f"{image.format} of {width}x{height} pixels, {len(data)} bytes") from None
+        raise image_files.why_broken(data, name, size, error) from None
     if look is not None:
         look(finished)
-    return EncodedImage(_encode(finished, options), finished.height, finished.width)
+    if passed is not None:
+        how = WHOLE if passed == data else WITHOUT_METADATA
+        return EncodedImage(passed, finished.height, finished.width, source, how)
+    return EncodedImage(_encode(finished, metadata, options), finished.height, finished.width, source)
 
 
-def _open(data: bytes) -> ImageFile.ImageFile:
-    try:
-        return Image.open(io.BytesIO(data), formats=_OPENED_FORMATS)
-    except UnidentifiedImageError:
-        raise Reject(RejectReason.NOT_AN_IMAGE, f"{len(data)} bytes, beginning {data[:8].hex() or 'nowhere'}") from None
-    except Exception:
-        raise Reject(RejectReason.DECODE_ERROR, f"{len(data)} bytes, beginning {data[:8].hex()}") from None
+def _check_pixels(size: geometry.Size, options: ImageOptions) -> None:
+    if size[0] * size[1] > options.max_pixels:
+        raise Reject(RejectReason.TOO_MANY_PIXELS, f"{size[0]}x{size[1]} pixels, --max_pixels {options.max_pixels}")
 
 
-def _fit(image: ImageFile.ImageFile, options: ImageOptions) -> Image.Image:
-    """Decode, resize and turn an image upright, in RGB."""
-    orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
-    sideways = orientation in _SIDEWAYS
-    target = options.size
-    if target is not None and sideways:
-        target = (target[1], target[0])  # resized as it lies, then turned: the small image is the cheap one to turn
-    box, size, canvas = _geometry(image.size, target, options.resize_mode)
-    scale = _shrink_on_load(image, box, size)
-    pixels: Image.Image = image if image.mode == "RGB" else image.convert("RGB")
-    if size != pixels.size or box != (0, 0, *pixels.size):
-        scaled = (box[0] * scale, box[1] * scale, box[2] * scale, box[3] * scale)
-        pixels = pixels.resize(size, RESAMPLING[options.resample], box=scaled, reducing_gap=_REDUCING_GAP)
-    else:
-        pixels.load()
-    if canvas != size:
-        padded = Image.new("RGB", canvas)
-        padded.paste(pixels, ((canvas[0] - size[0]) // 2, (canvas[1] - size[1]) // 2))
-        pixels = padded
-    return pixels.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else pixels
+def _check_sides(size: geometry.Size, options: ImageOptions) -> None:
+    if options.format == "jpeg" and max(size) > _LONGEST_JPEG_SIDE:
+        detail = f"{size[0]}x{size[1]} pixels, a JPEG's sides end at {_LONGEST_JPEG_SIDE}"
+        raise Reject(RejectReason.TOO_MANY_PIXELS, detail)
 
 
-_Box = tuple[float, float, float, float]
-_Size = tuple[int, int]
+def _finish(image: ImageFile.ImageFile, data: bytes, options: ImageOptions) -> tuple[Image.Image, Source, bytes | None]:
+    """The stored pixels, what they were made of, and the bytes to store where the source's own will do."""
+    jpeg = colour.is_jpeg(image)
+    if not jpeg:  # metadata may follow the pixels, which in turn may differ in size from what the header says
+        image_files.load(image, data, options.allow_truncated)
+        _check_pixels(image.size, options)
+    orientation = _orientation(image)
+    plan = geometry.fit(image.size, options.size, options.resize_mode, orientation)
+    _check_sides(plan.canvas, options)
+    width, height = geometry.upright_size(image.size, orientation)
+    source = Source("JPEG" if jpeg else str(image.format), height, width)
+    profile = _profile_to_convert(image, options)
+    passed = None
+    if orientation == 1 and profile is None and plan.changes_nothing(image.size):
+        passed = _passed(image, data, options)
+    scale = 1.0
+    if jpeg:
+        luma = options.channels == 1 and profile is None
+        scale = geometry.shrink_on_load(image, plan, "L" if luma and passed is None else "RGB")
+        image_files.load(image, data, options.allow_truncated)
+    pixels = geometry.resize(colour.to_bytes(image, data), plan, scale, options.resample)
+    pixels = colour.finish(pixels, profile, options.background or _WHITE, options.channels)
+    pixels = geometry.upright(pixels, orientation)
+    if plan.canvas != plan.size:
+        beside = colour.in_channels(options.background or _BLACK, options.channels)
+        pixels = geometry.pad(pixels, geometry.upright_size(plan.canvas, orientation), beside)
+    return pixels, source, passed
 
 
-def _geometry(source: _Size, target: tuple[int, int] | None, mode: str) -> tuple[_Box, _Size, _Size]:
-    """Which part of an image is scaled to which size and laid on which canvas.
+def _orientation(image: Image.Image) -> int:
+    """EXIF's orientation; 1 where there is none. Pillow itself applies that of TIFF and HEIF."""
+    exif = image.info.get("exif")
+    found = containers.orientation(exif) if exif else None
+    return found.value if found is not None and 1 <= found.value <= 8 else 1
 
-    Args:
-        source: (width, height).
-        target: (height, width), or None.
-        mode: one of `RESIZE_MODES`.
 
-    Returns:
-        (left, top, right, bottom) in source pixels, (width, height) after scaling, (width, height) of the result.
+def _profile_to_convert(image: Image.Image, options: ImageOptions) -> bytes | None:
+    """The ICC profile that pixels are converted from: not sRGB's, and with `--icc keep` only that of CMYK."""
+    profile: bytes | None = image.info.get("icc_profile")
+    if not profile or (options.icc == "keep" and image.mode != "CMYK"):
+        return None
+    if image.mode == "CMYK":
+        return profile
+    gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
+    return None if colour.is_srgb(profile, "L" if gray else "RGB") else profile
+
+
+def _passed(image: Image.Image, data: bytes, options: ImageOptions) -> bytes | None:
+    """The source's bytes where its pixels can be stored as they are compressed."""
+    keep_profile = options.icc == "keep"
+    if options.format == "jpeg" and colour.is_jpeg(image):
+        return passing.passed_jpeg(data, options.channels, options.progressive, options.keep_metadata, keep_profile)
+    if options.format == "png" and image.format == "PNG":
+        return passing.passed_png(data, options.channels, options.keep_metadata, keep_profile)
+    return None
+
+
+def _encode(pixels: Image.Image, metadata: dict[str, Any], options: ImageOptions) -> bytes:
+    """Encode finished pixels.
+
+    Raises:
+        Reject: `out_of_memory`.
     """
-    width, height = source
-    whole = (0.0, 0.0, float(width), float(height))
-    if target is None:
-        return whole, source, source
-    target_height, target_width = target
-    fixed = (target_width, target_height)
-    if mode == "stretch":
-        return whole, fixed, fixed
-    if mode == "crop":
-        # The largest centred box with the target's proportions.
-        crop_width = min(float(width), height * target_width / target_height)
-        crop_height = min(float(height), width * target_height / target_width)
-        left, top = (width - crop_width) / 2, (height - crop_height) / 2
-        return (left, top, left + crop_width, top + crop_height), fixed, fixed
-    ratios = (target_width / width, target_height / height)
-    ratio = min(1.0, max(ratios) if mode == "shorter" else min(ratios))  # these never enlarge
-    size = (max(1, round(width * ratio)), max(1, round(height * ratio)))
-    return whole, size, fixed if mode == "pad" else size
-
-
-def _shrink_on_load(image: ImageFile.ImageFile, box: _Box, size: _Size) -> float:
-    """Let the JPEG decoder skip frequencies that the resize would throw away; returns the scale it decodes at."""
-    width, height = image.size
-    needed = (
-        int(size[0] * width / (box[2] - box[0]) * _REDUCING_GAP),
-        int(size[1] * height / (box[3] - box[1]) * _REDUCING_GAP),
-    )
-    decoded: Any = image.draft("RGB", needed)
-    # The decoded size is rounded up; the box that Pillow returns is the exact one.
-    return 1.0 if decoded is None else decoded[1][2] / width
-
-
-def _encode(pixels: Image.Image, options: ImageOptions) -> bytes:
     pixels.info = {}  # comments, profiles and EXIF of the source would otherwise be written
     out = io.BytesIO()
-    if options.format == "png":
-        pixels.save(out, "PNG")
-    else:
-        pixels.save(out, "JPEG", quality=options.jpeg_quality, subsampling=SUBSAMPLING[options.jpeg_subsampling])
+    try:
+        if options.format == "png":
+            pixels.save(out, "PNG", optimize=options.optimize, **metadata)
+            return out.getvalue()
+        pixels.save(
+            out,
+            "JPEG",
+            quality=options.jpeg_quality,
+            subsampling=SUBSAMPLING[options.jpeg_subsampling],
+            optimize=options.optimize,
+            progressive=options.progressive,
+            **metadata,
+        )
+    except MemoryError:
+        raise Reject(RejectReason.OUT_OF_MEMORY, f"{pixels.width}x{pixels.height} pixels to encode") from None
     return out.getvalue()

@@ -9,34 +9,54 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions, StandardOptions, TypeOptions
-from apache_beam.runners.portability import fn_api_runner  # noqa: F401 - loaded with Beam, not with the first job
-from apache_beam.runners.worker import statesampler
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    PipelineOptions,
+    SetupOptions,
+    StandardOptions,
+    TypeOptions,
+)
 
-from beam_pipeline import __version__, command_line, listing, manifest_rows, pipeline, published, schema, storage
+from beam_pipeline import (
+    __version__,
+    command_line,
+    duplicates,
+    limits,
+    listing,
+    manifest_rows,
+    pipeline,
+    published,
+    repair,
+    schema,
+    secrets,
+    storage,
+)
 from beam_pipeline.errors import (
     EXIT_OK,
     ImageShardsError,
     NotPublishedError,
     OtherFormatError,
+    StorageError,
     UsageError,
-    from_worker,
     one_line,
 )
+from beam_pipeline.identity import Identity
 from beam_pipeline.options import Config
-from beam_pipeline.progress import ProgressLine
+from beam_pipeline.running import (
+    IN_PROCESS_RUNNER,
+    LOCAL_RUNNERS,
+    execute,
+    first_contact_s,
+    is_local,
+    new_pipeline,
+    runner_of,
+)
 from beam_pipeline.state import JobState
 from beam_pipeline.summary import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text, published_text, warnings
-
-_IN_PROCESS_RUNNER = "FnApiRunner"  # plain DirectRunner would first try to download another one
-_FIRST_CONTACT_S = 15.0
-# Beam notes every 200 ms which step a worker is in, and no stage ends before the next note: 0.1 s a stage are lost.
-_STATE_SAMPLING_MS = 20
-_LOCAL_RUNNERS = frozenset({"FnApiRunner", "DirectRunner", "PrismRunner", "BundleBasedDirectRunner"})
 
 
 def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
@@ -54,30 +74,87 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         UsageError: the configuration or the input can't be used; nothing was read but listings.
         ImageShardsError: the job failed; nothing is published, and the same call resumes.
     """
-    options = beam_options or PipelineOptions([])
+    return _run(config, beam_options or PipelineOptions([]), command, quiet=False)
+
+
+def _run(config: Config, options: PipelineOptions, command: Sequence[str], quiet: bool) -> Manifest | None:
+    """`run`; `quiet` keeps what runners print out of stderr."""
     standard = options.view_as(StandardOptions)
-    standard.runner = standard.runner or _IN_PROCESS_RUNNER
+    standard.runner = standard.runner or IN_PROCESS_RUNNER
     options.view_as(TypeOptions).pipeline_type_check = False  # our types are checked before; it costs 60 ms a start
     options.view_as(SetupOptions).save_main_session = False  # all that a worker unpickles lies in this package
-    job = _new_pipeline(options)
-    config = resolve(config)
-    manifest = read_manifest(config)
-    if manifest is not None and not config.overwrite and not config.plan_only:
-        damage = published.check(config, manifest)
-        if damage:
-            print(f"repairing {damage}", file=sys.stderr)
-            JobState(config).clear()  # what an interrupted repair left may be damaged since
-            published.build_repair(job, config, manifest, damage)
-            _execute(job, options)
-        return Manifest(config.dataset_url, manifest, REPAIRED if damage else ALREADY_PUBLISHED)
-    _check_output(config)
-    pipeline.build(job, config, _run_facts(options, command))
-    _execute(job, options)
+    job = new_pipeline(options)
+    config = _of_this_run(resolve(config), options)
     if config.plan_only:
+        pipeline.build(job, config, {})
+        execute(job, config, options, quiet)
         print(plan_text(JobState(config).take_plan_only()))
         return None
-    result = read_manifest(config)
-    return None if result is None else Manifest(config.dataset_url, result, PUBLISHED)
+    manifest = None if config.overwrite else read_manifest(config)
+    if manifest is None:
+        _check_output(config)
+        with _owned(config):
+            if notice := duplicates.notice(config):
+                print(f"warning: {notice}", file=sys.stderr)
+            pipeline.build(job, config, _run_facts(options, command))
+            execute(job, config, options, quiet)
+        result = read_manifest(config)
+        return None if result is None else Manifest(config.dataset_url, result, PUBLISHED)
+    damage = published.check(config, manifest)
+    if not damage:
+        _tidy(config)
+        return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED)
+    with _owned(config):
+        print(f"repairing {damage}", file=sys.stderr)
+        repair.build_repair(job, config, manifest, damage)
+        execute(job, config, options, quiet)
+    return Manifest(config.dataset_url, manifest, REPAIRED)
+
+
+def _of_this_run(config: Config, options: PipelineOptions) -> Config:
+    """The configuration with what only this run knows: which job it is, and what memory a local one has."""
+    if not is_local(options):
+        return dataclasses.replace(config, identity=Identity.new())
+    direct = options.view_as(DirectOptions)
+    one_process = direct.direct_running_mode != "multi_processing" and runner_of(options) == IN_PROCESS_RUNNER
+    return dataclasses.replace(
+        config,
+        identity=Identity.new(ends_with_this_process=True),
+        most_references=limits.most_references(
+            limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES
+        ),
+    )
+
+
+@contextmanager
+def _owned(config: Config) -> Iterator[None]:
+    """The right to write the version: held here for a local output; elsewhere the job takes it when it first writes.
+
+    Raises:
+        ImageShardsError: another job has it.
+    """
+    owner = JobState(config).owner
+    with config.identity.runs():
+        if not storage.is_local(config.output):
+            owner.refuse_if_taken()
+            yield
+            return
+        owner.acquire("")
+        try:
+            yield
+        finally:
+            owner.release()
+
+
+def _tidy(config: Config) -> None:
+    """Delete the state that a job left which was killed between publishing and deleting it."""
+    state = JobState(config)
+    if state.exists():
+        try:
+            state.owner.acquire("")
+        except ImageShardsError:
+            return  # a job is at work there
+        state.clear()
 
 
 def resolve(config: Config) -> Config:
@@ -87,13 +164,11 @@ def resolve(config: Config) -> Config:
         UsageError: as `listing.check_input` and the readers of labels and manifests say.
     """
     if config.labels_file:
-        config = dataclasses.replace(config, labels=listing.read_labels(config.labels_file, _first_contact_s(config)))
+        config = dataclasses.replace(config, labels=listing.read_labels(config.labels_file, first_contact_s(config)))
     if config.manifest:
-        config = dataclasses.replace(
-            config, header=manifest_rows.read_header(config.manifest, _first_contact_s(config))
-        )
+        config = dataclasses.replace(config, header=manifest_rows.read_header(config.manifest, first_contact_s(config)))
     _check_places(config)
-    listing.check_input(dataclasses.replace(config, io_deadline=_first_contact_s(config)))
+    listing.check_input(dataclasses.replace(config, io_deadline=first_contact_s(config)))
     return config
 
 
@@ -109,28 +184,23 @@ def _check_output(config: Config) -> None:
     Raises:
         UsageError: no such bucket, a folder that can't be made, or files that no job of ours left.
     """
-    if config.plan_only:
-        return
     try:
         if storage.is_local(config.output):
             os.makedirs(config.dataset_url, exist_ok=True)
-        store = storage.open_storage(config.output, _first_contact_s(config))
+        store = storage.open_storage(config.output, first_contact_s(config))
         foreign = next(store.files(config.dataset_url), None)
     except FileNotFoundError as error:
         raise UsageError(f"--output {config.output!r}: no such bucket or folder ({one_line(error)})") from None
-    except OSError as error:
+    except (OSError, StorageError) as error:
+        if not storage.is_local(config.output):
+            raise
         raise UsageError(f"--output {config.output!r}: can't be written: {one_line(error)}") from None
-    ours = config.overwrite or config.repair or JobState(config).has_plan()
+    ours = config.overwrite or config.repair or JobState(config).exists()
     if foreign is not None and not ours:
         raise UsageError(
             f"--output {config.output!r}: {config.dataset_url} holds files of another program ({foreign.path!r}); "
             "choose another --name or --version, or --overwrite deletes them"
         )
-
-
-def _first_contact_s(config: Config) -> float:
-    """Seconds in which a store must answer at all: a wrong URL or no network should not take ten minutes."""
-    return min(config.io_deadline, _FIRST_CONTACT_S)
 
 
 def read_manifest(config: Config) -> dict[str, Any] | None:
@@ -141,7 +211,7 @@ def read_manifest(config: Config) -> dict[str, Any] | None:
     """
     url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
     try:
-        data = storage.open_storage(config.output, _first_contact_s(config)).read(url)
+        data = storage.open_storage(config.output, first_contact_s(config)).read(url)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
@@ -152,56 +222,9 @@ def read_manifest(config: Config) -> dict[str, Any] | None:
         raise
 
 
-def _execute(job: beam.Pipeline, options: PipelineOptions) -> None:
-    """Run a pipeline to its end; a worker's error comes back as ours."""
-    local = options.view_as(StandardOptions).runner in _LOCAL_RUNNERS
-    try:
-        with ProgressLine() if local else nullcontext(), _stages_that_end_at_once():
-            result = job.run()
-            state = result.wait_until_finish()
-    except Exception as error:
-        known = from_worker(error)
-        if known is not None:
-            raise known from error
-        raise ImageShardsError(f"the job failed: {_last_line(error)}; the same command resumes") from error
-    if state not in (None, "DONE", "UNKNOWN"):
-        raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
-
-
-@contextmanager
-def _stages_that_end_at_once() -> Iterator[None]:
-    """Lets Beam's workers in this process note their state more often; there is no option for it."""
-    start = statesampler.StateSampler.__init__
-    before = start.__defaults__
-    start.__defaults__ = tuple(
-        _STATE_SAMPLING_MS if default == statesampler.DEFAULT_SAMPLING_PERIOD_MS else default for default in before
-    )
-    try:
-        yield
-    finally:
-        start.__defaults__ = before
-
-
-def _new_pipeline(options: PipelineOptions) -> beam.Pipeline:
-    """A pipeline for a runner.
-
-    Raises:
-        UsageError: no such runner, or it misses options.
-    """
-    try:
-        return beam.Pipeline(options=options)
-    except ValueError as error:
-        raise UsageError(f"--runner {options.view_as(StandardOptions).runner}: {one_line(error)}") from None
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1].partition(" [while running")[0] if lines else type(error).__name__
-
-
 def _run_facts(options: PipelineOptions, command: Sequence[str]) -> dict[str, Any]:
     return {
-        "command": list(command),
+        "command": secrets.without_secrets(command),
         "runner": options.view_as(StandardOptions).runner,
         "started_unix_s": int(time.time()),
         "versions": {
@@ -218,9 +241,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config, beam_arguments = command_line.parse(given)
         options = PipelineOptions(beam_arguments)
-        if options.view_as(StandardOptions).runner in (None, *_LOCAL_RUNNERS):
+        if options.view_as(StandardOptions).runner in (None, *LOCAL_RUNNERS):
             logging.disable(logging.ERROR)  # a runner's tracebacks would bury our one line
-        manifest = run(config, options, ["python", "-m", "beam_pipeline", *given])
+        manifest = _run(config, options, ["python", "-m", "beam_pipeline", *given], quiet=True)
         if manifest is not None:
             for warning in warnings(config, manifest):
                 print(f"warning: {warning}", file=sys.stderr)

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
+from beam_pipeline.image_files import EXTENSIONS
 from beam_pipeline.manifest_rows import Row, RowReader
 from beam_pipeline.options import Config
 from beam_pipeline.schema import NAME_PATTERN
 from beam_pipeline.sharding import ImageRef, Splits, order_key
 from beam_pipeline.storage import ListedFile
-
-IMAGE_SUFFIXES = frozenset({"jpg", "jpeg", "jpe", "jfif", "png"})
 
 HIDDEN = "hidden"
 OTHER_SUFFIX = "other-suffix"
@@ -106,10 +105,10 @@ def list_images(config: Config, folder: ClassFolder, count: Count) -> Iterator[I
         count: called with `HIDDEN` or `OTHER_SUFFIX` for each file that is skipped.
     """
     assert config.input is not None
-    maker = RefMaker(config)
+    maker, suffixes = RefMaker(config), config.suffixes
     store = storage.open_storage(config.input, config.io_deadline)
     for file in store.files(storage.join(config.input, folder.prefix.rstrip("/"))):
-        skipped = why_skipped(file.path)
+        skipped = why_skipped(file.path, suffixes)
         if skipped:
             count(skipped)
         else:
@@ -193,12 +192,12 @@ def list_sizes(config: Config, prefix: str) -> Iterator[tuple[str, ListedFile]]:
     return ((storage.join(prefix, file.path), file) for file in store.files(prefix))
 
 
-def why_skipped(path: str) -> str | None:
-    """Why a listed file is no image by its name, or None for one that is."""
+def why_skipped(path: str, suffixes: Collection[str] = EXTENSIONS) -> str | None:
+    """Why a listed file is no image by its name, or None for one that is; suffixes in lower case, without dots."""
     if path.startswith(".") or "/." in path:
         return HIDDEN
     stem, dot, suffix = path.rpartition("/")[2].rpartition(".")
-    return None if dot and stem and suffix.strip().lower() in IMAGE_SUFFIXES else OTHER_SUFFIX
+    return None if dot and stem and suffix.strip().lower() in suffixes else OTHER_SUFFIX
 
 
 def check_input(config: Config) -> None:
@@ -227,7 +226,7 @@ def check_input(config: Config) -> None:
             skipped = f"{found[OTHER_SUFFIX]} files without an image suffix, {found[HIDDEN]} hidden"
             raise UsageError(
                 f"--input {config.input!r}: {len(folders)} class folders but no image ({skipped}); "
-                f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
+                f"images end in {', '.join(sorted(config.suffixes))}"
             )
     except FileNotFoundError:
         raise UsageError(f"--input {config.input!r}: no such bucket") from None

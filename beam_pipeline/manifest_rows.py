@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from beam_pipeline import examples, storage
+from beam_pipeline import examples, secrets, storage
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema import NAME_PATTERN, RECORD_KEYS
 
@@ -208,6 +208,8 @@ class RowReader:
         path = str(path or "").removeprefix("./")
         if not path:
             raise self._wrong(where, "its path is empty")
+        if secrets.has_password(path):
+            raise self._wrong(where, "its path holds a password, which every record would hold too; leave it out")
         label, split = "" if label is None else str(label), str(split or "")
         if not label or label != label.strip() or len(label.splitlines()) != 1:
             raise self._wrong(where, f"label {label!r} is empty or has white space around it or a line break")

@@ -15,20 +15,24 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from beam_pipeline import images, manifest_rows, storage
+from PIL import ImageColor
+
+from beam_pipeline import colour, geometry, image_files, images, manifest_rows, secrets, storage
 from beam_pipeline.errors import UsageError
+from beam_pipeline.identity import Identity
 from beam_pipeline.schema import NAME_PATTERN, VERSION_PATTERN
 from beam_pipeline.sharding import Splits
 
 LAYOUTS = ("class_folders", "split_class_folders", "manifest")
 COMPRESSIONS = ("none", "gzip")
+DUPLICATES = ("keep", "report", "drop", "fail")
 _BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _DECIMAL = re.compile(r"\d+(\.\d*)?|\.\d+")
 REST = "rest"
 
 
-def _flag(default: Any, text: str, choices: Iterable[str] | None = None, metavar: str | None = None) -> Any:
+def _flag(default: Any, text: str, choices: Iterable[object] | None = None, metavar: str | None = None) -> Any:
     """A field that decides bytes of the dataset."""
     metadata = {"help": text, "choices": choices, "metavar": metavar, "decides_bytes": True}
     return dataclasses.field(default=default, metadata=metadata)
@@ -66,13 +70,25 @@ class Config:
         None, "regular expression; images whose path has the same first group share a split", metavar="REGEX"
     )
     image_size: str | int = _flag("224", "pixels: N, HxW, or none to keep each image's own")
-    resize_mode: str = _flag("stretch", "how an image of other proportions is fitted", choices=images.RESIZE_MODES)
-    resample: str = _flag("bilinear", "resize filter", choices=tuple(images.RESAMPLING))
+    resize_mode: str = _flag("stretch", "how an image of other proportions is fitted", choices=geometry.RESIZE_MODES)
+    resample: str = _flag("bilinear", "resize filter", choices=tuple(geometry.RESAMPLING))
+    background: str | None = _flag(
+        None,
+        "'#rrggbb' or a CSS name: behind transparent pixels (white), beside padded images (black)",
+        metavar="COLOUR",
+    )
+    channels: int = _flag(3, "3 stores RGB, 1 stores gray", choices=(1, 3))
     image_format: str = _flag("jpeg", "format of the stored images; png is lossless", choices=tuple(images.FORMATS))
     jpeg_quality: int = _flag(90, "1 to 100")
     jpeg_subsampling: str = _flag("4:2:0", "chroma subsampling", choices=tuple(images.SUBSAMPLING))
+    optimize: bool = _flag(False, "search for smaller codes: 3 % smaller JPEGs, three times the encoding time")
+    progressive: bool = _flag(False, "store progressive JPEGs, which readers take longer to decode")
+    icc: str = _flag("srgb", "convert colours by an embedded profile, or keep pixels and profile", images.ICC_POLICIES)
+    keep_metadata: bool = _flag(False, "store EXIF, XMP and comments too: places and names, perhaps")
+    extensions: str = _flag(",".join(image_files.EXTENSIONS), "files that are listed, by their suffix", metavar="LIST")
     max_pixels: int = _flag(178_956_970, "reject larger images before decoding them")
     max_image_bytes: str | int = _flag("256MiB", "reject larger files before fetching them", metavar="BYTES")
+    allow_truncated: bool = _flag(False, "take what there is of a file that ends early, instead of rejecting it")
     target_shard_bytes: str | int | None = _flag(
         None,
         "size of a shard, such as 200MB (128MiB, but at least 16 shards a split while each keeps 8MiB)",
@@ -80,6 +96,11 @@ class Config:
     )
     num_shards: str | int | None = _flag(
         None, "shards of each split, 8 or train=64,validation=4, instead of a size", metavar="N"
+    )
+    duplicates: str = _flag(
+        "keep",
+        "images with the same bytes: keep them, report them in duplicates.jsonl, drop all but one, or fail",
+        choices=DUPLICATES,
     )
     compression: str = _flag("none", "gzip costs reading speed and saves nothing on JPEG", choices=COMPRESSIONS)
     one_hot: bool = _flag(False, "also write one_hot_class, 4 bytes x classes a record")
@@ -90,17 +111,26 @@ class Config:
     io_deadline: float = _run_flag(
         storage.DEFAULT_DEADLINE_S, "seconds a storage request is retried", metavar="SECONDS"
     )
+    strict: bool = _run_flag(False, "an image that vanishes or changes after it was listed fails the job")
     plan_only: bool = _run_flag(False, "print the plan and write no dataset")
     repair: bool = _run_flag(False, "read every byte of a published version and rewrite what is damaged")
     overwrite: bool = _run_flag(False, "delete a published version and write it anew")
     # Resolved by the launcher: lines of `labels_file`, column names of `manifest`; no flags of their own.
     labels: tuple[str, ...] | None = dataclasses.field(default=None, metadata={"decides_bytes": True})
     header: tuple[str, ...] = dataclasses.field(default=(), metadata={"decides_bytes": False})
+    # Of one run, set by the launcher: which job it is, and how many images a local runner has memory for.
+    most_references: int | None = dataclasses.field(default=None, compare=False, metadata={"decides_bytes": False})
+    identity: Identity = dataclasses.field(
+        default_factory=Identity.new, compare=False, repr=False, metadata={"decides_bytes": False}
+    )
 
     def __post_init__(self) -> None:
         for flag in ("input", "output", "manifest", "labels_file"):
             value = getattr(self, flag)
             if value:
+                if secrets.has_password(value):
+                    fix = "leave it out and put it into fsspec's configuration (~/.config/fsspec)"
+                    raise UsageError(f"--{flag}: the URL holds a password: {fix}")
                 wrong = storage.why_unusable(storage.normalize(value))
                 if wrong:
                     raise _wrong(f"--{flag}", value, wrong)
@@ -111,6 +141,7 @@ class Config:
         self._check_layout()
         # Each of these raises where its text can't be read.
         _ = self.split_fractions, self.shard_counts, self.shard_bytes, self.image_options, self.split_pattern
+        _ = self.suffixes
 
     @property
     def dataset_url(self) -> str:
@@ -163,12 +194,24 @@ class Config:
             size=parse_size(self.image_size),
             resize_mode=self.resize_mode,
             resample=self.resample,
+            background=None if self.background is None else parse_colour(self.background),
+            channels=self.channels,
             format=self.image_format,
             jpeg_quality=self.jpeg_quality,
             jpeg_subsampling=self.jpeg_subsampling,
+            optimize=self.optimize,
+            progressive=self.progressive,
+            icc=self.icc,
+            keep_metadata=self.keep_metadata,
             max_pixels=self.max_pixels,
             max_image_bytes=parse_bytes("--max_image_bytes", self.max_image_bytes),
+            allow_truncated=self.allow_truncated,
         )
+
+    @cached_property
+    def suffixes(self) -> frozenset[str]:
+        """`--extensions`: lower case, without dots."""
+        return frozenset(parse_extensions(self.extensions))
 
     @property
     def columns(self) -> tuple[dict[str, Any], ...]:
@@ -193,6 +236,8 @@ class Config:
         values |= {
             "splits": None if fractions is None else _splits_text(fractions),
             "image_size": None if size is None else list(size),
+            "background": None if self.image_options.background is None else list(self.image_options.background),
+            "extensions": sorted(self.suffixes),
             "max_image_bytes": self.image_options.max_image_bytes,
             "target_shard_bytes": self.shard_bytes,
             "num_shards": self.shard_counts,
@@ -216,7 +261,7 @@ class Config:
             choices = field.metadata.get("choices")
             value = getattr(self, field.name)
             if choices and value not in choices:
-                raise _wrong(f"--{field.name}", value, f"choose one of {', '.join(choices)}")
+                raise _wrong(f"--{field.name}", value, f"choose one of {', '.join(map(str, choices))}")
 
     def _check_numbers(self) -> None:
         limits: Mapping[str, tuple[float, float]] = {
@@ -248,6 +293,8 @@ class Config:
         if isinstance(counts, dict) and dealt and (self.layout == "class_folders" or self.splits):
             for split in sorted(counts.keys() - dealt.keys()):
                 raise _wrong("--num_shards", self.num_shards, f"there is no split {split!r}, only {', '.join(dealt)}")
+        if self.progressive and self.image_format != "jpeg":
+            raise UsageError("--progressive: leave it out, only --image_format jpeg is progressive")
         if self.overwrite and self.repair:
             raise UsageError("--repair and --overwrite exclude each other: leave out one")
         if self.split_by is not None and self.layout == "split_class_folders":
@@ -301,6 +348,25 @@ def parse_bytes(flag: str, value: str | int) -> int:
     if byte_count < 1:
         raise _wrong(flag, value, "write a size such as 128MiB, 200MB or 1000000")
     return byte_count
+
+
+def parse_colour(value: str) -> colour.Rgb:
+    """`#rrggbb` or a CSS name, as (red, green, blue)."""
+    try:
+        red, green, blue, *alpha = ImageColor.getrgb(value.strip())
+    except ValueError:
+        alpha = [0]
+    if alpha:
+        raise _wrong("--background", value, "write a colour such as white or '#ff8000'")
+    return red, green, blue
+
+
+def parse_extensions(value: str) -> tuple[str, ...]:
+    """`jpg,.PNG` as suffixes in lower case without dots."""
+    suffixes = tuple(part.strip().lower().removeprefix(".") for part in value.split(","))
+    if not all(suffix and not set(suffix) & set("./* ") for suffix in suffixes):
+        raise _wrong("--extensions", value, "write suffixes such as jpg,jpeg,png")
+    return suffixes
 
 
 def parse_size(value: str | int) -> tuple[int, int] | None:

@@ -7,7 +7,17 @@ from typing import Any
 import apache_beam as beam
 
 from beam_pipeline.options import Config
-from beam_pipeline.transforms import AssignShards, ListImages, PlanShards, PublishDataset, SampleImages, WriteShards
+from beam_pipeline.transforms import (
+    AssignShards,
+    GroupDigests,
+    ListImages,
+    MarkDuplicates,
+    PlanShards,
+    PublishDataset,
+    SampleImages,
+    SaveDuplicates,
+    WriteShards,
+)
 
 
 def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
@@ -20,14 +30,22 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
     """
     images, survey = pipeline | "ListImages" >> ListImages(config)
     # pages of ImageRefs; one Survey: 1,281,167 images, classes cat, dog, …
+    groups = None
+    if config.duplicates in ("drop", "fail"):
+        images, survey, groups = images | "MarkDuplicates" >> MarkDuplicates(config, survey)
+        # the same pages, all but one of equal images marked
     sample = survey | "SampleImages" >> SampleImages(config)
     # Measurement of 64 to 512 images
     plan = images | "PlanShards" >> PlanShards(config, survey, sample)
     # one JobPlan: the cuts of every split
     if config.plan_only:
         return
-    shards = images | "AssignShards" >> AssignShards(plan) | "GroupByShard" >> beam.GroupByKey()
+    shards = images | "AssignShards" >> AssignShards(config, plan) | "GroupByShard" >> beam.GroupByKey()
     # (("train", 3), pages): references only, never pixels
-    summaries = shards | "WriteShards" >> WriteShards(config, plan)
-    # ShardSummary
-    plan | "PublishDataset" >> PublishDataset(config, summaries, run)
+    summaries, digests = shards | "WriteShards" >> WriteShards(config, plan)
+    # ShardSummary; with --duplicates report the MD5 of every image
+    if digests is not None:
+        groups = digests | "GroupDuplicates" >> GroupDigests()
+    saved = None if groups is None else groups | "SaveDuplicates" >> SaveDuplicates(config, plan)
+    # lines of duplicates.jsonl, in the state
+    plan | "PublishDataset" >> PublishDataset(config, summaries, saved, run)

@@ -91,9 +91,15 @@ class Pools:
                 except BaseException as error:
                     result.set_exception(error)
 
+        def abandon(done: Future[list[Result]]) -> None:
+            if done.cancelled():  # else requests that nobody waits for would hold up the end of the process
+                for one in fetched:
+                    one.cancel()
+
         # Chained rather than waited for: a slow fetch never holds a decoder.
         for one in fetched:
             one.add_done_callback(arrived)
+        result.add_done_callback(abandon)
         return result
 
     def _start_together(

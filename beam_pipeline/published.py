@@ -1,7 +1,4 @@
-"""A version that is published already: is it what this command would make, is it whole, and making it whole again.
-
-Repair never changes the manifest: every file that it rewrites must come out with the size and hash that stand in it.
-"""
+"""A version that is published already: is it what this command would make, and is it whole?"""
 
 from __future__ import annotations
 
@@ -11,19 +8,18 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import apache_beam as beam
-from apache_beam.pvalue import AsIter
-
-from beam_pipeline import images, listing, schema, storage
+from beam_pipeline import listing, schema, storage
 from beam_pipeline.errors import ImageShardsError, Reject, UsageError
 from beam_pipeline.options import Config
 from beam_pipeline.pools import shared_pools
-from beam_pipeline.publish import metadata_files, run_index, run_rows_array
 from beam_pipeline.schema import ShardName, canonical_json
 from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listing_fields
-from beam_pipeline.state import JobPlan, JobState, split_plans
-from beam_pipeline.transforms import AssignShards, ListImages, WriteShards
-from beam_pipeline.writer import fetch, index_text
+from beam_pipeline.state import split_plans
+from beam_pipeline.storage import ListedFile
+from beam_pipeline.writer import fetch
+
+_PIECE_BYTES = 16 << 20
+_INDEXES = f"{schema.INDEX_FOLDER}/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,22 +29,31 @@ class Damage:
     Attributes:
         shards: (split, index) of shards whose images are converted again.
         files: other files, by name.
+        foreign: shards and indexes that don't belong to the version, by name: they are deleted.
     """
 
     shards: frozenset[tuple[str, int]]
     files: frozenset[str]
+    foreign: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.shards or self.files)
+        return bool(self.shards or self.files or self.foreign)
 
     def __str__(self) -> str:
         parts = []
         if self.shards:
             parts.append(f"{len(self.shards)} damaged shard{'s' * (len(self.shards) > 1)}")
         if self.files:
-            some = ", ".join(sorted(self.files)[:3]) + ", …" * (len(self.files) > 3)
-            parts.append(f"{len(self.files)} other file{'s' * (len(self.files) > 1)} ({some})")
+            parts.append(f"{len(self.files)} other file{'s' * (len(self.files) > 1)} ({_some(self.files)})")
+        if self.foreign:
+            many = len(self.foreign) > 1
+            parts.append(f"{len(self.foreign)} file{'s' * many} too many ({_some(self.foreign)})")
         return " and ".join(parts)
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:3]) + ", …" * (len(ordered) > 3)
 
 
 def check(config: Config, manifest: dict[str, Any]) -> Damage:
@@ -95,7 +100,7 @@ def _check_inputs(config: Config, manifest: dict[str, Any]) -> None:
 
     A listing that gives MD5s tells contents; with `--repair` every image is read.
     """
-    shards, plans = _shards(manifest), split_plans(manifest["plan"]["splits"])
+    shards, plans = shards_of(manifest), split_plans(manifest["plan"]["splits"])
     sums: dict[tuple[str, int], tuple[ReferenceSum, ReferenceSum]] = {}
     contents_known = not manifest["rejects"]["environment"]
     for ref, md5 in _contents(config):
@@ -144,7 +149,8 @@ def _listed_md5(config: Config, ref: ImageRef) -> bytes | None:
     return bytes.fromhex(ref.etag[4:]) if ref.etag.startswith("md5:") else None
 
 
-def _shards(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+def shards_of(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    """(split, number) → what the manifest says of that shard."""
     return {
         (split, index): shard
         for split, content in manifest["splits"].items()
@@ -155,96 +161,37 @@ def _shards(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
 def _find_damage(config: Config, manifest: dict[str, Any]) -> Damage:
     store = storage.open_storage(config.output, config.io_deadline)
     found = {file.path: file for file in store.files(config.dataset_url)}
-    shards = set()
-    for key, shard in _shards(manifest).items():
-        file = found.get(shard["file"])
-        whole = file is not None and file.bytes == shard["bytes"] and file.crc32c in (None, shard["crc32c"])
-        if whole and config.repair:
-            whole = storage.crc32c_of(store, storage.join(config.dataset_url, shard["file"])) == shard["crc32c"]
-        if not whole:
-            shards.add(key)
-    files = set()
-    for name, digest in manifest["files"].items():
-        url = storage.join(config.dataset_url, name)
-        if name not in found or (config.repair and schema.sha256(store.read(url)) != digest):
-            files.add(name)
+    shards = {key for key, one in shards_of(manifest).items() if not _is_whole(config, store, found, one["file"], one)}
+    files = {
+        name
+        for name, sha256 in manifest["files"].items()
+        if not _is_whole(config, store, found, name, {**manifest["file_sizes"][name], "sha256": sha256})
+    }
     if schema.REJECTS_FILE in files:  # its lines come from the shards that had rejects
-        shards |= {key for key, shard in _shards(manifest).items() if shard["records"] < shard["images"]}
-    return Damage(frozenset(shards), frozenset(files))
+        shards |= {key for key, shard in shards_of(manifest).items() if shard["records"] < shard["images"]}
+    ours = manifest["files"].keys() | {shard["file"] for shard in shards_of(manifest).values()}
+    foreign = (name for name in found.keys() - ours if ShardName.parse(name) or name.startswith(_INDEXES))
+    return Damage(frozenset(shards), frozenset(files), frozenset(foreign))
 
 
-def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
-    """Add the job that rewrites what is damaged.
-
-    Raises:
-        ImageShardsError: the codecs installed here are not those that the version was made with.
-    """
-    plan = JobPlan(
-        configuration=manifest["configuration"],
-        classes=tuple(manifest["classes"]),
-        columns=tuple(manifest["features"]),
-        splits=split_plans(manifest["plan"]["splits"]),
-        statistics={},
-        references="repair",
-        codec=manifest["codec"],
-    )
-    if damage.shards and images.codec_versions() != manifest["codec"]:
-        raise ImageShardsError(
-            f"can't repair with codecs {images.codec_versions()}: the version was made with {manifest['codec']}; "
-            "install these, or use --overwrite"
-        )
-    plans = pipeline | "Plan" >> beam.Create([plan])
-    summaries: Any = ()
-    if damage.shards:
-        pages, _ = pipeline | "ListImages" >> ListImages(config)
-        shards = _shards(manifest)
-        promised = {key: (shards[key]["bytes"], shards[key]["crc32c"]) for key in damage.shards}
-        written = (
-            pages
-            | "AssignShards" >> AssignShards(plans)
-            | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
-            | "GroupByShard" >> beam.GroupByKey()
-            | "WriteShards" >> WriteShards(config, plans, promised)
-        )
-        summaries = AsIter(written)  # waited for, no more
-    plans | "RestoreFiles" >> beam.Map(_restore, config, manifest, damage, summaries)
+def _is_whole(
+    config: Config, store: storage.Storage, found: dict[str, ListedFile], name: str, published: dict[str, Any]
+) -> bool:
+    """Whether a file is as published, by its listing; with `--repair` by every byte of it."""
+    file = found.get(name)
+    if file is None or file.bytes != published["bytes"] or file.crc32c not in (None, published["crc32c"]):
+        return False
+    if not config.repair:
+        return True
+    url = storage.join(config.dataset_url, name)
+    if "sha256" in published:
+        return _sha256_of(store, url, file.bytes) == str(published["sha256"])
+    return storage.crc32c_of(store, url) == int(published["crc32c"])
 
 
-def _restore(plan: JobPlan, config: Config, manifest: dict[str, Any], damage: Damage, _: Iterable[Any]) -> str:
-    """Rewrite the damaged files beside the shards, all of them checked against the manifest."""
-    state = JobState(config)
-    store = storage.open_storage(config.output, config.io_deadline)
-    for file, data in _restored_files(store, config, plan, manifest, damage):
-        if schema.sha256(data) != manifest["files"][file]:
-            raise ImageShardsError(f"{file} comes out with other bytes than were published: use --overwrite")
-        store.write(storage.join(config.dataset_url, file), data)
-    state.clear()
-    return config.dataset_url
-
-
-def _restored_files(
-    store: storage.Storage, config: Config, plan: JobPlan, manifest: dict[str, Any], damage: Damage
-) -> Iterator[tuple[str, bytes]]:
-    for split, split_plan in sorted(plan.splits.items()):
-        names = [_name(config, plan, split, index) for index in range(split_plan.shards)]
-        for name in names:
-            if name.index_file in damage.files:
-                yield name.index_file, index_text(_record_bytes(store, config, name))
-        if schema.runs_file(split) in damage.files:
-            rows = (schema.run_rows(name.index, _record_bytes(store, config, name)) for name in names)
-            yield schema.runs_file(split), run_index([run_rows_array(shard) for shard in rows])
-    yield from ((file, data) for file, data in metadata_files(manifest).items() if file in damage.files)
-    if schema.REJECTS_FILE in damage.files:
-        state = JobState(config)
-        had_rejects = [key for key, shard in sorted(_shards(manifest).items()) if shard["records"] < shard["images"]]
-        yield schema.REJECTS_FILE, b"".join(state.rejects(_name(config, plan, *key)) for key in had_rejects)
-
-
-def _name(config: Config, plan: JobPlan, split: str, index: int) -> ShardName:
-    return ShardName(config.name, split, index, plan.splits[split].shards)
-
-
-def _record_bytes(store: storage.Storage, config: Config, name: ShardName) -> Iterable[int]:
-    """Framed length of each record of a shard that was found or made whole."""
-    url = storage.join(config.dataset_url, name.file)
-    return (len(record) + schema.FRAME_BYTES for record in schema.unframe(store.read(url), name.file))
+def _sha256_of(store: storage.Storage, url: str, size: int) -> str:
+    """SHA-256 of a whole file, read in pieces."""
+    digest = hashlib.sha256()
+    for start in range(0, size, _PIECE_BYTES):
+        digest.update(store.read(url, start, min(start + _PIECE_BYTES, size)))
+    return digest.hexdigest()

@@ -45,6 +45,8 @@ FILENAME_KEY = "filename"  # bytes: path relative to the input, as listed
 ONE_HOT_KEY = "one_hot_class"  # float[classes], with --one_hot
 RECORD_KEYS = (IMAGE_KEY, CLASS_KEY, LABEL_KEY, SIZE_KEY, FILENAME_KEY, ONE_HOT_KEY)
 
+FOREIGN_KEY = "record_keys"  # in a manifest: `reader index` made it, its shards may lie anywhere
+
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]*")  # TFDS reads no other dataset and split names
 VERSION_PATTERN = re.compile(r"(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)")
 
@@ -170,6 +172,12 @@ def unframe(data: bytes, file: str = "", first_record: int = 0, first_offset: in
         position, number = stop + 4, number + 1
 
 
+def framed_bytes(header: bytes) -> int:
+    """Length of a record with its framing, from the first bytes of that; no CRC is checked."""
+    length: int = _LENGTH.unpack_from(header)[0]
+    return length + FRAME_BYTES
+
+
 def run_rows(shard: int, record_bytes: Iterable[int]) -> list[tuple[int, int, int, int]]:
     """Rows of `RUN_DTYPE` for one shard, from the framed length of each of its records in order."""
     rows = []
@@ -208,6 +216,11 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def file_sums(data: bytes) -> dict[str, Any]:
+    """What the manifest says of a small file: its hash, and what a listing shows of it."""
+    return {"sha256": sha256(data), "bytes": len(data), "crc32c": google_crc32c.value(data)}
+
+
 def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
     """The bytes of `manifest.json`: canonical JSON with `self_sha256` over the same text without that key."""
     body = {key: value for key, value in manifest.items() if key != "self_sha256"}
@@ -223,7 +236,7 @@ def open_manifest(data: bytes, where: str) -> dict[str, Any]:
 
     Raises:
         OtherFormatError: another release wrote it.
-        NotPublishedError: not JSON, or `self_sha256` doesn't match.
+        NotPublishedError: not JSON, `self_sha256` doesn't match, or a file that it names lies outside its folder.
     """
     try:
         manifest = json.loads(data)
@@ -232,10 +245,33 @@ def open_manifest(data: bytes, where: str) -> dict[str, Any]:
         raise NotPublishedError(
             f"{where} is damaged: no manifest can be read from it; run the job with --repair"
         ) from None
+    # The seal first, which is the same in every format: a flipped bit in the version's number is damage.
+    if seal_manifest(manifest) != data:  # the seal's own hash included
+        raise NotPublishedError(f"{where} is damaged: its self_sha256 doesn't match; run the job with --repair")
     if version != FORMAT_VERSION:
         raise OtherFormatError(
             f"{where} has format_version {version!r}, this release reads {FORMAT_VERSION}: use the one that wrote it"
         )
-    if seal_manifest(manifest) != data:  # the seal's own hash included
-        raise NotPublishedError(f"{where} is damaged: its self_sha256 doesn't match; run the job with --repair")
+    _check_file_names(manifest, where)
     return manifest  # type: ignore[no-any-return]
+
+
+def _check_file_names(manifest: dict[str, Any], where: str) -> None:
+    """A manifest may come from anybody, and a copy writes under the names that it gives: all must stay in its folder.
+
+    `reader index` also names shards that lie elsewhere, by their whole path or URL: these are only read.
+    """
+    try:
+        shards = [shard["file"] for split in manifest.get("splits", {}).values() for shard in split["shards"]]
+        if FOREIGN_KEY in manifest:
+            shards = [file for file in shards if not (file.startswith("/") or "://" in file)]
+        outside = [file for file in (*manifest.get("files", {}), *shards) if not _lies_below(file)]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise NotPublishedError(f"{where} lacks or misstates {error}; run the job with --repair") from None
+    if outside:
+        raise NotPublishedError(f"{where} names {outside[0]!r}, which lies outside its folder: don't use this dataset")
+
+
+def _lies_below(file: str) -> bool:
+    """Whether a relative path stays in the folder that it is relative to, on every system and storage."""
+    return not (set(file.split("/")) & {"", ".", ".."} or "\\" in file or "\0" in file)

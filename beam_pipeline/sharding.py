@@ -38,6 +38,7 @@ class ImageRef(NamedTuple):
         split: `train`, `validation`, …
         order_key: 64-bit place in the global order; ties go by `path`.
         features: serialized `tf.train.Feature`s of a manifest's columns, in the order of their names.
+        duplicate_of: path of the image with the same bytes that gets the record, with `--duplicates drop`; else b"".
     """
 
     path: str
@@ -47,6 +48,7 @@ class ImageRef(NamedTuple):
     split: str
     order_key: int
     features: tuple[bytes, ...] = ()
+    duplicate_of: bytes = b""
 
 
 def hash_text(path: str) -> bytes:

@@ -1,7 +1,7 @@
-"""What an unpublished job keeps in `ROOT/NAME/_state/VERSION/`: its plan, and a sidecar for every finished shard.
+"""What an unpublished job keeps in `ROOT/NAME/_state/VERSION/`: owner, plan, and a sidecar for every finished shard.
 
 A shard is finished when its sidecar carries this plan's hash and the object's size and CRC match. A plan that differs
-in any byte voids all of it. The folder is gone once the version is published.
+in any byte voids all of it. Only the owner writes here. The folder is gone once the version is published.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from beam_pipeline import storage
+from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.inflight import Inflight
 from beam_pipeline.options import Config
+from beam_pipeline.owner import OWNER_FILE, owner_of
 from beam_pipeline.schema import DATASET_INFO_FILE, MANIFEST_FILE, STATE_FOLDER, ShardName, canonical_json, sha256
 from beam_pipeline.sharding import SplitPlan
 
@@ -56,6 +59,11 @@ class JobPlan:
         }
 
     @property
+    def images(self) -> int:
+        """Number of listed images."""
+        return sum(split.images for split in self.splits.values())
+
+    @property
     def shards(self) -> int:
         """Number of shards of all splits."""
         return sum(split.shards for split in self.splits.values())
@@ -83,30 +91,51 @@ def split_plans(documents: dict[str, Any]) -> dict[str, SplitPlan]:
 
 
 class JobState:
-    """The state folder of one version."""
+    """The state folder of one version.
+
+    Attributes:
+        owner: the right to write the version and this folder.
+        inflight: notes of what is being decoded.
+    """
 
     def __init__(self, config: Config) -> None:
+        self._config = config
         self._store = storage.open_storage(config.output, config.io_deadline)
         self._dataset_url = config.dataset_url
-        self.url = "/".join((config.output, config.name, STATE_FOLDER, config.version))
+        self._folder = storage.join(storage.join(config.output, config.name), STATE_FOLDER)
+        self.url = storage.join(self._folder, config.version)
+        self.inflight = Inflight(config, self.url)
+        self.owner = owner_of(self.url, config.dataset_url, config.identity, config.io_deadline)
 
-    def has_plan(self) -> bool:
-        """Whether an unpublished job left its plan here."""
-        return self._read("plan.json") is not None
+    def exists(self) -> bool:
+        """Whether a job that hasn't published, or wasn't done with that, left anything here."""
+        try:
+            return next(self._store.files(self.url), None) is not None
+        except FileNotFoundError:
+            return False
 
     def prepare(self, plan: JobPlan) -> None:
-        """Make the output ready for this plan's shards; a second call changes nothing.
+        """Take the right to write, and make the output ready for this plan's shards; a second call changes nothing.
 
         The plan that is there already: its finished shards stay. Any other: all of it goes, and what a published
         version of it left, the manifest first, so that a half-deleted dataset is never taken for a whole one.
+
+        Raises:
+            ImageShardsError: another job is writing the version, or has published it since this one began.
         """
+        self.owner.acquire(plan.sha256)
+        manifest_url = storage.join(self._dataset_url, MANIFEST_FILE)
+        anew = self._config.overwrite or self._config.repair
+        if not anew and self._store.stat(manifest_url) is not None:
+            self.owner.release()
+            raise ImageShardsError(f"{self._dataset_url} was published by another job meanwhile; run the command again")
+        for url in (manifest_url, storage.join(self._dataset_url, DATASET_INFO_FILE)):
+            self._store.delete(url)
         data = canonical_json(plan.document())
         if self._read("plan.json") == data:
             return
-        for file in (MANIFEST_FILE, DATASET_INFO_FILE):
-            self._store.delete(storage.join(self._dataset_url, file))
         self._store.delete_tree(self._dataset_url)
-        self._store.delete_tree(self.url)
+        self._delete_files()
         self.write("plan.json", data)
 
     def save_sidecar(self, name: ShardName, sidecar: dict[str, Any], rejects: bytes) -> None:
@@ -114,6 +143,14 @@ class JobState:
         if rejects:
             self.write(f"rejects/{_short(name)}.jsonl", rejects)
         self.write(f"shards/{_short(name)}.json", canonical_json(sidecar))
+
+    def save_digests(self, name: ShardName, packed: bytes) -> None:
+        """Keep the MD5s of a shard's images, in their order."""
+        self.write(f"digests/{_short(name)}", packed)
+
+    def digests(self, name: ShardName) -> bytes | None:
+        """What `save_digests` kept, or None."""
+        return self._read(f"digests/{_short(name)}")
 
     def sidecar(self, name: ShardName) -> dict[str, Any] | None:
         """What a finished shard's sidecar says, or None."""
@@ -142,22 +179,38 @@ class JobState:
         try:
             with open(path, "xb", buffering=1 << 20) as file:
                 yield file
+        except OSError as error:
+            if error.errno is None or error.filename not in (None, path):
+                raise  # of another file
+            raise storage.explained(path, error) from error
         finally:
             if os.path.exists(path):
                 os.unlink(path)
 
     def clear(self) -> None:
-        """Delete the state: the version is published."""
-        self._store.delete_tree(self.url)
-        self._store.delete_empty_folders(self.url.rpartition("/")[0])
+        """Delete the state and give up the right to write: the version is published."""
+        self._store.delete_temporaries(self._dataset_url)
+        self._delete_files()
+        self.owner.release()
+        self._store.delete_empty_folders(self.url)
+
+    def _delete_files(self) -> None:
+        self._store.delete_tree(self.url, keep=(OWNER_FILE,))
+
+    def save_plan_only(self, plan: JobPlan) -> None:
+        """Leave a plan for the launcher that waits for it, beside the state: a job may be at work."""
+        self._store.write(self._plan_only_url, canonical_json(plan.document()))
 
     def take_plan_only(self) -> dict[str, Any]:
         """The plan that `--plan_only` left, which is deleted."""
-        url = storage.join(self.url, "plan_only.json")
-        document = json.loads(self._store.read(url))
-        self._store.delete(url)
-        self._store.delete_empty_folders(self.url)
+        document = json.loads(self._store.read(self._plan_only_url))
+        self._store.delete(self._plan_only_url)
+        self._store.delete_empty_folders(self._folder)
         return dict(document)
+
+    @property
+    def _plan_only_url(self) -> str:
+        return storage.join(self._folder, f"plan-{self._config.identity.token}.json")
 
     def _read(self, file: str) -> bytes | None:
         try:

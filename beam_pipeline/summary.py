@@ -88,7 +88,17 @@ def published_text(manifest: Manifest) -> str:
         f"  {manifest.images:,} images listed = {manifest.records:,} records + "
         f"{manifest.images - manifest.records:,} rejects{f' ({rejected}; see rejects.jsonl)' if rejected else ''}"
     )
+    passed = data["image"]["passed_through"]
+    if any(passed.values()):
+        lines.append(f"  {sum(passed.values()):,} stored as they were compressed, {passed['whole']:,} bit for bit")
     lines.append(f"  {len(manifest.classes)} classes")
+    found = data.get("duplicates", {})
+    if found.get("groups"):
+        lines.append(
+            f"  {found['images']:,} images hold the same bytes as others: {found['groups']:,} groups, "
+            f"{found['across_classes']:,} of several classes, {found['across_splits']:,} of several splits; "
+            "see duplicates.jsonl"
+        )
     return "\n".join(lines)
 
 

@@ -19,7 +19,8 @@ from typing import IO, Any, NamedTuple
 
 import google_crc32c
 
-from beam_pipeline import examples, images, schema, storage
+from beam_pipeline import duplicates, examples, images, schema, storage
+from beam_pipeline.decoding import Decoding
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.listing import image_url
 from beam_pipeline.options import Config
@@ -58,13 +59,15 @@ class ShardSummary:
 
 
 class _Converted(NamedTuple):
-    """One image's framed record, or why there is none; the MD5 of the bytes it was made from."""
+    """One image's framed record, or why there is none; the MD5 of the bytes it was made from; what it was."""
 
     record: bytes
     size: tuple[int, int]
     reject: Reject | None
     md5: bytes
     source_bytes: int
+    source: images.Source | None = None
+    passed: str | None = None
 
 
 class _SampleCache:
@@ -119,13 +122,17 @@ class ShardWriter:
         self._source = storage.open_storage(config.input or "", config.io_deadline)
         self._target = storage.open_storage(config.output, config.io_deadline)
         self._state = JobState(config)
+        self._keeps_digests = config.duplicates == "report"
 
-    def write(self, split: str, index: int, refs: Iterable[ImageRef]) -> ShardSummary:
+    def write(
+        self, split: str, index: int, refs: Iterable[ImageRef], seen: Callable[[ImageRef, bytes], None] | None = None
+    ) -> ShardSummary:
         """Write one shard, unless it is finished already.
 
         Args:
             split, index: which.
             refs: its images, in any order.
+            seen: with `--duplicates report`, called with each image and the MD5 of what was read of it, b"" for none.
 
         Raises:
             ImageShardsError: two images have one path, or storage failed for good.
@@ -133,8 +140,13 @@ class ShardWriter:
         start = time.monotonic()
         name = ShardName(self._config.name, split, index, self._shards[split])
         kept = self.finished(name)
+        if kept is None:
+            self._decoding = self._begin(name)
         ordered = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
         sidecar = kept or self._write(name, ordered)
+        if seen is not None:
+            for ref, md5 in zip(ordered, duplicates.unpack(self._state.digests(name) or b""), strict=True):
+                seen(ref, md5)
         report(shards=1, images=len(ordered) if kept else 0)
         return ShardSummary(
             split,
@@ -148,6 +160,12 @@ class ShardWriter:
             int((time.monotonic() - start) * 1000),
         )
 
+    def _begin(self, name: ShardName) -> Decoding:
+        if self._promised:  # a repair: its attempts share no plan, so no note tells what an earlier one died of
+            return Decoding(self._options, None, True, self._plan_hash)
+        inflight = self._state.inflight
+        return Decoding(self._options, inflight, inflight.begin_shard(name), self._plan_hash)
+
     def finished(self, name: ShardName) -> dict[str, Any] | None:
         """The sidecar of a shard that an earlier attempt at this plan finished, or None."""
         sidecar = self._state.sidecar(name)
@@ -156,6 +174,8 @@ class ShardWriter:
         url = storage.join(self._config.dataset_url, name.file)
         found = self._target.stat(url)
         if found is None or found.bytes != sidecar["bytes"]:
+            return None
+        if self._keeps_digests and self._state.digests(name) is None:
             return None
         crc32c = storage.crc32c_of(self._target, url) if found.crc32c is None else found.crc32c
         return sidecar if crc32c == sidecar["crc32c"] else None
@@ -170,21 +190,28 @@ class ShardWriter:
                     tally.add(ref, converted)
                     records.write(converted.record)
                     report(images=1)
+                    self._state.owner.keep()
             file.close()
             if self._promised.get((name.split, name.index), (out.bytes, out.crc32c)) != (out.bytes, out.crc32c):
                 raise ImageShardsError(
                     f"shard {name.file} comes out with other bytes than were published: an image of it has changed; "
                     "use --overwrite"
                 )
-            self._target.publish(file.name, storage.join(self._config.dataset_url, name.file))
+            self._state.owner.check()
+            url = storage.join(self._config.dataset_url, name.file)
+            self._target.publish(file.name, url)
+        written = self._target.stat(url)
         sidecar = {
             "plan": self._plan_hash,
             "file": name.file,
             "bytes": out.bytes,
             "crc32c": out.crc32c,
+            "etag": written.etag if written else "",
             **tally.document(self._class_ids),
             **self._write_index(name, tally.record_bytes),
         }
+        if self._keeps_digests:
+            self._state.save_digests(name, duplicates.pack(tally.digests))
         self._state.save_sidecar(name, sidecar, tally.reject_lines())
         return sidecar
 
@@ -193,18 +220,24 @@ class ShardWriter:
         return self._pools.map(refs, self._fetch, self._convert, lambda ref: ref.source_bytes, fetch_apart=remote)
 
     def _fetch(self, ref: ImageRef) -> bytes | Reject:
+        if ref.duplicate_of:
+            kept = ref.duplicate_of.decode("utf-8", "surrogateescape")
+            return Reject(RejectReason.DUPLICATE, f"the same bytes as {kept!r}")
         return fetch(self._source, image_url(self._config, ref.path), ref, self._options)
 
     def _convert(self, ref: ImageRef, data: bytes | Reject) -> _Converted:
         if isinstance(data, Reject):
-            return _Converted(b"", (0, 0), data, b"", 0)
+            fail_if_strict(self._config, ref, data)
+            return _Converted(b"", (0, 0), data, (ref.duplicate_of and duplicates.listed_md5(ref)) or b"", 0)
         md5 = hashlib.md5(data, usedforsecurity=False).digest()
         try:
             check_unchanged(ref, md5, data)
-            image = SAMPLED.get((md5, self._options)) or images.convert(data, self._options)
+            image = SAMPLED.get((md5, self._options)) or self._decoding.convert(ref.path, data, md5)
         except Reject as reject:
+            fail_if_strict(self._config, ref, reject)
             return _Converted(b"", (0, 0), reject, md5, len(data))
-        return _Converted(schema.frame(self._record(ref, image)), (image.height, image.width), None, md5, len(data))
+        record = schema.frame(self._record(ref, image))
+        return _Converted(record, (image.height, image.width), None, md5, len(data), image.source, image.passed)
 
     def _record(self, ref: ImageRef, image: images.EncodedImage) -> bytes:
         return examples.image_example(
@@ -220,10 +253,10 @@ class ShardWriter:
     def _write_index(self, name: ShardName, record_bytes: list[int]) -> dict[str, Any]:
         """Write the text index of a plain shard; the run index is joined from the sidecars by the publisher."""
         if self._config.compression != "none":
-            return {"runs": [], "index_sha256": None}
+            return {"runs": [], "index": None}
         data = index_text(record_bytes)
         self._target.write(storage.join(self._config.dataset_url, name.index_file), data)
-        return {"runs": schema.run_rows(name.index, record_bytes), "index_sha256": schema.sha256(data)}
+        return {"runs": schema.run_rows(name.index, record_bytes), "index": schema.file_sums(data)}
 
     @contextmanager
     def _compressed(self, out: _ChecksummedFile) -> Iterator[Any]:
@@ -256,6 +289,19 @@ def fetch(store: storage.Storage, url: str, ref: ImageRef, options: images.Image
         return reject
 
 
+def fail_if_strict(config: Config, ref: ImageRef, reject: Reject) -> None:
+    """With `--strict`, an image that isn't as it was listed ends the job.
+
+    Raises:
+        ImageShardsError: then.
+    """
+    if config.strict and reject.reason in (RejectReason.VANISHED, RejectReason.CHANGED):
+        raise ImageShardsError(
+            f"--strict: {ref.path!r} is not as it was listed ({reject.reason}: {reject.detail}); "
+            "run the same command again, which lists anew"
+        )
+
+
 def check_unchanged(ref: ImageRef, md5: bytes, data: bytes) -> None:
     """Compare what was read with what was listed.
 
@@ -285,17 +331,22 @@ class _Tally:
 
     def __init__(self) -> None:
         self.record_bytes: list[int] = []
+        self.digests: list[bytes] = []  # MD5s
         self._listing = ReferenceSum()
         self._content = ReferenceSum()
         self._class_counts: Counter[str] = Counter()
         self._rejects: list[tuple[str, Reject]] = []
         self._source_bytes = 0
-        self._sizes: set[tuple[int, int]] = set()
+        self._sizes = SizeRange()
+        self._source_sizes = SizeRange()
+        self._source_formats: Counter[str] = Counter()
+        self._passed: Counter[str] = Counter()
 
     def add(self, ref: ImageRef, converted: _Converted) -> None:
         """Count one image."""
         self._listing.add(listing_fields(ref))
         self._content.add(content_fields(ref, converted.md5))
+        self.digests.append(converted.md5)
         self._source_bytes += converted.source_bytes
         if converted.reject is not None:
             self._rejects.append((ref.path, converted.reject))
@@ -303,8 +354,11 @@ class _Tally:
         self.record_bytes.append(len(converted.record))
         self._class_counts[ref.label] += 1
         self._sizes.add(converted.size)
-        if len(self._sizes) > 2:
-            self._sizes = {size for size in (smallest(self._sizes), largest(self._sizes)) if size is not None}
+        if converted.source is not None:
+            self._source_sizes.add((converted.source.height, converted.source.width))
+            self._source_formats[converted.source.format] += 1
+        if converted.passed is not None:
+            self._passed[converted.passed] += 1
 
     def document(self, class_ids: dict[str, int]) -> dict[str, Any]:
         """The sidecar's part of it."""
@@ -316,8 +370,12 @@ class _Tally:
             "listing_fingerprint": self._listing.hex,
             "content_fingerprint": self._content.hex,
             "class_counts": {str(class_ids[label]): count for label, count in self._class_counts.items()},
-            "min_size": smallest(self._sizes),
-            "max_size": largest(self._sizes),
+            "min_size": self._sizes.least,
+            "max_size": self._sizes.greatest,
+            "source_min_size": self._source_sizes.least,
+            "source_max_size": self._source_sizes.greatest,
+            "source_formats": dict(self._source_formats),
+            "passed_through": dict(self._passed),
         }
 
     def reject_lines(self) -> bytes:
@@ -328,19 +386,21 @@ class _Tally:
         )
 
 
-def smallest(sizes: Iterable[Sequence[int]]) -> tuple[int, int] | None:
-    """Least height and least width of some (height, width), or None."""
-    return _extreme(min, sizes)
+class SizeRange:
+    """Least height and width, and greatest height and width, of some (height, width); None where there were none."""
 
+    def __init__(self) -> None:
+        self.least: tuple[int, int] | None = None
+        self.greatest: tuple[int, int] | None = None
 
-def largest(sizes: Iterable[Sequence[int]]) -> tuple[int, int] | None:
-    """Greatest height and greatest width of some (height, width), or None."""
-    return _extreme(max, sizes)
-
-
-def _extreme(of: Callable[[Iterable[int]], int], sizes: Iterable[Sequence[int]]) -> tuple[int, int] | None:
-    pairs = list(sizes)
-    return (of(pair[0] for pair in pairs), of(pair[1] for pair in pairs)) if pairs else None
+    def add(self, size: Sequence[int] | None) -> None:
+        """Take in one size."""
+        if size is None:
+            return
+        height, width = size
+        least, greatest = self.least or size, self.greatest or size
+        self.least = (min(least[0], height), min(least[1], width))
+        self.greatest = (max(greatest[0], height), max(greatest[1], width))
 
 
 class _ChecksummedFile:

@@ -6,6 +6,7 @@
     train = reader.train_dataset(info, "train", global_batch_size=1024, augment=reader.augment.flip_crop)
 
 `import reader` is cheap and needs neither TensorFlow nor Beam: the first use of a dataset builder imports TensorFlow.
+`reader.torch` needs PyTorch and no TensorFlow.
 """
 
 from __future__ import annotations
@@ -15,21 +16,48 @@ from typing import TYPE_CHECKING, Any
 
 from reader.info import DatasetInfo, load_info
 from reader.position import Position
+from reader.skips import skipped
 
 if TYPE_CHECKING:
-    from reader import augment
+    from reader import augment, pillow, torch
+    from reader.bridges import as_jax, as_numpy, keep_tensorflow_off_accelerators
     from reader.dataset import eval_dataset, train_dataset
+    from reader.files import image_files_dataset
     from reader.foreign import record_dataset
 
-__all__ = ["DatasetInfo", "Position", "augment", "eval_dataset", "load_info", "record_dataset", "train_dataset"]
+__all__ = [
+    "DatasetInfo",
+    "Position",
+    "as_jax",
+    "as_numpy",
+    "augment",
+    "eval_dataset",
+    "image_files_dataset",
+    "keep_tensorflow_off_accelerators",
+    "load_info",
+    "pillow",
+    "record_dataset",
+    "skipped",
+    "torch",
+    "train_dataset",
+]
 
-_NEEDS_TENSORFLOW = {"train_dataset": "dataset", "eval_dataset": "dataset", "record_dataset": "foreign"}
+# What is loaded on first use (PEP 562), since it needs TensorFlow, PyTorch or Pillow: modules, functions of modules.
+_MODULES = ("augment", "pillow", "torch")
+_FUNCTIONS = {
+    "as_jax": "bridges",
+    "as_numpy": "bridges",
+    "eval_dataset": "dataset",
+    "image_files_dataset": "files",
+    "keep_tensorflow_off_accelerators": "bridges",
+    "record_dataset": "foreign",
+    "train_dataset": "dataset",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs TensorFlow on first use (PEP 562)."""
-    if name == "augment":
-        return importlib.import_module("reader.augment")
-    if name in _NEEDS_TENSORFLOW:
-        return getattr(importlib.import_module(f"reader.{_NEEDS_TENSORFLOW[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"reader.{name}")
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"reader.{_FUNCTIONS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,20 +1,44 @@
-"""The verbs of `python -m reader`: what they print, and their exit codes."""
+"""The verbs of `python -m reader` and their exit codes; what each does and prints is in a file of its own."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NamedTuple, NoReturn
 
 from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, ImageShardsError, UsageError, one_line
-from reader.hashing import dataset_hash
-from reader.info import DatasetInfo, load_info
-from reader.verify import verify
+from reader import copy_command, index_command, info_command, show_command, train_command, verify_command
+from reader.bench import command as bench_command
 
-_SHOWN_FAULTS = 50
+
+class _Verb(NamedTuple):
+    name: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    has_json: bool
+    help: str
+
+
+_DATASET = "folder or URL of a version, such as datasets/photos/1.0.0"
+_PATTERN = "TFRecord files, such as 'gs://bucket/*.tfrec'"
+
+_VERBS = (
+    _Verb("info", info_command.add_flags, info_command.run, True, "what a dataset holds; --hash reads every byte"),
+    _Verb(
+        "verify",
+        verify_command.add_flags,
+        verify_command.run,
+        True,
+        "read and check everything; exit code 1 on any fault",
+    ),
+    _Verb("show", show_command.add_flags, show_command.run, True, "a grid of images with labels and sizes"),
+    _Verb("bench", bench_command.add_flags, bench_command.run, True, "how fast it is read, and what holds it back"),
+    _Verb("copy", copy_command.add_flags, copy_command.run, True, "copy it to a local folder, every checksum checked"),
+    _Verb("index", index_command.add_flags, index_command.run, True, "make anybody's TFRecord files such a dataset"),
+    _Verb("train", train_command.add_flags, train_command.run, False, "train an image classifier on it"),
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,22 +67,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> tuple[_Parser, dict[str, _Parser]]:
-    parser = _Parser(prog="python -m reader", description="Look at, check and train on a dataset.", allow_abbrev=False)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="info|verify|train", parser_class=_Parser)
+    parser = _Parser(
+        prog="python -m reader", description="Look at, check, measure and train on a dataset.", allow_abbrev=False
+    )
+    names = "|".join(verb.name for verb in _VERBS)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar=names, parser_class=_Parser)
     parsers = {}
-    for verb, run, text in (
-        ("info", _info, "what a dataset holds; --hash reads every byte"),
-        ("verify", _verify, "read and check everything; exit code 1 on any fault"),
-        ("train", _train, "train an image classifier on it"),
-    ):
-        one = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
-        one.add_argument("dataset", metavar="DATASET", help="folder or URL of a version, such as datasets/photos/1.0.0")
-        one.set_defaults(run=run)
-        parsers[verb] = one
-    parsers["info"].add_argument("--hash", action="store_true", help="one SHA-256 for all files but run.json")
-    for verb in ("info", "verify"):
-        parsers[verb].add_argument("--json", action="store_true", help="for programs")
-    _add_train_flags(parsers["train"])
+    for verb in _VERBS:
+        one = verbs.add_parser(verb.name, help=verb.help, description=verb.help, allow_abbrev=False)
+        if verb.name == "index":
+            one.add_argument("dataset", metavar="PATTERN", help=_PATTERN)
+        else:
+            one.add_argument("dataset", metavar="DATASET", help=_DATASET)
+        verb.add_flags(one)
+        if verb.has_json:
+            one.add_argument("--json", action="store_true", help="for programs")
+        one.set_defaults(run=verb.run)
+        parsers[verb.name] = one
     return parser, parsers
 
 
@@ -67,84 +92,3 @@ def _unknown(argument: str, parser: argparse.ArgumentParser) -> UsageError:
     known = [name for action in parser._actions for name in action.option_strings]
     nearest = difflib.get_close_matches(flag, known, n=1, cutoff=0.5)
     return UsageError(f"unknown flag {flag!r}: {f'did you mean {nearest[0]}?' if nearest else 'see --help'}")
-
-
-def _info(flags: argparse.Namespace) -> int:
-    if flags.hash:
-        load_info(flags.dataset)  # a folder without a dataset has no hash
-        digest = dataset_hash(flags.dataset)
-        print(json.dumps({"hash": digest}) if flags.json else digest)
-        return EXIT_OK
-    info = load_info(flags.dataset)
-    print(json.dumps(dict(info.manifest), sort_keys=True, ensure_ascii=True) if flags.json else _info_text(info))
-    return EXIT_OK
-
-
-def _info_text(info: DatasetInfo) -> str:
-    image = info.image
-    sizes = {size for size in (image.min_size, image.max_size) if size}
-    lines = [
-        f"{info.name} {info.version} at {info.url}",
-        f"  {info.manifest['records']:,} records of {info.manifest['images']:,} images, {info.num_classes} classes",
-        f"  {image.format}, {image.channels} channels, "
-        f"{' to '.join(f'{height}x{width}' for height, width in sorted(sizes)) or 'no image'} (height x width)",
-    ]
-    for split in info.splits.values():
-        sizes_mb = [shard.bytes / 1e6 for shard in split.shards]
-        shards = f"{len(sizes_mb)} shard{'s' * (len(sizes_mb) > 1)}"
-        lines.append(
-            f"  {split.name}: {split.records:,} records in {shards} of {min(sizes_mb):.1f} to {max(sizes_mb):.1f} MB"
-        )
-    for number, label in enumerate(info.classes[:20]):
-        counts = ", ".join(f"{split.name} {split.class_counts[number]:,}" for split in info.splits.values())
-        lines.append(f"  class {number} {label!r}: {counts}")
-    if info.num_classes > 20:
-        lines.append(f"  … and {info.num_classes - 20} more classes")
-    if image.mean:
-        mean, std = (" ".join(f"{value:.4f}" for value in values) for values in (image.mean, image.std))
-        lines.append(f"  mean {mean}, std {std} (of [0, 1], from {info.manifest['image']['sampled_images']} images)")
-    rejects: dict[str, Any] = info.manifest["rejects"]["by_reason"]
-    if rejects:
-        lines.append(f"  rejected: {', '.join(f'{reason} {count}' for reason, count in sorted(rejects.items()))}")
-    return "\n".join(lines)
-
-
-def _verify(flags: argparse.Namespace) -> int:
-    info = load_info(flags.dataset)
-    faults = verify(info)
-    if flags.json:
-        fields = ("file", "record", "offset", "what")
-        print(json.dumps({"faults": [{name: getattr(fault, name) for name in fields} for fault in faults]}))
-    elif faults:
-        print("\n".join(str(fault) for fault in faults[:_SHOWN_FAULTS]))
-        print(f"{len(faults)} faults in {info.url}; run the job again with --repair")
-    else:
-        shards = sum(len(split.shards) for split in info.splits.values())
-        print(f"{info.url} is whole: {info.manifest['records']:,} records in {shards} shards, every image decodes")
-    return EXIT_FAILED if faults else EXIT_OK
-
-
-def _add_train_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", choices=("small_cnn", "mobilenet_v2"), default="small_cnn", help="(%(default)s)")
-    parser.add_argument("--epochs", type=int, default=5, metavar="N", help="(%(default)s)")
-    parser.add_argument("--out", required=True, metavar="DIR", help="for metrics.jsonl and model.keras")
-    parser.add_argument(
-        "--batch_size", type=int, default=64, metavar="N", help="global, over all devices (%(default)s)"
-    )
-    parser.add_argument(
-        "--image_size", type=int, metavar="N", help="side in pixels that the model sees (the stored size)"
-    )
-    parser.add_argument("--learning_rate", type=float, default=3e-3, metavar="R", help="(%(default)s)")
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of order, augmentation and weights (%(default)s)"
-    )
-    parser.add_argument("--weights", default="none", metavar="none|imagenet|PATH", help="to begin with (%(default)s)")
-
-
-def _train(flags: argparse.Namespace) -> int:
-    import reader.train.quiet  # noqa: F401
-    from reader.train.fit import TrainOptions, train  # TensorFlow, 4 s: only for this verb
-
-    options = {name: value for name, value in vars(flags).items() if name not in ("verb", "run", "dataset")}
-    print(train(load_info(flags.dataset), TrainOptions(**options)))
-    return EXIT_OK

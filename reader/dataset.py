@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from beam_pipeline.errors import UsageError
-from reader.decode import Tensor, batch_decoder, parse
+from reader.decode import Augment, BatchDecoder, Tensor, batch_decoder
 from reader.info import DatasetInfo
-from reader.position import Position, host_batch_size
-from reader.sources import BatchStream
-from reader.stream import EvalStream, RecordStream, train_stream
+from reader.parsing import Feature, RecordParser, parse_lists, pick_features
+from reader.position import WINDOW_RUNS, Position, host_batch_size
+from reader.sources import BatchStream, as_it_is
+from reader.stream import EvalStream, RecordStream, open_source
 
-Augment = Callable[[Tensor, Tensor], Tensor]
 Host = Any  # tf.distribute.InputContext, or (index, count)
 Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
+Labels = Literal["int", "one_hot"]
+OnError = Literal["raise", "skip"]
 
 # Decoded batches that wait for the trainer: one under way to the device, one behind it. More only costs memory.
 _PREFETCHED_BATCHES = 2
@@ -33,14 +36,18 @@ def train_dataset(
     position: Position | None = None,
     host: Host = None,
     augment: Augment | None = None,
-    labels: Literal["int", "one_hot"] = "int",
-    window_runs: int = 16,
+    labels: Labels = "int",
+    features: Sequence[str] = (),
+    window_runs: int = WINDOW_RUNS,
+    cache: str | None = None,
+    on_error: OnError = "raise",
 ) -> Dataset:
     """An endless stream of epochs without a seam, as a `tf.data.Dataset` of (images, labels).
 
     One iteration of it is `info.steps_per_epoch(split, global_batch_size)` batches, which is its cardinality; the next
     iteration begins where the last one that was read to its end stopped. An abandoned one (an early break, Keras' build
-    pass) moves nothing. So `fit(epochs=N)` drops no record and pads none.
+    pass) moves nothing. So `fit(epochs=N)` drops no record and pads none. (Where one iteration is one batch, reading
+    that batch is reading to the end.)
 
     Args:
         info: from `load_info`.
@@ -51,44 +58,42 @@ def train_dataset(
         seed: of the order and of augmentation.
         position: where to go on, from the trained steps; None for the beginning.
         host: which part of the records is read here: `tf.distribute.InputContext` or (index, count); None for all.
-        augment: `f(images, seeds)` of `reader.augment`, or your own.
+        augment: `f(images, seeds)` of `reader.augment`, or your own; or `reader.augment.random_resized_crop(…)`.
         labels: `int` or `one_hot`.
+        features: names of further features that are wanted: of a manifest's columns, or `filename`, `label`, `size`.
         window_runs: runs of 64 records that are shuffled together; memory grows with it.
+        cache: None, `memory` or a local folder: keeps undecoded what was read from remote storage (`reader.cache`).
+        on_error: `raise`, or `skip` damaged records: another record of the split takes the place of each, they are
+            counted (`reader.skipped(dataset)`) and logged at the end of an iteration.
 
     Returns:
         uint8 [b, height, width, channels] and int64 [b] (or float32 [b, classes]), all static, b = global_batch_size /
-        hosts.
-        A corrupt record ends the iteration with an error that names file, record and byte offset.
+        hosts. With `features`, the first is a dict of `image` and the features, as Keras takes it for a model with
+        several inputs: [b] each, [b, n] where all records have n values, ragged [b, None] for lists.
+        A damaged record ends the iteration, in its place, with an error that names file, record and byte offset.
 
     Raises:
         ValueError: the batch can't be divided by the hosts; another dataset's position.
         UsageError: no such split, mixed stored sizes without `image_size`, or an argument has no such value.
+        ImageShardsError: a shard is missing or has another size than the manifest says.
     """
-    _check_labels(labels)
     index, hosts = _host(host)
     beginning = info.position(
         split, global_batch_size=global_batch_size, hosts=hosts, seed=seed, window_runs=window_runs
     )
     if position is not None:
         beginning = _resume(beginning, position)
-    storage, table, steps = info.storage, info.run_table(split), info.steps_per_epoch(split, global_batch_size)
-    decode = batch_decoder(info.image, image_size, resize_mode)
-
-    def prepare(
-        step: Tensor, seeds: Tensor, _: Tensor, encoded: Tensor, classes: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        images = decode(encoded)
-        if augment is not None:
-            images = tf.ensure_shape(augment(images, seeds), images.shape)
-        return step, images, _labels(classes, labels, info.num_classes)
+    wanted = pick_features(info, features)
+    decode = batch_decoder(info.image, image_size, resize_mode, augment)
+    graph = _Graph(info, wanted, decode, labels, has_weights=False)
+    source = open_source(info, split, on_error=on_error, cache=cache)
 
     def open_at(step: int) -> RecordStream:
-        return train_stream(storage, table, beginning.after(step), index)
+        return RecordStream.train(source, beginning.after(step), index)
 
-    stream = BatchStream(open_at, beginning.host_batch_size, steps)
-    dataset = stream.dataset(parse).map(prepare, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_PREFETCHED_BATCHES)
-    dataset = dataset.map(stream.note_end)  # after the prefetch: only what was handed out counts
-    return _with_options(dataset, steps)
+    steps = info.steps_per_epoch(split, global_batch_size)
+    stream = BatchStream(open_at, beginning.host_batch_size, steps, is_endless=True, skips=source.skips)
+    return _finish(stream.dataset(graph, _PREFETCHED_BATCHES), graph, steps, source.skips)
 
 
 def eval_dataset(
@@ -99,12 +104,14 @@ def eval_dataset(
     image_size: int | tuple[int, int] | None = None,
     resize_mode: str = "crop",
     host: Host = None,
-    labels: Literal["int", "one_hot"] = "int",
+    labels: Labels = "int",
+    features: Sequence[str] = (),
+    on_error: OnError = "raise",
 ) -> Dataset:
     """Every record exactly once, in file order, as a `tf.data.Dataset` of (images, labels, weights).
 
-    All batches are full and every host has as many; what fills them up has weight 0. Give metrics to Keras as
-    `weighted_metrics=[…]`: plain `metrics` count the padding.
+    All batches are full and every host has as many; what fills them up has weight 0, as has the place of a skipped
+    record. Give metrics to Keras as `weighted_metrics=[…]`: plain `metrics` count the padding.
 
     Args: as `train_dataset`.
 
@@ -113,21 +120,94 @@ def eval_dataset(
 
     Raises: as `train_dataset`.
     """
-    _check_labels(labels)
     index, hosts = _host(host)
     size = host_batch_size(global_batch_size, hosts)
-    storage, table = info.storage, info.run_table(split)
-    decode = batch_decoder(info.image, image_size, resize_mode)
-    steps = -(-table.total // global_batch_size)
+    wanted = pick_features(info, features)
+    graph = _Graph(info, wanted, batch_decoder(info.image, image_size, resize_mode), labels, has_weights=True)
+    source = open_source(info, split, on_error=on_error)
 
-    def prepare(
-        _: Tensor, __: Tensor, weights: Tensor, encoded: Tensor, classes: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return decode(encoded), _labels(classes, labels, info.num_classes), weights
+    def open_at(step: int) -> EvalStream:
+        return EvalStream(source, hosts, index, skip=step * size)
 
-    stream = BatchStream(lambda step: EvalStream(storage, table, hosts, index, skip=step * size), size, steps)
-    dataset = stream.dataset(parse).map(prepare, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_PREFETCHED_BATCHES)
-    return _with_options(dataset, steps)
+    steps = -(-source.table.total // global_batch_size)
+    stream = BatchStream(open_at, size, steps, is_endless=False, skips=source.skips)
+    return _finish(stream.dataset(graph, _PREFETCHED_BATCHES), graph, steps, source.skips)
+
+
+class _Graph:
+    """What TensorFlow does with the records of a batch (see `sources.Graph`)."""
+
+    def __init__(
+        self, info: DatasetInfo, features: dict[str, Feature], decode: BatchDecoder, labels: Labels, has_weights: bool
+    ) -> None:
+        if labels not in ("int", "one_hot"):
+            raise UsageError(f"labels={labels!r}: int or one_hot")
+        self._parser = RecordParser(info.image_key, info.class_key, features)
+        self._features = features
+        self._lists = {name: feature for name, feature in features.items() if feature.shape is None}
+        self._decode = decode
+        self._class_ids = np.arange(info.num_classes)
+        self._classes = info.num_classes if labels == "one_hot" else 0
+        self._has_weights = has_weights
+
+    def parse(self, records: Tensor) -> tuple[Tensor, ...]:
+        # Ragged tensors can't be cut into batches: what they are made of goes along and is parsed last.
+        return (*self._parser(records), *([records] if self._lists else ()))
+
+    def prepare(self, seeds: Tensor, weights: Tensor, encoded: Tensor, classes: Tensor, *more: Tensor) -> Any:
+        images = self._decode(encoded, seeds)
+        classes = tf.gather(self._class_ids, classes)  # an error where there is no such class
+        labels = tf.one_hot(classes, self._classes, dtype=tf.float32) if self._classes else classes
+        return (images, labels, *([weights] if self._has_weights else ()), *more)
+
+    def fault(self, record: bytes) -> str | None:
+        if not record:
+            return None  # its error is known
+        try:
+            encoded, classes, *_ = self._parser(tf.constant([record]))
+        except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:  # TensorFlow quotes the record's bytes
+            return f"it isn't an Example with the dataset's features ({_first_line(error)})"
+        try:
+            self._decode(encoded, tf.zeros([1, 2], tf.int32))
+        except tf.errors.InvalidArgumentError as error:
+            return f"the image doesn't decode ({_first_line(error)})"
+        label = int(classes[0])
+        return None if 0 <= label < len(self._class_ids) else f"class {label}: there are {len(self._class_ids)}"
+
+    def structure(self, images: Tensor, labels: Tensor, *more: Tensor) -> Any:
+        """What is handed out, from what `prepare` makes."""
+        weights, more = (more[:1], more[1:]) if self._has_weights else ((), more)
+        values = dict(zip(self._dense(), more, strict=False))
+        lists = parse_lists(more[-1], self._lists) if self._lists else {}
+        inputs = {"image": images, **{name: (values | lists)[name] for name in self._features}}
+        return (inputs if self._features else images, labels, *weights)
+
+    def _dense(self) -> list[str]:
+        return [name for name, feature in self._features.items() if feature.shape is not None]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether `prepare` makes what is handed out."""
+        return not self._features
+
+
+def _finish(dataset: Dataset, graph: _Graph, steps: int, skips: Any) -> Dataset:
+    """Hosts are split by record ranges already, and batches keep their order."""
+    options = tf.data.Options()
+    options.autotune.enabled = True
+    options.deterministic = True
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.experimental_optimization.inject_prefetch = False  # what notes the end of an iteration has to stay last
+    if not graph.is_flat:
+        dataset = dataset.map(as_it_is(graph.structure))
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps)).with_options(options)
+    dataset._imageshards_skips = skips
+    return dataset
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).splitlines()[0].split("}} ")[-1].split(", value: ")[0]
+    return "".join(filter(str.isprintable, text))[:200]
 
 
 def _host(host: Host) -> tuple[int, int]:
@@ -153,22 +233,3 @@ def _resume(beginning: Position, position: Position) -> Position:
         hosts=beginning.hosts,
         window_runs=beginning.phases[0].window_runs,
     )
-
-
-def _check_labels(labels: str) -> None:
-    if labels not in ("int", "one_hot"):
-        raise UsageError(f"labels={labels!r}: int or one_hot")
-
-
-def _labels(classes: Tensor, labels: str, num_classes: int) -> Tensor:
-    return tf.one_hot(classes, num_classes, dtype=tf.float32) if labels == "one_hot" else classes
-
-
-def _with_options(dataset: Dataset, steps: int) -> Dataset:
-    """Hosts are split by record ranges already, and batches keep their order."""
-    options = tf.data.Options()
-    options.autotune.enabled = True
-    options.deterministic = True
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    options.experimental_optimization.inject_prefetch = False  # `note_end` has to stay last
-    return dataset.apply(tf.data.experimental.assert_cardinality(steps)).with_options(options)

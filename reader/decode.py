@@ -1,7 +1,7 @@
-"""Serialized Examples → image and label tensors, many at a time, inside tf.data.
+"""Encoded images → pixels of one size, many at a time, inside tf.data.
 
-A parse of 256 records at once costs 5 µs a record, of 64 at once 13, one at a time more still (2 cores, 224×224).
-`INTEGER_ACCURATE` gives exactly Pillow's pixels at the default's cost.
+`INTEGER_ACCURATE` gives exactly Pillow's pixels at the default's cost. TensorFlow's JPEG kernel tells formats apart by
+their first bytes and decodes PNG as well; only cropping while decoding is for JPEG alone.
 """
 
 from __future__ import annotations
@@ -11,51 +11,145 @@ from typing import Any
 
 import tensorflow as tf
 
-from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
+from reader.augment.crops import RandomResizedCrop
+from reader.augment.per_image import PerImage
 from reader.info import ImageInfo
+from reader.parsing import parse as parse  # re-exported for the benchmarks
 
 RESIZE_MODES = ("stretch", "crop", "pad")
 
 Tensor = Any  # TensorFlow ships no types
+Augment = Callable[[Tensor, Tensor], Tensor] | RandomResizedCrop
+BatchDecoder = Callable[..., Tensor]
 
-
-def parse(records: Tensor) -> tuple[Tensor, Tensor]:
-    """Serialized records string [n] → encoded images string [n], class ids int64 [n]."""
-    keys = {
-        schema.IMAGE_KEY: tf.io.FixedLenFeature([], tf.string),
-        schema.CLASS_KEY: tf.io.FixedLenFeature([], tf.int64),
-    }
-    parsed = tf.io.parse_example(records, keys)
-    return parsed[schema.IMAGE_KEY], parsed[schema.CLASS_KEY]
+_JPEG = b"\xff\xd8\xff"
 
 
 def batch_decoder(
-    image: ImageInfo, image_size: int | tuple[int, int] | None, resize_mode: str
-) -> Callable[[Tensor], Tensor]:
-    """A function from encoded images string [b] to uint8 [b, height, width, channels].
+    image: ImageInfo,
+    image_size: int | tuple[int, int] | None,
+    resize_mode: str = "crop",
+    augment: Augment | None = None,
+) -> BatchDecoder:
+    """A function from encoded images string [b] (and seeds int32 [b, 2]) to uint8 [b, height, width, channels].
 
     Args:
         image: how the dataset's images are stored.
         image_size: side or (height, width) in pixels to resize to, None for the stored size.
         resize_mode: `stretch` to the size, `crop` the middle after scaling the shorter side, `pad` with black after
             scaling the longer side.
+        augment: of `reader.augment`, or your own `f(images, seeds)`.
 
     Raises:
         UsageError: stored sizes are mixed and `image_size` is None, or an argument has no such value.
     """
+    if isinstance(augment, RandomResizedCrop) and image_size is None:
+        raise UsageError("random_resized_crop resizes its crops: give image_size")
     height, width = target_size(image, image_size)
     if resize_mode not in RESIZE_MODES:
         raise UsageError(f"resize_mode={resize_mode!r}: one of {', '.join(RESIZE_MODES)}")
+    if isinstance(augment, RandomResizedCrop):
+        return _then(_crop_decoder(image, (height, width), augment), augment.then)
     is_stored_size = image.min_size == image.max_size == (height, width)
-    spec = tf.TensorSpec([height, width, image.channels], tf.uint8)
 
     def decode(encoded: Tensor) -> Tensor:
         pixels = decode_image(encoded, image.format, image.channels)
-        return tf.ensure_shape(pixels if is_stored_size else resize(pixels, height, width, resize_mode), spec.shape)
+        return pixels if is_stored_size else resize(pixels, height, width, resize_mode)
 
-    # One image after the other: the batches are what runs in parallel.
-    return lambda encoded: tf.map_fn(decode, encoded, fn_output_signature=spec, parallel_iterations=1)
+    return _then(_MapDecoder(lambda *_: (), decode, (height, width, image.channels)), augment)
+
+
+class _MapDecoder:
+    """Decodes one image after the other, in one pass over the batch: the batches are what runs in parallel.
+
+    Args:
+        draw: (encoded string [b], seeds int32 [b, 2]) → tensors [b, …] that `decode` takes too.
+        decode: (encoded string [], *what was drawn for it) → uint8 `shape`.
+        shape: of an image.
+        last: what is done to each image at once, while it lies in the CPU's cache.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        decode: Callable[..., Tensor],
+        shape: tuple[int, int, int],
+        last: PerImage | None = None,
+    ) -> None:
+        self.draw, self.decode, self.shape, self.last = draw, decode, shape, last
+
+    def __call__(self, encoded: Tensor, seeds: Tensor | None = None) -> Tensor:
+        drawn = self.draw(encoded, seeds)
+        drawn_last = self.last.draw(seeds) if self.last is not None else ()
+
+        def one(items: tuple[Tensor, ...]) -> Tensor:
+            pixels = tf.ensure_shape(self.decode(*items[: 1 + len(drawn)]), self.shape)
+            return pixels if self.last is None else self.last.apply(pixels, *items[1 + len(drawn) :])
+
+        spec = tf.TensorSpec(self.shape, tf.uint8)
+        return tf.map_fn(one, (encoded, *drawn, *drawn_last), fn_output_signature=spec, parallel_iterations=1)
+
+
+def _then(decoder: _MapDecoder, augment: Any) -> BatchDecoder:
+    """`decoder`, then `augment`."""
+    if augment is None:
+        return decoder
+    if isinstance(augment, PerImage):
+        return _MapDecoder(decoder.draw, decoder.decode, decoder.shape, augment)
+
+    given = tf.function(augment)  # with AutoGraph, as users of tf.data are used to
+
+    def decode(encoded: Tensor, seeds: Tensor) -> Tensor:
+        images = decoder(encoded, seeds)
+        return tf.ensure_shape(given(images, seeds), images.shape)
+
+    return decode
+
+
+def _crop_decoder(image: ImageInfo, size: tuple[int, int], augment: RandomResizedCrop) -> _MapDecoder:
+    """Decodes the window of each image that `augment` chooses, and resizes it."""
+    is_fixed_size = image.min_size is not None and image.min_size == image.max_size
+
+    def windows(encoded: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
+        if is_fixed_size:
+            sizes = tf.tile(tf.constant([image.min_size], tf.int64), [tf.shape(encoded)[0], 1])
+        else:
+            spec = tf.TensorSpec([2], tf.int64)
+            sizes = tf.map_fn(_stored_size, encoded, fn_output_signature=spec, parallel_iterations=1)
+        return (augment.windows(sizes, seeds),)
+
+    def decode(encoded: Tensor, window: Tensor) -> Tensor:
+        def slice_png() -> Tensor:
+            pixels = decode_image(encoded, image.format, image.channels)
+            return tf.slice(pixels, [window[0], window[1], 0], [window[2], window[3], -1])
+
+        def crop_jpeg() -> Tensor:
+            return tf.io.decode_and_crop_jpeg(encoded, window, channels=image.channels, dct_method="INTEGER_ACCURATE")
+
+        if image.format == "jpeg":
+            pixels = crop_jpeg()
+        elif image.format == "png":
+            pixels = slice_png()
+        else:
+            pixels = tf.cond(_is_jpeg(encoded), crop_jpeg, slice_png)
+        return resize(pixels, *size, "stretch")
+
+    return _MapDecoder(windows, decode, (*size, image.channels))
+
+
+def _is_jpeg(encoded: Tensor) -> Tensor:
+    return tf.strings.substr(encoded, 0, len(_JPEG)) == _JPEG
+
+
+def _stored_size(encoded: Tensor) -> Tensor:
+    """Height and width int64 [2] of a JPEG (3 µs) or PNG (decoded for it)."""
+    shape = tf.cond(
+        _is_jpeg(encoded),
+        lambda: tf.io.extract_jpeg_shape(encoded),
+        lambda: tf.shape(tf.io.decode_png(encoded)),
+    )
+    return tf.cast(shape[:2], tf.int64)
 
 
 def target_size(image: ImageInfo, image_size: int | tuple[int, int] | None) -> tuple[int, int]:
@@ -80,7 +174,7 @@ def target_size(image: ImageInfo, image_size: int | tuple[int, int] | None) -> t
 
 
 def decode_image(encoded: Tensor, image_format: str, channels: int) -> Tensor:
-    """string [] → uint8 [height, width, channels]."""
+    """string [] → uint8 [height, width, channels]; `image_format` is jpeg, png or mixed."""
     if image_format == "png":
         return tf.io.decode_png(encoded, channels=channels)
     return tf.io.decode_jpeg(encoded, channels=channels, dct_method="INTEGER_ACCURATE")

@@ -5,102 +5,188 @@ Files are read by our own reader, so any fsspec URL works and a wrong record is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
 from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError, UsageError
-from reader.example import Value, parse_example
-from reader.runs import read_file
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
+from reader.patterns import Pattern, find_files
+from reader.runs import Frame, scan_file
+from reader.skips import Skips
 from reader.sources import record_blocks
-from reader.storage import normalize, open_storage
+from reader.storage import open_storage
 
 Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
-Pattern = str | Sequence[str]
+Feature = Any  # tf.io.FixedLenFeature and its like
 
-# Records from which the features are inferred, taken from this many files.
+# Records from which the features are inferred: this many of each of so many files, spread over all of them.
 _SAMPLED_RECORDS = 100
 _SAMPLED_FILES = 4
 
+_BYTES, _FLOATS, _INTEGERS = "bytes_list", "float_list", "int64_list"
 
-def record_dataset(pattern: Pattern, *, keys: Sequence[str] | None = None) -> Dataset:
+
+def record_dataset(
+    pattern: Pattern,
+    *,
+    keys: Sequence[str] | Mapping[str, Feature] | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+) -> Dataset:
     """Every record of some TFRecord files of `tf.train.Example`s, file after file, as a `tf.data.Dataset` of dicts.
 
     Args:
         pattern: files, such as `gs://any/where/*.tfrec`; a published dataset's folder; or a list of these.
-        keys: the features wanted; None for all that the first records have.
+        keys: the features wanted; None for all that the first records have. A mapping says how each is parsed, as
+            `tf.io.parse_single_example` takes it: for features that only later records have, or defaults.
+        on_error: `raise`, or `skip` records that are damaged or lack what the first ones have (`reader.skipped` counts
+            them). What follows a wrong length in a file is lost with it: only lengths tell where a record begins.
 
     Returns:
         Feature name → tensor: tf.string, int64 or float32. A feature that has exactly one value in each of the first
-        100 records is a scalar, others are vectors of any length, empty where a record lacks the feature. Images stay
-        encoded: `tf.io.decode_image` them.
+        100 records of up to 4 files is a scalar, others are vectors of any length, empty where a record lacks the
+        feature. Images stay encoded: `tf.io.decode_image` them.
 
     Raises:
-        UsageError: no file matches, or a key isn't there; lists what the files have.
-        ImageShardsError: the files hold no record, or no Examples.
-        CorruptRecordError: already in one of the first records; later, the iteration ends with such an error.
+        UsageError: no file matches, or a key isn't there; lists what there is.
+        ImageShardsError: the files hold no record, or no Examples; later, the iteration ends with such an error that
+            names file, record and offset.
     """
-    files = _files(pattern)
-    features = _infer(files)
-    wanted = list(features) if keys is None else list(keys)
-    unknown = [key for key in wanted if key not in features]
-    if unknown:
-        raise UsageError(f"no feature {', '.join(unknown)} in {files[0]}: it has {', '.join(features) or 'none'}")
-    specs = {key: features[key] for key in wanted}
-    blocks = record_blocks(lambda: chain.from_iterable(read_file(open_storage(file), file) for file in files))
-    records = blocks.prefetch(1).unbatch()
-    return records.map(lambda record: tf.io.parse_single_example(record, specs), num_parallel_calls=tf.data.AUTOTUNE)
+    if on_error not in ("raise", "skip"):
+        raise UsageError(f"on_error={on_error!r}: raise or skip")
+    files = find_files(pattern)
+    if isinstance(keys, Mapping):
+        specs, shapes = dict(keys), {}
+    else:
+        shapes = _chosen(infer_shapes(files), keys, files)
+        specs = {key: shape.spec for key, shape in shapes.items()}
+    skips = Skips() if on_error == "skip" else None
+    records = record_blocks(lambda: _good_records(files, shapes, skips)).prefetch(1).unbatch()
+    dataset = records.map(lambda record: tf.io.parse_single_example(record, specs), num_parallel_calls=tf.data.AUTOTUNE)
+    dataset._imageshards_skips = skips
+    return dataset
 
 
-def _files(pattern: Pattern) -> list[str]:
-    files: list[str] = []
-    for text in [pattern] if isinstance(pattern, str) else pattern:
-        storage = open_storage(text)
-        found = storage.glob(text)
-        # A folder is a dataset's: its shards lie beside other files.
-        inside = [] if found else [name for name in storage.names(normalize(text)) if schema.ShardName.parse(name)]
-        found += [f"{normalize(text)}/{name}" for name in inside]
-        if not found:
-            raise UsageError(f"no file matches {text}")
-        files += found
-    return files
+class Shape(NamedTuple):
+    """What a feature holds: which of the three lists, and whether it was one value in each sampled record."""
+
+    kind: str
+    is_scalar: bool
+
+    @property
+    def dtype(self) -> Any:
+        """The TensorFlow type of its values."""
+        return {_BYTES: tf.string, _FLOATS: tf.float32, _INTEGERS: tf.int64}[self.kind]
+
+    @property
+    def spec(self) -> Feature:
+        """How `tf.io.parse_single_example` parses it."""
+        return tf.io.FixedLenFeature([], self.dtype) if self.is_scalar else tf.io.RaggedFeature(self.dtype)
 
 
-def _infer(files: Sequence[str]) -> dict[str, Any]:
-    """Feature name → `tf.io` feature, from the first records."""
-    each = -(-_SAMPLED_RECORDS // min(len(files), _SAMPLED_FILES))
-    examples = [example for file in files[:_SAMPLED_FILES] for example in islice(_examples(file), each)]
+def infer_shapes(files: Sequence[str]) -> dict[str, Shape]:
+    """Feature name → what it holds, in order of names, from the first records of some of the files.
+
+    Raises:
+        ImageShardsError: they hold no record, no Examples, or one feature with two types.
+    """
+    spread = [files[i * (len(files) - 1) // (_SAMPLED_FILES - 1)] for i in range(_SAMPLED_FILES)]
+    examples: list[Any] = []
+    sampled: list[str] = []
+    for file in dict.fromkeys((*spread, *files)):  # the others only where these are empty
+        found = list(islice(_examples(file), _SAMPLED_RECORDS))
+        examples += found
+        sampled += [file] * bool(found)
+        if len(sampled) == _SAMPLED_FILES:
+            break
     if not examples:
-        raise ImageShardsError(f"{', '.join(files[:_SAMPLED_FILES])}: no record in the first {_SAMPLED_FILES} files")
-    kinds: dict[str, Any] = {}
-    is_scalar: dict[str, bool] = {}
+        raise ImageShardsError(f"{', '.join(files[:_SAMPLED_FILES])}: no record in {len(files)} files")
+    kinds: dict[str, str] = {}
+    scalars: dict[str, int] = {}
     for example in examples:
-        for key, value in example.items():
-            if len(value):
-                kinds[key] = _kind(value)
-    for key in kinds:
-        is_scalar[key] = all(len(example.get(key, ())) == 1 for example in examples)
-    return {
-        key: tf.io.FixedLenFeature([], kind) if is_scalar[key] else tf.io.RaggedFeature(kind)
-        for key, kind in sorted(kinds.items())
-    }
+        for key, feature in example.features.feature.items():
+            kind = feature.WhichOneof("kind")
+            count = len(getattr(feature, kind).value) if kind else 0
+            if count and kinds.setdefault(key, kind) != kind:
+                raise ImageShardsError(
+                    f"{sampled[0]} and others: feature {key!r} is {kinds[key]} here and {kind} there"
+                )
+            scalars[key] = scalars.get(key, 0) + (count == 1)
+    return {key: Shape(kinds[key], scalars[key] == len(examples)) for key in sorted(kinds)}
 
 
-def _examples(file: str) -> Iterator[dict[str, Value]]:
-    number = 0
-    for records in read_file(open_storage(file), file):
-        for record in records:
-            try:
-                yield parse_example(record)
-            except ValueError as error:
-                raise ImageShardsError(f"{file}: record {number} is {error}") from None
-            number += 1
+def _examples(file: str) -> Iterator[Any]:
+    """Every record of a file as tf.train.Example."""
+    for number, frame in enumerate(scan_file(open_storage(file), file)):
+        if isinstance(frame.record, CorruptRecordError):
+            raise frame.record
+        example = _parse(frame.record)
+        if example is None:
+            raise _located(file, number, frame, "not a tf.train.Example")
+        yield example
 
 
-def _kind(value: Value) -> Any:
-    if isinstance(value, list):
-        return tf.string
-    return tf.float32 if value.dtype == "float32" else tf.int64
+def _chosen(shapes: Mapping[str, Shape], keys: Sequence[str] | None, files: Sequence[str]) -> dict[str, Shape]:
+    wanted = list(shapes) if keys is None else list(keys)
+    unknown = [key for key in wanted if key not in shapes]
+    if unknown:
+        raise UsageError(f"no feature {', '.join(unknown)} in {files[0]}: it has {', '.join(shapes) or 'none'}")
+    return {key: shapes[key] for key in wanted}
+
+
+def _good_records(files: Sequence[str], shapes: Mapping[str, Shape], skips: Skips | None) -> Iterator[list[bytes]]:
+    """Every record that fits `shapes`, some at a time; the others are raised, or counted."""
+    seen = 0
+    for file in files:
+        records: list[bytes] = []
+        for number, frame in enumerate(scan_file(open_storage(file), file)):
+            seen += 1
+            error = _fault(file, number, frame, shapes)
+            if error is None:
+                records.append(frame.record)  # type: ignore[arg-type]  # a record, since there is no fault
+            elif skips is None:
+                raise error
+            else:
+                skips.add(seen, error)
+            if len(records) == schema.RUN_RECORDS:
+                yield records
+                records = []
+        if records:
+            yield records
+    if skips is not None:
+        skips.report()
+
+
+def _fault(file: str, number: int, frame: Frame, shapes: Mapping[str, Shape]) -> CorruptRecordError | None:
+    """Why TensorFlow couldn't parse a record, with the place that TensorFlow doesn't know. Costs 5 µs a record."""
+    if isinstance(frame.record, CorruptRecordError):
+        return frame.record
+    example = _parse(frame.record)
+    if example is None:
+        return _located(file, number, frame, "not a tf.train.Example")
+    features = example.features.feature
+    for key, shape in shapes.items():
+        found = features[key].WhichOneof("kind") if key in features else None
+        count = len(getattr(features[key], found).value) if found else 0
+        if count and found != shape.kind:
+            return _located(file, number, frame, f"{key!r} is a {found}, in the first records a {shape.kind}")
+        if shape.is_scalar and count != 1:
+            keys = f"keys={{{key!r}: tf.io.RaggedFeature(tf.{shape.dtype.name}), …}}"
+            return _located(
+                file, number, frame, f"{key!r} has {count} values, in the first records 1; read with {keys}"
+            )
+    return None
+
+
+def _located(file: str, number: int, frame: Frame, reason: str) -> CorruptRecordError:
+    return CorruptRecordError(file, number, frame.offset, reason)
+
+
+def _parse(record: bytes) -> Any:
+    """The record as tf.train.Example, None where it is none."""
+    try:
+        return tf.train.Example.FromString(record)
+    except Exception:  # google.protobuf.message.DecodeError, which isn't ours to import
+        return None

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageError
 from reader.position import WINDOW_RUNS, Phase, Position, host_batch_size
-from reader.runs import RunTable
+from reader.run_table import RunTable
 from reader.splits import RecordRange, parse_split
 from reader.storage import Storage, normalize, open_storage
 
@@ -94,9 +94,25 @@ class DatasetInfo:
         """Where the files lie."""
         return open_storage(self.url)
 
+    @property
+    def shard_storage(self) -> Storage:
+        """Where the shards lie: elsewhere, where the dataset is an index of somebody's files."""
+        files = [shard.file for split in self.splits.values() for shard in split.shards]
+        return open_storage(self.path(files[0])) if files else self.storage
+
+    @property
+    def image_key(self) -> str:
+        """The feature that holds the encoded image."""
+        return str(self.manifest.get(schema.FOREIGN_KEY, {}).get("image", schema.IMAGE_KEY))
+
+    @property
+    def class_key(self) -> str:
+        """The feature that holds the class id."""
+        return str(self.manifest.get(schema.FOREIGN_KEY, {}).get("class", schema.CLASS_KEY))
+
     def path(self, file: str) -> str:
-        """The full path or URL of a file of the dataset."""
-        return f"{self.url}/{file}"
+        """The full path or URL of a file of the dataset; a path or URL stays as it is."""
+        return file if file.startswith("/") or "://" in file else f"{self.url}/{file}"
 
     def ranges(self, split: str) -> tuple[RecordRange, ...]:
         """The record ranges that a TFDS split string names, such as `train[:10%]` or `train+validation`.
@@ -147,9 +163,29 @@ class DatasetInfo:
         tables = []
         rows = {part.split: self.load_runs(part.split) for part in self.ranges(split)}
         for part in self.ranges(split):
-            files = [self.path(shard.file) for shard in self.splits[part.split].shards]
-            tables.append(RunTable.select(files, rows[part.split], part.start, part.stop))
+            shards = self.splits[part.split].shards
+            files = [self.path(shard.file) for shard in shards]
+            indexes = [self._index_path(shard.file) for shard in shards]
+            tables.append(RunTable.select(files, rows[part.split], part.start, part.stop, indexes))
         return RunTable.concatenate(tables)
+
+    def _index_path(self, file: str) -> str:
+        name = schema.ShardName.parse(file)
+        return "" if name is None else self.path(name.index_file)
+
+    def wrong_sizes(self, split: str) -> list[str]:
+        """A line for each shard of a split string that is missing or has another size than the manifest says.
+
+        Costs one listing of the folder, a page for each 1,000 files, where it is remote.
+        """
+        shards = [shard for part in self.ranges(split) for shard in self.splits[part.split].shards]
+        sizes = self.shard_storage.sizes([self.path(shard.file) for shard in shards])
+        wrong = []
+        for shard, size in zip(shards, sizes, strict=True):
+            if size != shard.bytes:
+                found = "is missing" if size is None else f"has {size} bytes"
+                wrong.append(f"{self.path(shard.file)} {found}, the manifest says {shard.bytes}")
+        return wrong
 
 
 def load_info(url: str) -> DatasetInfo:

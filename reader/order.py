@@ -43,10 +43,11 @@ def splitmix64(key: int, numbers: npt.ArrayLike) -> Keys:
     Returns:
         uint64, the shape of `numbers`.
     """
-    state = np.asarray(numbers, np.uint64) + np.uint64(1)
-    state = state * _GOLDEN + np.uint64(key)
-    state = (state ^ (state >> np.uint64(30))) * _MIX_1
-    state = (state ^ (state >> np.uint64(27))) * _MIX_2
+    with np.errstate(over="ignore"):  # NumPy warns of a single number that wraps, not of many
+        state = np.asarray(numbers, np.uint64) + np.uint64(1)
+        state = state * _GOLDEN + np.uint64(key)
+        state = (state ^ (state >> np.uint64(30))) * _MIX_1
+        state = (state ^ (state >> np.uint64(27))) * _MIX_2
     return state ^ (state >> np.uint64(31))
 
 
@@ -147,6 +148,12 @@ def augment_seeds(numbers: Integers, seed: int, epoch: int) -> npt.NDArray[np.in
     """Stateless seeds int32 [n, 2], one a record: they depend on (seed, epoch, record number) and nothing else."""
     keys = splitmix64(stream_key(seed, epoch, "augment"), numbers)
     return keys.astype("<u8").view("<i4").reshape(-1, 2)
+
+
+def substitute(seed: int, epoch: int, number: int, draw: int, records: int) -> int:
+    """The record, of `records`, that takes the place of damaged record `number` in an epoch: draw `draw` from 0 on."""
+    key = stream_key(seed, epoch, f"substitute {number}")
+    return int(splitmix64(key, draw)) % records
 
 
 def unread(first: Integers, position: Position) -> Stretches:

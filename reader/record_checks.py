@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -18,42 +19,76 @@ _PILLOW_FORMATS = {"jpeg": "JPEG", "png": "PNG"}
 # Pillow's texts name objects by their memory address.
 _OBJECT = re.compile(r"<[^>]*>")
 
+Image.preinit()  # loads the decoders now: threads that load them at once find none
 
-def check_record(info: DatasetInfo, record: bytes) -> tuple[int, list[str]]:
+
+class CheckedRecord(NamedTuple):
+    """What was found in one record.
+
+    Attributes:
+        label: its class id, -1 where it has none.
+        filename: its file name, b"" where it has none.
+        reasons: what is wrong with it, [] if it is right.
+    """
+
+    label: int
+    filename: bytes
+    reasons: list[str]
+
+
+def check_record(info: DatasetInfo, record: bytes, decode: bool = True) -> CheckedRecord:
     """What is wrong with one record.
 
     Args:
         info: of its dataset.
         record: the serialized Example.
-
-    Returns:
-        Its class id (-1 where it has none), and the reasons, [] if it is right.
+        decode: whether its image is decoded.
     """
     try:
         features = parse_example(record)
     except ValueError as error:
-        return _NO_CLASS, [str(error)]
-    reasons = []
-    expected = [schema.IMAGE_KEY, schema.CLASS_KEY, schema.LABEL_KEY, schema.SIZE_KEY, schema.FILENAME_KEY]
-    if info.manifest["configuration"].get("one_hot"):
-        expected.append(schema.ONE_HOT_KEY)
+        return CheckedRecord(_NO_CLASS, b"", [str(error)])
+    one_hot = bool(info.manifest["configuration"].get("one_hot"))
+    expected = schema.RECORD_KEYS if one_hot else schema.RECORD_KEYS[:-1]
     missing = [key for key in expected if not len(features.get(key, ()))]
     if missing:
-        return _NO_CLASS, [f"it lacks {', '.join(missing)}"]
+        return CheckedRecord(_NO_CLASS, _first_bytes(features, schema.FILENAME_KEY), [f"it lacks {', '.join(missing)}"])
     label = (*_integers(features[schema.CLASS_KEY]), _NO_CLASS)[0]
-    if not 0 <= label < info.num_classes:
-        reasons.append(f"class {label} is out of range: there are {info.num_classes}")
-    elif features[schema.LABEL_KEY] != [schema.relative_path_bytes(info.classes[label])]:
-        reasons.append(f"label {features[schema.LABEL_KEY]!r} isn't the name of class {label}, {info.classes[label]!r}")
-    if schema.ONE_HOT_KEY in expected and not _is_one_hot(features[schema.ONE_HOT_KEY], label, info.num_classes):
+    reasons = [*_check_label(info, features, label), *_check_columns(info, features)]
+    if one_hot and not np.array_equal(np.asarray(features[schema.ONE_HOT_KEY]), np.arange(info.num_classes) == label):
         reasons.append(f"{schema.ONE_HOT_KEY} isn't class {label}")
-    return label, reasons + _check_image(info, features)
+    reasons += _check_size(info, features)
+    if decode:
+        reasons += _check_image(info, features)
+    return CheckedRecord(label, _first_bytes(features, schema.FILENAME_KEY), reasons)
+
+
+def _check_label(info: DatasetInfo, features: Mapping[str, Value], label: int) -> Iterator[str]:
+    if not 0 <= label < info.num_classes:
+        yield f"class {label} is out of range: there are {info.num_classes}"
+    elif features[schema.LABEL_KEY] != [schema.relative_path_bytes(info.classes[label])]:
+        yield f"label {features[schema.LABEL_KEY]!r} isn't the name of class {label}, {info.classes[label]!r}"
+
+
+def _check_columns(info: DatasetInfo, features: Mapping[str, Value]) -> Iterator[str]:
+    """The features of a manifest's columns: each there, of its type, one value unless it is a list."""
+    for column in info.manifest["features"]:
+        value = features.get(column["name"])
+        if value is None:
+            yield f"it lacks {column['name']}"
+        elif len(value) and (_kind(value) != column["dtype"] or (len(value) > 1 and not column["list"])):
+            yield f"{column['name']} has {len(value)} values of {_kind(value)}, not {column['dtype']}"
+
+
+def _check_size(info: DatasetInfo, features: Mapping[str, Value]) -> Iterator[str]:
+    size = _integers(features[schema.SIZE_KEY])
+    least, most = info.image.min_size or (0, 0), info.image.max_size or (0, 0)
+    if len(size) != 2 or not all(low <= side <= high for low, side, high in zip(least, size, most, strict=True)):
+        yield f"size {size} isn't within the manifest's {list(least)} to {list(most)}"
 
 
 def _check_image(info: DatasetInfo, features: Mapping[str, Value]) -> list[str]:
-    image_bytes = features[schema.IMAGE_KEY][0]
-    if not isinstance(image_bytes, bytes):
-        return [f"{schema.IMAGE_KEY} isn't bytes"]
+    image_bytes = _first_bytes(features, schema.IMAGE_KEY)
     try:
         with Image.open(io.BytesIO(image_bytes)) as image:
             image.load()
@@ -61,14 +96,19 @@ def _check_image(info: DatasetInfo, features: Mapping[str, Value]) -> list[str]:
     except Exception as error:  # Pillow raises a dozen types for broken images
         reason = _OBJECT.sub("it", " ".join(str(error).split()))
         return [f"the image doesn't decode: {type(error).__name__}: {reason}"]
-    height, width = (*_integers(features[schema.SIZE_KEY]), 0)[:2]
+    height, width = (*_integers(features[schema.SIZE_KEY]), 0, 0)[:2]
     expected = (height, width, info.image.channels, _PILLOW_FORMATS[info.image.format])
     return [] if found == expected else [f"the image is {found} (height, width, channels, format), expected {expected}"]
 
 
+def _first_bytes(features: Mapping[str, Value], key: str) -> bytes:
+    value = features.get(key, [])
+    return value[0] if isinstance(value, list) and value else b""
+
+
 def _integers(value: Value) -> list[int]:
-    return [] if isinstance(value, list) else [int(number) for number in value]
+    return [] if isinstance(value, list) or value.dtype != np.int64 else [int(number) for number in value]
 
 
-def _is_one_hot(value: Value, label: int, classes: int) -> bool:
-    return np.array_equal(np.asarray(value), np.arange(classes) == label)
+def _kind(value: Value) -> str:
+    return "bytes" if isinstance(value, list) else str(value.dtype)

@@ -7,104 +7,23 @@ TensorFlow, PyTorch, JAX, `verify` and damage reports all stand on this module; 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from beam_pipeline import schema
-from beam_pipeline.errors import CorruptRecordError
+from beam_pipeline.errors import CorruptRecordError, StorageError
+from reader.cache import RunCache
+from reader.run_table import Integers, RunTable
 from reader.storage import CHUNK_BYTES, Storage, chunks
 
-Integers = npt.NDArray[np.int64]
-
-# Neighbouring runs of a window are read at once up to this size: evaluation in file order makes one request a window.
+# Neighbouring runs of a remote window are read at once up to this size: evaluation in file order makes one request a
+# window. Local reads aren't joined: a buffer of many MB is mapped, faulted in and unmapped, 8 µs a record.
 JOIN_BYTES = 16 << 20
 
-
-@dataclass(frozen=True)
-class RunTable:
-    """The runs that hold a selection of records, in file order: arrays int64 [runs], an entry a run.
-
-    Attributes:
-        files: full paths of the shards.
-        file: number of the shard in `files`.
-        offset, bytes: where the run lies in it.
-        records: records in the run on disk.
-        file_record: number in the shard of its first record.
-        skip: records at its beginning that aren't selected.
-        first: int64 [runs + 1], the number in the selection of the first selected record; the last entry is the total.
-    """
-
-    files: tuple[str, ...]
-    file: Integers
-    offset: Integers
-    bytes: Integers
-    records: Integers
-    file_record: Integers
-    skip: Integers
-    first: Integers
-
-    @property
-    def total(self) -> int:
-        """Records in the selection."""
-        return int(self.first[-1])
-
-    @classmethod
-    def select(cls, files: Sequence[str], rows: npt.NDArray[np.void], start: int, stop: int) -> RunTable:
-        """Records [start, stop) of one split.
-
-        Args:
-            files: full paths of the split's shards, in order.
-            rows: the split's run index, an array of `schema.RUN_DTYPE`.
-        """
-        records = rows["records"].astype(np.int64)
-        file = rows["shard"].astype(np.int64)
-        ends = np.cumsum(records)
-        begins = ends - records
-        is_new_file = np.concatenate(([True], file[1:] != file[:-1]))[: len(file)]
-        file_begin = np.maximum.accumulate(np.where(is_new_file, begins, 0))
-        skip = np.maximum(start - begins, 0)
-        selected = np.minimum(ends, stop) - np.maximum(begins, start)
-        kept = selected > 0
-        return cls(
-            tuple(files),
-            file[kept],
-            rows["offset"].astype(np.int64)[kept],
-            rows["bytes"].astype(np.int64)[kept],
-            records[kept],
-            (begins - file_begin)[kept],
-            skip[kept],
-            np.concatenate(([0], np.cumsum(selected[kept]))),
-        )
-
-    @classmethod
-    def concatenate(cls, tables: Sequence[RunTable]) -> RunTable:
-        """One table behind the other: `train+validation`."""
-        if len(tables) == 1:
-            return tables[0]
-        files_before = np.cumsum([0, *(len(table.files) for table in tables)])
-        records_before = np.cumsum([0, *(table.total for table in tables)])
-
-        def joined(name: str, before: Integers | None = None) -> Integers:
-            arrays: list[Integers] = [getattr(table, name) for table in tables]
-            return np.concatenate([array + (0 if before is None else before[i]) for i, array in enumerate(arrays)])
-
-        return cls(
-            files=tuple(file for table in tables for file in table.files),
-            file=joined("file", files_before),
-            offset=joined("offset"),
-            bytes=joined("bytes"),
-            records=joined("records"),
-            file_record=joined("file_record"),
-            skip=joined("skip"),
-            first=np.concatenate(
-                [*(table.first[:-1] + records_before[i] for i, table in enumerate(tables)), records_before[-1:]]
-            ),
-        )
+Found = bytes | CorruptRecordError
 
 
 class RunReader:
@@ -114,38 +33,83 @@ class RunReader:
         storage: where the files lie.
         table: which records there are.
         executor: where given, the requests of one call run in it at once; each takes a request's latency.
+        cache: asked before the storage, and told what came from it.
     """
 
-    def __init__(self, storage: Storage, table: RunTable, executor: Executor | None = None) -> None:
+    def __init__(
+        self, storage: Storage, table: RunTable, executor: Executor | None = None, cache: RunCache | None = None
+    ) -> None:
         self._storage = storage
-        self._table = table
+        self.table = table
         self._executor = executor
+        self._cache = cache
 
     def read(self, numbers: Integers) -> list[bytes]:
         """The serialized records with these numbers in the selection, in this order; each run they touch is read once.
 
         Raises:
             CorruptRecordError: names file, record and offset of the first wrong record.
-            StorageError: a file is missing or can't be read.
+            StorageError: a file can't be read.
         """
-        table = self._table
+        records = []
+        for record in self.find(numbers):
+            if isinstance(record, CorruptRecordError):
+                raise record
+            records.append(record)
+        return records
+
+    def find(self, numbers: Integers) -> list[Found]:
+        """As `read`, with what is wrong in the place of a wrong record; a missing file is that of all its records.
+
+        Raises:
+            StorageError: a file can't be read.
+        """
+        table = self.table
         run_of = np.searchsorted(table.first, numbers, "right") - 1
         runs = np.unique(run_of)
-        by_run = dict(zip(runs.tolist(), self._read_runs(runs), strict=True))
+        by_run = dict(zip(runs.tolist(), self._find_runs(runs), strict=True))
         within = numbers - table.first[run_of] + table.skip[run_of]
         return [by_run[run][record] for run, record in zip(run_of.tolist(), within.tolist(), strict=True)]
 
-    def _read_runs(self, runs: Integers) -> list[list[bytes]]:
-        """The records of each of these runs (ascending numbers)."""
-        groups = self._neighbours(runs)
-        read = (
-            map(self._read_joined, groups) if self._executor is None else self._executor.map(self._read_joined, groups)
+    def offset(self, number: int) -> int:
+        """Byte offset in its file of the framing of one record, which is right as are those before it in its run."""
+        table = self.table
+        run = int(np.searchsorted(table.first, number, "right")) - 1
+        before = number - int(table.first[run]) + int(table.skip[run])
+        records = self._find_runs(np.array([run]))[0][:before]
+        return int(table.offset[run]) + sum(
+            len(record) + schema.FRAME_BYTES for record in records if isinstance(record, bytes)
         )
-        return [records for group in read for records in group]
+
+    def _find_runs(self, runs: Integers) -> list[list[Found]]:
+        """The records of each of these runs (ascending numbers)."""
+        found = self._find_cached(runs)
+        missing = np.array([run for run in runs.tolist() if run not in found], np.int64)
+        fetch = map if self._executor is None else self._executor.map
+        for part in fetch(self._fetch, self._neighbours(missing)):
+            found.update((run, self._records(run, data)) for run, data in part.items())
+        return [found[run] for run in runs.tolist()]
+
+    def _find_cached(self, runs: Integers) -> dict[int, list[Found]]:
+        """The records of those runs that the cache has, unless a disk has spoiled them there."""
+        found = {}
+        for run in runs.tolist() if self._cache is not None else ():
+            data = self._cache.get(*self._range(run)) if self._cache is not None else None
+            records = [] if data is None else self._records(run, data)
+            if data is not None and all(isinstance(record, bytes) for record in records):
+                found[run] = records
+        return found
+
+    def _range(self, run: int) -> tuple[str, int, int]:
+        """File, first byte and byte behind the last of one run."""
+        start = int(self.table.offset[run])
+        return self.table.files[int(self.table.file[run])], start, start + int(self.table.bytes[run])
 
     def _neighbours(self, runs: Integers) -> list[Integers]:
-        """`runs` cut into groups that lie one behind the other in a file, each up to `JOIN_BYTES`."""
-        file, offset, size = (array[runs] for array in (self._table.file, self._table.offset, self._table.bytes))
+        """`runs` cut into groups that are read at once: they lie one behind the other, up to `JOIN_BYTES`."""
+        if not self._storage.is_remote or not len(runs):
+            return list(runs[:, None])
+        file, offset, size = (array[runs] for array in (self.table.file, self.table.offset, self.table.bytes))
         groups, begin = [], 0
         for i in range(1, len(runs)):
             follows = file[i] == file[i - 1] and offset[i] == offset[i - 1] + size[i - 1]
@@ -155,23 +119,74 @@ class RunReader:
         groups.append(runs[begin:])
         return groups
 
-    def _read_joined(self, runs: Integers) -> list[list[bytes]]:
-        """The records of neighbouring runs, by one range read."""
-        table = self._table
-        path = table.files[table.file[runs[0]]]
-        start = int(table.offset[runs[0]])
-        stop = int(table.offset[runs[-1]] + table.bytes[runs[-1]])
-        data = self._storage.read(path, start, stop)
-        ends = np.cumsum(table.records[runs])
-        first_record = int(table.file_record[runs[0]])
-        records = list(schema.unframe(data, path, first_record, start))
-        if len(records) != ends[-1]:
-            # Framing and CRCs are right and records are gone: the file was cut between two of them.
-            where = first_record + len(records), start + len(data)
-            raise CorruptRecordError(path, *where, f"{ends[-1]} records are indexed here and {len(records)} found")
+    def _fetch(self, runs: Integers) -> dict[int, bytes | CorruptRecordError]:
+        """The bytes of neighbouring runs, by one range read."""
+        path, start, _ = self._range(int(runs[0]))
+        stop = self._range(int(runs[-1]))[2]
+        try:
+            data = self._storage.read(path, start, stop)
+        except StorageError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            first = int(self.table.file_record[runs[0]])
+            return dict.fromkeys(runs.tolist(), CorruptRecordError(path, first, start, "the file is missing"))
+        parts: dict[int, bytes | CorruptRecordError] = {}
+        for run in runs.tolist():
+            _, first, last = self._range(run)
+            part = data if len(runs) == 1 else data[first - start : last - start]
+            if self._cache is not None and len(part) == last - first:
+                self._cache.put(path, first, part)
+            parts[run] = part
+        return parts
+
+    def _records(self, run: int, data: bytes | CorruptRecordError) -> list[Found]:
+        """The records of one run."""
+        count, first = int(self.table.records[run]), int(self.table.file_record[run])
+        path, start, _ = self._range(run)
+        if isinstance(data, CorruptRecordError):
+            return [CorruptRecordError(path, first + i, start, data.reason) for i in range(count)]
+        try:
+            records = list(schema.unframe(data, path, first, start))
+        except CorruptRecordError:
+            return self._salvage(run, data)
+        return list(records) if len(records) == count else self._salvage(run, data)
+
+    def _salvage(self, run: int, data: bytes) -> list[Found]:
+        """What of a damaged run is right, each record at the place that the shard's text index says.
+
+        Without an index a wrong length costs the run's rest, since only lengths tell where the next record begins.
+        """
+        count, first = int(self.table.records[run]), int(self.table.file_record[run])
+        path, start, _ = self._range(run)
+        offsets = self._offsets(run)
+        if offsets is None:
+            return list(_scan_run(data, path, first, start, count))
+        ends = [*offsets[1:], start + int(self.table.bytes[run])]
         return [
-            records[end - count : end] for end, count in zip(ends.tolist(), table.records[runs].tolist(), strict=True)
+            check_frame(data[offset - start : end - start], path, first + i, offset)
+            for i, (offset, end) in enumerate(zip(offsets, ends, strict=True))
         ]
+
+    def _offsets(self, run: int) -> list[int] | None:
+        """Byte offset of each record of a run by the shard's text index; None where there is none that fits."""
+        path = self.table.indexes[int(self.table.file[run])]
+        first, count = int(self.table.file_record[run]), int(self.table.records[run])
+        try:
+            lines = self._storage.read(path).splitlines()[first : first + count] if path else []
+            offsets = [int(line.split()[0]) for line in lines]
+        except (StorageError, ValueError, IndexError):
+            return None
+        fits = len(offsets) == count and offsets[0] == self.table.offset[run] and offsets == sorted(offsets)
+        return offsets if fits else None
+
+
+def _scan_run(data: bytes, path: str, first: int, start: int, count: int) -> Iterator[Found]:
+    """`count` records from the beginning of `data` on, as far as their lengths can be believed."""
+    position = 0
+    for number in range(first, first + count):
+        size = _frame_bytes(data, position) or len(data) - position
+        yield check_frame(data[position : position + size], path, number, start + position)
+        position += size
 
 
 class Frame(NamedTuple):

@@ -12,7 +12,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
@@ -36,6 +36,9 @@ class Storage(Protocol):
 
     def size(self, path: str) -> int:
         """Bytes of a file. Raises StorageError, also where it is missing."""
+
+    def sizes(self, paths: Sequence[str]) -> list[int | None]:
+        """Bytes of each of some files, None where there is none; remote, a listing of their folders."""
 
     def names(self, folder: str) -> list[str]:
         """What lies right inside a folder, sorted, folders with a slash at the end; [] where there is no folder."""
@@ -93,6 +96,15 @@ class LocalStorage:
         with _naming(path):
             return os.stat(path).st_size
 
+    def sizes(self, paths: Sequence[str]) -> list[int | None]:
+        found: list[int | None] = []
+        for path in paths:
+            try:
+                found.append(os.stat(path).st_size)
+            except (FileNotFoundError, NotADirectoryError):
+                found.append(None)
+        return found
+
     def names(self, folder: str) -> list[str]:
         try:
             with os.scandir(folder) as entries:
@@ -138,9 +150,18 @@ class RemoteStorage:
     def size(self, path: str) -> int:
         return int(_retry(lambda: self._fs.info(path), path)["size"])
 
+    def sizes(self, paths: Sequence[str]) -> list[int | None]:
+        found: dict[str, int] = {}
+        for folder in sorted({path.rpartition("/")[0] for path in paths}):
+            for entry in self._entries(folder):
+                found[f"{folder}/{entry['name'].removeprefix(self._inside(folder))}"] = entry["size"]
+        return [found.get(path) for path in paths]
+
+    def _entries(self, folder: str) -> list[dict[str, Any]]:
+        return list(_or_nothing(lambda: _retry(lambda: self._fs.ls(folder, detail=True), folder)))
+
     def names(self, folder: str) -> list[str]:
-        entries = _or_nothing(lambda: _retry(lambda: self._fs.ls(folder, detail=True), folder))
-        paths = [entry["name"].rstrip("/") + "/" * (entry["type"] == "directory") for entry in entries]
+        paths = [entry["name"].rstrip("/") + "/" * (entry["type"] == "directory") for entry in self._entries(folder)]
         return sorted(path.removeprefix(self._inside(folder)) for path in paths)
 
     def files(self, folder: str) -> list[tuple[str, int]]:
@@ -173,6 +194,10 @@ def _remote(scheme: str) -> Storage:
         return RemoteStorage(scheme, fsspec.filesystem(scheme, **options))
     except (ImportError, ValueError) as error:
         raise StorageError(f"can't open {scheme}:// URLs: {error}") from None
+
+
+if hasattr(os, "register_at_fork"):  # a forked child (a PyTorch worker) has its parent's client, not its threads
+    os.register_at_fork(after_in_child=_remote.cache_clear)
 
 
 class _naming:

@@ -6,110 +6,251 @@ trainer. Memory: two windows of undecoded records, about 2 × 16 MB at 224×224 
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from reader import order
+from reader.cache import RunCache, open_cache
+from reader.damage import Block, Mender
+from reader.info import DatasetInfo
 from reader.position import Position
-from reader.runs import RunReader, RunTable
+from reader.run_table import RunTable
+from reader.runs import Found, RunReader
+from reader.skips import Skips
 from reader.storage import Storage
+
+_LOG = logging.getLogger("reader")
 
 # Range requests under way at once for a remote window: all of it, so that a window costs one latency.
 REMOTE_REQUESTS = 16
 
 
-class Block(NamedTuple):
-    """Records that follow each other for one host.
+class Source(NamedTuple):
+    """The records of a split string, and how they are to be read; what all streams of one dataset share.
 
     Attributes:
-        records: serialized records, in order.
-        seeds: int32 [n, 2], a stateless seed for each record's augmentation.
-        weights: float32 [n], 1 for a record and 0 for padding.
+        storage, table: where the records lie.
+        cache: what keeps runs near, or None.
+        skips: counts what `on_error="skip"` leaves out; None to raise.
     """
 
-    records: list[bytes]
-    seeds: npt.NDArray[np.int32]
-    weights: npt.NDArray[np.float32]
+    storage: Storage
+    table: RunTable
+    cache: RunCache | None
+    skips: Skips | None
+
+
+def open_source(
+    info: DatasetInfo, split: str, *, on_error: str = "raise", cache: str | RunCache | None = None
+) -> Source:
+    """Find the records of a split string and check that their files are there, as long as the manifest says.
+
+    Args:
+        on_error: `raise` or `skip` damaged records.
+        cache: None, `memory`, a local folder, or a cache that is open.
+
+    Raises:
+        UsageError: no such split, another dataset's cache, or an argument has no such value.
+        ImageShardsError: a shard is missing or has another size, unless damage is skipped; or there is no index (gzip).
+    """
+    if on_error not in ("raise", "skip"):
+        raise UsageError(f"on_error={on_error!r}: raise or skip")
+    table = info.run_table(split)
+    wrong = info.wrong_sizes(split)
+    if wrong and on_error == "raise":
+        more = f" (and {len(wrong) - 1} more shards)" if len(wrong) > 1 else ""
+        raise ImageShardsError(f"{wrong[0]}{more}: run the job again with --repair, or read with on_error='skip'")
+    for line in wrong:
+        _LOG.warning("%s: what is lost of it is skipped", line)
+    return Source(info.shard_storage, table, open_cache(info, cache), Skips() if on_error == "skip" else None)
+
+
+def train_stream(
+    info: DatasetInfo,
+    split: str,
+    position: Position,
+    host: int,
+    *,
+    on_error: str = "raise",
+    cache: str | RunCache | None = None,
+) -> RecordStream:
+    """The records of one host from `position` on, across epochs without a seam and without end.
+
+    Args and Raises: as `open_source`.
+    """
+    return RecordStream.train(open_source(info, split, on_error=on_error, cache=cache), position, host)
+
+
+def eval_stream(
+    info: DatasetInfo,
+    split: str,
+    hosts: int,
+    host: int,
+    *,
+    skip: int = 0,
+    on_error: str = "raise",
+    cache: str | RunCache | None = None,
+) -> EvalStream:
+    """Every record of one host's share once, in file order, without the first `skip`; then padding without end.
+
+    Args and Raises: as `open_source`.
+    """
+    return EvalStream(open_source(info, split, on_error=on_error, cache=cache), hosts, host, skip)
 
 
 class RecordStream:
     """Hands out the records of some windows, any number at a time.
 
     Args:
-        storage, table: where the records lie.
+        source: where the records lie.
         windows: what to read, in order.
-        seed: of augmentation.
+        seed: of the order and of augmentation.
+        for_training: what is done about a skipped record (see `Mender`).
+
+    Attributes:
+        mender: raises or replaces what is damaged.
     """
 
-    def __init__(self, storage: Storage, table: RunTable, windows: Iterator[order.Window], seed: int = 0) -> None:
-        self._loaded = _read_ahead(storage, table, windows)
+    def __init__(
+        self, source: Source, windows: Iterator[order.Window], seed: int = 0, for_training: bool = True
+    ) -> None:
+        self.mender = mender(source, seed, for_training)
+        self._loaded = _read_ahead(source, windows)
+        self._skips = source.skips
         self._seed = seed
-        self._records: list[bytes] = []
-        self._seeds = np.zeros((0, 2), np.int32)
+        self._pending: list[tuple[order.Window, list[Found]]] = []
+        self._failure: StorageError | None = None
+        self._epoch = -1
+
+    @classmethod
+    def train(cls, source: Source, position: Position, host: int) -> RecordStream:
+        """The endless stream of one host, from a position on."""
+        return cls(source, order.train_windows(source.table.first, position, host), position.seed)
 
     def take(self, count: int) -> Block:
         """The next `count` records, fewer where the windows end.
 
         Raises:
-            CorruptRecordError: names file, record and offset.
-            StorageError: a file is missing or can't be read.
+            CorruptRecordError: names file, record and offset, unless damage is skipped.
+            StorageError: a file can't be read.
         """
-        while len(self._records) < count and (loaded := next(self._loaded, None)) is not None:
+        return self.mender.mend(self.find(count))
+
+    def find(self, count: int) -> Block:
+        """As `take`, with errors as they are found in the block. Raises StorageError, again and again."""
+        parts, missing = [], count
+        while missing and (loaded := self._pending.pop() if self._pending else self._next()) is not None:
             window, records = loaded
-            self._records = self._records + records
-            self._seeds = np.concatenate((self._seeds, order.augment_seeds(window.numbers, self._seed, window.epoch)))
-        records, self._records = self._records[:count], self._records[count:]
-        seeds, self._seeds = self._seeds[:count], self._seeds[count:]
-        return Block(records, seeds, np.ones(len(records), np.float32))
+            if len(records) > missing:
+                rest = order.Window(window.epoch, window.numbers[missing:])
+                self._pending.append((rest, records[missing:]))
+                window, records = order.Window(window.epoch, window.numbers[:missing]), records[:missing]
+            missing -= len(records)
+            parts.append((window, records))
+        return self._block(parts)
 
+    def _next(self) -> tuple[order.Window, list[Found]] | None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            loaded = next(self._loaded, None)
+        except StorageError as error:
+            self._failure = error
+            raise
+        epoch = -1 if loaded is None else loaded[0].epoch
+        if self._skips is not None and self._epoch not in (-1, epoch):
+            self._skips.report()
+        self._epoch = epoch
+        return loaded
 
-def train_stream(storage: Storage, table: RunTable, position: Position, host: int) -> RecordStream:
-    """The records of one host from `position` on, across epochs without a seam and without end."""
-    return RecordStream(storage, table, order.train_windows(table.first, position, host), position.seed)
+    def _block(self, parts: list[tuple[order.Window, list[Found]]]) -> Block:
+        found = [record for _, records in parts for record in records]
+        windows = [order.Window(0, np.zeros(0, np.int64)), *(window for window, _ in parts)]
+        numbers = np.concatenate([window.numbers for window in windows])
+        errors: dict[int, ImageShardsError] = {
+            place: record for place, record in enumerate(found) if isinstance(record, CorruptRecordError)
+        }
+        known = {} if self._skips is None else self._skips.undecodable
+        for place, number in enumerate(numbers.tolist() if known else ()):
+            if number in known:
+                found[place] = errors[place] = known[number]
+        return Block(
+            records=[record if isinstance(record, bytes) else b"" for record in found],
+            numbers=numbers,
+            epochs=np.repeat([window.epoch for window in windows], [len(window.numbers) for window in windows]),
+            seeds=np.concatenate([order.augment_seeds(w.numbers, self._seed, w.epoch) for w in windows]),
+            weights=np.ones(len(found), np.float32),
+            errors=errors,
+        )
 
 
 class EvalStream:
     """Every record of one host's share once, in file order, then padding without end: real records of weight 0."""
 
-    def __init__(self, storage: Storage, table: RunTable, hosts: int, host: int, skip: int = 0) -> None:
+    def __init__(self, source: Source, hosts: int, host: int, skip: int = 0) -> None:
+        table = source.table
         start, stop = order.eval_share(table.total, hosts, host)
         windows = order.eval_windows(table.first, min(start + skip, stop), stop)
-        self._stream = RecordStream(storage, table, windows)
-        self._reader = RunReader(storage, table)
+        self._stream = RecordStream(source, windows, for_training=False)
+        self.mender = self._stream.mender
+        self._reader = RunReader(source.storage, table, cache=source.cache)
         self._filler: list[bytes] = []
 
     def take(self, count: int) -> Block:
         """The next `count` records or paddings. Raises: as `RecordStream.take`."""
-        block = self._stream.take(count)
+        return self.mender.mend(self.find(count))
+
+    def find(self, count: int) -> Block:
+        """As `RecordStream.find`."""
+        block = self._stream.find(count)
         missing = count - len(block.records)
         if not missing:
             return block
         # A real image decodes like the others; zeros could make a normalisation divide by zero.
-        self._filler = self._filler or block.records[-1:] or self._reader.read(np.zeros(1, np.int64))
-        weights = np.concatenate((block.weights, np.zeros(missing, np.float32)))
-        return Block(block.records + self._filler * missing, np.zeros((count, 2), np.int32), weights)
+        self._filler = self._filler or [record for record in block.records if record][-1:] or self._first_right()
+        return Block(
+            records=block.records + self._filler * missing,
+            numbers=np.concatenate((block.numbers, np.full(missing, -1))),
+            epochs=np.concatenate((block.epochs, np.zeros(missing, np.int64))),
+            seeds=np.concatenate((block.seeds, np.zeros((missing, 2), np.int32))),
+            weights=np.concatenate((block.weights, np.zeros(missing, np.float32))),
+            errors=block.errors,
+        )
+
+    def _first_right(self) -> list[bytes]:
+        """A record that can be read, for a host whose own share has none."""
+        for number in range(self._reader.table.total):
+            (record,) = self._reader.find(np.array([number]))
+            if isinstance(record, bytes):
+                return [record]
+        raise ImageShardsError(f"{self._reader.table.files[0]} and the other shards hold no record that can be read")
 
 
-def _read_ahead(
-    storage: Storage, table: RunTable, windows: Iterator[order.Window]
-) -> Iterator[tuple[order.Window, list[bytes]]]:
+def mender(source: Source, seed: int, for_training: bool) -> Mender:
+    """What a dataset does about damage."""
+    reader = RunReader(source.storage, source.table, cache=source.cache)
+    return Mender(reader, source.table.total, seed, source.skips, for_training)
+
+
+def _read_ahead(source: Source, windows: Iterator[order.Window]) -> Iterator[tuple[order.Window, list[Found]]]:
     """Each window with its records, read one window ahead in a thread of its own."""
-    requests = ThreadPoolExecutor(REMOTE_REQUESTS, "reader-request") if storage.is_remote else None
-    reader = RunReader(storage, table, requests)
+    requests = ThreadPoolExecutor(REMOTE_REQUESTS, "reader-request") if source.storage.is_remote else None
+    reader = RunReader(source.storage, source.table, requests, source.cache)
 
-    def load() -> tuple[order.Window, list[bytes]] | None:
+    def load() -> tuple[order.Window, list[Found]] | None:
         window = next(windows, None)
-        return None if window is None else (window, reader.read(window.numbers))
+        return None if window is None else (window, reader.find(window.numbers))
 
     ahead = ThreadPoolExecutor(1, "reader-window")
     is_finalizing = sys.is_finalizing  # `sys` itself may be gone by then
     try:
-        pending: Future[tuple[order.Window, list[bytes]] | None] = ahead.submit(load)
+        pending: Future[tuple[order.Window, list[Found]] | None] = ahead.submit(load)
         while (loaded := pending.result()) is not None:
             pending = ahead.submit(load)
             yield loaded

@@ -44,12 +44,12 @@ def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Gcs]:
     log = tmp_path_factory.mktemp("gcs") / "requests.log"
     with servers.fake_gcs(log) as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", url)
-        _forget_clients()
+        forget_clients()
         yield servers.Gcs(url, log)
-    _forget_clients()
+    forget_clients()
 
 
-def _forget_clients() -> None:
+def forget_clients() -> None:
     """A client keeps the address that it was made with."""
     from beam_pipeline import storage
 

@@ -29,9 +29,10 @@ def test_every_field_of_the_config_but_what_the_launcher_finds_is_a_flag() -> No
         "input": "/a", "output": "/b", "name": "n", "version": "2.0.0", "layout": "class_folders", "splits": "train=1",
         "split_by": "(a)", "image_size": "64", "resize_mode": "crop", "resample": "box", "image_format": "png",
         "jpeg_subsampling": "4:4:4", "max_image_bytes": "5MB", "num_shards": "3", "compression": "gzip",
-        "labels_file": "/l",
+        "labels_file": "/l", "background": "red", "channels": "1", "icc": "keep", "extensions": "png",
+        "duplicates": "report",
     }  # fmt: skip
-    apart = {"manifest", "target_shard_bytes", "overwrite"}  # exclude others; see test_options
+    apart = {"manifest", "target_shard_bytes", "overwrite", "progressive"}  # exclude others; see test_options
     arguments, expected = [], {}
     for field in dataclasses.fields(Config):
         if "help" not in field.metadata or field.name in apart:

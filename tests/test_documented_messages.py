@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from beam_pipeline import launch
+from beam_pipeline import Config, launch
+from beam_pipeline.identity import Identity
+from beam_pipeline.state import JobState
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "format.md"
 
@@ -50,6 +53,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (data / "number.csv").write_text("path,label,age:int64\ncat/0.jpg,cat,3\ncat/1.jpg,cat,old\n")
     (data / "twice.csv").write_text("path,label\ncat/1.jpg,cat\ncat/1.jpg,dog\n")
     assert launch.main(["--input", f"{data}/photos", "--output", f"{data}/done", "--name", "photos"]) == 0
+    here = Identity.new(ends_with_this_process=True)
+    JobState(Config(output=f"{data}/busy", input=f"{data}/photos", name="photos", identity=here)).owner.acquire("")
     return data
 
 
@@ -66,4 +71,5 @@ def test_message_is_printed_as_documented(
     capsys.readouterr()
     assert launch.main(arguments.split()) == code
     printed = [text for text in capsys.readouterr().err.splitlines() if not text.startswith("warning:")]
-    assert [text.replace(str(data), "/data") for text in printed] == [line]
+    told = [text.replace(str(data), "/data").replace(f"(process {os.getpid()})", "(process 4711)") for text in printed]
+    assert [re.sub(r"begun \d+ s ago", "begun 0 s ago", text) for text in told] == [line]

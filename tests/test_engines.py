@@ -1,85 +1,173 @@
-"""The same bytes on every engine: the matrix of `make engines`, on a few pictures."""
+"""The tools of `make engines`; the matrix itself, every engine in it, is that command's."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from beam_pipeline import sample_data
-from tools import engines
-
-HOW_TO_ENABLE = "Prism isn't installed: make engines installs it where Go is"
+from tests.servers import free_port
+from tools.engines import __main__ as command
+from tools.engines import jobs, pieces, processes
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("images")
-    # Below the default limit of rejects, and at least one of them.
-    sample_data.draw_folder(folder, images=120, classes=3, broken=1)
+    sample_data.draw_folder(folder, images=240, classes=3, broken=1)
     return folder
 
 
 @pytest.fixture(scope="module")
-def in_memory(images: Path, tmp_path_factory: pytest.TempPathFactory) -> engines.Outcome:
-    return engines.run_job("in memory", (), images, tmp_path_factory.mktemp("in_memory") / "out")
+def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> jobs.Outcome:
+    folder = tmp_path_factory.mktemp("whole")
+    return jobs.run_job(command.ONE_PROCESS, str(images), str(folder / "out"), folder)
 
 
-def test_the_reference_has_a_record_for_every_picture(in_memory: engines.Outcome) -> None:
-    assert in_memory.failure == ""
-    assert in_memory.records == 120
-    assert len(in_memory.hash) == 64
+def test_a_job_has_a_record_for_every_picture_and_a_hash(whole: jobs.Outcome) -> None:
+    assert whole.failure == ""
+    assert (whole.records, whole.killed_after, len(whole.hash)) == (240, 0, 64)
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES[1:], ids=lambda engine: engine.name)
-def test_another_engine_writes_the_same_bytes(
-    engine: engines.Engine, images: Path, in_memory: engines.Outcome, tmp_path: Path
+def test_a_killed_job_had_finished_some_shards_and_comes_out_the_same(
+    images: Path, whole: jobs.Outcome, tmp_path: Path
 ) -> None:
-    if engine.flags is engines.prism_flags and engines.find_prism() is None:
-        pytest.skip(HOW_TO_ENABLE)
-    outcome = engines.run_job(engine.name, engine.flags(), images, tmp_path / "out")
+    outcome = jobs.run_job(command.ONE_PROCESS, str(images), str(tmp_path / "out"), tmp_path, killed=True)
     assert outcome.failure == ""
-    assert (outcome.records, outcome.hash) == (in_memory.records, in_memory.hash)
+    assert 0 < outcome.killed_after <= jobs.SHARDS
+    assert (outcome.records, outcome.hash) == (whole.records, whole.hash)
 
 
-def test_a_failed_job_is_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    outcome = engines.run_job("in memory", (), tmp_path / "empty", tmp_path / "out")
-    assert outcome.failure.startswith("exit 2: error: ")
-    assert str(tmp_path / "out.log") in outcome.failure
+@pytest.mark.parametrize(("killed", "said"), [(False, "exit 2: error: --input "), (True, "ended with 2 before it ")])
+def test_a_failed_job_is_told_in_one_line_with_its_log(killed: bool, said: str, tmp_path: Path) -> None:
+    outcome = jobs.run_job(command.ONE_PROCESS, str(tmp_path / "no"), str(tmp_path / "out"), tmp_path, killed)
+    assert outcome.failure.startswith(said)
+    assert f"{tmp_path}/{'killed' if killed else 'job'}.log" in outcome.failure
+    assert "\n" not in outcome.failure
 
 
-def matrix(monkeypatch: pytest.MonkeyPatch, outcomes: list[engines.Outcome | None], ci: str) -> int:
-    """Exit code of `make engines` where its engines end as given; None: the engine isn't here."""
+def _engine(outcome: jobs.Outcome | pieces.Missing) -> jobs.Engine:
+    @contextmanager
+    def start(logs: Path) -> Iterator[Sequence[str]]:
+        if isinstance(outcome, pieces.Missing):
+            raise outcome
+        yield ()
 
-    def flags(outcome: engines.Outcome | None) -> list[str]:
-        if outcome is None:
-            raise engines.Missing("install it")
-        return []
+    return jobs.Engine("engine", start)
 
-    def run_job(name: str, *_: object) -> engines.Outcome:
-        outcome = outcomes[int(name)]
-        assert outcome is not None
-        return outcome
 
-    matrix = [engines.Engine(str(number), lambda end=end: flags(end)) for number, end in enumerate(outcomes)]
-    monkeypatch.setattr(engines, "ENGINES", matrix)
-    monkeypatch.setattr(engines, "run_job", run_job)
-    monkeypatch.setattr(engines, "_output", lambda command: "drawn")
-    monkeypatch.setattr("sys.argv", ["engines"])
+def _matrix(monkeypatch: pytest.MonkeyPatch, ends: list[jobs.Outcome | pieces.Missing], ci: str = "") -> int:
+    """Exit code of the table whose rows end like this."""
+
+    def run_job(engine: jobs.Engine, *_: object) -> jobs.Outcome:
+        with engine.start(Path()):
+            end = ends[rows.index(engine)]
+            assert isinstance(end, jobs.Outcome)
+            return end
+
+    rows = [_engine(end) for end in ends]
+    monkeypatch.setattr(jobs, "run_job", run_job)
     monkeypatch.setenv("CI", ci)
-    return engines.main()
+    places = command.Places({"local": "images"}, {"local": "out"})
+    return command._run([command.Row(engine) for engine in rows], places, time.monotonic())
 
 
-def test_the_matrix_fails_on_another_hash_a_failed_job_and_in_ci_on_a_missing_engine(
+def test_the_matrix_fails_on_another_hash_a_failed_job_and_in_ci_on_an_engine_that_could_be_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good = engines.Outcome("good", 1.0, 5, "a" * 64)
-    other = engines.Outcome("other", 1.0, 5, "b" * 64)
-    failed = engines.Outcome("failed", 1.0, failure="exit 1: error: no")
-    assert matrix(monkeypatch, [good, good], ci="true") == 0
-    assert matrix(monkeypatch, [good, other], ci="") == 1
-    assert matrix(monkeypatch, [good, failed], ci="") == 1
-    assert matrix(monkeypatch, [good, None], ci="") == 0
+    good = jobs.Outcome(1.0, 5, "a" * 64)
+    other = jobs.Outcome(1.0, 5, "b" * 64)
+    failed = jobs.Outcome(1.0, failure="exit 1: error: no")
+    assert _matrix(monkeypatch, [good, good]) == 0
+    assert _matrix(monkeypatch, [good, other]) == 1
+    assert f"2 different hashes ({'a' * 64}, {'b' * 64})" in capsys.readouterr().out
+    assert _matrix(monkeypatch, [good, failed]) == 1
+    assert "exit 1: error: no" in capsys.readouterr().out
+    assert _matrix(monkeypatch, [pieces.Missing("install it")]) == 1  # nothing was shown at all
+    no_tool, refused = pieces.Missing("install it"), pieces.Missing("get it", refused=True)
+    assert _matrix(monkeypatch, [good, no_tool], ci="true") == 0
     assert "skipped; to have it: install it" in capsys.readouterr().out
-    assert matrix(monkeypatch, [good, None], ci="true") == 1
+    assert _matrix(monkeypatch, [good, refused]) == 0
+    assert _matrix(monkeypatch, [good, refused], ci="true") == 1
+
+
+def test_a_row_on_a_bucket_without_the_server_is_skipped() -> None:
+    with pytest.raises(pieces.Missing, match="fake-gcs-server"):
+        command._run_row(command.Row(command.ONE_PROCESS, source="gs"), command.Places({}, {}), "run")
+
+
+def test_what_is_missing_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(pieces.Missing, match=r"golang-go\); it runs go install github.com/apache/beam") as no_go:
+        pieces.prism()
+    with pytest.raises(pieces.Missing, match=r"install java and mvn \(Debian: apt-get install openjdk") as no_java:
+        pieces.flink_class_path()
+    assert not no_go.value.refused and not no_java.value.refused
+
+
+def test_an_installation_that_fails_says_so_with_its_last_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for tool in ("java", "mvn"):
+        program = tmp_path / tool
+        program.write_text("#!/bin/sh\necho no such artifact >&2\nexit 1\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(pieces.Missing, match=r"^mvn -q .* \(it failed: no such artifact\)$") as refused:
+        pieces.flink_class_path()
+    assert refused.value.refused
+
+
+def _runs(process_id: int) -> bool:
+    with suppress(OSError):
+        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z"
+    return False
+
+
+_GRANDCHILD = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+
+
+def _grandchild(log: Path) -> int:
+    while not log.exists() or not log.read_text().endswith("\n"):
+        time.sleep(0.01)
+    return int(log.read_text())
+
+
+def test_killing_a_program_kills_what_it_started(tmp_path: Path) -> None:
+    program = processes.start([sys.executable, "-c", _GRANDCHILD], tmp_path / "log")
+    child = _grandchild(tmp_path / "log")
+    assert _runs(child)
+    processes.kill(program)
+    assert program.poll() is not None
+    assert not _runs(child)
+
+
+def test_no_process_outlives_a_terminated_parent(tmp_path: Path) -> None:
+    parent = (
+        "import sys, time; from pathlib import Path; from tools.engines import processes; "
+        "processes.exit_on_signals(); "
+        f"processes.start([sys.executable, '-c', {_GRANDCHILD!r}], Path({str(tmp_path / 'log')!r})); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], cwd=processes.ROOT) as process:
+        child = _grandchild(tmp_path / "log")
+        process.terminate()
+        assert process.wait(10) == 128 + 15
+    assert not _runs(child)
+
+
+def test_waiting_for_a_server_that_ended_names_its_log(tmp_path: Path) -> None:
+    program = processes.start([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log")
+    with pytest.raises(RuntimeError, match=f"ended with 3: see {tmp_path}/log"):
+        processes.wait_until_up(program, free_port(), tmp_path / "log")

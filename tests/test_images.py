@@ -15,18 +15,26 @@ from PIL import Image, PngImagePlugin
 
 from beam_pipeline import images
 from beam_pipeline.errors import Reject
-from beam_pipeline.images import RESIZE_MODES, ImageOptions, convert
+from beam_pipeline.geometry import RESAMPLING, RESIZE_MODES
+from beam_pipeline.images import ImageOptions, convert
 from tests.make import encoded, noise, picture
 
 DEFAULTS = ImageOptions(
     size=(40, 60),
     resize_mode="stretch",
     resample="bilinear",
+    background=None,
+    channels=3,
     format="png",
     jpeg_quality=90,
     jpeg_subsampling="4:2:0",
+    optimize=False,
+    progressive=False,
+    icc="srgb",
+    keep_metadata=False,
     max_pixels=178_956_970,
     max_image_bytes=256 << 20,
+    allow_truncated=False,
 )
 OWN_SIZE = DEFAULTS._replace(size=None)
 # How a camera held this way stores an upright picture: the inverse of what a viewer does.
@@ -180,11 +188,11 @@ def test_decoding_at_a_fraction_really_happens(monkeypatch: pytest.MonkeyPatch) 
     assert not np.array_equal(pixels(convert(data, options).data), without_draft(data, options, monkeypatch))
 
 
-@pytest.mark.parametrize("resample", sorted(images.RESAMPLING))
+@pytest.mark.parametrize("resample", sorted(RESAMPLING))
 def test_every_filter_gives_about_the_same_picture(resample: str) -> None:
     source = picture(200, 100, seed=8)
     found = pixels(convert(encoded(source, "PNG"), DEFAULTS._replace(resample=resample)).data).astype(int)
-    exact = np.asarray(source.resize((60, 40), images.RESAMPLING[resample]))
+    exact = np.asarray(source.resize((60, 40), RESAMPLING[resample]))
     assert np.abs(found - exact).mean() < 3
 
 
@@ -234,8 +242,9 @@ def test_metadata_of_the_source_is_stripped(format: str) -> None:
             assert b"SECRET" not in data
             found = Image.open(io.BytesIO(data))
             found.load()
-            assert not set(found.info) - {"jfif", "jfif_version", "jfif_unit", "jfif_density"}
-            assert found.info.get("jfif_density", (1, 1)) == (1, 1)
+            resolution = {"dpi"} if size is None else set()  # the header of a JPEG that is stored as it was stays
+            assert not set(found.info) - {"jfif", "jfif_version", "jfif_unit", "jfif_density"} - resolution
+            assert size is None or found.info.get("jfif_density", (1, 1)) == (1, 1)
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "1", "RGBA", "LA", "CMYK", "I;16"])
@@ -284,7 +293,7 @@ JPEG = encoded(picture(120, 90))
     ("data", "reason", "detail"),
     [
         (b"", "not_an_image", "0 bytes, beginning nowhere"),
-        (b"GIF89a..", "not_an_image", "8 bytes, beginning 4749463839612e2e"),
+        (b"GIF89a..", "truncated", "GIF, 8 bytes"),
         (b"hello", "not_an_image", "5 bytes, beginning 68656c6c6f"),
         (JPEG[: len(JPEG) // 2], "truncated", f"JPEG of 120x90 pixels, {len(JPEG) // 2} bytes"),
         (encoded(picture(120, 90), "PNG")[:2000], "truncated", "PNG of 120x90 pixels, 2000 bytes"),

@@ -13,12 +13,15 @@ from tests.make import ROOT
 
 # The order of the write side's modules: each imports only from rows above its own, or its neighbours named here.
 ROWS = [
-    {"schema", "errors", "metrics"},
-    {"storage", "progress"},
+    {"schema", "errors", "metrics", "secrets"},
+    {"storage", "identity", "owner", "progress", "quiet", "pixel_sums"},
+    {"containers", "geometry", "image_files", "colour", "passing"},  # what images.py is made of
     {"options", "listing", "manifest_rows", "images", "examples", "sharding", "pools", "command_line", "tfds_metadata"},
-    {"writer", "publish", "state", "sampling", "report", "summary"},
-    {"transforms", "published"},
+    {"inflight", "watchdog", "careful", "careful_child", "decoding"},  # how a decoder's death is survived
+    {"writer", "publish", "state", "sampling", "report", "summary", "duplicates"},
+    {"transforms", "published", "repair", "limits"},
     {"pipeline"},
+    {"running"},
     {"launch"},
     {"__main__"},
 ]
@@ -35,7 +38,10 @@ PURE = {
     "examples",
     "sharding",
 }
+PURE |= {"containers", "geometry", "image_files", "colour", "passing"}
 PURE |= {"pools", "tfds_metadata", "writer", "publish", "state", "sampling", "summary", "progress", "report"}
+PURE |= {"identity", "owner", "limits", "quiet", "secrets"}
+PURE |= {"inflight", "watchdog", "careful", "careful_child", "decoding", "pixel_sums", "duplicates", "published"}
 
 
 def modules(package: str) -> dict[str, list[Path]]:

@@ -13,7 +13,7 @@ import google_crc32c
 import pytest
 
 import beam_pipeline
-from beam_pipeline import launch, schema
+from beam_pipeline import running, schema
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.storage import LocalStorage
 from tests import make
@@ -96,7 +96,7 @@ USAGE = [
     (
         ("GOOD", "--input", "NO_IMAGE"),
         "--input 'NO_IMAGE': 1 class folders but no image (1 files without an image suffix, 1 hidden); "
-        "images end in jfif, jpe, jpeg, jpg, png",
+        "images end in avif, bmp, dib, gif, heic, heif, jfif, jpe, jpeg, jpg, png, tif, tiff, webp",
     ),
     (
         ("GOOD", "--labels_file", "LABELS"),
@@ -818,7 +818,7 @@ def test_run_raises_the_workers_error(with_broken: Path, tmp_path: Path) -> None
 def test_beam_still_notes_its_state_as_rarely_as_we_undo() -> None:
     from apache_beam.runners.worker import statesampler
 
-    with launch._stages_that_end_at_once():
+    with running.stages_that_end_at_once():
         hurried = statesampler.StateSampler.__init__.__defaults__
     assert hurried == (20,)
     assert statesampler.StateSampler.__init__.__defaults__ == (200,)

@@ -140,7 +140,7 @@ def test_images_by_name(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["a.txt", "a.jpg.txt", "jpg", "x/png", "a", "Thumbs.db", "a.gif", "jpg/a", "x.jpg/a", "a."]
+    "path", ["a.txt", "a.jpg.txt", "jpg", "x/png", "a", "Thumbs.db", "a.psd", "jpg/a", "x.jpg/a", "a."]
 )
 def test_no_images_by_name(path: str) -> None:
     assert listing.why_skipped(path) == listing.OTHER_SUFFIX
@@ -152,7 +152,7 @@ def test_hidden_by_name(path: str) -> None:
 
 
 def test_what_is_skipped_is_counted_by_kind(tmp_path: Path) -> None:
-    touch(tmp_path, "a/1.jpg", "a/2.txt", "a/x/3.gif", "a/.4.jpg", "a/.5/6.jpg", "a/7")
+    touch(tmp_path, "a/1.jpg", "a/2.txt", "a/x/3.psd", "a/.4.jpg", "a/.5/6.jpg", "a/7")
     counts: Counter[str] = Counter()
     found = list(list_images(config(tmp_path), ClassFolder("a/", "a", None), lambda kind: counts.update((kind,))))
     assert [ref.path for ref in found] == ["a/1.jpg"]

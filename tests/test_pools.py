@@ -149,6 +149,24 @@ def test_a_consumer_that_stops_early_gives_everything_back() -> None:
     assert shared._budget._taken == 0
 
 
+def test_after_an_error_requests_that_wait_for_a_thread_are_not_begun() -> None:
+    shared = Pools(2, 1)
+    begun = []
+
+    def fetch(item: int) -> int:
+        begun.append(item)
+        time.sleep(0.01)
+        if item == 0:
+            raise ValueError("storage is gone")
+        return item
+
+    with pytest.raises(ValueError, match="storage is gone"):
+        list(shared.map(range(24), fetch, lambda item, payload: payload, lambda item: 1))
+    at_the_error = len(begun)
+    shared._fetchers.shutdown(wait=True)
+    assert 8 <= at_the_error <= len(begun) <= at_the_error + 2 < 24
+
+
 def test_a_process_has_one_pool_a_setting() -> None:
     assert shared_pools(3, 2) is shared_pools(3, 2)
     assert shared_pools(3, 2) is not shared_pools(3, 1)

@@ -189,6 +189,66 @@ def test_a_sidecar_of_another_plan_is_not_published(written: tuple[Config, JobPl
     assert not (Path(config.dataset_url) / "manifest.json").exists()
 
 
+def test_a_job_that_was_taken_over_publishes_nothing(written: tuple[Config, JobPlan]) -> None:
+    config, plan = written
+    owner = Path(JobState(config).url) / "owner.json"
+    owner.write_bytes(owner.read_bytes().replace(config.identity.token.encode(), b"0" * 32))
+    with pytest.raises(ImageShardsError, match=r"another job has taken over .* nothing of it is published$"):
+        publish(config, plan, {})
+    assert not (Path(config.dataset_url) / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("damage", ["another size", "another content", "gone"])
+def test_a_shard_that_something_else_has_written_since_is_not_published(
+    written: tuple[Config, JobPlan], damage: str
+) -> None:
+    config, plan = written
+    shard = make.shard_files(Path(config.dataset_url))[1]
+    data = shard.read_bytes()
+    if damage == "gone":
+        shard.unlink()
+    else:
+        shard.write_bytes(data[:-1] if damage == "another size" else data[:-1] + bytes([data[-1] ^ 1]))
+    line = r"^shard photos-train.tfrecord-00001-of-00002 is not what this job wrote: nothing is published; run the same"
+    with pytest.raises(ImageShardsError, match=line):
+        publish(config, plan, {})
+    assert not (Path(config.dataset_url) / "manifest.json").exists()
+
+
+def test_a_repeated_publication_finds_its_own(written: tuple[Config, JobPlan]) -> None:
+    # The runner heard nothing of the first: it had published, and tidied up or not.
+    config, plan = written
+    state = Path(JobState(config).url)
+    kept = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
+    manifest = publish(config, plan, {})
+    before = make.files(Path(config.dataset_url))
+    for path, data in kept.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    for _ in range(2):
+        again = publish(config, plan, {})
+        assert again["content_fingerprint"] == manifest["content_fingerprint"]
+        assert make.files(Path(config.dataset_url)) == before
+    assert not (state / "plan.json").exists()
+
+
+def test_a_manifest_of_another_job_is_not_overwritten(
+    written: tuple[Config, JobPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, plan = written
+    create = storage.LocalStorage.create
+    theirs = b"theirs"
+
+    def too_late(self: storage.LocalStorage, url: str, data: bytes) -> bool:
+        Path(url).write_bytes(theirs)
+        return create(self, url, data)
+
+    monkeypatch.setattr(storage.LocalStorage, "create", too_late)
+    with pytest.raises(ImageShardsError, match="was published by another job meanwhile"):
+        publish(config, plan, {})
+    assert (Path(config.dataset_url) / "manifest.json").read_bytes() == theirs
+
+
 @pytest.mark.parametrize("key", ["records", "images"])
 def test_an_image_that_is_not_accounted_for_stops_publishing(written: tuple[Config, JobPlan], key: str) -> None:
     config, plan = written
@@ -207,7 +267,7 @@ def test_files_are_written_in_the_order_that_makes_the_manifest_the_commit_point
 ) -> None:
     config, plan = written
     order: list[str] = []
-    write, move = storage.LocalStorage.write, storage.LocalStorage.publish
+    write, create, move = storage.LocalStorage.write, storage.LocalStorage.create, storage.LocalStorage.publish
 
     def note_write(self: storage.LocalStorage, url: str, data: bytes) -> None:
         order.append(url.removeprefix(f"{config.dataset_url}/"))
@@ -218,7 +278,13 @@ def test_files_are_written_in_the_order_that_makes_the_manifest_the_commit_point
         move(self, local_file, url)
 
     monkeypatch.setattr(storage.LocalStorage, "write", note_write)
+
+    def note_create(self: storage.LocalStorage, url: str, data: bytes) -> bool:
+        order.append(url.removeprefix(f"{config.dataset_url}/"))
+        return create(self, url, data)
+
     monkeypatch.setattr(storage.LocalStorage, "publish", note_publish)
+    monkeypatch.setattr(storage.LocalStorage, "create", note_create)
     publish(config, plan, {})
     assert order == [
         "index/train.runs.npy",

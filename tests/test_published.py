@@ -74,6 +74,27 @@ def test_only_repair_reads_every_byte(photos: Path, version: Path) -> None:
     assert damage(photos, version, repair=True) == Damage(frozenset({("validation", 1)}), frozenset({"features.json"}))
 
 
+@pytest.mark.parametrize(
+    "name", ["class.labels.txt", "index/train.runs.npy", "index/photos-train.tfrecord-00000-of-00002.idx"]
+)
+def test_another_file_of_another_size_is_damaged(photos: Path, original: Path, version: Path, name: str) -> None:
+    (version / name).write_bytes((version / name).read_bytes()[:-1])
+    assert damage(photos, version) == Damage(frozenset(), frozenset({name}))
+    assert make.job(photos, version.parent.parent, *FLAGS).code == 0
+    assert make.files(version) == make.files(original)
+
+
+def test_shards_and_indexes_that_do_not_belong_are_deleted(photos: Path, original: Path, version: Path) -> None:
+    names = {"photos-train.tfrecord-00007-of-00009", "index/test.runs.npy"}
+    for name in names:
+        (version / name).write_bytes(b"left over")
+    assert damage(photos, version) == Damage(frozenset(), frozenset(), frozenset(names))
+    finished = make.job(photos, version.parent.parent, *FLAGS)
+    assert finished.code == 0
+    assert "repairing 2 files too many (index/test.runs.npy, photos-train.tfrecord-00007-of-00009)" in finished.err
+    assert make.files(version) == make.files(original)
+
+
 def test_missing_files_are_damage(photos: Path, version: Path) -> None:
     names = {"class.labels.txt", "index/train.runs.npy", "index/photos-validation.tfrecord-00000-of-00002.idx"}
     for name in names:

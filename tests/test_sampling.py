@@ -16,7 +16,8 @@ from beam_pipeline import sampling
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.listing import all_images
 from beam_pipeline.options import Config
-from beam_pipeline.sampling import ChannelSums, Measurement, channel_sums, check_sample, statistics
+from beam_pipeline.pixel_sums import ChannelSums, channel_sums
+from beam_pipeline.sampling import Measurement, check_sample, statistics
 from beam_pipeline.schema import FRAME_BYTES
 from tests import make
 

@@ -201,6 +201,13 @@ def test_what_is_no_manifest_says_so(data: bytes) -> None:
         schema.open_manifest(data, "m")
 
 
+def test_a_flipped_bit_in_the_format_version_is_damage() -> None:
+    data = schema.seal_manifest({"format_version": 1}).replace(b'"format_version":1', b'"format_version":3')
+    with pytest.raises(NotPublishedError, match="its self_sha256 doesn't match; run the job with --repair") as caught:
+        schema.open_manifest(data, "m")
+    assert type(caught.value) is NotPublishedError  # which --repair may mend
+
+
 def test_another_format_version_says_which() -> None:
     with pytest.raises(NotPublishedError, match=r"m has format_version 2, this release reads 1"):
         schema.open_manifest(schema.seal_manifest({"format_version": 2}), "m")

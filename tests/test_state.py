@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_pipeline import storage
+from beam_pipeline.errors import ImageShardsError, StorageError
 from beam_pipeline.options import Config
 from beam_pipeline.schema import ShardName
 from beam_pipeline.sharding import SplitPlan
@@ -70,9 +72,9 @@ def test_every_part_of_a_plan_is_in_its_hash(field: str) -> None:
 
 def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config) -> None:
     state = JobState(config)
-    assert not state.has_plan()
+    assert not state.exists()
     state.prepare(PLAN)
-    assert state.has_plan()
+    assert state.exists()
     state.save_sidecar(NAME, {"plan": PLAN.sha256}, b"reject\n")
     storage.open_storage(config.output).write(f"{config.dataset_url}/{NAME.file}", b"shard")
     before = files(config)
@@ -89,23 +91,58 @@ def test_another_plan_voids_all_and_what_was_published(config: Config) -> None:
     for file in (NAME.file, NAME.index_file, "manifest.json", "dataset_info.json"):
         store.write(f"{config.dataset_url}/{file}", b"old")
     store.write(f"{config.output}/photos/2.0.0/manifest.json", b"another version")
-    state.prepare(dataclasses.replace(PLAN, references="other"))
-    assert files(config) == {"photos/_state/1.0.0/plan.json", "photos/2.0.0/manifest.json"}
+    state.owner.release()
+    anew = dataclasses.replace(config, overwrite=True)
+    JobState(anew).prepare(dataclasses.replace(PLAN, references="other"))
+    assert files(config) == {
+        "photos/_state/1.0.0/owner.json",
+        "photos/_state/1.0.0/plan.json",
+        "photos/2.0.0/manifest.json",
+    }
     assert state.sidecar(NAME) is None
 
 
 def test_the_manifest_goes_before_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config(input="/in", output=str(tmp_path), name="photos")
+    config = Config(input="/in", output=str(tmp_path), name="photos", overwrite=True)
     store = storage.open_storage(config.output)
     for file in (NAME.file, "manifest.json", "dataset_info.json"):
         store.write(f"{config.dataset_url}/{file}", b"old")
     deleted: list[str] = []
     for method in ("delete", "delete_tree"):
         monkeypatch.setattr(
-            storage.LocalStorage, method, lambda self, url, kind=method: deleted.append(f"{kind} {Path(url).name}")
+            storage.LocalStorage,
+            method,
+            lambda self, url, keep=(), kind=method: deleted.append(f"{kind} {Path(url).name}"),
         )
     JobState(config).prepare(PLAN)
     assert deleted[:3] == ["delete manifest.json", "delete dataset_info.json", "delete_tree 1.0.0"]
+
+
+def test_a_version_that_another_job_published_meanwhile_is_left_alone(config: Config) -> None:
+    storage.open_storage(config.output).write(f"{config.dataset_url}/manifest.json", b"theirs")
+    with pytest.raises(ImageShardsError, match=r"was published by another job meanwhile; run the command again$"):
+        JobState(config).prepare(PLAN)
+    assert files(config) == {"photos/1.0.0/manifest.json"}
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path) -> None:
+    state = JobState(Config(input="/in", output=str(tmp_path), name="photos"))
+    line = r"tmp: no space left on device; make room, the same command resumes$"
+    with pytest.raises(StorageError, match=line), state.temporary_file() as file, open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), file.fileno())
+        file.write(b"x" * (2 << 20))
+    assert not list((tmp_path / "photos/_state/1.0.0/tmp").iterdir())
+
+
+def test_clearing_takes_along_what_killed_writes_left(tmp_path: Path) -> None:
+    config = Config(input="/in", output=str(tmp_path), name="photos")
+    JobState(config).prepare(PLAN)
+    folder = Path(config.dataset_url)
+    (folder / "index").mkdir(parents=True)
+    for name in ("features.json.123-0123abcd.tmp", "index/a.idx.9-ffffffff.tmp", "notes.tmp", "index/a.idx"):
+        (folder / name).write_bytes(b"x")
+    JobState(config).clear()
+    assert files(config) == {"photos/1.0.0/index/a.idx", "photos/1.0.0/notes.tmp"}
 
 
 def test_a_broken_sidecar_is_none(config: Config) -> None:
@@ -133,7 +170,7 @@ def test_clearing_leaves_the_state_of_another_version(config: Config) -> None:
     state = JobState(config)
     state.prepare(PLAN)
     state.clear()
-    assert other.has_plan()
+    assert other.exists()
 
 
 def test_a_temporary_file_is_gone_in_any_case(config: Config) -> None:
@@ -160,6 +197,6 @@ def test_a_local_temporary_file_is_on_the_outputs_disk(tmp_path: Path) -> None:
 def test_the_plan_of_plan_only_is_read_once(config: Config) -> None:
     state = JobState(config)
     storage.open_storage(config.output).write(f"{config.output}/mine", b"")
-    state.write("plan_only.json", b'{"splits": {}}')
-    assert state.take_plan_only() == {"splits": {}}
+    state.save_plan_only(PLAN)
+    assert state.take_plan_only() == json.loads(json.dumps(PLAN.document()))
     assert files(config) == {"mine"}

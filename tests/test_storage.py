@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -22,7 +23,8 @@ from hypothesis import strategies as st
 
 from beam_pipeline import storage
 from beam_pipeline.errors import StorageError
-from beam_pipeline.storage import ListedFile, join, normalize, open_storage, retry
+from beam_pipeline.storage import ListedFile, google, join, normalize, open_storage, retries
+from beam_pipeline.storage.retries import retry
 from tests.servers import Gcs
 
 ODD_NAMES = [
@@ -147,7 +149,7 @@ def test_a_google_listing_gives_size_md5_and_crc32c(gcs: Gcs) -> None:
 def test_a_composite_object_has_its_crc32c_for_an_etag() -> None:
     # GCS leaves out md5Hash there, https://cloud.google.com/storage/docs/composite-objects
     item = {"name": "x", "size": "7", "crc32c": "AAAA/w=="}
-    assert storage._google_file("x", item) == ListedFile("x", 7, "crc32c:000000ff", 0xFF)
+    assert google.listed_file("x", item) == ListedFile("x", 7, "crc32c:000000ff", 0xFF)
 
 
 def test_a_local_listing_tells_an_edit_of_the_same_size(tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_a_prefix_is_a_folder_not_the_start_of_a_name(gcs: Gcs) -> None:
 
 
 def test_a_listing_of_several_pages_is_whole(gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_PAGE_NAMES", 100)
+    monkeypatch.setattr(google, "_PAGE_NAMES", 100)
     bucket = gcs.new_bucket()
     names = {f"{number:05d}" for number in range(203)}
     for name in names:
@@ -225,6 +227,17 @@ def test_links_that_lead_nowhere_or_back_end(tmp_path: Path, target: str) -> Non
         )
     assert set(names_below(str(tmp_path / "in"))) == {"cat/x.jpg"}
     assert open_storage("").folders(str(folder)) in ([], ["self"])
+
+
+def test_a_folder_that_goes_while_it_is_listed_is_no_failure(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.jpg").write_bytes(b"1")
+    listing = open_storage("").files(str(tmp_path))
+    first = next(listing).path
+    other = "b" if first.startswith("a") else "a"
+    shutil.rmtree(tmp_path / other)
+    assert list(listing) == []
 
 
 def test_two_folders_that_link_to_each_other_end(tmp_path: Path) -> None:
@@ -372,7 +385,7 @@ class Status(Exception):
 )
 def test_passing_failures_are_retried(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(storage.time, "sleep", pauses.append)
+    monkeypatch.setattr(retries.time, "sleep", pauses.append)
     failures = iter([error, error, error])
 
     def request() -> str:
@@ -404,7 +417,7 @@ def test_passing_failures_are_retried(error: Exception, monkeypatch: pytest.Monk
 )
 def test_lasting_failures_are_raised_at_once(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(storage.time, "sleep", pauses.append)
+    monkeypatch.setattr(retries.time, "sleep", pauses.append)
 
     def request() -> None:
         if len(pauses) > 3:
@@ -428,7 +441,8 @@ def test_retries_end_at_the_deadline_with_one_line() -> None:
     def request() -> None:
         raise ConnectionResetError("reset\nby peer")
 
-    with pytest.raises(StorageError, match=r"^gs://b/x: .*: ConnectionResetError: reset by peer$"):
+    line = r"^gs://b/x: no success for 0 s: ConnectionResetError: reset by peer; the same .* longer$"
+    with pytest.raises(StorageError, match=line):
         retry(request, "gs://b/x", 0.1)
 
 

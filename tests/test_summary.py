@@ -22,6 +22,7 @@ def manifest(outcome: str = PUBLISHED, **more: object) -> Manifest:
         "records": 1000,
         "classes": ["a", "b"],
         "rejects": {"by_reason": {"truncated": 1, "decode_error": 2}},
+        "image": {"passed_through": {"whole": 0, "without_metadata": 0}},
         "splits": {
             "validation": {"records": 100, "class_counts": [100, 0], "shards": [{"bytes": 5_000_000}]},
             "train": {
@@ -98,3 +99,8 @@ def test_each_warning(flags: dict, changes: dict, line: str) -> None:
 @pytest.mark.parametrize(("size", "text"), [(0, "0.0 MB"), (12_345_678, "12.3 MB"), (2_500_000_000, "2.50 GB")])
 def test_megabytes(size: int, text: str) -> None:
     assert megabytes(size) == text
+
+
+def test_images_that_were_not_encoded_anew_are_told() -> None:
+    text = published_text(manifest(image={"passed_through": {"whole": 1200, "without_metadata": 3}}))
+    assert "  1,203 stored as they were compressed, 1,200 bit for bit" in text.splitlines()

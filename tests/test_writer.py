@@ -33,7 +33,8 @@ def config(input: object, output: object, **more: object) -> Config:
 
 
 def plan_of(some: Config, classes: Iterable[str], images_planned: int = 0) -> JobPlan:
-    """A plan of one train shard."""
+    """A plan of one train shard, of a job that may write it."""
+    JobState(some).owner.acquire("")
     return JobPlan(
         configuration=some.fingerprint(),
         classes=tuple(classes),
@@ -69,6 +70,7 @@ def test_records_are_in_order_of_key_and_path_whatever_order_the_references_come
     for number in range(3):
         out = dataclasses.replace(some, output=str(tmp_path / f"out{number}"))
         random.Random(number).shuffle(refs)
+        JobState(out).owner.acquire("")
         ShardWriter(out, plan).write("train", 0, iter(refs))
         written.append((Path(out.dataset_url) / NAME.file).read_bytes())
     assert written[0] == written[1] == written[2]
@@ -89,7 +91,8 @@ def test_a_sidecar_says_what_is_in_the_shard(job) -> None:
     assert sidecar["class_counts"] == {"0": 14, "1": 13, "2": 13}
     assert sidecar["min_size"] == sidecar["max_size"] == [24, 24]
     index = (Path(some.dataset_url) / NAME.index_file).read_bytes()
-    assert sidecar["index_sha256"] == hashlib.sha256(index).hexdigest()
+    assert sidecar["index"]["sha256"] == hashlib.sha256(index).hexdigest()
+    assert sidecar["index"]["bytes"] == len(index)
 
 
 def test_the_text_index_leads_to_every_record(job) -> None:
@@ -190,8 +193,10 @@ def test_an_exception_in_the_middle_leaves_no_object_and_no_temporary_file(
     plan = plan_of(some, ["a"], len(refs))
     with pytest.raises(KeyError, match="a class that the plan hasn't"):
         ShardWriter(some, plan).write("train", 0, refs)
-    assert gcs.names(bucket) == []
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    # Who owns the version, and what was being decoded, are there; nothing else.
+    assert [name for name in gcs.names(bucket) if "/owner.json" not in name and "/inflight/" not in name] == []
+    files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    assert [name for name in files if "/owner.json" not in name and "/inflight/" not in name] == []
     # And then, without the fault, the whole shard.
     refs[position] = refs[position]._replace(label="a")
     summary = ShardWriter(some, plan).write("train", 0, refs)
@@ -308,6 +313,7 @@ def test_a_gzip_shard_holds_the_plain_shards_bytes(job, tmp_path: Path) -> None:
     some, plan, refs = job
     ShardWriter(some, plan).write("train", 0, refs)
     packed = dataclasses.replace(some, output=str(tmp_path / "packed"), compression="gzip")
+    JobState(packed).owner.acquire("")
     ShardWriter(packed, plan).write("train", 0, refs)
     plain = (Path(some.dataset_url) / NAME.file).read_bytes()
     data = (Path(packed.dataset_url) / NAME.file).read_bytes()
@@ -315,7 +321,7 @@ def test_a_gzip_shard_holds_the_plain_shards_bytes(job, tmp_path: Path) -> None:
     sidecar = JobState(packed).sidecar(NAME)
     assert sidecar is not None
     assert (sidecar["bytes"], sidecar["crc32c"]) == (len(data), google_crc32c.value(data))
-    assert (sidecar["runs"], sidecar["index_sha256"]) == ([], None)
+    assert (sidecar["runs"], sidecar["index"]) == ([], None)
     assert not (Path(packed.dataset_url) / "index").exists()
 
 

@@ -12,7 +12,7 @@ import apache_beam as beam
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
-from beam_pipeline import listing, metrics
+from beam_pipeline import limits, listing, metrics
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.manifest_rows import Row
 from beam_pipeline.options import Config
@@ -38,7 +38,8 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
         listed = self._read_manifest(start) if self._config.layout == "manifest" else self._list_folders(start)
         listed[_PAGES].element_type = KEYED_PAGE  # outputs with tags know no types of their own
         pages = listed[_PAGES] | "SameListForAll" >> beam.GroupByKey()
-        joined = listed[_FOUND] | "JoinFound" >> beam.CombinePerKey(_JoinFound(self._config.labels))
+        join = _JoinFound(self._config.labels, self._config.most_references)
+        joined = listed[_FOUND] | "JoinFound" >> beam.CombinePerKey(join)
         return pages, joined | "Survey" >> beam.Values()
 
     def _list_folders(self, start: Any) -> Any:
@@ -101,6 +102,7 @@ class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
         refs = listing.list_images(self._config, folder, lambda kind: self._skipped[kind].inc())
         while page := Page(islice(refs, PAGE_REFS)):
             found.add(page)
+            limits.check(found.counts.total(), self._config.most_references)
             report(images_listed=len(page))
             yield keyed(page)
         self._listed.inc(found.counts.total())
@@ -181,10 +183,12 @@ class _JoinFound(beam.CombineFn):  # type: ignore[misc]
 
     Args:
         fixed: the classes of a labels file, in its order.
+        most: how many images there is memory for, or None.
     """
 
-    def __init__(self, fixed: tuple[str, ...] | None) -> None:
+    def __init__(self, fixed: tuple[str, ...] | None, most: int | None = None) -> None:
         self._fixed = fixed
+        self._most = most
 
     def create_accumulator(self) -> _Found:
         return _Found()
@@ -203,6 +207,7 @@ class _JoinFound(beam.CombineFn):  # type: ignore[misc]
         images = total.counts.total()
         if not images:
             raise ImageShardsError("the input has no image: nothing is written")
+        limits.check(images, self._most)
         unknown = sorted(total.counts.keys() - set(self._fixed)) if self._fixed is not None else []
         if unknown:
             raise ImageShardsError(f"class {unknown[0]!r} is not in the labels file: add a line for it")

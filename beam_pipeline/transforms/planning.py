@@ -16,7 +16,7 @@ from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.options import Config
 from beam_pipeline.progress import report
 from beam_pipeline.sampling import Measurement
-from beam_pipeline.schema import canonical_json, relative_path_bytes
+from beam_pipeline.schema import relative_path_bytes
 from beam_pipeline.sharding import (
     Histogram,
     ReferenceSum,
@@ -144,6 +144,8 @@ def _plan_and_prepare(
     joined: tuple[None, _Listed], config: Config, survey: Survey, sample: list[Measurement]
 ) -> JobPlan:
     _, listed = joined
+    state = JobState(config)
+    state.inflight.end_sampling()
     ordered = sorted(sample, key=lambda one: relative_path_bytes(one.path))
     sampling.check_sample(ordered, survey.images, config.max_reject_fraction)
     plan = JobPlan(
@@ -155,11 +157,12 @@ def _plan_and_prepare(
         references=f"{listed.references.count}-{listed.references.hex}",
         codec=images.codec_versions(),
     )
-    state = JobState(config)
     if config.plan_only:
-        state.write("plan_only.json", canonical_json(plan.document()))
+        state.save_plan_only(plan)
     else:
+        noted = state.inflight.rejected("sampled")
         state.prepare(plan)
+        state.inflight.keep(noted)
         report(now=True, shards_planned=plan.shards, images_planned=survey.images)
     return plan
 

@@ -6,6 +6,7 @@ import io
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -16,6 +17,7 @@ from beam_pipeline.examples import image_example
 
 CLASSES = ("bird", "cat", "dog")
 Size = tuple[int, int]
+Columns = Sequence[tuple[str, str, bool, Callable[..., bytes], Callable[[int], Sequence[Any]]]]
 
 
 def draw(number: int, size: Size, image_format: str = "jpeg", channels: int = 3) -> bytes:
@@ -31,16 +33,26 @@ def draw(number: int, size: Size, image_format: str = "jpeg", channels: int = 3)
     return buffer.getvalue()
 
 
-def make_record(number: int, size: Size, image_format: str = "jpeg", channels: int = 3, one_hot: bool = False) -> bytes:
+def make_record(
+    number: int,
+    size: Size,
+    image_format: str = "jpeg",
+    channels: int = 3,
+    one_hot: bool = False,
+    split: str = "train",
+    columns: Columns = (),
+) -> bytes:
     """One serialized Example; its file name holds its number in the split."""
     label = number % len(CLASSES)
+    folder = CLASSES[label] if split == "train" else f"{CLASSES[label]}/{split}"
     return image_example(
         image=draw(number, size, image_format, channels),
         size=size,
         class_id=label,
         label=CLASSES[label],
-        path=f"{CLASSES[label]}/{number:06d}.jpg",
+        path=f"{folder}/{number:06d}.jpg",
         one_hot_classes=len(CLASSES) if one_hot else 0,
+        extra={name: encode(*values(number)) for name, _, _, encode, values in columns},
     )
 
 
@@ -54,6 +66,7 @@ def make_dataset(
     channels: int = 3,
     compression: str = "none",
     one_hot: bool = False,
+    columns: Columns = (),
 ) -> str:
     """Write a dataset whose shards hold the given numbers of records, and return its folder.
 
@@ -61,6 +74,7 @@ def make_dataset(
         folder: new folder of the version.
         splits: split → records of each shard.
         size, size_of: (height, width) of every image, or of each by its number in the split.
+        columns: further features: name, dtype, whether it is a list, encoder, and a record's values by its number.
     """
     (folder / schema.INDEX_FOLDER).mkdir(parents=True)
     files: dict[str, bytes] = {
@@ -76,7 +90,9 @@ def make_dataset(
             records = []
             for _ in range(count):
                 sizes.append(size_of(number) if size_of else size)
-                records.append(schema.frame(make_record(number, sizes[-1], image_format, channels, one_hot)))
+                records.append(
+                    schema.frame(make_record(number, sizes[-1], image_format, channels, one_hot, split, columns))
+                )
                 number += 1
             data = b"".join(records)
             if compression == "none":
@@ -106,7 +122,7 @@ def make_dataset(
         "version": "1.0.0",
         "configuration": {"image_format": image_format, "compression": compression, "one_hot": one_hot, "seed": 0},
         "classes": list(CLASSES),
-        "features": [],
+        "features": [{"name": name, "dtype": dtype, "list": is_list} for name, dtype, is_list, *_ in columns],
         "image": {
             "format": image_format,
             "channels": channels,

@@ -73,21 +73,75 @@ def test_two_iterators_of_one_dataset(tmp_path: Path) -> None:
 def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no file matches .*none\*"):
         reader.record_dataset(str(tmp_path / "none*"))
+    with pytest.raises(UsageError, match="on_error='ignore': raise or skip"):
+        reader.record_dataset(str(tmp_path), on_error="ignore")  # type: ignore[arg-type]
     path = write(tmp_path / "a", 3)
     with pytest.raises(
         UsageError, match=r"no feature image, class in .*: it has box, image/encoded, label, score, tags"
     ):
         reader.record_dataset(path, keys=["image", "label", "class"])
     (tmp_path / "empty").write_bytes(b"")
-    with pytest.raises(ImageShardsError, match="empty: no record in the first 4 files"):
+    with pytest.raises(ImageShardsError, match="empty: no record in 1 files"):
         reader.record_dataset(str(tmp_path / "empty"))
     (tmp_path / "text").write_bytes(b"this is not a TFRecord file at all")
     with pytest.raises(CorruptRecordError, match="text: record 0 at byte 0"):
         reader.record_dataset(str(tmp_path / "text"))
     with tf.io.TFRecordWriter(str(tmp_path / "other")) as writer:
         writer.write(b"\xff\xff")
-    with pytest.raises(ImageShardsError, match=r"other: record 0 is not a tf\.train\.Example"):
+    with pytest.raises(ImageShardsError, match=r"other: record 0 at byte 0: not a tf\.train\.Example"):
         reader.record_dataset(str(tmp_path / "other"))
+
+
+def write_examples(path: Path, examples: list[tf.train.Example | bytes]) -> str:
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for example in examples:
+            writer.write(example if isinstance(example, bytes) else example.SerializeToString())
+    return str(path)
+
+
+def labelled(label: int, score: float | None = None) -> tf.train.Example:
+    example = tf.train.Example()
+    example.features.feature["label"].int64_list.value.append(label)
+    if score is not None:
+        example.features.feature["score"].float_list.value.append(score)
+    return example
+
+
+def test_what_only_later_records_lack_or_have(tmp_path: Path) -> None:
+    """All of the first 100 records have a score; the next one has none, and one is no Example at all."""
+    whole = [labelled(number, number / 8) for number in range(120)]
+    path = write_examples(tmp_path / "a", [*whole, labelled(120), b"\xff\xff", labelled(122, 0.5)])
+    dataset = reader.record_dataset(path)
+    assert dataset.element_spec["score"].shape == []
+    with pytest.raises(
+        tf.errors.OpError, match=r"a: record 120 at byte \d+: 'score' has 0 values, in the first records 1"
+    ):
+        list(dataset)
+    skipping = reader.record_dataset(path, on_error="skip")
+    assert [record["label"] for record in skipping.as_numpy_iterator()] == [*range(120), 122]
+    assert reader.skipped(skipping) == 2
+    optional = {"label": tf.io.FixedLenFeature([], tf.int64), "score": tf.io.RaggedFeature(tf.float32)}
+    records = list(reader.record_dataset(path, keys=optional, on_error="skip").as_numpy_iterator())
+    assert [len(record["score"]) for record in records[119:]] == [1, 0, 1]
+
+
+def test_features_are_inferred_from_several_files(tmp_path: Path) -> None:
+    """Only the last of many files has a score."""
+    for number in range(9):
+        write_examples(tmp_path / f"part-{number}", [labelled(number)] * 3)
+    write_examples(tmp_path / "part-9", [labelled(9, 0.5)])
+    spec = reader.record_dataset(str(tmp_path / "part-*")).element_spec
+    assert (spec["label"].shape.rank, spec["score"].shape.rank) == (0, 1)
+    for number in range(9):
+        (tmp_path / f"part-{number}").write_bytes(b"")
+    assert len(list(reader.record_dataset(str(tmp_path / "part-*")))) == 1
+
+
+def test_one_feature_of_two_types_is_an_error(tmp_path: Path) -> None:
+    text = tf.train.Example()
+    text.features.feature["label"].bytes_list.value.append(b"cat")
+    with pytest.raises(ImageShardsError, match="'label' is int64_list here and bytes_list there"):
+        reader.record_dataset(write_examples(tmp_path / "a", [labelled(1), text]))
 
 
 def test_damage_behind_the_first_records_names_file_record_and_offset(tmp_path: Path) -> None:

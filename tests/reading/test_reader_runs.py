@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_pipeline import schema
-from beam_pipeline.errors import CorruptRecordError, StorageError
+from beam_pipeline.errors import CorruptRecordError
 from reader import load_info, runs
-from reader.runs import RunReader, RunTable, read_file, scan_file
+from reader.run_table import RunTable
+from reader.runs import RunReader, read_file, scan_file
 from reader.storage import LocalStorage
 from tests.reading.shards import make_dataset
 
@@ -50,6 +51,8 @@ def test_neighbouring_runs_are_one_request(tmp_path: Path, monkeypatch: pytest.M
     requests = []
 
     class Counting(LocalStorage):
+        is_remote = True
+
         def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
             requests.append((path[-7:], start))
             return super().read(path, start, stop)
@@ -106,21 +109,44 @@ def test_a_file_cut_inside_a_record_and_between_two(tmp_path: Path) -> None:
     path = tmp_path / "shard-0"
     data = path.read_bytes()
     offset = len(data) - len(records[-1]) - schema.FRAME_BYTES
-    for end, reason in ((len(data) - 1, "the file ends inside"), (offset, "20 records are indexed here and 19 found")):
+    for end, reason in ((len(data) - 1, "the file ends inside"), (offset, "the file ends before this record")):
         path.write_bytes(data[:end])
+        assert RunReader(STORAGE, table).read(np.arange(19)) == records[:19]
         with pytest.raises(CorruptRecordError, match=reason) as error:
-            RunReader(STORAGE, table).read(np.array([3]))
+            RunReader(STORAGE, table).read(np.array([3, 19]))
         assert (error.value.record, error.value.offset) == (19, offset)
     path.write_bytes(b"")
-    with pytest.raises(CorruptRecordError, match="record 0 at byte 0"):
-        RunReader(STORAGE, table).read(np.array([3]))
+    with pytest.raises(CorruptRecordError, match="record 0 at byte 0: the file ends before"):
+        RunReader(STORAGE, table).read(np.arange(4))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     table, _ = make_files(tmp_path, [20])
     (tmp_path / "shard-0").unlink()
-    with pytest.raises(StorageError, match=r"shard-0 is missing$"):
+    with pytest.raises(CorruptRecordError, match=r"shard-0: record 3 at byte 0: the file is missing$"):
         RunReader(STORAGE, table).read(np.array([3]))
+
+
+@pytest.mark.parametrize("with_index", [True, False])
+def test_a_wrong_length_costs_one_record_with_a_text_index_and_the_rest_of_the_run_without(
+    tmp_path: Path, with_index: bool
+) -> None:
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [140]}))
+    table = info.run_table("train")
+    records = RunReader(STORAGE, table).read(np.arange(140))
+    path = Path(table.files[0])
+    offset = sum(len(record) + schema.FRAME_BYTES for record in records[:70])
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+    if not with_index:
+        Path(table.indexes[0]).unlink()
+    found = RunReader(STORAGE, table).find(np.arange(140))
+    lost = [place for place, record in enumerate(found) if isinstance(record, CorruptRecordError)]
+    assert lost == ([70] if with_index else list(range(70, 128)))
+    assert all(record == records[place] for place, record in enumerate(found) if place not in lost)
+    assert (found[70].record, found[70].offset) == (70, offset)
+    assert table.locate(70) == (str(path), 70)
 
 
 @pytest.mark.parametrize("members", [1, 3])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import google_crc32c
 import pytest
 
 from beam_pipeline import schema
+from beam_pipeline.errors import UsageError
 from reader import load_info
+from reader.commands import main
 from reader.verify import Fault, verify
 from tests.reading.shards import make_dataset, make_record
 
@@ -25,7 +31,7 @@ def offsets(folder: Path, shard: str = SHARD) -> list[int]:
 
 
 def faults_of(folder: Path) -> list[tuple[str, int | None, int | None, str]]:
-    return [(Path(f.file).name, f.record, f.offset, f.what) for f in verify(load_info(str(folder)), threads=2)]
+    return [(Path(f.file).name, f.record, f.offset, f.what) for f in verify(load_info(str(folder)))]
 
 
 @pytest.fixture
@@ -125,6 +131,129 @@ def test_a_damaged_gzip_shard(tmp_path: Path) -> None:
     found = faults_of(folder)
     assert any("gzip" in fault[3] for fault in found)
     assert any("bytes, the manifest" in fault[3] for fault in found)
+
+
+def reseal(folder: Path, change: Callable[[dict[str, Any]], None], files: dict[str, bytes] | None = None) -> None:
+    """Change the manifest (and other files), as somebody would who knows how it is sealed."""
+    manifest = json.loads((folder / schema.MANIFEST_FILE).read_bytes())
+    for file, data in (files or {}).items():
+        (folder / file).write_bytes(data)
+        manifest["files"][file] = schema.sha256(data)
+    change(manifest)
+    (folder / schema.MANIFEST_FILE).write_bytes(schema.seal_manifest(manifest))
+
+
+def test_a_file_name_that_two_records_have(tmp_path: Path) -> None:
+    folder = Path(make_dataset(tmp_path / "1.0.0", {"train": [70, 80]}))
+    first, second = (folder / f"photos-train.tfrecord-0000{number}-of-00002" for number in (0, 1))
+    data = second.read_bytes()
+    other = make_record(73, (16, 24))
+    twice = other.replace(b"cat/000073.jpg", b"cat/000004.jpg")
+    second.write_bytes(data.replace(schema.frame(other), schema.frame(twice)))
+    found = faults_of(folder)
+    where = offsets(folder, first.name)[4]
+    assert (second.name, 3, offsets(folder)[3]) == found[-1][:3]
+    assert found[-1][3] == f"filename 'cat/000004.jpg' is also in {first.name} record 4 at byte {where}"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "what"),
+    [
+        ("class.labels.txt", b"bird\ndog\ncat\n", "its lines aren't the classes of the manifest"),
+        ("rejects.jsonl", b'{"path":"a","reason":"truncated"}\n', "it has {'truncated': 1}, the manifest {}"),
+        ("rejects.jsonl", b"no JSON\n", "it can't be read: JSONDecodeError"),
+        ("duplicates.jsonl", b'{"classes":1,"images":[1,2],"splits":2}\n', "it has {'groups': 1, 'images': 2, "),
+        (
+            "features.json",
+            b'{"featuresDict":{"features":{"image":1}}}',
+            "its features are image, those of the records ",
+        ),
+        (
+            "dataset_info.json",
+            b'{"name":"photos","version":"1.0.0","splits":[{"name":"train","numBytes":"1","shardLengths":["1"]}]}',
+            "its split train isn't the manifest's: bytes or records of the shards differ",
+        ),
+    ],
+)
+def test_metadata_that_contradicts_the_manifest(folder: Path, file: str, content: bytes, what: str) -> None:
+    reseal(folder, lambda manifest: None, {file: content})
+    found = faults_of(folder)
+    assert [fault[:3] for fault in found if fault[0] == file] == [(file, None, None)] * len(found)
+    assert found[0][3].startswith(what)
+
+
+def test_sums_of_the_manifest_that_do_not_add_up(folder: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["images"] += 1
+        manifest["splits"]["train"]["class_counts"][0] += 1
+
+    reseal(folder, change)
+    assert [fault[3] for fault in faults_of(folder)] == [
+        "records + rejects isn't the number of images listed",
+        "the shards or classes of train don't add up to its records and bytes",
+        "train has (50, 50, 50) records a class, not (51, 50, 50)",
+    ]
+
+
+def test_only_a_decoder_finds_an_image_that_was_written_broken(tmp_path: Path) -> None:
+    folder = Path(make_dataset(tmp_path / "1.0.0", {"train": [70, 80]}))
+    shard = folder / "photos-train.tfrecord-00000-of-00002"
+    data, number = shard.read_bytes(), 64
+    record = make_record(number, (16, 24))
+    broken = record.replace(b"\xff\xd8\xff", b"\xff\xd8\xfe")
+    shard.write_bytes(data.replace(schema.frame(record), schema.frame(broken)))
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["splits"]["train"]["shards"][0]["crc32c"] = google_crc32c.value(shard.read_bytes())
+
+    reseal(folder, change)
+    info = load_info(str(folder))
+    for decode, expected in (("all", [number]), ("sample", [number]), ("none", [])):  # 64: the first of its run
+        assert [fault.record for fault in verify(info, decode=decode)] == expected
+    with pytest.raises(UsageError, match="--decode 'most': choose one of all, sample, none"):
+        verify(info, decode="most")
+
+
+def test_processes_find_what_threads_find(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reader.verify._PROCESS_BYTES", 0)
+    info = load_info(str(folder))
+    assert verify(info, processes=2) == []
+    flip(folder / SHARD, offsets(folder)[40] + 50)
+    assert verify(info, processes=2) == verify(info, processes=1) != []
+
+
+def test_every_record_wrong_is_told_for_the_first_hundred(tmp_path: Path) -> None:
+    folder = Path(make_dataset(tmp_path / "1.0.0", {"train": [150]}))
+    shard = folder / "photos-train.tfrecord-00000-of-00001"
+    for offset in offsets(folder, shard.name):
+        flip(shard, offset + 50)
+    found = faults_of(folder)
+    assert [record for _, record, _, _ in found[:100]] == list(range(100))
+    assert found[100][3] == "52 more faults of this shard are left out"  # 50 records, their number, the file's CRC
+
+
+def test_the_command_tells_programs_and_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder} is whole: 160 records in 4 shards, every image decodes\n"
+    assert main(["verify", str(folder), "--json", "--decode", "none"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"dataset": str(folder), "records": 160, "decode": "none", "faults": []}
+    offset = offsets(folder)[2]
+    flip(folder / SHARD, offset + 50)
+    assert main(["verify", str(folder), "--json"]) == 1
+    fault = json.loads(capsys.readouterr().out)["faults"][0]
+    what = "the CRC of the data is wrong"
+    assert fault == {"file": str(folder / SHARD), "record": 2, "offset": offset, "what": what}
+    assert main(["verify", str(folder)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{folder / SHARD}: record 2 at byte {offset}: {what}"
+    assert lines[-1] == f"4 faults in {folder}; run the job again with --repair"
+    flip(folder / "manifest.json", 9)
+    assert main(["verify", str(folder), "--json"]) == 1
+    (fault,) = json.loads(capsys.readouterr().out)["faults"]
+    assert fault["file"] == f"{folder}/manifest.json"
+    assert "is damaged" in fault["what"]
+    assert main(["verify", str(folder), "--processes", "-1"]) == 2
 
 
 def test_a_fault_reads_as_one_line() -> None:

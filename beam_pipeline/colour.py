@@ -1,0 +1,189 @@
+"""From whatever an image file holds to 8-bit sRGB or gray: depth, palettes, transparency, CMYK, ICC profiles.
+
+A profile is ignored where it is broken, made for another kind of image, or larger than 4 MiB.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageChops, ImageCms, ImageFile
+
+from beam_pipeline.errors import Reject
+from beam_pipeline.schema import RejectReason
+
+STORED_MODES = {1: "L", 3: "RGB"}  # channels → Pillow's mode
+Rgb = tuple[int, int, int]
+
+_MOST_PROFILE_BYTES = 4 << 20
+_CACHED_PROFILES = 32
+# A profile that moves no colour further is sRGB under another name: there are dozens, and they differ by rounding.
+_SAME_COLOUR = 2
+_PROFILE_SPACES = {b"RGB ": "RGB", b"GRAY": "L", b"CMYK": "CMYK"}
+_SRGB = ImageCms.createProfile("sRGB")
+_BAND_PIXELS = 1 << 20
+_PNG_DEPTH_BYTE = 24  # of the file: signature 8, length 4, "IHDR" 4, width 4, height 4
+_TIFF_PHOTOMETRIC = 262
+_WHITE_IS_ZERO = 0
+
+
+def to_bytes(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
+    """A decoded image as `L`, `LA`, `RGB`, `RGBA` or `CMYK`, 8 bits a channel.
+
+    16 bits become 8 by their high byte, as Pillow itself does it for colour: black, white and order are kept.
+
+    Args:
+        image: decoded.
+        data: its file.
+
+    Raises:
+        Reject: `unsupported`, pixels without a known white (32-bit integers, floats).
+    """
+    mode = image.mode
+    key = image.info.get("transparency")
+    if mode in ("L", "RGB"):
+        return image if key is None else _with_transparent_colour(image, key, data)
+    if mode == "CMYK":
+        # Adobe's marker says that 0 is full ink, and Pillow always reads it so: https://www.itu.int/rec/T-REC-T.872
+        return ImageChops.invert(image) if is_jpeg(image) and "adobe" not in image.info else image
+    if mode in ("LA", "RGBA"):
+        return _without_opaque_alpha(image)
+    if mode.startswith("I;16"):
+        return _from_16_bits(image, key)
+    if mode in ("I", "F"):
+        raise Reject(RejectReason.UNSUPPORTED, f"{image.format} of 32 bits a channel: which value is white?")
+    if image.has_transparency_data:  # palettes
+        return _without_opaque_alpha(image.convert("RGBA"))
+    return image.convert("L" if mode == "1" else "RGB")
+
+
+def is_jpeg(image: Image.Image) -> bool:
+    """Whether it is a JPEG file; Pillow calls one of several pictures MPO."""
+    return image.format in ("JPEG", "MPO")
+
+
+def _from_16_bits(image: ImageFile.ImageFile, key: int | None) -> Image.Image:
+    """`L`, or `LA` where one value is transparent; by bands of rows: a large image would be in memory thrice."""
+    inverted = getattr(image, "tag_v2", {}).get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO
+    result = Image.new("L" if key is None else "LA", image.size)
+    rows = max(1, _BAND_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        values = np.asarray(band)  # in the machine's byte order, whatever the file's
+        high = Image.fromarray(((65535 - values if inverted else values) >> 8).astype(np.uint8))
+        if key is not None:
+            high.putalpha(Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8)))
+        result.paste(high, (0, top))
+    return result
+
+
+def _with_transparent_colour(image: Image.Image, key: int | Rgb, data: bytes) -> Image.Image:
+    """The one transparent colour of a GIF or PNG (tRNS, in the file's depth, which Pillow overlooks) as alpha."""
+    depth = data[_PNG_DEPTH_BYTE] if image.format == "PNG" else 8
+
+    def scaled(value: int) -> int:
+        return value >> 8 if depth == 16 else value * 255 // ((1 << depth) - 1)
+
+    image.info["transparency"] = tuple(map(scaled, key)) if isinstance(key, tuple) else scaled(key)
+    return image.convert("RGBA" if image.mode == "RGB" else "LA")
+
+
+def _without_opaque_alpha(image: Image.Image) -> Image.Image:
+    least: Any = image.getchannel("A").getextrema()[0]
+    return image.convert(image.mode[:-1]) if least == 255 else image
+
+
+def finish(pixels: Image.Image, profile: bytes | None, background: Rgb, channels: int) -> Image.Image:
+    """Stored colours of an image that `to_bytes` made.
+
+    Args:
+        pixels: `L`, `LA`, `RGB`, `RGBA` or `CMYK`.
+        profile: ICC profile to convert from, or None.
+        background: what is behind transparent pixels, sRGB.
+        channels: 3, or 1 for luma (ITU-R BT.601, as JPEG's).
+    """
+    stored = STORED_MODES[channels]
+    if pixels.mode == stored and profile is None:
+        return pixels
+    alpha = pixels.getchannel("A") if pixels.mode in ("LA", "RGBA") else None
+    opaque = to_srgb(pixels if alpha is None else pixels.convert(pixels.mode[:-1]), profile)
+    if opaque.mode != stored:
+        opaque = opaque.convert(stored)
+    if alpha is None:
+        return opaque
+    behind = Image.new(stored, pixels.size, in_channels(background, channels))
+    behind.paste(opaque, mask=alpha)
+    return behind
+
+
+def in_channels(colour: Rgb, channels: int) -> int | Rgb:
+    """An sRGB colour as a pixel of the stored image."""
+    pixel: Any = Image.new("RGB", (1, 1), colour).convert(STORED_MODES[channels]).getpixel((0, 0))
+    return pixel  # type: ignore[no-any-return]
+
+
+def to_srgb(pixels: Image.Image, profile: bytes | None) -> Image.Image:
+    """`L`, `RGB` or `CMYK` pixels as sRGB: `L` stays `L`.
+
+    CMYK without a usable profile becomes RGB by (255 - ink) × (255 - black) / 255.
+    """
+    conversion = None if profile is None else _conversion(profile, pixels.mode)
+    if conversion is None:
+        return pixels.convert("RGB") if pixels.mode == "CMYK" else pixels
+    if isinstance(conversion, list):
+        return pixels.point(conversion)
+    return conversion.apply(pixels)
+
+
+def is_srgb(profile: bytes, mode: str) -> bool:
+    """Whether converting `L` or `RGB` pixels from a profile changes nothing, or the profile is ignored."""
+    return _conversion(profile, mode) is None
+
+
+def fits(profile: bytes, mode: str) -> bool:
+    """Whether a profile says that it is one for `L`, `RGB` or `CMYK` pixels."""
+    return _PROFILE_SPACES.get(profile[16:20]) == mode
+
+
+@lru_cache(_CACHED_PROFILES)
+def _conversion(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | list[int] | None:
+    """How pixels of a mode become sRGB: a transform, a table for `L`, or None where they stay as they are.
+
+    Threads may share a transform: lcms2 keeps what it changes while it runs on the stack.
+    """
+    if len(profile) > _MOST_PROFILE_BYTES:
+        return None
+    # Gray pixels with an RGB profile are common, and mean R = G = B.
+    space = "RGB" if mode == "L" and fits(profile, "RGB") else mode
+    if not fits(profile, space):
+        return None
+    try:
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        # Only 256 grays go through this one: lcms2's shortcuts err by up to 10.
+        flags = ImageCms.Flags.NOOPTIMIZE if mode == "L" else ImageCms.Flags.NONE
+        transform = ImageCms.buildTransform(source, _SRGB, space, "RGB", ImageCms.Intent.PERCEPTUAL, flags)
+    except (OSError, ImageCms.PyCMSError):
+        return None
+    if mode == "CMYK":
+        return transform
+    if mode == "L":
+        table = list(transform.apply(_gray_ramp().convert(space)).convert("L").tobytes())
+        return None if max(abs(value - number) for number, value in enumerate(table)) <= _SAME_COLOUR else table
+    grid = _colour_grid()
+    moved: Any = ImageChops.difference(grid, transform.apply(grid)).getextrema()
+    return None if max(most for _, most in moved) <= _SAME_COLOUR else transform
+
+
+def _gray_ramp() -> Image.Image:
+    return Image.frombytes("L", (256, 1), bytes(range(256)))
+
+
+def _colour_grid() -> Image.Image:
+    """Each combination of 16 steps a channel."""
+    steps = range(0, 256, 17)
+    return Image.frombytes(
+        "RGB", (256, 16), bytes(value for r in steps for g in steps for b in steps for value in (r, g, b))
+    )

@@ -1,0 +1,251 @@
+"""The outer structure of image files: JPEG segments, PNG chunks, EXIF's orientation, whether a file ends too early.
+
+Reads bytes and decodes nothing. JPEG: https://www.w3.org/Graphics/JPEG/itu-t81.pdf (annex B), PNG:
+https://www.w3.org/TR/png-3/#5DataRep, EXIF: https://www.cipa.jp/std/documents/e/DC-008-2012_E.pdf
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+SOI, EOI, SOS, DHT, COM = 0xD8, 0xD9, 0xDA, 0xC4, 0xFE
+APP0, APP2, APP14, APP15 = 0xE0, 0xE2, 0xEE, 0xEF
+SOF_BASELINE, SOF_EXTENDED, SOF_PROGRESSIVE = 0xC0, 0xC1, 0xC2
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {DHT, 0xC8, 0xCC}  # SOFn: all of the row but DHT, JPG and DAC
+_COMMON_FRAMES = frozenset({SOF_BASELINE, SOF_EXTENDED, SOF_PROGRESSIVE, 0xC9, 0xCA})  # the last two: arithmetic
+_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})  # TEM, RSTn, SOI
+# In compressed data 0xFF is followed by 0, a restart marker or another 0xFF; all else ends it.
+_END_OF_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+
+_ORIENTATION = 0x0112
+_SHORT = 3
+EXIF_PREFIX = b"Exif\0\0"
+
+
+class EndsEarly(ValueError):
+    """The file ends inside one of its parts."""
+
+
+class Part(NamedTuple):
+    """A JPEG segment or a PNG chunk: its kind, and where it lies in the file, marker or length included."""
+
+    kind: int | bytes
+    start: int
+    end: int
+
+
+class JpegFrame(NamedTuple):
+    """What a JPEG's frame header says: which SOF, bits a sample, channels and their ids."""
+
+    kind: int
+    bits: int
+    components: int
+    ids: bytes
+
+    @property
+    def is_common(self) -> bool:
+        """Whether it is a kind that decoders know: neither lossless nor hierarchical, 8 bits, 1, 3 or 4 channels."""
+        return self.kind in _COMMON_FRAMES and self.bits == 8 and self.components in (1, 3, 4)
+
+
+def jpeg_parts(data: bytes) -> Iterator[Part]:
+    """The segments of a JPEG from SOI to EOI; a scan's compressed data belongs to its SOS.
+
+    Raises:
+        EndsEarly: no EOI.
+        ValueError: something else where a marker should be.
+    """
+    yield Part(SOI, 0, 2)
+    position, size = 2, len(data)
+    while position + 2 <= size:
+        if data[position] != 0xFF:
+            raise ValueError("no marker")
+        start, kind = position, data[position + 1]
+        if kind == 0xFF:  # a fill byte, which belongs to nothing
+            position += 1
+            continue
+        position += 2
+        if kind not in _WITHOUT_LENGTH and kind != EOI:
+            if position + 2 > size:
+                break
+            position += struct.unpack_from(">H", data, position)[0]
+        if kind == SOS:
+            found = _END_OF_SCAN.search(data, position)
+            if found is None:
+                break
+            position = found.start()
+        if position > size:
+            break
+        yield Part(kind, start, position)
+        if kind == EOI:
+            return
+    raise EndsEarly
+
+
+def ended_jpeg(data: bytes) -> bytes:
+    """A JPEG that ends early, with an end: its whole segments and what there is of a scan, for decoders to show."""
+    end = 0
+    try:
+        for part in jpeg_parts(data):
+            end = part.end
+    except EndsEarly:
+        in_scan = data[end : end + 2] == bytes([0xFF, SOS]) and len(data) >= end + 4
+        whole = (
+            data if in_scan and end + 2 + int.from_bytes(data[end + 2 : end + 4], "big") <= len(data) else data[:end]
+        )
+        return whole + bytes([0xFF, EOI])
+    except ValueError:
+        pass
+    return data
+
+
+def jpeg_frame(data: bytes) -> JpegFrame | None:
+    """The first frame header of a JPEG, or None where there is none."""
+    try:
+        for kind, start, end in jpeg_parts(data):
+            if kind in _FRAMES and end - start >= 10:  # marker 2, length 2, bits 1, height 2, width 2, channels 1
+                components = data[start + 9]
+                ids = data[start + 10 : start + 10 + 3 * components : 3]
+                return JpegFrame(int(kind), data[start + 4], components, ids)
+    except ValueError:
+        pass
+    return None
+
+
+def png_parts(data: bytes) -> Iterator[Part]:
+    """The chunks of a PNG from IHDR to IEND, each with its CRC checked.
+
+    Raises:
+        EndsEarly: no IEND.
+        ValueError: a CRC is wrong.
+    """
+    position = len(PNG_SIGNATURE)
+    while position + 12 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, position)
+        end = position + 12 + length
+        if end > len(data):
+            break
+        if zlib.crc32(memoryview(data)[position + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
+            raise ValueError("wrong CRC")
+        yield Part(kind, position, end)
+        if kind == b"IEND":
+            return
+        position = end
+    raise EndsEarly
+
+
+def webp_canvas(data: bytes) -> tuple[int, int] | None:
+    """(width, height) of an animated or otherwise extended WebP, None for a simple one, whose size has 14 bits.
+
+    https://developers.google.com/speed/webp/docs/riff_container#extended_file_format
+    """
+    if data[12:16] != b"VP8X" or len(data) < 30:
+        return None
+    return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+
+
+def ends_early(data: bytes, format: str) -> bool:
+    """Whether a file that can't be decoded is cut off, by what its format says of its own length.
+
+    Args:
+        data: the file.
+        format: Pillow's name of its format.
+    """
+    if format in ("JPEG", "PNG"):
+        try:
+            for _ in jpeg_parts(data) if format == "JPEG" else png_parts(data):
+                pass
+        except EndsEarly:
+            return True
+        except ValueError:
+            return False
+    if format == "WEBP":
+        return len(data) < 12 or int.from_bytes(data[4:8], "little") + 8 > len(data)
+    if format == "BMP":
+        return int.from_bytes(data[2:6], "little") > len(data)
+    if format == "GIF":
+        return not data.rstrip(b"\0").endswith(b";")  # the trailer
+    if format == "TIFF":
+        return _tiff_ends_early(data)
+    return format in ("AVIF", "HEIF") and _boxes_end_early(data)
+
+
+def _tiff_ends_early(data: bytes) -> bool:
+    """Whether something that the first directory of a TIFF names lies behind the end (TIFF 6.0, section 2)."""
+    order = "<" if data[:2] == b"II" else ">"
+    numbers: dict[int, tuple[int, ...]] = {}
+    try:
+        directory = struct.unpack_from(f"{order}I", data, 4)[0]
+        entries = struct.unpack_from(f"{order}H", data, directory)[0]
+        for place in range(directory + 2, directory + 2 + 12 * entries, 12):
+            tag, kind, count = struct.unpack_from(f"{order}HHI", data, place)
+            size = count * _TIFF_BYTES.get(kind, 1)
+            start = place + 8 if size <= 4 else struct.unpack_from(f"{order}I", data, place + 8)[0]
+            if start + size > len(data):
+                return True
+            if tag in _TIFF_PIXELS and kind in _TIFF_NUMBERS:
+                numbers[tag] = struct.unpack_from(f"{order}{count}{_TIFF_NUMBERS[kind]}", data, start)
+    except struct.error:
+        return True
+    spans = (zip(numbers.get(offsets, ()), numbers.get(counts, ()), strict=False) for offsets, counts in _TIFF_SPANS)
+    return any(offset + count > len(data) for span in spans for offset, count in span)
+
+
+_TIFF_BYTES = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}  # of a value by its type; 1 otherwise
+_TIFF_NUMBERS = {3: "H", 4: "I"}
+_TIFF_SPANS = ((273, 279), (324, 325))  # offsets and byte counts, of strips and of tiles
+_TIFF_PIXELS = frozenset(tag for span in _TIFF_SPANS for tag in span)
+
+
+def _boxes_end_early(data: bytes) -> bool:
+    """ISO/IEC 14496-12, 4.2: boxes of size 4, type 4, content; size 1 is followed by 8 bytes of size, 0 is the rest."""
+    position, kinds = 0, set()
+    while position + 8 <= len(data):
+        kinds.add(data[position + 4 : position + 8])
+        size = int.from_bytes(data[position : position + 4], "big")
+        if size == 0:
+            return False
+        if size == 1:
+            size = int.from_bytes(data[position + 8 : position + 16], "big")
+        if size < 8:
+            return False
+        position += size
+    return position != len(data) or b"mdat" not in kinds
+
+
+class Orientation(NamedTuple):
+    """EXIF's orientation, and where in the EXIF bytes its value of two bytes lies, in which byte order."""
+
+    value: int
+    place: int
+    order: str
+
+
+def orientation(exif: bytes) -> Orientation | None:
+    """The orientation in the first directory of EXIF data, or None where it says none that can be read."""
+    start = len(EXIF_PREFIX) if exif.startswith(EXIF_PREFIX) else 0
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[start : start + 4])
+    if order is None or len(exif) < start + 8:
+        return None
+    directory = start + struct.unpack_from(f"{order}I", exif, start + 4)[0]
+    if len(exif) < directory + 2:
+        return None
+    count = struct.unpack_from(f"{order}H", exif, directory)[0]
+    for place in range(directory + 2, min(directory + 2 + 12 * count, len(exif) - 11), 12):
+        tag, kind, values, value = struct.unpack_from(f"{order}HHIH", exif, place)
+        if tag == _ORIENTATION:
+            return Orientation(value, place + 8, order) if (kind, values) == (_SHORT, 1) else None
+    return None
+
+
+def upright_exif(exif: bytes) -> bytes:
+    """EXIF data of a picture that has been turned upright: its orientation says so, all else stays."""
+    found = orientation(exif)
+    if found is None:
+        return exif
+    return exif[: found.place] + struct.pack(f"{found.order}H", 1) + exif[found.place + 2 :]

@@ -1,0 +1,68 @@
+"""How a worker decodes: here, watched; or in subprocesses, where an earlier attempt at the same images ended badly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from beam_pipeline import careful, images, watchdog
+from beam_pipeline.images import EncodedImage, ImageOptions
+from beam_pipeline.inflight import Inflight
+from beam_pipeline.pixel_sums import ChannelSums, channel_sums
+
+
+class Decoding:
+    """Decodes the images of one shard, or of a part of the sample.
+
+    Args:
+        options: what to make of them.
+        inflight: the job's notes; None to go by none and leave none.
+        is_careful: whether to use subprocesses.
+        plan: the job's hash, or "" while there is none.
+    """
+
+    def __init__(self, options: ImageOptions, inflight: Inflight | None, is_careful: bool, plan: str) -> None:
+        self._options = options
+        self._inflight = inflight
+        self._is_careful = is_careful
+        self._rejected = inflight.rejected(plan) if inflight else {}
+        self._limit_s = watchdog.limit_s(options)
+
+    def convert(self, path: str, data: bytes, md5: bytes) -> EncodedImage:
+        """`images.convert`; `path` and `md5` tell which image it is.
+
+        Raises:
+            Reject: as `images.convert`; also where its decoder dies.
+        """
+        self._refuse_known(md5)
+        if self._is_careful:
+            return self._elsewhere(path, data, md5)[0]
+        with watchdog.WATCHDOG.watching(path, self._limit_s):
+            return images.convert(data, self._options)
+
+    def measure(self, path: str, data: bytes, md5: bytes) -> tuple[EncodedImage, ChannelSums]:
+        """As `convert`, and the sums of the image's pixels."""
+        self._refuse_known(md5)
+        if self._is_careful:
+            return self._elsewhere(path, data, md5)
+        sums: list[ChannelSums] = []
+        with watchdog.WATCHDOG.watching(path, self._limit_s):
+            image = images.convert(data, self._options, look=lambda pixels: sums.append(channel_sums(pixels)))
+        return image, sums[0]
+
+    def _elsewhere(self, path: str, data: bytes, md5: bytes) -> tuple[EncodedImage, ChannelSums]:
+        try:
+            return careful.shared_decoders().convert(data, self._options)
+        except careful.Died as died:
+            if self._inflight:
+                self._inflight.reject(self._content(md5), path, died)
+            raise
+
+    def _refuse_known(self, md5: bytes) -> None:
+        """Raises Reject for an image that an earlier attempt found to end its decoder."""
+        if self._rejected and (noted := self._rejected.get(self._content(md5))):
+            raise noted.reject
+
+    def _content(self, md5: bytes) -> str:
+        """What tells an image, and what is to be made of it."""
+        return hashlib.blake2b(md5 + json.dumps(self._options).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,164 @@
+"""Where a picture's pixels go: which part of it is scaled to which size, laid on which canvas, turned which way."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from PIL import Image, ImageFile
+
+RESIZE_MODES = ("stretch", "crop", "pad", "shorter", "longer")
+RESAMPLING = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+    "nearest": Image.Resampling.NEAREST,
+}
+
+# How many times larger than its target an image may stay after the cheap reductions (DCT-scaled decoding, box
+# averaging by whole factors) that come before the filter. Chosen by benchmarks/codec.py, docs/decisions/005.
+REDUCING_GAP = 2.0
+
+# EXIF orientation → what shows the picture upright, https://www.cipa.jp/std/documents/e/DC-008-2012_E.pdf (4.6.4 A)
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SIDEWAYS = frozenset({5, 6, 7, 8})
+
+_PREMULTIPLIED = {"RGBA": "RGBa", "LA": "La"}
+_BAND_PIXELS = 1 << 20
+
+Size = tuple[int, int]
+Box = tuple[float, float, float, float]
+
+
+class Fit(NamedTuple):
+    """How an image as it lies in its file becomes the stored one.
+
+    Attributes:
+        box: (left, top, right, bottom) of the part that is scaled, in source pixels.
+        size: (width, height) after scaling.
+        canvas: (width, height) of the result before it is turned upright.
+    """
+
+    box: Box
+    size: Size
+    canvas: Size
+
+    def changes_nothing(self, source: Size) -> bool:
+        """Whether every pixel stays where it is."""
+        return self.size == self.canvas == source and self.box == (0, 0, *source)
+
+
+def fit(source: Size, target: tuple[int, int] | None, mode: str, orientation: int = 1) -> Fit:
+    """Plan the way of one image.
+
+    Args:
+        source: (width, height) as it lies in its file.
+        target: (height, width) of the upright result, or None to keep the image's own.
+        mode: one of `RESIZE_MODES`.
+        orientation: EXIF's; an image is resized as it lies, then turned: the small image is the cheap one to turn.
+    """
+    width, height = source
+    whole = (0.0, 0.0, float(width), float(height))
+    if target is None:
+        return Fit(whole, source, source)
+    target_width, target_height = target if orientation in _SIDEWAYS else (target[1], target[0])
+    fixed = (target_width, target_height)
+    if mode == "stretch":
+        return Fit(whole, fixed, fixed)
+    if mode == "crop":
+        # The largest centred box with the target's proportions.
+        crop_width = min(float(width), height * target_width / target_height)
+        crop_height = min(float(height), width * target_height / target_width)
+        left, top = (width - crop_width) / 2, (height - crop_height) / 2
+        return Fit((left, top, left + crop_width, top + crop_height), fixed, fixed)
+    ratios = (target_width / width, target_height / height)
+    ratio = min(1.0, max(ratios) if mode == "shorter" else min(ratios))  # these never enlarge
+    size = (max(1, round(width * ratio)), max(1, round(height * ratio)))
+    return Fit(whole, size, fixed if mode == "pad" else size)
+
+
+def shrink_on_load(image: ImageFile.ImageFile, plan: Fit, mode: str) -> float:
+    """Let the JPEG decoder skip frequencies that the resize would throw away.
+
+    Args:
+        image: opened, not yet decoded.
+        plan: of `image`.
+        mode: `L` decodes the luma alone, anything else what the file holds.
+
+    Returns:
+        The scale it decodes at: 1, 1/2, 1/4 or 1/8.
+    """
+    width, height = image.size
+    left, top, right, bottom = plan.box
+    needed = (
+        int(plan.size[0] * width / (right - left) * REDUCING_GAP),
+        int(plan.size[1] * height / (bottom - top) * REDUCING_GAP),
+    )
+    decoded: Any = image.draft(mode, needed)
+    # The decoded size is rounded up; the box that Pillow returns is the exact one.
+    return 1.0 if decoded is None else decoded[1][2] / width
+
+
+def resize(pixels: Image.Image, plan: Fit, scale: float, resample: str) -> Image.Image:
+    """Scale the planned part of an image.
+
+    Args:
+        pixels: decoded, of any mode that can be averaged.
+        plan: of the image as it lies in its file.
+        scale: what `shrink_on_load` said.
+        resample: a key of `RESAMPLING`.
+    """
+    left, top, right, bottom = plan.box
+    box = (left * scale, top * scale, right * scale, bottom * scale)
+    if pixels.size == plan.size and box == (0, 0, *plan.size):
+        return pixels
+    if pixels.mode not in _PREMULTIPLIED:
+        return pixels.resize(plan.size, RESAMPLING[resample], box=box, reducing_gap=REDUCING_GAP)
+    # Colour under transparent pixels must not bleed into visible ones. Pillow would do this too, without the gap.
+    small, box = _premultiplied(pixels, box, plan.size)
+    return small.resize(plan.size, RESAMPLING[resample], box=box).convert(pixels.mode)
+
+
+def _premultiplied(pixels: Image.Image, box: Box, size: Size) -> tuple[Image.Image, Box]:
+    """An image times its alpha, averaged by whole factors down to the gap, and the box in it.
+
+    Done by bands of rows: a large image would be in memory twice.
+    """
+    mode, (left, top, right, bottom) = _PREMULTIPLIED[pixels.mode], box
+    across = max(1, int((right - left) / size[0] / REDUCING_GAP))
+    down = max(1, int((bottom - top) / size[1] / REDUCING_GAP))
+    width, height = pixels.size
+    small = Image.new(mode, (-(-width // across), -(-height // down)))
+    rows = down * max(1, _BAND_PIXELS // (width * down))
+    for row in range(0, height, rows):
+        band = pixels.crop((0, row, width, min(row + rows, height))).convert(mode)
+        small.paste(band.reduce((across, down)), (0, row // down))
+    return small, (left / across, top / down, right / across, bottom / down)
+
+
+def upright(pixels: Image.Image, orientation: int) -> Image.Image:
+    """An image turned as its EXIF orientation says; what is no orientation is ignored."""
+    return pixels.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else pixels
+
+
+def upright_size(size: Size, orientation: int) -> Size:
+    """(width, height) once it is turned."""
+    return (size[1], size[0]) if orientation in _SIDEWAYS else size
+
+
+def pad(pixels: Image.Image, canvas: Size, colour: int | tuple[int, ...]) -> Image.Image:
+    """An image in the middle of a canvas; where that is half a pixel, nearer to the top left."""
+    if pixels.size == canvas:
+        return pixels
+    padded = Image.new(pixels.mode, canvas, colour)
+    padded.paste(pixels, ((canvas[0] - pixels.width) // 2, (canvas[1] - pixels.height) // 2))
+    return padded

@@ -1,0 +1,179 @@
+"""Image files by their content: which format, opened by Pillow, decoded as far as they go, and why they can't be.
+
+Importing this module sets, for the process, that Pillow's own size limits, warnings and log lines stay out of it: the
+job's limits decide, and what is wrong with an image is said in its reject.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from functools import lru_cache
+
+from PIL import (
+    AvifImagePlugin,
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
+
+from beam_pipeline import containers
+from beam_pipeline.errors import Reject
+from beam_pipeline.schema import RejectReason
+
+# Pillow's name of each format that is read → suffixes of its files. Importing the plugins here, not with the first
+# image, is what makes Pillow know them.
+SUFFIXES: dict[str, tuple[str, ...]] = {
+    AvifImagePlugin.AvifImageFile.format: ("avif",),
+    BmpImagePlugin.BmpImageFile.format: ("bmp", "dib"),
+    GifImagePlugin.GifImageFile.format: ("gif",),
+    "HEIF": ("heic", "heif"),  # with the extra
+    JpegImagePlugin.JpegImageFile.format: ("jfif", "jpe", "jpeg", "jpg"),
+    PngImagePlugin.PngImageFile.format: ("png",),
+    TiffImagePlugin.TiffImageFile.format: ("tif", "tiff"),
+    WebPImagePlugin.WebPImageFile.format: ("webp",),
+}
+EXTENSIONS = tuple(sorted(suffix for suffixes in SUFFIXES.values() for suffix in suffixes))
+
+# First bytes of what is read, and of what is known but isn't.
+_SIGNATURES = re.compile(
+    rb"(?P<JPEG>\xff\xd8\xff)|(?P<PNG>\x89PNG\r\n\x1a\n)|(?P<WEBP>RIFF....WEBP)|(?P<GIF>GIF8[79]a)"
+    rb"|(?P<CR2>II\*\0....CR)|(?P<TIFF>II[*+]\0|MM\0[*+])|(?P<ISO>....ftyp)"
+    rb"|(?P<BMP>BM.{12}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0\0\0)"
+    rb"|(?P<JPEG_2000>\0\0\0\x0cjP  |\xff\x4f\xff\x51)|(?P<JPEG_XL>\xff\x0a|\0\0\0\x0cJXL )|(?P<PSD>8BPS)"
+    rb"|(?P<SVG>\s*<svg|\s*<\?xml.{0,400}<svg)|(?P<PDF>%PDF-)|(?P<PostScript>%!PS|\xc5\xd0\xd3\xc6)"
+    rb"|(?P<ICO>\0\0[\x01\x02]\0)|(?P<OpenEXR>v/1\x01)|(?P<DDS>DDS )|(?P<QOI>qoif)|(?P<PNM>P[1-7]\s)"
+    rb"|(?P<camera_raw>FUJIFILMCCD-RAW|IIRO|IIRS|IIU\0|FOVb)",
+    re.DOTALL,
+)
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_AVIF_BRANDS = (b"avif", b"avis")
+_HEIF_EXTRA = "HEIF: install imageshards[heic] on the workers"
+_FIRST_BYTES = 512
+_DNG_VERSION = 50706
+
+# Text chunks of a PNG: Pillow gives up an image for one of more than 1 MB, which XMP of an editor's history can have.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 64 << 20
+Image.MAX_IMAGE_PIXELS = None  # `max_pixels` decides, and says so; Pillow's own limit would warn or raise first
+warnings.filterwarnings("ignore", module=r"PIL\.|pillow_heif")
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # --decode_threads says how many images are decoded at a time
+
+
+def recognise(data: bytes) -> str:
+    """Pillow's name of a file's format.
+
+    Raises:
+        Reject: `not_an_image`, or `unsupported` for a format that is known and not read.
+    """
+    found = _SIGNATURES.match(data, 0, _FIRST_BYTES)
+    name = found.lastgroup if found else None
+    if name == "ISO":
+        name = _iso_format(data)
+    if name in SUFFIXES:
+        if name == "HEIF" and not _heif_is_installed():
+            raise Reject(RejectReason.UNSUPPORTED, _HEIF_EXTRA)
+        return name
+    if name is None:
+        raise Reject(RejectReason.NOT_AN_IMAGE, f"{len(data)} bytes, beginning {data[:8].hex() or 'nowhere'}")
+    raise Reject(RejectReason.UNSUPPORTED, f"{name.replace('_', ' ')}, {len(data)} bytes")
+
+
+def _iso_format(data: bytes) -> str:
+    """AVIF, HEIF or a film, by the brands of the first box (ISO/IEC 14496-12, 4.3)."""
+    end = min(int.from_bytes(data[:4], "big"), _FIRST_BYTES)
+    brands = [data[8:12], *(data[start : start + 4] for start in range(16, end, 4))]
+    if any(brand in _AVIF_BRANDS for brand in brands):
+        return "AVIF"
+    if any(brand in _HEIF_BRANDS for brand in brands):
+        return "HEIF"
+    return "CR3" if brands[0] == b"crx " else "film"
+
+
+@lru_cache(1)
+def _heif_is_installed() -> bool:
+    try:
+        import pillow_heif
+    except ImportError:
+        return False
+    pillow_heif.register_heif_opener(decode_threads=1)
+    return True
+
+
+def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
+    """Read a file's header.
+
+    Args:
+        data: the file.
+        name: what `recognise` said.
+
+    Raises:
+        Reject: `unsupported`.
+        Exception: whatever Pillow raises for a broken file.
+    """
+    image = Image.OPEN[name][0](io.BytesIO(data), "")  # Image.open hides what it raises
+    if name == "TIFF" and _DNG_VERSION in image.tag_v2:  # type: ignore[attr-defined]
+        raise Reject(RejectReason.UNSUPPORTED, f"DNG, {len(data)} bytes")  # what Pillow opens is a thumbnail
+    return image
+
+
+def load(image: ImageFile.ImageFile, data: bytes, allow_truncated: bool) -> None:
+    """Decode the pixels.
+
+    Args:
+        image: opened.
+        data: its file.
+        allow_truncated: take what there is of a file that ends early; what is missing stays black. A JPEG needs
+            `containers.ended_jpeg` for this.
+
+    Raises:
+        Exception: whatever Pillow raises for a broken file.
+    """
+    if not allow_truncated:
+        image.load()
+        return
+    try:
+        image.load()
+    except Exception as error:
+        # Pillow's own switch for this is a global of the process, so it isn't used.
+        if image._im is None or not _is_truncated(data, str(image.format), error):
+            raise
+        image.tile = []  # nothing more to read: the rows that were decoded stay
+        with contextlib.suppress(Exception):
+            image.load_end()
+        image.load()
+
+
+def why_broken(data: bytes, name: str, size: tuple[int, int] | None, error: Exception) -> Reject:
+    """The reject of a file that Pillow gave up.
+
+    Args:
+        data, name: the file and its format.
+        size: (width, height), or None where it couldn't even be opened.
+        error: whatever Pillow raised; nothing of its text gets out, it holds addresses.
+    """
+    frame = containers.jpeg_frame(data) if name == "JPEG" else None
+    if frame is not None and not frame.is_common:
+        kind = f"JPEG of kind SOF{frame.kind - 0xC0}, {frame.bits} bits, {frame.components} channels"
+        return Reject(RejectReason.UNSUPPORTED, f"{kind}, {len(data)} bytes")
+    detail = f"{name}{f' of {size[0]}x{size[1]} pixels' if size else ''}, {len(data)} bytes"
+    if _is_truncated(data, name, error):
+        return Reject(RejectReason.TRUNCATED, detail)
+    if _UNSUPPORTED.search(str(error)):
+        return Reject(RejectReason.UNSUPPORTED, detail)
+    return Reject(RejectReason.DECODE_ERROR, detail)
+
+
+_UNSUPPORTED = re.compile(r"unsupported|unknown (pixel|raw) mode|unknown data organization", re.IGNORECASE)
+
+
+def _is_truncated(data: bytes, name: str, error: Exception) -> bool:
+    return "truncated" in str(error).lower() or containers.ends_early(data, "JPEG" if name == "MPO" else name)

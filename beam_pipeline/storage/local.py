@@ -1,0 +1,167 @@
+"""Files of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from stat import S_ISDIR, S_ISREG
+from typing import IO, Any
+
+from beam_pipeline.storage.base import ListedFile
+from beam_pipeline.storage.retries import explained
+
+_TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
+# Of a file system that knows no hard links, such as FAT.
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+@contextmanager
+def _told(url: str) -> Iterator[None]:
+    """Failures of the machine as one line; what a caller may expect stays what it is."""
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise explained(url, error) from error
+
+
+class LocalStorage:
+    """Files of this machine; nothing is tried twice."""
+
+    def folders(self, url: str) -> list[str]:
+        try:
+            with _told(url), os.scandir(url) as entries:
+                return sorted(entry.name for entry in entries if os.path.isdir(entry))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def files(self, url: str) -> Iterator[ListedFile]:
+        pending = [("", frozenset[str]())]
+        while pending:
+            prefix, above = pending.pop()
+            folder = os.path.join(url, prefix) if prefix else url
+            real = os.path.realpath(folder)
+            if real in above:  # a symbolic link back to a folder above
+                continue
+            with _told(folder), _scanned(folder, missing_is_fine=bool(prefix)) as entries:
+                for entry in entries:
+                    try:
+                        stat = entry.stat()
+                    except OSError:  # a symbolic link to nothing, or to itself
+                        continue
+                    if S_ISDIR(stat.st_mode):
+                        pending.append((f"{prefix}{entry.name}/", above | {real}))
+                    elif S_ISREG(stat.st_mode):
+                        yield ListedFile(prefix + entry.name, stat.st_size, f"mtime_ns:{stat.st_mtime_ns}")
+
+    def stat(self, url: str) -> ListedFile | None:
+        try:
+            with _told(url):
+                stat = os.stat(url)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return ListedFile(url, stat.st_size, f"mtime_ns:{stat.st_mtime_ns}")
+
+    def read(self, url: str, start: int | None = None, end: int | None = None) -> bytes:
+        with _told(url), open(url, "rb", buffering=0) as file:
+            if start:
+                file.seek(start)
+            return file.read(-1 if end is None else end - (start or 0))
+
+    def open(self, url: str) -> IO[bytes]:
+        with _told(url):
+            return open(url, "rb")
+
+    def write(self, url: str, data: bytes) -> None:
+        with _told(url), _written(url, data) as temporary:
+            os.replace(temporary, url)
+
+    def create(self, url: str, data: bytes) -> bool:
+        with _told(url), _written(url, data) as temporary:
+            try:
+                os.link(temporary, url)
+            except FileExistsError:
+                return self.read(url) == data
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                if os.path.exists(url):
+                    return self.read(url) == data
+                os.replace(temporary, url)
+        return True
+
+    def publish(self, local_file: str, url: str) -> None:
+        with _told(url):
+            os.makedirs(os.path.dirname(url), exist_ok=True)
+            os.replace(local_file, url)
+
+    def delete(self, url: str) -> None:
+        with _told(url):
+            _remove(url)
+
+    def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:
+        with _told(url):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                for name in os.listdir(url):
+                    path = os.path.join(url, name)
+                    if os.path.isdir(path) and not os.path.islink(path):
+                        shutil.rmtree(path, onerror=_ignore_the_missing)
+                    elif name not in keep:
+                        _remove(path)
+            if not keep:
+                with contextlib.suppress(FileNotFoundError):
+                    os.rmdir(url)
+
+    def delete_temporaries(self, url: str) -> None:
+        for file in list(self.files(url)) if os.path.isdir(url) else ():
+            if _TEMPORARY.search(file.path):
+                self.delete(os.path.join(url, file.path))
+
+    def delete_empty_folders(self, url: str) -> None:
+        with contextlib.suppress(OSError):
+            for folder in (url, os.path.dirname(url), os.path.dirname(os.path.dirname(url))):
+                os.rmdir(folder)
+
+
+@contextmanager
+def _scanned(folder: str, missing_is_fine: bool) -> Iterator[Iterable[os.DirEntry[str]]]:
+    """Entries of a folder; one that was found a moment ago may be gone."""
+    try:
+        scan = os.scandir(folder)
+    except FileNotFoundError:
+        if not missing_is_fine:
+            raise
+        yield ()
+        return
+    with scan:
+        yield scan
+
+
+@contextmanager
+def _written(url: str, data: bytes) -> Iterator[str]:
+    """A whole file beside `url`, for a moment."""
+    os.makedirs(os.path.dirname(url), exist_ok=True)
+    temporary = f"{url}.{os.getpid()}-{random.getrandbits(32):08x}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+        yield temporary
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _ignore_the_missing(function: Any, path: str, failure: Any) -> None:
+    if not isinstance(failure[1], FileNotFoundError):
+        raise failure[1]

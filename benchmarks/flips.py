@@ -1,0 +1,158 @@
+"""Flips bits of a published dataset: `reader verify` must find each, `--repair` must mend them all.
+
+    python benchmarks/flips.py [--flips 1000] [--seed 0]
+
+Draws a small dataset in a temporary folder, with every kind of file. Then, one at a time, the bits are flipped: the
+files take turns, the place in a file is drawn by the seed. After each flip the whole of `reader verify` runs, as a
+process would run it. In a shard it must name the record that holds the bit, and its byte offset. Afterwards `--repair`
+must restore the hash: three bits in each kind of file, the manifest included, and 100 bits all over at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import contextlib
+import io
+import json
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from beam_pipeline import launch, sample_data, schema
+from reader.commands import main as reader_command
+from reader.hashing import dataset_hash
+
+
+class Dataset:
+    """A small published dataset, and the command that made it.
+
+    Args:
+        folder: empty; gets the pictures and the dataset.
+        images: how many pictures are drawn.
+    """
+
+    def __init__(self, folder: Path, images: int = 120) -> None:
+        sample_data.draw_folder(folder / "photos", images=images, classes=3, broken=1)
+        copied = sorted((folder / "photos").rglob("circle_*.jpg"))[0]
+        (copied.parent / "again.jpg").write_bytes(copied.read_bytes())  # so that there are duplicates to report
+        self._command = [f"--input={folder}/photos", f"--output={folder}/out", "--name=photos", "--image_size=24"]
+        self._command += ["--splits=train=0.8,validation=0.2", "--num_shards=2", "--duplicates=report"]
+        self.url = folder / "out" / "photos" / "1.0.0"
+        assert self.make() == 0
+        self.hash = dataset_hash(str(self.url))
+
+    def make(self, *flags: str) -> int:
+        """Run the command, quietly; returns its exit code."""
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return launch.main([*self._command, *flags])
+
+    def files(self) -> list[Path]:
+        """Every file that the hash covers and that has a bit to flip."""
+        found = sorted(path for path in self.url.rglob("*") if path.is_file() and path.stat().st_size)
+        return [path for path in found if path.name not in schema.UNHASHED_FILES]
+
+    def records(self, shard: Path) -> list[int]:
+        """Where each record of a shard begins, by its published index."""
+        lines = (self.url / schema.INDEX_FOLDER / f"{shard.name}.idx").read_text().splitlines()
+        return [int(line.split()[0]) for line in lines]
+
+    def verify(self) -> list[tuple[str, int | None, int | None]]:
+        """(file name, record, offset) of every fault that `reader verify` tells, and its exit code has to fit."""
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            code = reader_command(["verify", str(self.url), "--json"])
+        faults = json.loads(out.getvalue())["faults"]
+        assert code == (1 if faults else 0), f"exit code {code} with {len(faults)} faults"
+        return [(Path(fault["file"]).name, fault["record"], fault["offset"]) for fault in faults]
+
+
+def kind(path: Path) -> str:
+    """A file's name without what numbers it."""
+    return re.sub(r"-of-\d+|-\d{5}|(?:train|validation)[.-]", "", path.name)
+
+
+def flip(path: Path, bit: int) -> None:
+    """Flip one bit of a file, by its number from the file's start."""
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        byte = file.read(1)[0]
+        file.seek(bit // 8)
+        file.write(bytes((byte ^ 1 << bit % 8,)))
+
+
+def places(files: list[Path], flips: int, seed: int) -> Iterator[tuple[Path, int]]:
+    """(file, bit): files take turns, places are drawn."""
+    draw = random.Random(seed)
+    for number in range(flips):
+        path = files[number % len(files)]
+        yield path, draw.randrange(8 * path.stat().st_size)
+
+
+def flip_one_by_one(dataset: Dataset, flips: int, seed: int) -> Counter[str]:
+    """Flips found, by kind of file.
+
+    Raises:
+        AssertionError: one was not found, or not placed; names file and bit.
+    """
+    found: Counter[str] = Counter()
+    for path, bit in places(dataset.files(), flips, seed):
+        flip(path, bit)
+        faults = dataset.verify()
+        flip(path, bit)
+        where = f"bit {bit} of {path.name}"
+        assert any(name == path.name for name, _, _ in faults), f"{where} isn't found: {faults}"
+        if schema.ShardName.parse(path.name):
+            starts = dataset.records(path)
+            record = bisect.bisect_right(starts, bit // 8) - 1
+            assert (path.name, record, starts[record]) in faults, f"{where} isn't record {record}: {faults}"
+        found[kind(path)] += 1
+    return found
+
+
+def mend(dataset: Dataset, damage: list[tuple[Path, int]]) -> None:
+    """Flip all these bits, run `--repair`.
+
+    Raises:
+        AssertionError: the job failed, or the dataset isn't what it was.
+    """
+    for path, bit in damage:
+        flip(path, bit)
+    assert dataset.verify(), "nothing is damaged"
+    code = dataset.make("--repair")
+    assert code == 0, f"--repair ended with {code} after {damage}"
+    assert dataset_hash(str(dataset.url)) == dataset.hash, f"another hash after {damage}"
+    assert dataset.verify() == []
+
+
+def main() -> None:
+    """Flip, verify, repair, and say how many of each kind were found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--flips", type=int, default=1_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        dataset = Dataset(Path(scratch))
+        start = time.perf_counter()
+        found = flip_one_by_one(dataset, arguments.flips, arguments.seed)
+        seconds = time.perf_counter() - start
+        for name, count in sorted(found.items()):
+            print(f"{count:5}  {name}")
+        print(f"{found.total()} flips, each found and placed, in {seconds:.0f} s")
+        for name in sorted(found):
+            some = [path for path in dataset.files() if kind(path) == name]
+            mend(dataset, list(places(some, 3, arguments.seed)))
+            print(f"3 flips in {name}: mended")
+        without = [path for path in dataset.files() if path.name != schema.MANIFEST_FILE]
+        mend(dataset, list(places(without, 100, arguments.seed)))
+        mend(dataset, list(places(dataset.files(), 100, arguments.seed)))
+        print("100 flips at once, without and with the manifest: mended")
+        print(f"hash {dataset.hash}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""Peak memory of the whole job, all its processes together, by number and by size of the images.
+
+    python -m benchmarks.memory [--counts 3000,30000,300000] [--engines …] [--photos 100,400,1600]
+
+First table: tiny images (hard links to 300 files of 16×16 pixels), so that what grows is what a reference costs; the
+slope is (peak of the most − peak of the fewest) / (their difference in images). Second table: photos of 12 megapixels,
+4 MB each, on FnApiRunner: the peak must not grow with their number.
+
+RSS is the sum over all processes, read 20 times a second; PSS, read less often, counts a page that two share once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+from PIL import Image
+
+from tools.engines import pieces, processes
+
+_EVERY_S = 0.05
+_PSS_EVERY = 10  # samples: the kernel walks every page for it
+_FILES = 300
+_CLASSES = 100
+ENGINES: dict[str, Callable[[], Sequence[str]]] = {
+    "FnApiRunner": lambda: (),
+    "multi_processing": lambda: ("--direct_running_mode=multi_processing", "--direct_num_workers=2"),
+    "Prism": lambda: ("--runner=PrismRunner", f"--prism_location={pieces.prism()}"),
+}
+
+
+class Peak(NamedTuple):
+    """The most memory that a job held, in bytes, and the seconds that it took."""
+
+    rss: int
+    pss: int
+    seconds: float
+
+
+def main() -> None:
+    """Measure and print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--counts", type=_numbers, default=(3_000, 30_000, 300_000), metavar="N,N")
+    parser.add_argument("--engines", type=lambda text: text.split(","), default=list(ENGINES), metavar="NAME,NAME")
+    parser.add_argument("--photos", type=_numbers, default=(100, 400, 1_600), metavar="N,N")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as name:
+        scratch = Path(name)
+        if arguments.counts:
+            _references(arguments.engines, sorted(arguments.counts), scratch)
+        if arguments.photos:
+            _photos(sorted(arguments.photos), scratch)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)
+
+
+def _references(engines: Sequence[str], counts: Sequence[int], scratch: Path) -> None:
+    """Print peaks and slopes for tiny images."""
+    print(f"{'engine':18}" + "".join(f"{count:>24,}" for count in counts) + "   slope RSS, PSS")
+    folders = {count: linked_images(scratch / f"tiny-{count}", count, 16, 16) for count in counts}
+    for engine in engines:
+        peaks = []
+        print(f"{engine:18}", end="", flush=True)
+        for count in counts:
+            peaks.append(measure(folders[count], scratch / "out", "--image_size=16", *ENGINES[engine]()))
+            print(f"{_cell(peaks[-1]):>24}", end="", flush=True)
+        images = max(1, counts[-1] - counts[0])
+        slopes = [(last - first) / images / 1000 for first, last in zip(peaks[0][:2], peaks[-1][:2], strict=True)]
+        print(f"   {slopes[0]:.2f}, {slopes[1]:.2f} kB a reference", flush=True)
+    for folder in folders.values():
+        shutil.rmtree(folder)
+
+
+def _photos(counts: Sequence[int], scratch: Path) -> None:
+    """Print peaks for photos of 12 megapixels."""
+    print(f"\n{'12 MP photos':18}" + "".join(f"{count:>24,}" for count in counts))
+    print(f"{'FnApiRunner':18}", end="", flush=True)
+    for count in counts:
+        folder = linked_images(scratch / f"photos-{count}", count, 4000, 3000)
+        print(f"{_cell(measure(folder, scratch / 'out')):>24}", end="", flush=True)
+        shutil.rmtree(folder)
+    print()
+
+
+def _cell(peak: Peak) -> str:
+    return f"{peak.rss / 1e6:,.0f} / {peak.pss / 1e6:,.0f} MB {peak.seconds:,.0f} s"
+
+
+def linked_images(folder: Path, count: int, width: int, height: int) -> Path:
+    """`count` JPEGs in 100 class folders with names as ImageNet's, hard links to at most 300 files."""
+    files = folder.parent / f"{width}x{height}"
+    if not files.exists():
+        files.mkdir()
+        for number in range(_FILES if width < 1000 else 8):
+            (files / f"{number}.jpg").write_bytes(_picture(number, width, height))
+    sources = sorted(files.iterdir())
+    for number in range(count):
+        label = f"n{number % _CLASSES:08d}"
+        link = folder / label / f"{label}_{number:06d}.JPEG"
+        if number < _CLASSES:
+            link.parent.mkdir(parents=True)
+        os.link(sources[number % len(sources)], link)
+    return folder
+
+
+def _picture(seed: int, width: int, height: int) -> bytes:
+    """A JPEG of about a third of a byte a pixel: coarse shapes, and noise as a sensor's."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((width, height))
+    noisy = np.asarray(coarse, np.int16) + rng.integers(-12, 13, (height, width, 1), dtype=np.int16)
+    out = io.BytesIO()
+    Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)).save(out, "JPEG", quality=90)
+    return out.getvalue()
+
+
+def measure(images: Path, output: Path, *flags: str) -> Peak:
+    """Run the job on a folder and watch the memory of all its processes.
+
+    Raises:
+        SystemExit: the job failed; says its last line.
+    """
+    shutil.rmtree(output, ignore_errors=True)
+    log = output.with_suffix(".log")
+    command = ["nice", "-n", "10", sys.executable, "-m", "beam_pipeline"]
+    job = processes.start([*command, f"--input={images}", f"--output={output}", "--name=bench", *flags], log)
+    started, samples, rss, pss = time.monotonic(), 0, 0, 0
+    while job.poll() is None:
+        tree = _tree(job.pid)
+        rss = max(rss, sum(_rss(process) for process in tree))
+        if samples % _PSS_EVERY == 0:
+            pss = max(pss, sum(_pss(process) for process in tree))
+        samples += 1
+        time.sleep(_EVERY_S)
+    seconds = time.monotonic() - started
+    processes.kill(job)
+    if job.returncode != 0:
+        raise SystemExit(f"error: exit {job.returncode}: {log.read_text().splitlines()[-1:]}")
+    shutil.rmtree(output)
+    return Peak(rss, pss, seconds)
+
+
+def _tree(process_id: int) -> list[psutil.Process]:
+    try:
+        leader = psutil.Process(process_id)
+        return [leader, *leader.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _rss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def _pss(process: psutil.Process) -> int:
+    try:
+        with open(f"/proc/{process.pid}/smaps_rollup") as lines:
+            return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+    except (OSError, ProcessLookupError):
+        return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""gs:// through a proxy that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from beam_pipeline.storage import retries
+from tests.conftest import forget_clients
+from tests.faults.proxy import FAULTS, Proxy, proxied
+from tests.servers import Gcs
+
+Through = Callable[..., Proxy]
+
+
+@pytest.fixture
+def through(gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Through]:
+    """Call it to send gs:// requests of this process through a proxy from then on."""
+    monkeypatch.setattr(retries, "_FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(retries, "_LONGEST_PAUSE_S", 0.3)
+    with ExitStack() as stack:
+
+        def start(share: float, seed: int = 0, faults: tuple[str, ...] = FAULTS) -> Proxy:
+            proxy = stack.enter_context(proxied(gcs.url, share, seed, faults))
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+            forget_clients()
+            return proxy
+
+        yield start
+    monkeypatch.undo()
+    forget_clients()

@@ -1,0 +1,180 @@
+"""Jobs as processes of their own, on a local output or on gs://, and what can be seen of them from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from beam_pipeline import sample_data
+from tests import make, servers
+
+VERSION, STATE = "photos/1.0.0/", "photos/_state/1.0.0/"
+FLAGS = ("--name", "photos", "--splits", "train=0.8,validation=0.2", "--num_shards", "8")
+MOMENTS = ("owner.json", "plan.json")  # when a job has the right to write, and when it begins its shards
+MODES = {
+    "in_memory": (),
+    "multi_processing": ("--direct_running_mode=multi_processing", "--direct_num_workers=2"),
+}
+
+
+@dataclass(frozen=True)
+class Output:
+    """A place that jobs write to.
+
+    Args:
+        url: value of `--output`.
+        server: URL of the GCS server for gs://, else None.
+    """
+
+    url: str
+    server: str | None = None
+
+    def files(self) -> dict[str, str]:
+        """Path → what changes when it is written anew: inode and time, or generation."""
+        if self.server is None:
+            found = {}
+            for folder, _, names in os.walk(self.url):  # folders come and go meanwhile
+                for path in (Path(folder) / name for name in names):
+                    with contextlib.suppress(FileNotFoundError):
+                        stat = path.stat()
+                        found[path.relative_to(self.url).as_posix()] = f"{stat.st_ino} {stat.st_mtime_ns}"
+            return found
+        bucket = self.url.removeprefix("gs://")
+        with urllib.request.urlopen(f"{self.server}/storage/v1/b/{bucket}/o?maxResults=5000", timeout=10) as reply:
+            return {item["name"]: item["generation"] for item in json.load(reply).get("items", ())}
+
+    def hash(self, scratch: Path) -> str:
+        """The dataset's hash as `reader info --hash` gives it."""
+        if self.server is None:
+            return make.dataset_hash(Path(self.url) / VERSION)
+        gcs = servers.Gcs(self.server, scratch)
+        return make.dataset_hash(gcs.download(self.url.removeprefix("gs://"), VERSION.rstrip("/"), scratch))
+
+    def finished_shards(self) -> dict[str, str]:
+        """Shards with a sidecar: path → inode and time, or generation."""
+        files = self.files()
+        found = {}
+        for name in files:
+            if name.startswith(f"{STATE}shards/") and name.endswith(".json"):
+                split, _, number = name.removeprefix(f"{STATE}shards/").removesuffix(".json").rpartition("-")
+                shard = f"{VERSION}photos-{split}.tfrecord-{number}-of-00008"
+                if shard in files:
+                    found[shard] = files[shard]
+        return found
+
+    def phase(self) -> str:
+        """How far a job has come."""
+        files = self.files()
+        if f"{VERSION}manifest.json" in files:
+            return "published, state left" if any(name.startswith(STATE) for name in files) else "published"
+        if f"{STATE}plan.json" not in files:
+            return "owned, no plan" if f"{STATE}owner.json" in files else "nothing written"
+        shards = len(self.finished_shards())
+        return "publishing" if f"{VERSION}class.labels.txt" in files else f"{shards:2d} of 16 shards"
+
+
+class Job:
+    """One command as a process group.
+
+    Args:
+        images: `--input`.
+        output: where to.
+        mode: one of `MODES`.
+    """
+
+    def __init__(self, images: Path, output: Output, mode: str = "in_memory") -> None:
+        command = [sys.executable, "-m", "beam_pipeline", "--input", str(images), "--output", output.url]
+        environment = {**os.environ, "PYTHONPATH": str(make.ROOT)}
+        if output.server:
+            environment["STORAGE_EMULATOR_HOST"] = output.server
+        self.output = output
+        self._process = subprocess.Popen(
+            [*command, *FLAGS, *MODES[mode]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def wait_for(self, file: str) -> None:
+        """Until a file of its state is there, or it has ended."""
+        while STATE + file not in self.output.files() and self._process.poll() is None:
+            time.sleep(0.002 if self.output.server is None else 0.02)
+
+    def wait_for_shards(self, count: int) -> None:
+        """Until so many are finished, or it has ended."""
+        while len(self.output.finished_shards()) < count and self._process.poll() is None:
+            time.sleep(0.005)
+
+    def kill(self) -> None:
+        """-9, to all of its processes."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+    def result(self) -> make.Finished:
+        """Wait for its end."""
+        out, err = self._process.communicate(timeout=300)
+        return make.Finished(self._process.returncode, out, err)
+
+
+def draw(folder: Path, images: int = 800) -> Path:
+    """Pictures to work on, one in a hundred of them broken."""
+    if not folder.exists():
+        sample_data.draw_folder(folder, images=images, classes=5, broken=images // 200)
+    return folder
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What an undisturbed job gives.
+
+    Attributes:
+        hash: of its dataset.
+        names: of its files.
+        seconds: file of its state → from that to its end.
+    """
+
+    hash: str
+    names: frozenset[str]
+    seconds: dict[str, float]
+
+    def check(self, output: Output, scratch: Path) -> None:
+        """The dataset is this one, to the byte, and nothing else is there.
+
+        Raises:
+            AssertionError: otherwise.
+        """
+        assert output.hash(scratch) == self.hash, "another hash"
+        assert frozenset(output.files()) == self.names, frozenset(output.files()) ^ self.names
+
+
+def reference(images: Path, output: Output, scratch: Path, mode: str = "in_memory") -> Reference:
+    """Run a job undisturbed."""
+    job = Job(images, output, mode)
+    starts = {}
+    for file in MOMENTS:
+        job.wait_for(file)
+        starts[file] = time.monotonic()
+    result = job.result()
+    assert result.code == 0, result
+    end = time.monotonic()
+    seconds = {file: end - start for file, start in starts.items()}
+    return Reference(output.hash(scratch), frozenset(output.files()), seconds)
+
+
+@contextmanager
+def gcs_server(folder: Path) -> Iterator[str]:
+    """A GCS server; yields its URL."""
+    with servers.fake_gcs(folder / "gcs.log") as url:
+        yield url

@@ -1,0 +1,119 @@
+"""The resumable uploads of the GCS JSON API as they are documented, which fake-gcs-server keeps to only half way.
+
+Asked for what has arrived (`bytes */SIZE`) it would end the upload; it also appends what comes twice.
+https://cloud.google.com/storage/docs/performing-resumable-uploads
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from urllib.parse import parse_qs, urlsplit
+
+import google_crc32c
+
+_QUANTUM = 256 << 10
+
+
+class UploadServer(ThreadingHTTPServer):
+    """A server that takes uploads of one chunk after the other.
+
+    Args:
+        keeps: share of a chunk that it takes before it fails; 1.0 where it takes all and fails in answering.
+        share: of the chunks at which it fails.
+
+    Attributes:
+        objects: name → content of finished uploads.
+        received: bytes of all chunks that came.
+        sessions: begun uploads.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, share: float, seed: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.objects: dict[str, bytes] = {}
+        self.received = 0
+        self.sessions = 0
+        self.forget_after: int | None = None
+        self.open_uploads: dict[str, tuple[str, bytearray]] = {}
+        self.share = share
+        self.chance = random.Random(seed)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: UploadServer
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.sessions += 1
+        session = str(self.server.sessions)
+        (name,) = parse_qs(urlsplit(self.path).query)["name"]
+        self.server.open_uploads[session] = name, bytearray()
+        self._reply(200, {"Location": f"{self.server.url}/session/{session}"}, b"{}")
+
+    def do_PUT(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.received += len(data)
+        session = self.path.rpartition("/")[2]
+        if self.server.forget_after is not None and self.server.received > self.server.forget_after:
+            self.server.forget_after = None
+            self.server.open_uploads.clear()
+        if session not in self.server.open_uploads:
+            self._reply(410, {}, b"")
+            return
+        name, content = self.server.open_uploads[session]
+        span, size = self._range()
+        fails = span is not None and self.server.chance.random() < self.server.share
+        if span is not None:
+            assert span[0] <= len(content), "a gap"
+            assert span[1] + 1 == size or len(data) % _QUANTUM == 0, "a chunk that GCS refuses"
+            kept = int(len(data) * self.server.chance.random()) // _QUANTUM * _QUANTUM if fails else len(data)
+            content.extend(data[len(content) - span[0] : kept])  # what is there already is ignored
+        if len(content) == size:
+            self.server.objects[name] = bytes(content)
+        if fails:
+            self.close_connection = True
+        elif len(content) == size:
+            crc32c = base64.b64encode(google_crc32c.value(bytes(content)).to_bytes(4)).decode()
+            self._reply(200, {}, json.dumps({"size": str(size), "crc32c": crc32c}).encode())
+        else:
+            self._reply(308, {"Range": f"bytes=0-{len(content) - 1}"} if content else {}, b"")
+
+    def _range(self) -> tuple[tuple[int, int] | None, int]:
+        found = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)", self.headers["Content-Range"])
+        assert found, self.headers["Content-Range"]
+        span = (int(found[1]), int(found[2])) if found[1] else None
+        return span, int(found[3])
+
+    def _reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def upload_server(share: float = 0.0, seed: int = 0) -> Iterator[UploadServer]:
+    """Runs the server in a thread."""
+    with UploadServer(share, seed) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

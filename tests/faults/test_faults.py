@@ -1,0 +1,270 @@
+"""A network that fails: single requests come out right or say why not, and so does the whole job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from beam_pipeline import storage
+from beam_pipeline.errors import StorageError
+from beam_pipeline.storage import chunks, google
+from tests import make
+from tests.conftest import forget_clients
+from tests.faults import proxy, resumable
+from tests.faults.conftest import Through
+from tests.servers import Gcs
+
+FLAGS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "2")
+EACH_FAULT = pytest.mark.parametrize("fault", proxy.FAULTS, ids=lambda fault: fault.replace(" ", "-"))
+
+
+# --- one request
+
+
+@EACH_FAULT
+def test_every_kind_of_request_survives_every_kind_of_fault(
+    gcs: Gcs, through: Through, fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(google, "_PAGE_NAMES", 10)
+    bucket = gcs.new_bucket()
+    for number in range(4):
+        gcs.put(bucket, f"in/cat/{number:02d}", os.urandom(500))
+    failing = through(0.4, faults=(fault,))
+    place = f"gs://{bucket}"
+    store = storage.open_versioned(place, 60)
+    expected = {f"cat/{number:02d}": gcs.get(bucket, f"in/cat/{number:02d}") for number in range(4)}
+    listed = list(store.files(f"{place}/in"))
+    assert {file.path: (file.bytes, file.crc32c) for file in listed} == {
+        name: (500, google_crc32c.value(data)) for name, data in expected.items()
+    }
+    assert store.folders(f"{place}/in") == ["cat"]
+    for name, data in expected.items():
+        assert store.read(f"{place}/in/{name}") == data
+        assert store.read(f"{place}/in/{name}", 100, 300) == data[100:300]
+        stat = store.stat(f"{place}/in/{name}")
+        assert stat is not None
+        assert stat.bytes == 500
+        store.write(f"{place}/out/{name}", data)
+        assert store.create(f"{place}/created/{name}", data), "the 412 of its own second attempt"
+        assert not store.create(f"{place}/created/{name}", b"other")
+        (tmp_path / "file").write_bytes(data)
+        store.publish(str(tmp_path / "file"), f"{place}/published/{name}")
+        found = store.version(f"{place}/out/{name}")
+        assert found is not None
+        assert store.replace(f"{place}/out/{name}", data[::-1], found.generation)
+        assert not store.replace(f"{place}/out/{name}", b"", found.generation)
+    for folder, turned in (("out", True), ("created", False), ("published", False)):
+        for name, data in expected.items():
+            assert gcs.get(bucket, f"{folder}/{name}") == (data[::-1] if turned else data)
+    with store.open(f"{place}/in/cat/00") as file:
+        assert file.read() == expected["cat/00"]
+    store.delete_tree(f"{place}/out")
+    assert not [name for name in gcs.names(bucket) if name.startswith("out/")]
+    assert failing.happened[fault] > 10
+
+
+def test_a_missing_file_is_missing_and_not_asked_for_again(gcs: Gcs, through: Through) -> None:
+    failing = through(0.0)
+    store = storage.open_storage(f"gs://{gcs.new_bucket()}", 60)
+    with pytest.raises(FileNotFoundError):
+        store.read("gs://bucket-0/no")
+    assert failing.requests == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_large_file_arrives_whole_through_a_failing_network(
+    gcs: Gcs, through: Through, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 256 << 10)
+    monkeypatch.setattr(google, "CHUNK_BYTES", 256 << 10)
+    bucket, data = gcs.new_bucket(), os.urandom((1 << 20) + 12345)
+    failing = through(0.1, seed)
+    for number in range(6):
+        (tmp_path / "file").write_bytes(data)
+        storage.open_storage("gs://x", 60).publish(str(tmp_path / "file"), f"gs://{bucket}/{number}")
+        assert gcs.get(bucket, str(number)) == data
+    assert failing.happened.total() > 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_failed_chunk_goes_on_from_what_has_arrived(
+    monkeypatch: pytest.MonkeyPatch, through: Through, tmp_path: Path, seed: int
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(google, "CHUNK_BYTES", 1 << 20)
+    data = os.urandom((16 << 20) + 12345)
+    with resumable.upload_server(share=0.3, seed=seed) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        forget_clients()
+        (tmp_path / "file").write_bytes(data)
+        storage.open_storage("gs://x", 60).publish(str(tmp_path / "file"), "gs://b/big file")
+    assert server.objects == {"big file": data}
+    assert server.sessions == 1
+    assert server.received < 2 * len(data), "not the whole file once more"
+
+
+def test_an_upload_that_the_server_forgot_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, through: Through, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 256 << 10)
+    monkeypatch.setattr(google, "CHUNK_BYTES", 256 << 10)
+    data = os.urandom(1 << 20)
+    with resumable.upload_server() as server:
+        server.forget_after = 600_000
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        forget_clients()
+        (tmp_path / "file").write_bytes(data)
+        storage.open_storage("gs://x", 60).publish(str(tmp_path / "file"), "gs://b/x")
+    assert (server.objects, server.sessions) == ({"x": data}, 2)
+
+
+@pytest.mark.parametrize("fault", [*proxy.FAILURES, proxy.SILENCE], ids=lambda fault: fault.replace(" ", "-"))
+def test_a_request_that_always_fails_ends_at_the_deadline_with_one_line(gcs: Gcs, through: Through, fault: str) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put(bucket, "x", b"content")
+    through(1.0, faults=(fault,))
+    start = time.monotonic()
+    with pytest.raises(
+        StorageError, match=rf"^gs://{bucket}/x: no success for 1 s: .*; the same command resumes, --io"
+    ):
+        storage.open_storage("gs://x", 1.0).read(f"gs://{bucket}/x")
+    assert time.monotonic() - start < 3
+
+
+REFUSALS = {
+    proxy.EXPIRED: "the server answers 401: the server's words; credentials are missing or have expired: "
+    "gcloud auth application-default login",
+    proxy.FORBIDDEN: "the server answers 403: the server's words; give this account the right to it, "
+    "the same command resumes",
+}
+
+
+@pytest.mark.parametrize("fault", REFUSALS)
+def test_a_refusal_is_one_line_at_once(gcs: Gcs, through: Through, fault: str) -> None:
+    failing = through(1.0, faults=(fault,))
+    store = storage.open_storage("gs://x", 600)
+    for request in (store.read, store.stat, store.delete, lambda url: store.write(url, b"")):
+        with pytest.raises(StorageError) as raised:
+            request("gs://b/x")
+        assert str(raised.value) == f"gs://b/x: {REFUSALS[fault]}"
+    assert failing.requests == 4
+
+
+# --- the whole job
+
+
+@pytest.fixture(scope="module")
+def reference(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return make.same_each_time(make.published(photos, tmp_path_factory.mktemp("reference"), *FLAGS))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_at_ten_percent_faults_the_job_writes_the_same_bytes_and_loses_no_image(
+    gcs: Gcs, photos: Path, through: Through, reference: dict[str, bytes], tmp_path: Path, seed: int
+) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "in", photos)
+    failing = through(0.1, seed)
+    finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *FLAGS, "--io_deadline", "60")
+    assert finished.code == 0, finished.err
+    assert "40 images listed = 40 records + 0 rejects" in finished.out
+    assert make.same_each_time(gcs.download(bucket, "out/photos/1.0.0", tmp_path / "down")) == reference
+    assert not [name for name in gcs.names(bucket) if "_state" in name]
+    assert failing.happened.total() > 10
+
+
+@pytest.mark.parametrize("fault", REFUSALS)
+def test_credentials_that_expire_on_the_way_end_the_job_with_one_line(
+    gcs: Gcs, photos: Path, through: Through, fault: str
+) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "in", photos)
+    failing = through(0.0, faults=(fault,))
+    failing.fail_from(60)
+    finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *FLAGS)
+    assert finished.code == 1
+    assert finished.err.startswith(f"error: gs://{bucket}/")
+    assert finished.err.endswith(f": {REFUSALS[fault]}\n")
+    assert finished.err.count("\n") == 1
+    assert failing.requests < 60 + 40, "no request is repeated, those on their way end"
+    assert not [name for name in gcs.names(bucket) if name.endswith("manifest.json")]
+
+
+def test_a_full_disk_ends_the_job_with_one_line_and_the_same_command_resumes(photos: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "none", str(small)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        finished = make.job(photos, small, "--num_shards", "2")
+        assert finished.code == 1
+        assert finished.err.startswith(f"error: {small}/photos/")
+        assert finished.err.endswith(": no space left on device; make room, the same command resumes\n")
+        assert finished.err.count("\n") == 1
+        assert not (small / "photos/1.0.0/manifest.json").exists()
+        subprocess.run(["mount", "-o", "remount,size=10m", str(small)], check=True)
+        assert make.job(photos, small, "--num_shards", "2").code == 0
+        subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+        assert make.job(photos, small, "--num_shards", "2").out.startswith("already published")
+        finished = make.job(photos, small, "--num_shards", "2", "--version", "2.0.0")
+        assert finished.code == 2
+        assert finished.err.startswith(f"error: --output '{small}': can't be written: ")
+        assert "read-only" in finished.err.lower()
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["reject", "strict"])
+@pytest.mark.parametrize("kind", ["vanished", "changed"])
+def test_an_image_that_is_not_as_listed_is_a_reject_or_with_strict_an_error(
+    gcs: Gcs, photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, strict: bool
+) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "in", photos)
+    read = google.GoogleStorage.read
+    path = "ant/0003.jpg"
+
+    def change_first(self: google.GoogleStorage, url: str, start: int | None = None, end: int | None = None) -> bytes:
+        """Somebody else's hand, between the listing and the first read."""
+        if url.endswith(path):
+            self.delete(url) if kind == "vanished" else self.write(url, read(self, url)[:-1] + b"x")
+        return read(self, url, start, end)
+
+    monkeypatch.setattr(google.GoogleStorage, "read", change_first)
+    flags = ("--max_reject_fraction", "0.1", *(["--strict"] if strict else []))
+    finished = make.job(f"gs://{bucket}/in", tmp_path, *flags)
+    if strict:
+        assert finished.code == 1
+        assert finished.err.startswith(f"error: --strict: {path!r} is not as it was listed ({kind}: ")
+        assert finished.err.endswith("); run the same command again, which lists anew\n")
+        assert not list(tmp_path.rglob("manifest.json"))
+    else:
+        assert finished.code == 0, finished.err
+        assert make.manifest(tmp_path / "photos/1.0.0")["rejects"] == {"by_reason": {kind: 1}, "environment": 1}
+
+
+@pytest.mark.parametrize("requests_before", [0, 60])
+def test_when_all_fails_the_job_ends_within_its_deadline_with_one_line(
+    gcs: Gcs, photos: Path, through: Through, requests_before: int
+) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "in", photos)
+    failing = through(0.0, faults=proxy.FAILURES)
+    failing.fail_from(requests_before)
+    start = time.monotonic()
+    finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *FLAGS, "--io_deadline", "3")
+    seconds = time.monotonic() - start
+    assert finished.code == 1
+    assert finished.err.startswith(f"error: gs://{bucket}/"), finished.err
+    assert ": no success for 3 s: " in finished.err
+    assert finished.err.count("\n") == 1
+    assert seconds < 15  # 3 s for the request, the rest for a busy machine
+    assert not [name for name in gcs.names(bucket) if name.endswith("manifest.json")]
+    # And the network is back.
+    failing.share = 0.0
+    assert make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *FLAGS).code == 0

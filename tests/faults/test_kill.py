@@ -1,0 +1,65 @@
+"""A few kills and one collision; `python -m tests.faults.kill` and `… .collide` do many at random moments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import make
+from tests.faults import collide, jobs, kill
+from tests.faults.jobs import Job, Output, Reference
+from tests.servers import Gcs
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # So many that the sample is a part of them: there is time to kill a job between its shards.
+    return make.class_folders(tmp_path_factory.mktemp("kill"), {"ant": 350, "bee": 350}, size=(480, 360))
+
+
+@pytest.fixture(scope="module")
+def expected(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    output = Output(str(tmp_path_factory.mktemp("reference") / "out"))
+    finished = make.run("--input", images, "--output", output.url, *jobs.FLAGS)
+    assert finished.code == 0, finished.err
+    return Reference(make.dataset_hash(Path(output.url) / jobs.VERSION), frozenset(output.files()), {})
+
+
+def place(gcs: Gcs, tmp_path: Path, remote: bool) -> Output:
+    return Output(f"gs://{gcs.new_bucket()}", gcs.url) if remote else Output(str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "remote"), [("in_memory", False), ("multi_processing", False), ("in_memory", True)], ids=str
+)
+def test_after_a_kill_the_same_command_keeps_finished_shards_and_gives_the_same_bytes(
+    gcs: Gcs, images: Path, expected: Reference, tmp_path: Path, mode: str, remote: bool
+) -> None:
+    output = place(gcs, tmp_path, remote)
+    job = Job(images, output, mode)
+    job.wait_for_shards(3)
+    job.kill()
+    assert 3 <= len(output.finished_shards()) < 16, "killed too late to show anything"
+    kill.resume(images, output, mode, expected, tmp_path / "scratch")
+
+
+def test_a_kill_between_publishing_and_tidying_leaves_nothing_after_the_same_command(
+    images: Path, expected: Reference, tmp_path: Path
+) -> None:
+    output = Output(str(tmp_path / "out"))
+    assert make.run("--input", images, "--output", output.url, *jobs.FLAGS).code == 0
+    state = tmp_path / "out" / jobs.STATE
+    (state / "shards").mkdir(parents=True)
+    for file in ("owner.json", "plan.json", "shards/train-00000.json", "../../1.0.0/manifest.json.7-0123abcd.tmp"):
+        (state / file).write_text("{}")
+    again = make.run("--input", images, "--output", output.url, *jobs.FLAGS)
+    assert again.out.startswith("already published")
+    expected.check(output, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "gs"])
+def test_of_two_jobs_begun_together_one_publishes_and_the_other_says_so(
+    gcs: Gcs, images: Path, expected: Reference, tmp_path: Path, remote: bool
+) -> None:
+    collide.collide(images, place(gcs, tmp_path, remote), expected, 0.0, tmp_path / "scratch")

@@ -1,0 +1,138 @@
+"""`python -m reader copy`: every file checked, resumed where it stopped, the manifest last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import reader
+from beam_pipeline import schema
+from beam_pipeline.errors import ImageShardsError, UsageError
+from reader.commands import main
+from reader.copy import copy_dataset
+from reader.hashing import dataset_hash
+from reader.index import index
+from reader.verify import verify
+from tests import make, servers
+from tests.reading.shards import make_dataset
+
+SHARD = "photos-train.tfrecord-00001-of-00002"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return Path(make_dataset(tmp_path / "source", {"train": [70, 80], "validation": [10, 0]}))
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_a_copy_is_the_same_dataset(tmp_path: Path, compression: str) -> None:
+    source = make_dataset(tmp_path / "source", {"train": [70, 80]}, compression=compression)
+    copied = copy_dataset(reader.load_info(source), str(tmp_path / "copy"))
+    assert make.files(tmp_path / "copy") == make.files(Path(source))
+    assert dataset_hash(str(tmp_path / "copy")) == dataset_hash(source)
+    assert (copied.files, copied.kept) == (len(make.files(Path(source))), 0)
+    assert copied.bytes == sum(map(len, make.files(Path(source)).values()))
+
+
+def test_a_second_copy_keeps_what_is_there(source: Path, tmp_path: Path) -> None:
+    info = reader.load_info(str(source))
+    copy_dataset(info, str(tmp_path / "copy"))
+    shard = tmp_path / "copy" / SHARD
+    written = shard.stat().st_mtime_ns
+    damaged = tmp_path / "copy" / "photos-train.tfrecord-00000-of-00002"
+    make.flip_byte(damaged)
+    again = copy_dataset(info, str(tmp_path / "copy"))
+    assert again.kept == again.files - 3  # the damaged shard, run.json that has no checksum, the manifest
+    assert shard.stat().st_mtime_ns == written
+    assert make.files(tmp_path / "copy") == make.files(source)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_part_of_a_file_goes_on_where_it_ends(
+    source: Path, tmp_path: Path, is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that isn't what the source holds is found by the checksum, and fetched anew."""
+    target = tmp_path / "copy"
+    target.mkdir()
+    data = (source / SHARD).read_bytes()
+    (target / f"{SHARD}.copying").write_bytes(data[:1000] if is_right else b"\0" * 1000)
+    info = reader.load_info(str(source))
+    reads = []
+    read = type(info.storage).read
+
+    def spying(self: object, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        if path == f"{source}/{SHARD}":
+            reads.append(start)
+        return read(self, path, start, stop)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(info.storage), "read", spying)
+    copy_dataset(info, str(target))
+    assert reads == ([1000] if is_right else [1000, 0])
+    assert make.files(target) == make.files(source)
+
+
+def test_a_damaged_source_gives_no_dataset(source: Path, tmp_path: Path) -> None:
+    info = reader.load_info(str(source))
+    make.flip_byte(source / SHARD)
+    with pytest.raises(ImageShardsError, match=f"{SHARD} isn't the file that was published: its checksum is"):
+        copy_dataset(info, str(tmp_path / "copy"))
+    assert not (tmp_path / "copy" / schema.MANIFEST_FILE).exists()
+    assert not list((tmp_path / "copy").glob(f"{SHARD}*"))
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(source: Path, tmp_path: Path) -> None:
+    info = reader.load_info(str(source))
+    other = Path(make_dataset(tmp_path / "other", {"train": [3]}))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for folder, message in (
+        (other, "another dataset lies there"),
+        (tmp_path / "notes", r"'mine\.txt' lies there, which isn't the dataset's"),
+        (tmp_path / "file", "it is a file"),
+        ("gs://bucket/copy", "a copy goes to a local folder"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            copy_dataset(info, str(folder))
+
+
+def test_a_copy_of_an_index_brings_its_shards(tmp_path: Path) -> None:
+    source = make_dataset(tmp_path / "source", {"train": [70, 80]})
+    info = index(f"{source}/photos-train*", str(tmp_path / "index"))
+    copy_dataset(info, str(tmp_path / "copy"))
+    copy_dataset(info, str(tmp_path / "copy"))
+    for path in Path(source).glob("photos*"):
+        path.unlink()
+    copied = reader.load_info(str(tmp_path / "copy"))
+    assert [shard.file for shard in copied.splits["train"].shards] == [
+        f"shards/0000{number}-photos-train.tfrecord-0000{number}-of-00002" for number in range(2)
+    ]
+    assert len(list(reader.train_dataset(copied, "train", global_batch_size=150))) == 1
+
+
+def test_the_command_copies_from_a_bucket(
+    source: Path, tmp_path: Path, gcs: servers.Gcs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "photos/1.0.0", source)
+    arguments = ["copy", f"gs://{bucket}/photos/1.0.0", str(tmp_path / "copy")]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.startswith(f"{len(make.files(source))} files, 0.")
+    assert make.files(tmp_path / "copy") == make.files(source)
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kept"] == len(make.files(source)) - 2
+    assert verify(reader.load_info(str(tmp_path / "copy"))) == []
+    assert main([*arguments, "--files_at_once=0"]) == 2
+
+
+def test_training_takes_a_copy_for_its_cache(source: Path, tmp_path: Path, gcs: servers.Gcs) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "photos/1.0.0", source)
+    info = reader.load_info(f"gs://{bucket}/photos/1.0.0")
+    copy_dataset(info, str(tmp_path / "copy"))
+    before = len(gcs.requests())
+    train = reader.train_dataset(info, "train", global_batch_size=150, cache=str(tmp_path / "copy"))
+    assert len(list(train)) == 1
+    assert not [one for one in gcs.requests()[before:] if (one.object_read or "").endswith("-of-00002")]

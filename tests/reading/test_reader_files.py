@@ -1,0 +1,69 @@
+"""`image_files_dataset`: individual files, the baseline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import reader
+from beam_pipeline.errors import UsageError
+from tests import make, servers
+
+CLASSES = {"ant": 30, "bee": 20, "cat": 15}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make.class_folders(tmp_path_factory.mktemp("files"), CLASSES, size=(30, 20))
+    make.class_folders(folder / "cat", {"kittens": 5}, suffix="png", size=(40, 40))
+    (folder / "notes.txt").write_text("no image")
+    (folder / "lonely.jpg").write_bytes(make.encoded(make.picture()))
+    return folder
+
+
+def means(dataset: tf.data.Dataset) -> list[float]:
+    """A number for each image, in order."""
+    return [float(value) for images, _ in dataset for value in tf.reduce_mean(tf.cast(images, tf.float32), (1, 2, 3))]
+
+
+@pytest.mark.parametrize("cache", [None, "memory", "disk"])
+def test_every_file_once_in_each_iteration_in_another_order(folder: Path, cache: str | None, tmp_path: Path) -> None:
+    where = str(tmp_path / "cache") if cache == "disk" else cache
+    dataset = reader.image_files_dataset(str(folder), batch_size=32, image_size=16, cache=where)
+    assert dataset.class_names == ["ant", "bee", "cat"] and len(dataset) == 3
+    first, second = means(dataset), means(dataset)
+    assert len(first) == 70 and sorted(first) == sorted(second) and first != second
+    labels = np.concatenate([labels.numpy() for _, labels in dataset])
+    assert Counter(labels.tolist()) == {0: 30, 1: 20, 2: 20}
+    assert {images.shape[1:] for images, _ in dataset} == {(16, 16, 3)}
+    assert bool(list(tmp_path.glob("cache/images-*.index"))) == (cache == "disk")
+
+
+def test_a_disk_cache_is_read_by_the_next_process_but_not_for_other_files(folder: Path, tmp_path: Path) -> None:
+    where = str(tmp_path / "cache")
+    images = make.class_folders(tmp_path / "images", {"ant": 4})
+    first = means(reader.image_files_dataset(str(images), image_size=16, cache=where))
+    for path in images.rglob("*.jpg"):
+        path.write_bytes(b"\0" * path.stat().st_size)
+    assert sorted(means(reader.image_files_dataset(str(images), image_size=16, cache=where))) == sorted(first)
+    (images / "ant" / "0003.jpg").write_bytes(make.encoded(make.picture(seed=9)))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        means(reader.image_files_dataset(str(images), image_size=16, cache=where))
+
+
+def test_files_in_a_bucket_are_one_request_each(folder: Path, gcs: servers.Gcs) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "photos", folder)
+    dataset = reader.image_files_dataset(f"gs://{bucket}/photos", image_size=16)
+    before = len(gcs.requests())
+    assert sorted(means(dataset)) == sorted(means(reader.image_files_dataset(str(folder), image_size=16)))
+    assert len([one for one in gcs.requests()[before:] if one.object_read]) == 70
+
+
+def test_a_folder_without_images_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no image in class folders there"):
+        reader.image_files_dataset(str(tmp_path))

@@ -1,0 +1,180 @@
+"""`python -m reader index`: anybody's plain TFRecords of images become a dataset like ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import reader
+from beam_pipeline import schema
+from beam_pipeline.errors import CorruptRecordError, UsageError
+from reader.commands import main
+from reader.index import index
+from tests import servers
+from tests.reading.shards import CLASSES, draw, make_dataset
+
+SIZE = (12, 20)
+
+
+def example(**features: Any) -> tf.train.Example:
+    """An Example of bytes, integers and floats; a keyword's `__` stands for `/`."""
+    made = tf.train.Example()
+    for key, value in features.items():
+        feature = made.features.feature[key.replace("__", "/")]
+        values = value if isinstance(value, list) else [value]
+        if isinstance(values[0], bytes):
+            feature.bytes_list.value.extend(values)
+        elif isinstance(values[0], float):
+            feature.float_list.value.extend(values)
+        else:
+            feature.int64_list.value.extend(values)
+    return made
+
+
+def tutorial(number: int) -> tf.train.Example:
+    label = number % 3
+    one_hot = [float(place == label) for place in range(3)]
+    return example(
+        image=draw(number, SIZE), label=CLASSES[label].encode(), size=[*SIZE], one_hot_class=one_hot, **{"class": label}
+    )
+
+
+def keras(number: int) -> tf.train.Example:
+    return example(image=draw(number, SIZE), label=number % 3)
+
+
+def tfds(number: int) -> tf.train.Example:
+    return example(image=draw(number, SIZE, "png"), label=number % 3, file_name=f"{number}.png".encode())
+
+
+def slim(number: int) -> tf.train.Example:
+    return example(
+        image__encoded=draw(number, SIZE),
+        image__class__label=number % 3 + 1,
+        image__class__text=CLASSES[number % 3].encode(),
+        image__height=SIZE[0],
+        image__object__bbox__xmin=[0.5] * (number % 3) or [0.0],
+    )
+
+
+KINDS = {"tutorial": tutorial, "keras": keras, "tfds": tfds, "slim": slim}
+
+
+def write(folder: Path, kind: str, files: dict[str, int], compression: str = "") -> Path:
+    """TFRecord files as the kind's tools write them: name → records, numbered on through all files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 0
+    for name, count in files.items():
+        with tf.io.TFRecordWriter(str(folder / name), compression) as writer:
+            for _ in range(count):
+                writer.write(KINDS[kind](number).SerializeToString())
+                number += 1
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_foreign_files_are_trained_and_evaluated_on(tmp_path: Path, kind: str) -> None:
+    files = write(tmp_path / "files", kind, {"train-00000": 100, "train-00001": 81, "val-00000": 30})
+    info = index(f"{files}/*", str(tmp_path / "index"))
+    assert {name: split.records for name, split in info.splits.items()} == {"train": 181, "val": 30}
+    first = int(kind == "slim")
+    assert info.num_classes == 3 + first
+    assert list(info.classes)[first:] == (list(CLASSES) if kind in ("tutorial", "slim") else ["0", "1", "2"])
+    assert info.splits["train"].class_counts[first:] == (61, 60, 60)
+    assert (info.image.format, info.image.min_size, info.image.max_size) == (
+        "png" if kind == "tfds" else "jpeg",
+        SIZE,
+        SIZE,
+    )
+    assert all(0.2 < value < 0.8 for value in (*info.image.mean, *info.image.std))
+
+    train = reader.train_dataset(info, "train", global_batch_size=181, seed=1)
+    images, labels = next(iter(train))
+    assert images.shape == (181, *SIZE, 3)
+    assert np.bincount(labels - first).tolist() == [61, 60, 60]
+    theirs = reader.record_dataset(f"{files}/train-*", keys=["image/encoded" if kind == "slim" else "image"])
+    pixels = sorted(tf.io.decode_image(next(iter(one.values()))).numpy().tobytes() for one in theirs)
+    assert (
+        np.abs(
+            np.sort(images.numpy().mean((1, 2, 3))) - np.sort([np.frombuffer(one, np.uint8).mean() for one in pixels])
+        ).max()
+        < 1
+    )
+    evals = reader.eval_dataset(info, "val", global_batch_size=16)
+    assert sum(float(tf.reduce_sum(weights)) for _, _, weights in evals) == 30
+
+
+def test_a_command_does_it_and_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = write(tmp_path / "files", "slim", {"flowers_train_00.tfrecord": 20})
+    names = tmp_path / "names.txt"
+    names.write_text("background\nant\nbee\ncat\n")
+    assert main(["index", f"{files}/*", "--out", str(tmp_path / "index"), "--labels_file", str(names)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"flowers 1.0.0 at {tmp_path}/index\n  20 records of 20 images, 4 classes")
+    assert "class 1 'ant': train 7" in out
+    assert main(["info", str(tmp_path / "index"), "--hash"]) == 0
+
+
+def test_the_files_may_lie_in_the_folder_of_the_index_and_move_with_it(tmp_path: Path) -> None:
+    folder = write(tmp_path / "here", "keras", {"part-0": 70, "part-1": 3})
+    index(f"{folder}/part-*", str(folder))
+    folder.rename(tmp_path / "there")
+    info = reader.load_info(str(tmp_path / "there"))
+    assert [shard.file for shard in info.splits["train"].shards] == ["part-0", "part-1"]
+    assert len(list(reader.eval_dataset(info, "train", global_batch_size=73))) == 1
+
+
+def test_other_features_come_along(tmp_path: Path) -> None:
+    files = write(tmp_path / "files", "slim", {"a": 10})
+    info = index(f"{files}/a", str(tmp_path / "index"))
+    assert info.manifest["features"] == [
+        {"name": "image/class/text", "dtype": "bytes", "list": False},
+        {"name": "image/height", "dtype": "int64", "list": False},
+        {"name": "image/object/bbox/xmin", "dtype": "float32", "list": True},
+    ]
+    (batch, _) = next(iter(reader.train_dataset(info, "train", global_batch_size=4, features=["image/height"])))
+    assert batch["image/height"].numpy().tolist() == [SIZE[0]] * 4
+
+
+def test_an_index_of_remote_files(tmp_path: Path, gcs: servers.Gcs) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "records", write(tmp_path / "files", "tfds", {"a": 65, "b": 10}))
+    info = index(f"gs://{bucket}/records/*", str(tmp_path / "index"))
+    assert info.splits["train"].shards[0].file == f"gs://{bucket}/records/a"
+    images, _ = next(iter(reader.train_dataset(info, "train", global_batch_size=75)))
+    assert images.shape == (75, *SIZE, 3)
+
+
+def test_what_cannot_be_indexed_says_why(tmp_path: Path) -> None:
+    out = str(tmp_path / "index")
+    packed = write(tmp_path / "gzip", "keras", {"a": 3}, "GZIP")
+    with pytest.raises(UsageError, match=r"a is GZIP, .* read it with reader\.record_dataset"):
+        index(f"{packed}/a", out)
+    files = write(tmp_path / "files", "tutorial", {"a": 70})
+    with pytest.raises(UsageError, match=r"--class_key among: class \(int64, 1\), image \(bytes, 1\)"):
+        index(f"{files}/a", out, class_key="label")
+    with pytest.raises(UsageError, match=r"no file matches .*: .*files holds a"):
+        index(f"{files}/b*", out)
+    with pytest.raises(UsageError, match="--out gs://bucket/x: give a local folder"):
+        index(f"{files}/a", "gs://bucket/x")
+    with pytest.raises(UsageError, match="a dataset is published there"):
+        index(f"{files}/a", make_dataset(tmp_path / "1.0.0", {"train": [3]}))
+    short = tmp_path / "names.txt"
+    short.write_text("ant\nbee\n")
+    with pytest.raises(UsageError, match="2 names, and class id 2 is in the records"):
+        index(f"{files}/a", out, labels_file=str(short))
+    data = bytearray((files / "a").read_bytes())
+    data[-6] ^= 1
+    (files / "a").write_bytes(data)
+    with pytest.raises(CorruptRecordError, match=r"a: record 69 at byte \d+: the CRC of the data is wrong"):
+        index(f"{files}/a", out)
+    (files / "a").write_bytes(
+        b"".join(schema.frame(example(image=b"GIF89a", label=1).SerializeToString()) for _ in "ab")
+    )
+    with pytest.raises(CorruptRecordError, match="a: record 0 at byte 0: its image can't be opened"):
+        index(f"{files}/a", out)
+    assert not Path(out).exists()

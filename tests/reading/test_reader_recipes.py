@@ -1,0 +1,87 @@
+"""Every block of docs/reader.md runs as written, in its order, on datasets that the pipeline wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import beam_pipeline
+from reader.commands import main
+from tests import make
+
+DOCUMENT = make.ROOT / "docs" / "reader.md"
+NEEDS = {"torch": "needs PyTorch: pip install 'imageshards[torch]'", "jax": "needs JAX: pip install 'imageshards[jax]'"}
+
+
+def blocks() -> list[tuple[str, str, str]]:
+    """(heading, language, text) of each block of code."""
+    found = []
+    for section in re.split(r"^## ", DOCUMENT.read_text(), flags=re.MULTILINE)[1:]:
+        heading = section.splitlines()[0]
+        found += [
+            (heading, *block) for block in re.findall(r"^```(\w+)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the document says there is."""
+    folder = tmp_path_factory.mktemp("recipes")
+    photos = make.class_folders(folder / "photos", {"ant": 50, "bee": 40, "cat": 30})
+    common = {"input": str(photos), "output": str(folder / "datasets"), "image_size": 72}
+    assert beam_pipeline.run(beam_pipeline.Config(name="photos", splits="train=0.7,validation=0.3", **common))
+    rows = [
+        f"{path.relative_to(photos)},{path.parent.name},train,{number % 60}"
+        for number, path in enumerate(sorted(photos.rglob("*.jpg")))
+    ]
+    (folder / "photos.csv").write_text("\n".join(["path,label,split,width_cm:int64", *rows]) + "\n")
+    assert beam_pipeline.run(
+        beam_pipeline.Config(name="tagged", layout="manifest", manifest=str(folder / "photos.csv"), **common)
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("heading", "language", "text"), blocks(), ids=[f"{place}-{block[0][:12]}" for place, block in enumerate(blocks())]
+)
+def test_recipe_runs_as_written(
+    heading: str, language: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, reason in NEEDS.items():
+        if f"import {module}" in text and importlib.util.find_spec(module) is None:
+            pytest.skip(reason)
+    monkeypatch.chdir(folder)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        if language == "python":  # in this process: TensorFlow and Keras take 10 s to import
+            exec(compile(text, f"{DOCUMENT} ({heading})", "exec"), {"__name__": "recipe"})
+        else:
+            for line in text.splitlines():
+                _, _, module, *arguments = shlex.split(line, comments=True)
+                assert (module, main(arguments)) == ("reader", 0), line
+    assert printed.getvalue().strip()
+
+
+def test_the_document_shows_every_way_to_read() -> None:
+    text = "\n".join(text for _, _, text in blocks())
+    for name in (
+        "train_dataset",
+        "eval_dataset",
+        "record_dataset",
+        "image_files_dataset",
+        "as_numpy",
+        "as_jax",
+        "torch.ShardDataset",
+    ):
+        assert f"reader.{name}(" in text, name
+    for layer in ("Normalization", "Discretization", "StringLookup", "Hashing", "HashedCrossing", "Embedding"):
+        assert f"layers.{layer}(" in text, layer
+    for verb in ("info", "copy", "index", "show", "bench"):
+        assert f"python -m reader {verb} " in text, verb

@@ -1,0 +1,87 @@
+"""`python -m reader show`: a PNG or a terminal's blocks with the images, labels and sizes of a dataset."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import reader
+from reader.commands import main
+from reader.show import blocks, choose, grid
+from tests.make import ROOT
+from tests.reading.shards import CLASSES, make_dataset
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return make_dataset(
+        tmp_path / "1.0.0", {"train": [100, 30], "validation": [2]}, size_of=lambda number: (16, 16 + number % 5)
+    )
+
+
+def test_records_are_drawn_by_the_seed_with_label_and_size(folder: str) -> None:
+    info = reader.load_info(folder)
+    shown = choose(info, "train", 9)
+    numbers = [record.number for record in shown]
+    assert len(set(numbers)) == 9 and numbers == sorted(numbers)
+    assert [record.number for record in choose(info, "train", 9, seed=1)] != numbers
+    for record in shown:
+        assert record.label == CLASSES[record.number % 3]
+        assert record.size == (16, 16 + record.number % 5)
+    assert len(choose(info, "validation", 9)) == 2
+    assert len(choose(info, "train", 130)) == 130
+
+
+def test_the_grid_shows_each_image_and_its_caption(folder: str) -> None:
+    shown = choose(reader.load_info(folder), "train", 6)
+    sheet = np.asarray(grid(shown))
+    tile = np.asarray(shown[0].image)
+    place = (8 + (160 - tile.shape[0]) // 2, 8 + (160 - tile.shape[1]) // 2)
+    np.testing.assert_array_equal(sheet[place[0] :, place[1] :][: tile.shape[0], : tile.shape[1]], tile)
+    captions = sheet[8 + 160 : 8 + 160 + 32, 8 : 8 + 160]
+    assert (captions < 128).any()
+
+
+def test_blocks_are_two_pixels_a_character(folder: str) -> None:
+    (record,) = choose(reader.load_info(folder), "train[:1]", 1)
+    lines = blocks([record], columns=30).splitlines()
+    assert len(lines) == 12 + 2
+    colours = re.findall(r"\x1b\[38;2;(\d+);(\d+);(\d+)m", lines[6])
+    pixels = np.asarray(record.image)
+    assert [int(value) for value in colours[12]] == pixels[12 - 4, 12 - 4].tolist()
+    assert lines[12].split() == [record.label] and lines[13].split() == ["16x16", "#0"]
+
+
+def test_the_command_writes_a_png(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "grid.png"
+    assert main(["show", folder, "--count", "5", "--out", str(path)]) == 0
+    assert capsys.readouterr().out == f"5 images of train in {path}\n"
+    assert Image.open(path).width > 3 * 160
+    assert main(["show", folder, "--split", "validation", "--terminal"]) == 0
+    assert capsys.readouterr().out.count("▀") == 2 * 24 * 12
+    assert main(["show", folder, "--json", "--count", "2"]) == 0
+    assert {"record", "label", "height", "width"} == set(json.loads(capsys.readouterr().out)["records"][0])
+    assert main(["show", folder, "--count", "0"]) == 2
+    assert main(["show", folder, "--out", str(tmp_path / "none" / "x.png")]) == 2
+    assert main(["show", folder, "--split", "test"]) == 2
+
+
+@pytest.mark.parametrize("image_format", ["jpeg", "png"])
+def test_grey_and_png_images_are_shown(tmp_path: Path, image_format: str) -> None:
+    folder = make_dataset(tmp_path / "1.0.0", {"train": [3]}, image_format=image_format, channels=1)
+    (record, *_) = choose(reader.load_info(folder), "train", 3)
+    assert record.image.mode == "RGB"
+
+
+def test_it_needs_no_tensorflow(folder: str, tmp_path: Path) -> None:
+    program = "import sys; from reader.commands import main; print(main(sys.argv[1:]), 'tensorflow' in sys.modules)"
+    command = [sys.executable, "-c", program, "show", folder, "--out", str(tmp_path / "x.png")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split()[-2:] == ["0", "False"], done.stderr

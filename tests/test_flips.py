@@ -1,0 +1,48 @@
+"""Single flipped bits: `reader verify` finds and places each, `--repair` mends them. At length: benchmarks/flips.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from beam_pipeline import schema
+from benchmarks import flips
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> flips.Dataset:
+    return flips.Dataset(tmp_path_factory.mktemp("flips"), images=110)
+
+
+def test_every_kind_of_file_takes_part(dataset: flips.Dataset) -> None:
+    assert {flips.kind(path) for path in dataset.files()} == {
+        "class.labels.txt",
+        "dataset_info.json",
+        "duplicates.jsonl",
+        "features.json",
+        "manifest.json",
+        "photos-tfrecord",
+        "photos-tfrecord.idx",
+        "rejects.jsonl",
+        "runs.npy",
+    }
+
+
+def test_verify_finds_each_flipped_bit_and_places_those_in_shards(dataset: flips.Dataset) -> None:
+    assert flips.flip_one_by_one(dataset, 96, seed=5).total() == 96
+
+
+def test_repair_mends_three_bits_in_each_kind_of_file(dataset: flips.Dataset) -> None:
+    kinds: dict[str, list[Path]] = {}
+    for path in dataset.files():
+        kinds.setdefault(flips.kind(path), []).append(path)
+    of_manifest = list(flips.places(kinds.pop(schema.MANIFEST_FILE), 3, seed=6))
+    flips.mend(dataset, [place for some in kinds.values() for place in flips.places(some, 3, seed=6)])
+    flips.mend(dataset, of_manifest)
+
+
+@pytest.mark.parametrize("kept", [schema.MANIFEST_FILE, ""])
+def test_repair_mends_a_hundred_bits_at_once(dataset: flips.Dataset, kept: str) -> None:
+    some: list[Path] = [path for path in dataset.files() if path.name != kept]
+    flips.mend(dataset, list(flips.places(some, 100, seed=7)))

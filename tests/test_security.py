@@ -1,0 +1,278 @@
+"""Names that come from a bucket, a folder or a manifest: they stay data, whatever they hold (docs/security.md)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from beam_pipeline import schema
+from tests import make
+from tests.servers import Gcs
+
+ROOT = make.ROOT
+VERSION = "photos/1.0.0"
+# Everything that a version may hold; no part of a name comes from the input but a split, which is a-z, 0-9 and _.
+OURS = re.compile(
+    r"photos-[a-z][a-z0-9_]*\.tfrecord-\d{5}-of-\d{5}"
+    r"|index/photos-[a-z][a-z0-9_]*\.tfrecord-\d{5}-of-\d{5}\.idx|index/[a-z][a-z0-9_]*\.runs\.npy"
+    r"|class\.labels\.txt|features\.json|dataset_info\.json|rejects\.jsonl|manifest\.json|run\.json|report\.html"
+)
+# Below one class folder of a bucket: where would a careless program write these, and what would a shell make of them?
+HOSTILE_NAMES = (
+    "../../../escaped.jpg",
+    "a../../../escaped.jpg",
+    "/etc/escaped.jpg",
+    "a\\..\\..\\escaped.jpg",
+    "a//b.jpg",
+    "%2e%2e%2fescaped.jpg",
+    "$(touch escaped).jpg",
+    "`touch escaped`.jpg",
+    "; touch escaped;.jpg",
+    "| touch escaped.jpg",
+    "-rf.jpg",
+    "--overwrite.jpg",
+    "<script>alert(1)</script>.jpg",
+    "{0}%s%n.jpg",
+    "\u202egpj.exe.jpg",
+    "bell\x07 escape\x1b[31m.jpg",
+    "'\"\t.jpg",
+)
+# Folder names, and so labels.
+HOSTILE_LABELS = (
+    "..",
+    "up\\..\\..",
+    "C:",
+    "~root",
+    "$(touch escaped)",
+    "-rf",
+    "--output=x",
+    "<b>bold</b>",
+    "%2e%2e",
+    "a&b;c|d",
+    "nül",
+)
+
+
+def picture(seed: int) -> bytes:
+    return make.encoded(make.picture(seed=seed))
+
+
+def everything_below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+def assert_confined(root: Path, output: Path) -> None:
+    """Below `root` only the published version was written, and in it only names of ours."""
+    written = {name for name in everything_below(root) if not name.startswith("in/")}
+    prefix = f"{output.relative_to(root).as_posix()}/{VERSION}/"
+    assert written
+    assert not [name for name in written if not name.startswith(prefix)]
+    assert not [name for name in written if not OURS.fullmatch(name[len(prefix) :])]
+
+
+@pytest.fixture
+def hostile_bucket(gcs: Gcs) -> tuple[str, set[str]]:
+    """A bucket with pictures under hostile names and labels, some beside the input; its name, the input's images."""
+    bucket = gcs.new_bucket()
+    names = [f"cat/{name}" for name in HOSTILE_NAMES] + [f"{label}/a.jpg" for label in HOSTILE_LABELS]
+    for number, name in enumerate(names):
+        gcs.put(bucket, f"in/{name}", picture(number))
+    return bucket, {name for name in names if not name.startswith(".") and "/." not in name}  # others are hidden
+
+
+def test_object_names_never_leave_a_local_output(
+    gcs: Gcs, hostile_bucket: tuple[str, set[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket, names = hostile_bucket
+    root = tmp_path / "a" / "b" / "c"
+    root.mkdir(parents=True)
+    monkeypatch.chdir(root)
+    version = make.published(f"gs://{bucket}/in", root / "out", "--splits", "train=0.5,validation=rest")
+    assert make.manifest(version)["records"] == len(names)
+    records = b"".join(shard.read_bytes() for shard in make.shard_files(version))
+    assert not [name for name in names if name.encode() not in records]
+    assert_confined(tmp_path, root / "out")
+
+
+def test_object_names_never_leave_a_bucket_s_output(gcs: Gcs, hostile_bucket: tuple[str, set[str]]) -> None:
+    bucket, _ = hostile_bucket
+    before = gcs.names(bucket)
+    finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out")
+    assert finished.code == 0, finished.err
+    new = set(gcs.names(bucket)) - set(before)
+    assert new and not [name for name in new if not name.startswith(f"out/{VERSION}/")]
+    assert not [name for name in new if not OURS.fullmatch(name.removeprefix(f"out/{VERSION}/"))]
+
+
+def test_a_job_asks_of_its_buckets_only_what_its_roles_allow(gcs: Gcs, photos: Path) -> None:
+    source, target = gcs.new_bucket(), gcs.new_bucket()
+    gcs.put_folder(source, "in", photos)
+    before = len(gcs.requests())
+    finished = make.job(f"gs://{source}/in", f"gs://{target}/out")
+    assert finished.code == 0, finished.err
+    asked = {
+        (request.method, bucket, bool(re.search(rf"/b/{bucket}/o([/?]|$)", request.target)))
+        for request in gcs.requests()[before:]
+        for bucket in (source, target)
+        if f"/b/{bucket}" in request.target
+    }
+    assert {(method, of_objects) for method, bucket, of_objects in asked if bucket == source} == {("GET", True)}
+    methods = {(method, of_objects) for method, bucket, of_objects in asked if bucket == target}
+    assert {("GET", True), ("POST", True), ("DELETE", True)} <= methods
+    assert methods <= {("GET", True), ("POST", True), ("PUT", True), ("DELETE", True)}
+    assert not [one for one in gcs.requests()[before:] if re.search(r"/(acl|iam)\b|rewriteTo|copyTo", one.target)]
+
+
+@pytest.mark.parametrize("split", ["up\\..", "Train", "a b", "$(id)", "-rf", "train\n"])
+def test_a_folder_that_is_no_split_stops_the_job_before_anything_is_written(split: str, tmp_path: Path) -> None:
+    make.class_folders(tmp_path / "in" / split, {"cat": 2})
+    finished = make.job(tmp_path / "in", tmp_path / "out", "--layout", "split_class_folders")
+    assert finished.code == 2
+    assert "can't be a split" in finished.err and finished.err.count("\n") == 1
+    assert not [name for name in everything_below(tmp_path) if not name.startswith("in/")]
+
+
+def manifest_job(tmp_path: Path, *rows: dict[str, str]) -> make.Finished:
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "in" / "rows.jsonl").write_text(lines)
+    more = ("--layout", "manifest", "--manifest", tmp_path / "in" / "rows.jsonl", "--max_reject_fraction", "0.9")
+    return make.job(tmp_path / "in", tmp_path / "out", *more)
+
+
+@pytest.mark.parametrize("label", ["../../up", "..", "/etc", "a/b", *HOSTILE_LABELS, "nul\x00", "\x1b[31m"])
+def test_a_manifest_s_label_is_only_ever_content(label: str, tmp_path: Path) -> None:
+    make.class_folders(tmp_path / "in", {"cat": 3})
+    rows = [{"path": f"cat/000{number}.jpg", "label": label} for number in range(3)]
+    finished = manifest_job(tmp_path, *rows)
+    assert finished.code == 0, finished.err
+    assert make.manifest(tmp_path / "out" / VERSION)["classes"] == [label]
+    assert_confined(tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("split", ["../up", "/etc", "a b", "..", "nul\x00", "train\n"])
+def test_a_manifest_s_split_that_could_be_a_path_stops_the_job(split: str, tmp_path: Path) -> None:
+    make.class_folders(tmp_path / "in", {"cat": 1})
+    finished = manifest_job(tmp_path, {"path": "cat/0000.jpg", "label": "cat", "split": split})
+    assert finished.code in (1, 2)
+    assert f"split {split!r} is not a-z, 0-9 and _, a letter first" in finished.err
+    assert not [name for name in everything_below(tmp_path) if not name.startswith("in/") and "_state" not in name]
+
+
+def test_what_a_manifest_s_path_reads_beside_the_input_never_shows(tmp_path: Path) -> None:
+    make.class_folders(tmp_path / "in", {"cat": 3})
+    (tmp_path / "secret.txt").write_text("canary-5150 root:x:0:0")
+    rows = [{"path": f"cat/000{number}.jpg", "label": "cat"} for number in range(3)]
+    paths = ["../secret.txt", str(tmp_path / "secret.txt"), "../../../../../../no/such.jpg"]
+    finished = manifest_job(tmp_path, *rows, *({"path": path, "label": "cat"} for path in paths))
+    assert finished.code == 0, finished.err
+    rejects = [json.loads(line) for line in (tmp_path / "out" / VERSION / "rejects.jsonl").read_text().splitlines()]
+    assert {reject["path"] for reject in rejects} == set(paths)
+    written = b"".join(make.files(tmp_path / "out").values())
+    assert b"canary-5150" not in written and "canary-5150" not in finished.out + finished.err
+
+
+CALLS_THAT_RUN_DATA = {
+    *("eval", "exec", "compile", "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"),
+    *(f"{module}.{name}" for module in ("pickle", "cloudpickle", "dill", "marshal") for name in ("load", "loads")),
+    *("pickle.Unpickler", "yaml.load", "yaml.unsafe_load", "shelve.open", "joblib.load", "torch.load"),
+}
+
+
+def calls(path: Path) -> Iterator[tuple[int, str, dict[str, str]]]:
+    """(line, dotted name, keyword → source) of every call in a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            keywords = {word.arg or "**": ast.unparse(word.value) for word in node.keywords}
+            yield node.lineno, ast.unparse(node.func), keywords
+
+
+def why_dangerous(name: str, keywords: dict[str, str]) -> str | None:
+    """Why a call could run what it is given, or None."""
+    if name in CALLS_THAT_RUN_DATA:
+        return f"{name} runs what it is given"
+    if keywords.get("shell", "False") != "False":
+        return f"{name} with a shell"
+    if name in ("np.load", "numpy.load") and keywords.get("allow_pickle") != "False":
+        return f"{name} without allow_pickle=False"
+    if keywords.get("safe_mode", "True") != "True":
+        return f"{name} with safe_mode off"
+    return None
+
+
+def test_nothing_shipped_gives_data_to_a_shell_to_python_or_to_pickle() -> None:
+    shipped = [path for folder in ("beam_pipeline", "reader", "deploy") for path in (ROOT / folder).rglob("*.py")]
+    assert len(shipped) > 40
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {why}"
+        for path in shipped
+        for line, name, keywords in calls(path)
+        if (why := why_dangerous(name, keywords))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "eval(text)",
+        "os.system('ls ' + name)",
+        "subprocess.run(f'cp {name} /tmp', shell=True)",
+        "pickle.loads(data)",
+        "np.load(file)",
+        "np.load(file, allow_pickle=True)",
+        "keras.saving.load_model(path, safe_mode=False)",
+    ],
+)
+def test_the_search_finds_what_it_is_for(code: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(code)
+    assert [why for _, name, keywords in calls(tmp_path / "bad.py") if (why := why_dangerous(name, keywords))]
+
+
+def test_scripts_hand_no_text_to_a_shell() -> None:
+    scripts = [*(ROOT / "deploy").glob("*.sh")]
+    assert scripts
+    for script in scripts:
+        code = [line for line in script.read_text().splitlines() if not line.lstrip().startswith("#")]
+        assert not [line for line in code if re.search(r"\beval\b|\b(ba|z|da)?sh -c\b|\bxargs\b", line)]
+
+
+@pytest.mark.parametrize(
+    "value", ["$(touch escaped)", "`touch escaped`", "x; touch escaped", "x' touch escaped '", "*"]
+)
+@pytest.mark.parametrize("flag", ["project", "region", "input", "output", "name", "version", "job_name", "labels_file"])
+def test_no_value_of_the_submitting_script_reaches_a_shell(flag: str, value: str, tmp_path: Path) -> None:
+    values = {"project": "p", "region": "r", "input": "gs://in", "output": "gs://out", "name": "photos"}
+    values[flag] = f"{values.get(flag, '')}{value}"
+    arguments = [f"--{name}={value}" for name, value in values.items()]
+    shown = subprocess.run(
+        [ROOT / "deploy" / "dataflow.sh", *arguments, "--dry_run"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert shown.returncode == 0, shown.stderr
+    # What it shows is what a shell would pass on as one word.
+    assert f"--{flag}={values[flag]}" in shlex.split(shown.stdout.partition("\n")[2].replace("\\\n", " "))
+    assert list(tmp_path.iterdir()) == []
+
+
+CANARY = "canary-8f14e45f"
+SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY", "GOOGLE_AUTH_TOKEN_FOR_TESTING", "HF_TOKEN")
+
+
+def test_secrets_of_the_environment_are_neither_written_nor_said(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in SECRET_VARIABLES:
+        monkeypatch.setenv(name, CANARY)
+    finished = make.job(photos, tmp_path / "out")
+    refused = make.job(photos, tmp_path / "out", "--version", "one")
+    assert (finished.code, refused.code) == (0, 2)
+    assert CANARY not in finished.out + finished.err + refused.out + refused.err
+    written = make.files(tmp_path)
+    assert f"out/{VERSION}/{schema.RUN_FILE}" in written
+    assert not [name for name, data in written.items() if CANARY.encode() in data]

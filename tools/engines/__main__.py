@@ -1,0 +1,145 @@
+"""Runs one job on every Beam engine there is here and compares the datasets byte for byte: `make engines`.
+
+Each engine runs the whole job, and once more a job that is killed with all its processes and continued by the same
+command; some of them read from and write to gs:// URLs. Prints a table; exits 1 where a job failed or two hashes
+differ. An engine that isn't here is fetched once (`pieces`); one whose tools aren't here is skipped, with the command
+that installs them. With CI=true in the environment an engine whose tools are here must run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
+
+from beam_pipeline import sample_data
+from tests import servers
+from tools.engines import jobs, pieces, processes
+from tools.engines.flink import flink
+
+WORK = processes.ROOT / "build" / "engines"
+_BUCKET = "engines"
+
+
+def _always(*flags: str) -> jobs.Flags:
+    return nullcontext(flags)
+
+
+ONE_PROCESS = jobs.Engine("FnApiRunner, one process", lambda logs: _always())
+FOUR_THREADS = jobs.Engine(
+    "FnApiRunner, 4 threads", lambda logs: _always("--direct_running_mode=multi_threading", "--direct_num_workers=4")
+)
+TWO_PROCESSES = jobs.Engine(
+    "FnApiRunner, 2 processes", lambda logs: _always("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+)
+DIRECT = jobs.Engine("DirectRunner", lambda logs: _always("--runner=DirectRunner"))
+PRISM = jobs.Engine("Prism", lambda logs: _always("--runner=PrismRunner", f"--prism_location={pieces.prism()}"))
+FLINK = jobs.Engine("Flink, 1 external worker", lambda logs: flink(1, logs))
+FLINK_TWO = jobs.Engine("Flink, 2 external workers", lambda logs: flink(2, logs))
+
+
+class Row(NamedTuple):
+    """One line of the table: which engine, whether it is killed in the middle, and where images and dataset are."""
+
+    engine: jobs.Engine
+    killed: bool = False
+    source: str = "local"
+    target: str = "local"
+
+
+MATRIX = (
+    *(Row(engine) for engine in (ONE_PROCESS, FOUR_THREADS, TWO_PROCESSES, DIRECT, PRISM, FLINK)),
+    *(Row(engine, killed=True) for engine in (ONE_PROCESS, TWO_PROCESSES, PRISM, FLINK_TWO)),
+    Row(ONE_PROCESS, source="gs", target="gs"),
+    Row(PRISM, source="local", target="gs"),
+    Row(TWO_PROCESSES, killed=True, source="gs", target="gs"),
+    Row(FLINK_TWO, source="gs", target="local"),
+)
+
+
+class Places(NamedTuple):
+    """Where jobs read and write: `local` and `gs` each as folder of images and as root of outputs."""
+
+    images: dict[str, str]
+    outputs: dict[str, str]
+
+
+def main(arguments: Sequence[str] | None = None, matrix: Sequence[Row] = MATRIX) -> int:
+    """The command: returns its exit code."""
+    parser = argparse.ArgumentParser(prog="make engines", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--images", type=int, default=600, metavar="N", help="pictures to draw for it (%(default)s)")
+    flags = parser.parse_args(arguments)
+    processes.exit_on_signals()
+    started = time.monotonic()
+    sample_data.draw_folder(WORK / "images", images=flags.images, classes=5, broken=2)
+    with _places() as places:
+        return _run(matrix, places, started)
+
+
+@contextmanager
+def _places() -> Iterator[Places]:
+    """The local folders and, where fake-gcs-server is installed, a bucket with the same images."""
+    images, outputs = {"local": str(WORK / "images")}, {"local": str(WORK)}
+    if servers.fake_gcs_binary() is None:
+        yield Places(images, outputs)
+        return
+    with servers.fake_gcs(WORK / "fake_gcs_server.log") as url:
+        os.environ["STORAGE_EMULATOR_HOST"] = url
+        servers.make_bucket(url, _BUCKET)
+        servers.Gcs(url, WORK / "fake_gcs_server.log").put_folder(_BUCKET, "images", WORK / "images")
+        images["gs"], outputs["gs"] = f"gs://{_BUCKET}/images", f"gs://{_BUCKET}"
+        yield Places(images, outputs)
+
+
+def _run(matrix: Sequence[Row], places: Places, started: float) -> int:
+    """Run the rows, print their table and what it comes to."""
+    print(
+        f"\n{'engine':26} {'from':>5} → {'to':5} {'killed after':>14} {'seconds':>8} {'records':>8}  hash", flush=True
+    )
+    outcomes, skipped, refused = [], 0, 0
+    for number, row in enumerate(matrix):
+        try:
+            outcomes.append(_run_row(row, places, f"run-{number:02d}"))
+            print(_line(row, outcomes[-1]), flush=True)
+        except pieces.Missing as error:
+            skipped, refused = skipped + 1, refused + error.refused
+            print(f"{row.engine.name:26}  skipped; to have it: {error}", flush=True)
+    published = [outcome for outcome in outcomes if not outcome.failure]
+    hashes = {outcome.hash for outcome in published}
+    failed = len(outcomes) - len(published)
+    print(
+        f"\n{len(published)} published, {len(hashes)} different hash{'es' * (len(hashes) != 1)} "
+        f"({', '.join(sorted(hashes))}); {failed} failed, {skipped} skipped; {time.monotonic() - started:.0f} s"
+    )
+    if refused and os.environ.get("CI") == "true":
+        print(f"CI=true: {refused} skipped though the tools to install them are here: a failure")
+        return 1
+    return int(failed > 0 or len(hashes) != 1)
+
+
+def _run_row(row: Row, places: Places, name: str) -> jobs.Outcome:
+    """Run one row.
+
+    Raises:
+        Missing: its engine, or a server for its bucket, isn't here.
+    """
+    if "gs" in (row.source, row.target) and "gs" not in places.images:
+        raise pieces.Missing(servers.HOW_TO_ENABLE)
+    output = f"{places.outputs[row.target]}/{name}"
+    return jobs.run_job(row.engine, places.images[row.source], output, WORK / "logs" / name, row.killed)
+
+
+def _line(row: Row, outcome: jobs.Outcome) -> str:
+    where = f"{row.engine.name:26} {row.source:>5} → {row.target:5}"
+    if outcome.failure:
+        return f"{where}  {outcome.failure}"
+    killed = f"{outcome.killed_after} of {jobs.SHARDS} shards" if row.killed else ""
+    return f"{where} {killed:>14} {outcome.seconds:8.1f} {outcome.records:8}  {outcome.hash[:16]}…"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
