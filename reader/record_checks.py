@@ -12,6 +12,7 @@ from PIL import Image
 
 from beam_pipeline import schema
 from reader.example import Value, parse_example
+from reader.foreign_checks import check_foreign
 from reader.info import DatasetInfo
 
 _NO_CLASS = -1
@@ -44,6 +45,9 @@ def check_record(info: DatasetInfo, record: bytes, decode: bool = True) -> Check
         record: the serialized Example.
         decode: whether its image is decoded.
     """
+    if schema.FOREIGN_KEY in info.manifest:
+        found = check_foreign(info, record, decode)
+        return CheckedRecord(found.label, b"", found.reasons)
     try:
         features = parse_example(record)
     except ValueError as error:

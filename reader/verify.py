@@ -55,7 +55,7 @@ def verify(info: DatasetInfo, *, decode: str = "all", processes: int = 1) -> lis
     """
     if decode not in DECODE:
         raise UsageError(f"--decode {decode!r}: choose one of {', '.join(DECODE)}")
-    sizes = dict(info.storage.files(info.url))
+    sizes = dict(info.storage.files(info.url)) | _sizes_elsewhere(info)
     faults = [*check_files(info, sizes), *check_sums(info)]
     tasks = {split.name: _tasks(info, split, sizes, faults) for split in info.splits.values()}
     names = []
@@ -83,6 +83,14 @@ def _tasks(info: DatasetInfo, split: SplitInfo, sizes: dict[str, int], faults: l
             index_file = name.index_file if name and info.compression == "none" and name.index_file in sizes else None
             tasks.append(ShardTask(index, shard, sizes[shard.file], index_file, runs.rows_of(index)))
     return tasks
+
+
+def _sizes_elsewhere(info: DatasetInfo) -> dict[str, int]:
+    """Shard → bytes, of those that lie outside the dataset's folder (an index of foreign files)."""
+    shards = [shard.file for split in info.splits.values() for shard in split.shards]
+    files = [file for file in shards if info.path(file) == file]
+    sizes = info.shard_storage.sizes(files) if files else []
+    return {file: size for file, size in zip(files, sizes, strict=True) if size is not None}
 
 
 def _some(faults: list[Fault], path: str) -> list[Fault]:

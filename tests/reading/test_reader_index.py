@@ -14,6 +14,7 @@ from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, UsageError
 from reader.commands import main
 from reader.index import index
+from reader.verify import verify
 from tests import servers
 from tests.reading.shards import CLASSES, draw, make_dataset
 
@@ -178,3 +179,18 @@ def test_what_cannot_be_indexed_says_why(tmp_path: Path) -> None:
     with pytest.raises(CorruptRecordError, match="a: record 0 at byte 0: its image can't be opened"):
         index(f"{files}/a", out)
     assert not Path(out).exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_index_is_verified_like_any_dataset(tmp_path: Path, kind: str) -> None:
+    files = write(tmp_path / "files", kind, {"train-0": 100, "val-0": 30})
+    info = index(f"{files}/*", str(tmp_path / "index"))
+    assert verify(info) == []
+    assert main(["verify", str(tmp_path / "index")]) == 0
+    data = bytearray((files / "train-0").read_bytes())
+    data[-6] ^= 1
+    (files / "train-0").write_bytes(data)
+    (files / "val-0").unlink()
+    faults = [(Path(fault.file).name, fault.record, fault.what) for fault in verify(info)]
+    assert faults[0] == ("val-0", None, "the file is missing")
+    assert faults[1] == ("train-0", 99, "the CRC of the data is wrong")
