@@ -6,7 +6,8 @@ SHELL := bash
 .PHONY: help setup demo test lint format bench engines constraints clean
 .DELETE_ON_ERROR:
 
-EXTRAS := pipeline,reader,test
+# What .venv holds; .ci/run adds the frameworks that only some users have.
+EXTRAS ?= pipeline,heic,reader,test
 STAMP := .venv/.installed
 BIN := .venv/bin
 # Class folders to measure with, drawn pictures without: make bench IMAGES=/path/to/photos

@@ -238,6 +238,7 @@ def _run_facts(options: PipelineOptions, command: Sequence[str]) -> dict[str, An
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    silenced_before = logging.root.manager.disable
     try:
         config, beam_arguments = command_line.parse(given)
         options = PipelineOptions(beam_arguments)
@@ -255,3 +256,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("error: interrupted; the same command resumes", file=sys.stderr)
         return 1
+    finally:
+        logging.disable(silenced_before)

@@ -239,21 +239,30 @@ def mender(source: Source, seed: int, for_training: bool) -> Mender:
 
 
 def _read_ahead(source: Source, windows: Iterator[order.Window]) -> Iterator[tuple[order.Window, list[Found]]]:
-    """Each window with its records, read one window ahead in a thread of its own."""
+    """Each window with its records, read one window ahead in a thread of its own.
+
+    Remote storage isn't read ahead over an epoch's end before somebody asks: who reads one epoch fetches no other's
+    bytes, and the others wait for one window an epoch.
+    """
     requests = ThreadPoolExecutor(REMOTE_REQUESTS, "reader-request") if source.storage.is_remote else None
     reader = RunReader(source.storage, source.table, requests, source.cache)
 
-    def load() -> tuple[order.Window, list[Found]] | None:
-        window = next(windows, None)
+    def load(window: order.Window | None) -> tuple[order.Window, list[Found]] | None:
         return None if window is None else (window, reader.find(window.numbers))
 
     ahead = ThreadPoolExecutor(1, "reader-window")
     is_finalizing = sys.is_finalizing  # `sys` itself may be gone by then
     try:
-        pending: Future[tuple[order.Window, list[Found]] | None] = ahead.submit(load)
+        pending: Future[tuple[order.Window, list[Found]] | None] = ahead.submit(load, next(windows, None))
         while (loaded := pending.result()) is not None:
-            pending = ahead.submit(load)
-            yield loaded
+            following = next(windows, None)
+            is_over = following is not None and following.epoch != loaded[0].epoch
+            if is_over and source.storage.is_remote:
+                yield loaded
+                pending = ahead.submit(load, following)
+            else:
+                pending = ahead.submit(load, following)
+                yield loaded
     finally:  # also when nobody reads on
         if not is_finalizing():  # the interpreter has ended the threads itself
             for executor in filter(None, (ahead, requests)):
