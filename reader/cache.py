@@ -91,11 +91,13 @@ class DiskCache:
 
     def put(self, path: str, start: int, data: bytes) -> None:
         name, size, crc32c = self._shards[path]
-        if self._is_full or self._is_whole(name, size):
+        if self._is_whole(name, size):
             return
         stop = start + len(data)
         part, have = self._file(f"{name}.part"), self._file(f"{name}.have")
         with self._lock:
+            if self._is_full:
+                return
             try:
                 part.parent.mkdir(parents=True, exist_ok=True)
                 _write_at(part, start, data)

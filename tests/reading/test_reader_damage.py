@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageEr
 from beam_pipeline.examples import image_example
 from reader.storage import LocalStorage
 from reader.stream import train_stream
+from tests.make import ROOT
 from tests.reading.shards import CLASSES, make_dataset, make_record
 
 RECORDS = 256
@@ -239,3 +241,36 @@ def test_only_our_datasets_know_what_was_skipped(folder: Path) -> None:
         reader.skipped(tf.data.Dataset.range(3))
     with pytest.raises(UsageError, match="on_error='ignore': raise or skip"):
         train(folder, "ignore")
+
+
+def test_the_reasons_are_those_that_are_documented(folder: Path) -> None:
+    section = (ROOT / "docs" / "format.md").read_text().split("## What a reader says about damage")[1].split("\n## ")[0]
+    documented = set(re.findall(r"^\| `([^`(…]+)", section, re.MULTILINE))
+    flip(folder, 3)
+    flip(folder, 4, byte=3)
+    spoil_image(folder, 5)
+    path, offset = shard_file(folder, 0), offsets(folder, 0)
+    data = bytearray(path.read_bytes())
+    size = offset[7] - offset[6] - schema.FRAME_BYTES
+    data[offset[6] : offset[7]] = schema.frame(b"\xff" * size)
+    size = offset[9] - offset[8] - schema.FRAME_BYTES
+    other_class = make_record(8, (16, 24)).replace(b"\x0a\x01\x02", b"\x0a\x01\x09")
+    assert other_class != make_record(8, (16, 24))
+    data[offset[8] : offset[9]] = schema.frame(other_class)
+    path.write_bytes(data)
+    cut = shard_file(folder, 1)
+    cut.write_bytes(cut.read_bytes()[: offsets(folder, 1)[140] + 20])
+    info = reader.load_info(str(folder))
+    evals = reader.eval_dataset(info, "train", global_batch_size=64, on_error="skip")
+    list(evals)
+    found = {plain(error.reason) for error in evals._imageshards_skips.records}
+    cut.unlink()
+    gone = reader.eval_dataset(info, "train", global_batch_size=64, on_error="skip")
+    list(gone)
+    found |= {plain(error.reason) for error in gone._imageshards_skips.records}
+    assert found == {plain(reason) for reason in documented}
+
+
+def plain(reason: str) -> str:
+    """A reason without its numbers (N and M in the document) and what a library says."""
+    return re.sub(r" \(.*|\b(\d+|N|M)\b", "", reason).strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,7 @@ def test_gs_takes_one_request_a_run_and_joins_neighbours(bucket: str, gcs: Gcs) 
     for _ in range(3):  # a kept connection that the server has closed costs a second request
         before = len(gcs.requests())
         assert len(RunReader(info.storage, table).read(numbers)) == 256
+        time.sleep(0.2)  # the server writes its log after its reply
         attempts.append([request for request in gcs.requests()[before:] if request.method == "GET"])
     requests = min(attempts, key=len)
     assert len(requests) == 2  # runs 2 to 4 at once, run 9
@@ -134,3 +136,27 @@ def test_requests_that_fail_in_passing_are_tried_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(storage, "DEADLINE_S", -1.0)
     with pytest.raises(StorageError, match=r"gave up after .* ConnectionResetError: reset"):
         storage._retry(lambda: (_ for _ in ()).throw(ConnectionResetError("reset")), "gs://b/o")
+
+
+@pytest.mark.parametrize("hosts", [1, 16])
+def test_one_epoch_of_a_host_fetches_its_share_and_little_more(
+    in_memory: str, hosts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = []
+    read = storage.RemoteStorage.read
+
+    def counted(self: storage.RemoteStorage, path: str, *bounds: int) -> bytes:
+        data = read(self, path, *bounds)
+        fetched.append(len(data))
+        return data
+
+    info = reader.load_info(in_memory)
+    monkeypatch.setattr(storage.RemoteStorage, "read", counted)
+    total = sum(shard.bytes for shard in info.splits["train"].shards)
+    for host in range(hosts):
+        stream = train_stream(info, "train", info.position("train", global_batch_size=hosts, hosts=hosts), host)
+        fetched.clear()
+        stream.take(2400 // hosts)
+        time.sleep(0.1)  # nothing is under way for the next epoch
+        runs = -(-2400 // (64 * hosts)) + 1  # a share begins and ends inside a run
+        assert sum(fetched) <= min(1.02 * total, 1.1 * runs * total / (2400 / 64))
