@@ -12,18 +12,18 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from beam_pipeline.errors import ImageShardsError
 from reader.damage import Block, Decodes, Mender
+from reader.open_streams import OpenStreams
 from reader.skips import Skips
 
 Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
 Tensor = Any
-S = TypeVar("S")
 
 # Records that cross from Python into TensorFlow in one call, and are parsed in one: a call for each batch of 64 costs
 # 9 µs a record more, 1,024 save nothing more.
@@ -33,45 +33,11 @@ _BLOCK_RECORDS = 512
 # and handing out of one dataset, 7 MB each at 224×224. One that was dropped is read again.
 _KEPT_BLOCKS = 3
 
-# Streams that wait to be read on, in the whole process, each with up to two windows in memory. TensorFlow keeps the
-# Python functions of a dataset for ever, so what an abandoned iterator left can only be bounded; a stream that was
-# dropped is opened again where it was when its iterator goes on.
-_OPEN_STREAMS = 8
-
 _NOT_BEGUN = -1
 _END = 1 << 62  # the "step" behind an iteration's last
 
 # Our functions are written in TensorFlow's operations; AutoGraph takes 0.1 s to find nothing to rewrite in them.
 as_it_is = tf.autograph.experimental.do_not_convert
-
-
-class _OpenStreams(Generic[S]):
-    """The streams of one dataset's iterators by the number of the next element: tf.data tells us of no iterator's end.
-
-    Args:
-        open_at: the stream from an element on.
-    """
-
-    _serial_numbers = itertools.count()
-    _waiting: ClassVar[OrderedDict[tuple[int, int], Any]] = OrderedDict()
-    _lock = threading.Lock()
-
-    def __init__(self, open_at: Callable[[int], S]) -> None:
-        self._open_at = open_at
-        self._serial = next(self._serial_numbers)
-
-    def at(self, number: int) -> S:
-        """The stream whose next element is `number`; nobody else has it until `leave`."""
-        with self._lock:
-            stream: S | None = self._waiting.pop((self._serial, number), None)
-        return self._open_at(number) if stream is None else stream
-
-    def leave(self, number: int, stream: S) -> None:
-        """Keep a stream whose next element is `number`."""
-        with self._lock:
-            self._waiting[self._serial, number] = stream
-            while len(self._waiting) > _OPEN_STREAMS:
-                self._waiting.popitem(last=False)
 
 
 class Stream(Protocol):
@@ -121,7 +87,7 @@ class BatchStream:
     def __init__(
         self, open_at: Callable[[int], Stream], batch_size: int, steps: int, is_endless: bool, skips: Skips | None
     ) -> None:
-        self._streams = _OpenStreams(open_at)
+        self._streams = OpenStreams(open_at)
         self._open_at = open_at
         self._batch_size = batch_size
         self._steps = steps
@@ -282,7 +248,7 @@ def _failed(count: int) -> Block:
 
 def record_blocks(open_blocks: Callable[[], Iterator[list[bytes]]]) -> Dataset:
     """A dataset of string [n] for each block of records that an iterator yields; no block may be empty."""
-    streams = _OpenStreams(lambda number: itertools.islice(open_blocks(), number, None))
+    streams = OpenStreams(lambda number: itertools.islice(open_blocks(), number, None))
 
     def take(number: Any) -> Any:
         blocks = streams.at(int(number))
