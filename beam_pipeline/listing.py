@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
-from beam_pipeline.image_files import EXTENSIONS
+from beam_pipeline.images.files import EXTENSIONS
 from beam_pipeline.manifest_rows import Row, RowReader
 from beam_pipeline.options import Config
 from beam_pipeline.schema import NAME_PATTERN

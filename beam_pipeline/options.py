@@ -17,9 +17,11 @@ from typing import Any
 
 from PIL import ImageColor
 
-from beam_pipeline import colour, geometry, image_files, images, manifest_rows, secrets, storage
+from beam_pipeline import images, manifest_rows, secrets, storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.identity import Identity
+from beam_pipeline.images import colour, geometry
+from beam_pipeline.images.files import EXTENSIONS
 from beam_pipeline.schema import NAME_PATTERN, VERSION_PATTERN
 from beam_pipeline.sharding import Splits
 
@@ -85,7 +87,7 @@ class Config:
     progressive: bool = _flag(False, "store progressive JPEGs, which readers take longer to decode")
     icc: str = _flag("srgb", "convert colours by an embedded profile, or keep pixels and profile", images.ICC_POLICIES)
     keep_metadata: bool = _flag(False, "store EXIF, XMP and comments too: places and names, perhaps")
-    extensions: str = _flag(",".join(image_files.EXTENSIONS), "files that are listed, by their suffix", metavar="LIST")
+    extensions: str = _flag(",".join(EXTENSIONS), "files that are listed, by their suffix", metavar="LIST")
     max_pixels: int = _flag(178_956_970, "reject larger images before decoding them")
     max_image_bytes: str | int = _flag("256MiB", "reject larger files before fetching them", metavar="BYTES")
     allow_truncated: bool = _flag(False, "take what there is of a file that ends early, instead of rejecting it")

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from beam_pipeline import examples, storage
 from beam_pipeline.decoding import Decoding
+from beam_pipeline.decoding.pixel_sums import ChannelSums
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.listing import image_url
 from beam_pipeline.options import Config
-from beam_pipeline.pixel_sums import ChannelSums
 from beam_pipeline.pools import shared_pools
 from beam_pipeline.schema import FRAME_BYTES
 from beam_pipeline.sharding import ImageRef

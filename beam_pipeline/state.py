@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from beam_pipeline import storage
+from beam_pipeline.decoding.inflight import Inflight
 from beam_pipeline.errors import ImageShardsError
-from beam_pipeline.inflight import Inflight
 from beam_pipeline.options import Config
 from beam_pipeline.owner import OWNER_FILE, owner_of
 from beam_pipeline.schema import DATASET_INFO_FILE, MANIFEST_FILE, STATE_FOLDER, ShardName, canonical_json, sha256

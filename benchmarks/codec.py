@@ -26,8 +26,8 @@ from PIL import Image, ImageOps, JpegImagePlugin
 from reference import psnr, resize, ssim
 
 import beam_pipeline
-from beam_pipeline import geometry, images
-from beam_pipeline.images import ImageOptions
+from beam_pipeline import images
+from beam_pipeline.images import ImageOptions, geometry
 
 GAPS = (1.0, 1.5, 2.0, 3.0, 4.0)
 

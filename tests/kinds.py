@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageChops, TiffImagePlugin
 
-from beam_pipeline.containers import APP14, jpeg_parts, png_parts
+from beam_pipeline.images.containers import APP14, jpeg_parts, png_parts
 from tests.make import encoded, noise, picture
 from tests.profiles import ink_profile, wide_profile
 

@@ -9,8 +9,8 @@ import zlib
 from typing import NamedTuple
 
 from beam_pipeline.errors import Reject
-from beam_pipeline.geometry import RESAMPLING, RESIZE_MODES
 from beam_pipeline.images import ImageOptions, convert
+from beam_pipeline.images.geometry import RESAMPLING, RESIZE_MODES
 from beam_pipeline.schema import RejectReason
 from tests.kinds import broken, every_kind
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from beam_pipeline import careful, images, schema, watchdog
-from beam_pipeline.careful import Decoders, Died
+from beam_pipeline import images, schema
+from beam_pipeline.decoding import careful, watchdog
+from beam_pipeline.decoding.careful import Decoders, Died
+from beam_pipeline.decoding.pixel_sums import channel_sums
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.options import Config
-from beam_pipeline.pixel_sums import channel_sums
 from beam_pipeline.sharding import order_key
 from reader.example import parse_example
 from tests import make

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from beam_pipeline import images
+from beam_pipeline import images, schema
 from beam_pipeline.errors import Reject
-from beam_pipeline.geometry import RESAMPLING, RESIZE_MODES
 from beam_pipeline.images import ImageOptions, convert
+from beam_pipeline.images.geometry import RESAMPLING, RESIZE_MODES
 from tests.make import encoded, noise, picture
 
 DEFAULTS = ImageOptions(
@@ -352,7 +352,7 @@ def test_no_damage_raises_anything_but_a_reject(data: st.DataObject) -> None:
     try:
         image = convert(bytes(whole[: data.draw(st.integers(0, len(whole)))]), DEFAULTS._replace(max_pixels=1 << 20))
     except Reject as reject:
-        assert reject.reason in set(images.RejectReason)
+        assert reject.reason in set(schema.RejectReason)
     else:
         assert (image.height, image.width) == (40, 60)
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from beam_pipeline import colour
-from beam_pipeline.images import convert
+from beam_pipeline.images import colour, convert
 from tests.kinds import UPRIGHT, cmyk, with_alpha
 from tests.make import ROOT, encoded, noise, picture
 from tests.profiles import (

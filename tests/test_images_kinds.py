@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_pipeline import image_files
 from beam_pipeline.errors import Reject
-from beam_pipeline.images import EncodedImage, convert
+from beam_pipeline.images import EncodedImage, convert, files
 from tests.kinds import HEIGHT, UPRIGHT, WIDTH, broken, every_kind, heic_kinds, png, png_chunk, with_alpha
 from tests.make import ROOT, encoded
 from tests.profiles import srgb_of_adobe_rgb
@@ -141,7 +140,7 @@ def whole_files() -> None:
 
 
 def without_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_files, "_heif_is_installed", lambda: False)
+    monkeypatch.setattr(files, "_heif_is_installed", lambda: False)
     data = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(60)
     with pytest.raises(Reject) as caught:
         convert(data, OWN_SIZE)

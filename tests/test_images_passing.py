@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from beam_pipeline import containers
-from beam_pipeline.containers import COM, EndsEarly, jpeg_parts, png_parts
 from beam_pipeline.errors import Reject
-from beam_pipeline.images import ImageOptions, convert
+from beam_pipeline.images import ImageOptions, containers, convert
+from beam_pipeline.images.containers import COM, EndsEarly, jpeg_parts, png_parts
 from tests.kinds import UPRIGHT, animation, every_kind, png_chunk, turned, without_part
 from tests.make import encoded, noise, picture
 from tests.profiles import gray_profile, wide_profile

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from beam_pipeline import geometry
 from beam_pipeline.errors import Reject
-from beam_pipeline.geometry import RESAMPLING, RESIZE_MODES
-from beam_pipeline.images import ImageOptions, convert
+from beam_pipeline.images import ImageOptions, convert, geometry
+from beam_pipeline.images.geometry import RESAMPLING, RESIZE_MODES
 from benchmarks import reference
 from tests.kinds import cmyk, turned
 from tests.make import encoded, noise, picture

@@ -14,10 +14,9 @@ from tests.make import ROOT
 # The order of the write side's modules: each imports only from rows above its own, or its neighbours named here.
 ROWS = [
     {"schema", "errors", "metrics", "secrets"},
-    {"storage", "identity", "owner", "progress", "quiet", "pixel_sums"},
-    {"containers", "geometry", "image_files", "colour", "passing"},  # what images.py is made of
+    {"storage", "identity", "owner", "progress", "quiet"},
     {"options", "listing", "manifest_rows", "images", "examples", "sharding", "pools", "command_line", "tfds_metadata"},
-    {"inflight", "watchdog", "careful", "careful_child", "decoding"},  # how a decoder's death is survived
+    {"decoding"},
     {"writer", "publish", "state", "sampling", "report", "summary", "duplicates"},
     {"transforms", "published", "repair", "limits"},
     {"pipeline"},
@@ -38,10 +37,9 @@ PURE = {
     "examples",
     "sharding",
 }
-PURE |= {"containers", "geometry", "image_files", "colour", "passing"}
 PURE |= {"pools", "tfds_metadata", "writer", "publish", "state", "sampling", "summary", "progress", "report"}
 PURE |= {"identity", "owner", "limits", "quiet", "secrets"}
-PURE |= {"inflight", "watchdog", "careful", "careful_child", "decoding", "pixel_sums", "duplicates", "published"}
+PURE |= {"decoding", "duplicates", "published"}
 
 
 def modules(package: str) -> dict[str, list[Path]]:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from beam_pipeline import sampling
+from beam_pipeline.decoding.pixel_sums import ChannelSums, channel_sums
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.listing import all_images
 from beam_pipeline.options import Config
-from beam_pipeline.pixel_sums import ChannelSums, channel_sums
 from beam_pipeline.sampling import Measurement, check_sample, statistics
 from beam_pipeline.schema import FRAME_BYTES
 from tests import make

@@ -27,7 +27,7 @@ _PROFILED_STEPS = 50
 
 
 def bench(flags: argparse.Namespace) -> int:
-    """Measure what the flags of `reader.bench.command` say and print it; returns the exit code.
+    """Measure what the flags of `reader.commands.bench` say and print it; returns the exit code.
 
     Raises:
         UsageError: no such split, the chart can't be written, or a latency for storage that isn't local.

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import ImageFile
 
-from beam_pipeline import watchdog
+from beam_pipeline.decoding import watchdog
 
 watchdog.LEAST_S, watchdog.SECONDS_A_PIXEL = 2.0, 0.0  # a hang is one after 2 s
 

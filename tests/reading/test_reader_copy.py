@@ -13,8 +13,8 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.commands import main
 from reader.copy import copy_dataset
 from reader.hashing import dataset_hash
-from reader.index import index
-from reader.verify import verify
+from reader.index.dataset import index
+from reader.verify.dataset import verify
 from tests import make, servers
 from tests.reading.shards import make_dataset
 

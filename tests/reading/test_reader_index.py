@@ -13,8 +13,8 @@ import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, UsageError
 from reader.commands import main
-from reader.index import index
-from reader.verify import verify
+from reader.index.dataset import index
+from reader.verify.dataset import verify
 from tests import servers
 from tests.reading.shards import CLASSES, draw, make_dataset
 

@@ -18,7 +18,7 @@ from reader.hashing import dataset_hash
 from reader.runs import RunReader
 from reader.storage import open_storage
 from reader.stream import train_stream
-from reader.verify import verify
+from reader.verify.dataset import verify
 from tests.reading.shards import make_dataset
 from tests.servers import Gcs
 

@@ -14,7 +14,7 @@ from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
 from reader import load_info
 from reader.commands import main
-from reader.verify import Fault, verify
+from reader.verify.dataset import Fault, verify
 from tests.reading.shards import make_dataset, make_record
 
 SHARD = "photos-train.tfrecord-00001-of-00002"
@@ -215,7 +215,7 @@ def test_only_a_decoder_finds_an_image_that_was_written_broken(tmp_path: Path) -
 
 
 def test_processes_find_what_threads_find(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reader.verify._PROCESS_BYTES", 0)
+    monkeypatch.setattr("reader.verify.dataset._PROCESS_BYTES", 0)
     info = load_info(str(folder))
     assert verify(info, processes=2) == []
     flip(folder / SHARD, offsets(folder)[40] + 50)

@@ -1,4 +1,4 @@
-"""The subprocess that `careful` decodes in: `python -m beam_pipeline.careful_child`, one image after the other.
+"""The subprocess that `careful` decodes in: `python -m beam_pipeline.decoding.careful_child`, image after image.
 
 On stdin a line of JSON (`bytes`, `options`, `cpu_s`) and so many bytes; on stdout a line with `reject`, or with
 `image`, `sums` and `bytes`, and so many bytes. Before all that it says `ready`. It ends with its stdin.
@@ -17,8 +17,8 @@ from typing import IO, Any
 from PIL import Image
 
 from beam_pipeline import images
+from beam_pipeline.decoding.pixel_sums import ChannelSums, channel_sums
 from beam_pipeline.errors import Reject
-from beam_pipeline.pixel_sums import ChannelSums, channel_sums
 
 # Address space, not memory: far above what any permitted image takes (Pillow holds 4 bytes a pixel, and up to five such
 # copies), so that only what runs away meets it.

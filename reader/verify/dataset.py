@@ -18,12 +18,12 @@ import numpy as np
 
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
-from reader.faults import Fault, of_file
 from reader.info import DatasetInfo, SplitInfo
 from reader.storage import cpu_count
-from reader.verify_files import RunIndex, check_files, check_sums
-from reader.verify_names import repeated_names
-from reader.verify_shard import DECODE, Findings, ShardChecker, ShardTask
+from reader.verify.faults import Fault, of_file
+from reader.verify.files import RunIndex, check_files, check_sums
+from reader.verify.names import repeated_names
+from reader.verify.shard import DECODE, Findings, ShardChecker, ShardTask
 
 __all__ = ["DECODE", "Fault", "verify"]
 

@@ -25,8 +25,8 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from beam_pipeline import containers
 from beam_pipeline.errors import Reject
+from beam_pipeline.images import containers
 from beam_pipeline.schema import RejectReason
 
 # Pillow's name of each format that is read → suffixes of its files. Importing the plugins here, not with the first

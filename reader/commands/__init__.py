@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, ImageShardsError, UsageError, one_line
-from reader import copy_command, index_command, info_command, show_command, train_command, verify_command
-from reader.bench import command as bench_command
+from reader.commands import bench, copy, index, info, show, train, verify
 
 
 class _Verb(NamedTuple):
@@ -25,19 +24,19 @@ _DATASET = "folder or URL of a version, such as datasets/photos/1.0.0"
 _PATTERN = "TFRecord files, such as 'gs://bucket/*.tfrec'"
 
 _VERBS = (
-    _Verb("info", info_command.add_flags, info_command.run, True, "what a dataset holds; --hash reads every byte"),
+    _Verb("info", info.add_flags, info.run, True, "what a dataset holds; --hash reads every byte"),
     _Verb(
         "verify",
-        verify_command.add_flags,
-        verify_command.run,
+        verify.add_flags,
+        verify.run,
         True,
         "read and check everything; exit code 1 on any fault",
     ),
-    _Verb("show", show_command.add_flags, show_command.run, True, "a grid of images with labels and sizes"),
-    _Verb("bench", bench_command.add_flags, bench_command.run, True, "how fast it is read, and what holds it back"),
-    _Verb("copy", copy_command.add_flags, copy_command.run, True, "copy it to a local folder, every checksum checked"),
-    _Verb("index", index_command.add_flags, index_command.run, True, "make anybody's TFRecord files such a dataset"),
-    _Verb("train", train_command.add_flags, train_command.run, False, "train an image classifier on it"),
+    _Verb("show", show.add_flags, show.run, True, "a grid of images with labels and sizes"),
+    _Verb("bench", bench.add_flags, bench.run, True, "how fast it is read, and what holds it back"),
+    _Verb("copy", copy.add_flags, copy.run, True, "copy it to a local folder, every checksum checked"),
+    _Verb("index", index.add_flags, index.run, True, "make anybody's TFRecord files such a dataset"),
+    _Verb("train", train.add_flags, train.run, False, "train an image classifier on it"),
 )
 
 

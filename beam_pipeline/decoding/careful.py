@@ -19,10 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from beam_pipeline import images, watchdog
+from beam_pipeline import images
+from beam_pipeline.decoding import watchdog
+from beam_pipeline.decoding.pixel_sums import ChannelSums
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import EncodedImage, ImageOptions
-from beam_pipeline.pixel_sums import ChannelSums
 from beam_pipeline.schema import RejectReason
 
 _PIPE_BYTES = 1 << 20
@@ -76,14 +77,14 @@ class Decoders:
 
 
 class _Child:
-    """One subprocess; `beam_pipeline.careful_child` is its other end."""
+    """One subprocess; `beam_pipeline.decoding.careful_child` is its other end."""
 
     def __init__(self) -> None:
         # Found where this package was, installed or not.
         parts = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(part for part in parts if part)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "beam_pipeline.careful_child"],
+            [sys.executable, "-m", "beam_pipeline.decoding.careful_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a dying interpreter's dump

@@ -21,7 +21,7 @@ import numpy as np
 
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError
-from reader.index_scan import RecordKeys, Scan, find_keys, scan
+from reader.index.scan import RecordKeys, Scan, find_keys, scan
 from reader.info import DatasetInfo, load_info
 from reader.patterns import Pattern, find_files
 from reader.storage import cpu_count, normalize

@@ -8,11 +8,11 @@ from typing import Any
 
 from beam_pipeline import schema
 from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError, UsageError, one_line
-from reader.faults import Fault, of_file
 from reader.info import DatasetInfo, load_info
 from reader.storage import cpu_count, normalize
-from reader.verify import verify
-from reader.verify_shard import DECODE
+from reader.verify.dataset import verify
+from reader.verify.faults import Fault, of_file
+from reader.verify.shard import DECODE
 
 _SHOWN_FAULTS = 50
 _DECODED = {"all": "every image decodes", "sample": "one image in 64 decodes", "none": "no image was decoded"}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 
-from beam_pipeline import careful, images, watchdog
+from beam_pipeline import images
+from beam_pipeline.decoding import careful, watchdog
+from beam_pipeline.decoding.inflight import Inflight
+from beam_pipeline.decoding.pixel_sums import ChannelSums, channel_sums
 from beam_pipeline.images import EncodedImage, ImageOptions
-from beam_pipeline.inflight import Inflight
-from beam_pipeline.pixel_sums import ChannelSums, channel_sums
 
 
 class Decoding:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError
 from reader.example import parse_example
-from reader.faults import Fault
 from reader.info import DatasetInfo
 from reader.runs import scan_file
+from reader.verify.faults import Fault
 
 _MAX_FAULTS = 100
 

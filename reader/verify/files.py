@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from beam_pipeline import schema
 from beam_pipeline.errors import one_line
-from reader.faults import Fault, of_file
 from reader.hashing import hash_file
 from reader.info import DatasetInfo, SplitInfo
+from reader.verify.faults import Fault, of_file
 
 
 def check_files(info: DatasetInfo, sizes: Mapping[str, int]) -> list[Fault]:

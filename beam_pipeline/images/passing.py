@@ -10,8 +10,8 @@ from typing import Any
 
 from PIL import PngImagePlugin
 
-from beam_pipeline import colour, containers
-from beam_pipeline.containers import (
+from beam_pipeline.images import colour, containers
+from beam_pipeline.images.containers import (
     APP0,
     APP2,
     APP14,

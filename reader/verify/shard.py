@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError
-from reader.faults import Fault, of_file
 from reader.info import DatasetInfo, ShardInfo
-from reader.record_checks import check_record
 from reader.runs import Frame, check_frame, scan_file
 from reader.storage import CHUNK_BYTES, Storage, chunks
+from reader.verify.faults import Fault, of_file
+from reader.verify.records import check_record
 
 T = TypeVar("T")
 

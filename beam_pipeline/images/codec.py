@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import PIL
 from PIL import Image, ImageFile, features
 
-from beam_pipeline import colour, containers, geometry, image_files, passing
 from beam_pipeline.errors import Reject
+from beam_pipeline.images import colour, containers, files, geometry, passing
 from beam_pipeline.schema import RejectReason
 
 SUBSAMPLING = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
@@ -127,14 +127,14 @@ def convert(data: bytes, options: ImageOptions, look: Callable[[Image.Image], No
         Reject: there is nothing to make of it.
     """
     check_size(len(data), options)
-    name = image_files.recognise(data)
+    name = files.recognise(data)
     size = None
     try:
         canvas = containers.webp_canvas(data) if name == "WEBP" else None
         if canvas is not None:  # its decoder takes memory for it when it is opened
             _check_pixels(canvas, options)
         readable = containers.ended_jpeg(data) if options.allow_truncated and name == "JPEG" else data
-        image = image_files.open_image(readable, name)
+        image = files.open_image(readable, name)
         size = image.size
         _check_pixels(size, options)
         finished, source, passed = _finish(image, data, options)
@@ -145,7 +145,7 @@ def convert(data: bytes, options: ImageOptions, look: Callable[[Image.Image], No
     except MemoryError:
         raise Reject(RejectReason.OUT_OF_MEMORY, f"{name}, {len(data)} bytes") from None
     except Exception as error:
-        raise image_files.why_broken(data, name, size, error) from None
+        raise files.why_broken(data, name, size, error) from None
     if look is not None:
         look(finished)
     if passed is not None:
@@ -169,7 +169,7 @@ def _finish(image: ImageFile.ImageFile, data: bytes, options: ImageOptions) -> t
     """The stored pixels, what they were made of, and the bytes to store where the source's own will do."""
     jpeg = colour.is_jpeg(image)
     if not jpeg:  # metadata may follow the pixels, which in turn may differ in size from what the header says
-        image_files.load(image, data, options.allow_truncated)
+        files.load(image, data, options.allow_truncated)
         _check_pixels(image.size, options)
     orientation = _orientation(image)
     plan = geometry.fit(image.size, options.size, options.resize_mode, orientation)
@@ -184,7 +184,7 @@ def _finish(image: ImageFile.ImageFile, data: bytes, options: ImageOptions) -> t
     if jpeg:
         luma = options.channels == 1 and profile is None
         scale = geometry.shrink_on_load(image, plan, "L" if luma and passed is None else "RGB")
-        image_files.load(image, data, options.allow_truncated)
+        files.load(image, data, options.allow_truncated)
     pixels = geometry.resize(colour.to_bytes(image, data), plan, scale, options.resample)
     pixels = colour.finish(pixels, profile, options.background or _WHITE, options.channels)
     pixels = geometry.upright(pixels, orientation)

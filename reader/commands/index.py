@@ -6,7 +6,7 @@ import argparse
 import json
 
 from beam_pipeline.errors import EXIT_OK
-from reader.info_command import describe
+from reader.commands.info import describe
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: argparse.Namespace) -> int:
     """Index the files; exit code 0."""
-    from reader.index import index
+    from reader.index.dataset import index
 
     info = index(
         [flags.dataset, *flags.more],

@@ -12,8 +12,8 @@ from PIL import Image
 
 from beam_pipeline import schema
 from reader.example import Value, parse_example
-from reader.foreign_checks import check_foreign
 from reader.info import DatasetInfo
+from reader.verify.foreign import check_foreign
 
 _NO_CLASS = -1
 _PILLOW_FORMATS = {"jpeg": "JPEG", "png": "PNG"}

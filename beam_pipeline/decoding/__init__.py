@@ -1,0 +1,9 @@
+"""Decoding that survives a decoder that kills or hangs its process.
+
+A worker notes what it decodes (`inflight`) and watches how long (`watchdog`). Where an attempt ended badly, the next
+one decodes the noted images in subprocesses with limits (`careful`, `careful_child`).
+"""
+
+from beam_pipeline.decoding.decoder import Decoding
+
+__all__ = ["Decoding"]

@@ -1,0 +1,1 @@
+"""Checks a dataset: files, indexes, hashes, metadata, every record, every image. `dataset.verify` does it all."""
