@@ -41,10 +41,13 @@ format: $(STAMP) ## Put the code into the one format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## Run the benchmarks, on drawn pictures or on IMAGES=DIR
+bench: $(STAMP) ## Measure writing and reading (half an hour), on drawn pictures or on IMAGES=DIR
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/write.py $(IMAGES)
+	$(BIN)/python benchmarks/codec.py $(IMAGES)
 	$(BIN)/python benchmarks/read.py $(IMAGES)
+	$(BIN)/python benchmarks/peers_read.py $(IMAGES)
+	$(BIN)/python benchmarks/remote_read.py $(IMAGES)
 
 engines: $(STAMP) ## Run one job on every engine there is here and compare the bytes
 	@$(BIN)/python -m tools.engines

@@ -2,14 +2,16 @@
 
     manifest = beam_pipeline.run(beam_pipeline.Config(input="photos", output="datasets", name="photos"))
 
-`import beam_pipeline` is cheap: Beam is imported by the first use of `run`, so the reader can share `schema` and
-`errors`.
+`import beam_pipeline` is cheap, so the reader can share `schema` and `errors`: Pillow is imported by the first use of
+`Config`, Beam by the first job.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from beam_pipeline import extras
 
 __version__ = "0.1.0"
 __all__ = ["Config", "Manifest", "__version__", "run"]
@@ -24,5 +26,6 @@ def __getattr__(name: str) -> Any:
     """Load the public names on first use (PEP 562)."""
     module = {"Config": "options", "Manifest": "summary", "run": "launch"}.get(name)
     if module is not None:
+        extras.require()
         return getattr(importlib.import_module(f"beam_pipeline.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -91,7 +91,7 @@ def from_worker(error: Exception) -> ImageShardsError | None:
     last line of ours in that is the cause that users need.
     """
     if isinstance(error, ImageShardsError):
-        return type(error)(_WHERE.sub("", str(error)))
+        return type(error)(*(_WHERE.sub("", part) if isinstance(part, str) else part for part in error.args))
     found = _RAISED_IN_A_WORKER.findall(str(error))
     if not found:
         return None

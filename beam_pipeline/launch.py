@@ -1,40 +1,22 @@
-"""Runs the job from a command line or from Python: checks the input, looks at what is published, runs, reports."""
+"""Runs the job from a command line or from Python: checks the input, looks at what is published, runs, reports.
+
+Beam, whose import takes seconds, is loaded once there is something to run.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
-import platform
+import re
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-import apache_beam as beam
-from apache_beam.options.pipeline_options import (
-    DirectOptions,
-    PipelineOptions,
-    SetupOptions,
-    StandardOptions,
-    TypeOptions,
-)
-
-from beam_pipeline import (
-    __version__,
-    command_line,
-    duplicates,
-    limits,
-    listing,
-    manifest_rows,
-    pipeline,
-    published,
-    repair,
-    schema,
-    secrets,
-    storage,
-)
+from beam_pipeline import command_line, duplicates, extras, input_checks, manifest_rows, published, schema, storage
 from beam_pipeline.errors import (
     EXIT_OK,
     ImageShardsError,
@@ -46,21 +28,24 @@ from beam_pipeline.errors import (
 )
 from beam_pipeline.identity import Identity
 from beam_pipeline.options import Config
-from beam_pipeline.running import (
-    IN_PROCESS_RUNNER,
-    LOCAL_RUNNERS,
-    execute,
-    first_contact_s,
-    is_local,
-    new_pipeline,
-    runner_of,
-)
+from beam_pipeline.schema import ShardName
 from beam_pipeline.state import JobState
 from beam_pipeline.summary import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text, published_text, warnings
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from beam_pipeline.running import Job
+
+_LOOKED_AT = 1000  # files of a folder that isn't ours, or is a job's whose manifest is gone
 
 
 def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
     """Convert the images of `config.input` and publish the dataset.
+
+    A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
+    same call in a new one resumes, and decodes that image apart); where the caller must survive it, call this in a
+    process of its own.
 
     Args:
         config: what to convert and how.
@@ -74,60 +59,84 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         UsageError: the configuration or the input can't be used; nothing was read but listings.
         ImageShardsError: the job failed; nothing is published, and the same call resumes.
     """
-    return _run(config, beam_options or PipelineOptions([]), command, quiet=False)
+    extras.require()
+    return _run(config, beam_options, command, quiet=False)
 
 
-def _run(config: Config, options: PipelineOptions, command: Sequence[str], quiet: bool) -> Manifest | None:
+def _run(config: Config, options: PipelineOptions | None, command: Sequence[str], quiet: bool) -> Manifest | None:
     """`run`; `quiet` keeps what runners print out of stderr."""
-    standard = options.view_as(StandardOptions)
-    standard.runner = standard.runner or IN_PROCESS_RUNNER
-    options.view_as(TypeOptions).pipeline_type_check = False  # our types are checked before; it costs 60 ms a start
-    options.view_as(SetupOptions).save_main_session = False  # all that a worker unpickles lies in this package
-    job = new_pipeline(options)
-    config = _of_this_run(resolve(config), options)
-    if config.plan_only:
-        pipeline.build(job, config, {})
-        execute(job, config, options, quiet)
-        print(plan_text(JobState(config).take_plan_only()))
-        return None
-    manifest = None if config.overwrite else read_manifest(config)
-    if manifest is None:
-        _check_output(config)
-        with _owned(config):
-            if notice := duplicates.notice(config):
-                print(f"warning: {notice}", file=sys.stderr)
-            pipeline.build(job, config, _run_facts(options, command))
-            execute(job, config, options, quiet)
-        result = read_manifest(config)
-        return None if result is None else Manifest(config.dataset_url, result, PUBLISHED)
-    damage = published.check(config, manifest)
-    if not damage:
+    job = None if options is None else _job(options, quiet)  # a runner that isn't there is told before all else
+    with _nothing_begun():
+        config = resolve(config)
+        if config.plan_only:
+            _plan(config, job or _job(None, quiet))
+            return None
+        manifest = None if config.overwrite else read_manifest(config)
+        damage = None if manifest is None else published.check(config, manifest)
+        if manifest is None:
+            _check_output(config)
+    if manifest is not None and not damage:
         _tidy(config)
-        return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED)
-    with _owned(config):
-        print(f"repairing {damage}", file=sys.stderr)
-        repair.build_repair(job, config, manifest, damage)
-        execute(job, config, options, quiet)
-    return Manifest(config.dataset_url, manifest, REPAIRED)
+        return _result(config, manifest, ALREADY_PUBLISHED)
+    job = job or _job(None, quiet)
+    config = job.configured(config)
+    with _sole_writer(config):
+        if manifest is not None and damage:
+            print(f"repairing {damage}", file=sys.stderr)
+            job.repair(config, manifest, damage)
+            return _result(config, manifest, REPAIRED)
+        if notice := duplicates.notice(config):
+            print(f"warning: {notice}", file=sys.stderr)
+        job.write(config, command)
+    manifest = read_manifest(config)
+    return None if manifest is None else _result(config, manifest, PUBLISHED)
 
 
-def _of_this_run(config: Config, options: PipelineOptions) -> Config:
-    """The configuration with what only this run knows: which job it is, and what memory a local one has."""
-    if not is_local(options):
-        return dataclasses.replace(config, identity=Identity.new())
-    direct = options.view_as(DirectOptions)
-    one_process = direct.direct_running_mode != "multi_processing" and runner_of(options) == IN_PROCESS_RUNNER
-    return dataclasses.replace(
-        config,
-        identity=Identity.new(ends_with_this_process=True),
-        most_references=limits.most_references(
-            limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES
-        ),
-    )
+def _result(config: Config, manifest: dict[str, Any], outcome: str) -> Manifest:
+    url = storage.join(config.dataset_url, schema.RUN_FILE)
+    try:
+        run = json.loads(storage.open_storage(url, config.first_contact_s).read(url))
+    except (OSError, ValueError, StorageError):  # the version is whole without it
+        run = {}
+    return Manifest(config.dataset_url, manifest, outcome, run)
+
+
+def _job(options: PipelineOptions | None, quiet: bool) -> Job:
+    from beam_pipeline.running import Job
+
+    return Job(options, quiet)
+
+
+def _is_local(options: PipelineOptions) -> bool:
+    from beam_pipeline.running import is_local
+
+    return is_local(options)
+
+
+def _plan(config: Config, job: Job) -> None:
+    config = job.configured(config)
+    job.plan(config)
+    print(plan_text(JobState(config).take_plan_only()))
 
 
 @contextmanager
-def _owned(config: Config) -> Iterator[None]:
+def _nothing_begun() -> Iterator[None]:
+    """A store that fails before there is a job must not speak of resuming it."""
+    try:
+        yield
+    except StorageError as error:
+        raise StorageError(_RESUMES.sub(_nothing_to_resume, str(error))) from error
+
+
+_RESUMES = re.compile(r"[,;] the same command resumes(, --io_deadline waits longer)?")
+
+
+def _nothing_to_resume(said: re.Match[str]) -> str:
+    return "; nothing was begun" + ": check the URL and the network" * (said[1] is not None)
+
+
+@contextmanager
+def _sole_writer(config: Config) -> Iterator[None]:
     """The right to write the version: held here for a local output; elsewhere the job takes it when it first writes.
 
     Raises:
@@ -148,8 +157,8 @@ def _owned(config: Config) -> Iterator[None]:
 
 def _tidy(config: Config) -> None:
     """Delete the state that a job left which was killed between publishing and deleting it."""
-    state = JobState(config)
-    if state.exists():
+    state = JobState(dataclasses.replace(config, identity=Identity.new(ends_with_this_process=True)))
+    if state.has_leftovers():
         try:
             state.owner.acquire("")
         except ImageShardsError:
@@ -161,14 +170,15 @@ def resolve(config: Config) -> Config:
     """Check the input and read the small files that the configuration names.
 
     Raises:
-        UsageError: as `listing.check_input` and the readers of labels and manifests say.
+        UsageError: as `input_checks.check_input` and the readers of labels and manifests say.
     """
+    seconds = config.first_contact_s
     if config.labels_file:
-        config = dataclasses.replace(config, labels=listing.read_labels(config.labels_file, first_contact_s(config)))
+        config = dataclasses.replace(config, labels=input_checks.read_labels(config.labels_file, seconds))
     if config.manifest:
-        config = dataclasses.replace(config, header=manifest_rows.read_header(config.manifest, first_contact_s(config)))
+        config = dataclasses.replace(config, header=manifest_rows.read_header(config.manifest, seconds))
     _check_places(config)
-    listing.check_input(dataclasses.replace(config, io_deadline=first_contact_s(config)))
+    input_checks.check_input(dataclasses.replace(config, io_deadline=seconds))
     return config
 
 
@@ -187,18 +197,24 @@ def _check_output(config: Config) -> None:
     try:
         if storage.is_local(config.output):
             os.makedirs(config.dataset_url, exist_ok=True)
-        store = storage.open_storage(config.output, first_contact_s(config))
-        foreign = next(store.files(config.dataset_url), None)
+        store = storage.open_storage(config.output, config.first_contact_s)
+        found = list(islice(store.files(config.dataset_url), _LOOKED_AT))
     except FileNotFoundError as error:
         raise UsageError(f"--output {config.output!r}: no such bucket or folder ({one_line(error)})") from None
     except (OSError, StorageError) as error:
         if not storage.is_local(config.output):
             raise
         raise UsageError(f"--output {config.output!r}: can't be written: {one_line(error)}") from None
-    ours = config.overwrite or config.repair or JobState(config).exists()
-    if foreign is not None and not ours:
+    if config.overwrite or config.repair or JobState(config).exists():
+        return
+    if any(ShardName.parse(file.path) or file.path == schema.LABELS_FILE for file in found):
         raise UsageError(
-            f"--output {config.output!r}: {config.dataset_url} holds files of another program ({foreign.path!r}); "
+            f"--output {config.output!r}: {config.dataset_url} has shards but no manifest.json: --repair writes them "
+            "anew in place, or choose another --version"
+        )
+    if found:
+        raise UsageError(
+            f"--output {config.output!r}: {config.dataset_url} holds files of another program ({found[0].path!r}); "
             "choose another --name or --version, or --overwrite deletes them"
         )
 
@@ -211,7 +227,7 @@ def read_manifest(config: Config) -> dict[str, Any] | None:
     """
     url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
     try:
-        data = storage.open_storage(config.output, first_contact_s(config)).read(url)
+        data = storage.open_storage(config.output, config.first_contact_s).read(url)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
@@ -222,27 +238,18 @@ def read_manifest(config: Config) -> dict[str, Any] | None:
         raise
 
 
-def _run_facts(options: PipelineOptions, command: Sequence[str]) -> dict[str, Any]:
-    return {
-        "command": secrets.without_secrets(command),
-        "runner": options.view_as(StandardOptions).runner,
-        "started_unix_s": int(time.time()),
-        "versions": {
-            "imageshards": __version__,
-            "apache_beam": beam.__version__,
-            "python": platform.python_version(),
-        },
-    }
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     silenced_before = logging.root.manager.disable
     try:
         config, beam_arguments = command_line.parse(given)
-        options = PipelineOptions(beam_arguments)
-        if options.view_as(StandardOptions).runner in (None, *LOCAL_RUNNERS):
+        options = None
+        if beam_arguments:
+            from apache_beam.options.pipeline_options import PipelineOptions
+
+            options = PipelineOptions(beam_arguments)
+        if options is None or _is_local(options):
             logging.disable(logging.ERROR)  # a runner's tracebacks would bury our one line
         manifest = _run(config, options, ["python", "-m", "beam_pipeline", *given], quiet=True)
         if manifest is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
@@ -21,7 +21,7 @@ from beam_pipeline.storage import ListedFile
 
 HIDDEN = "hidden"
 OTHER_SUFFIX = "other-suffix"
-Count = Callable[[str], None]
+Skip = Callable[[str, str], None]  # why, path
 
 
 class ClassFolder(NamedTuple):
@@ -48,13 +48,13 @@ def class_folders(config: Config) -> list[ClassFolder]:
     assert config.input is not None
     store = storage.open_storage(config.input, config.io_deadline)
     if config.layout == "class_folders":
-        return [ClassFolder(f"{name}/", _label(name), None) for name in _visible(store.folders(config.input))]
+        return [ClassFolder(f"{name}/", class_name(name), None) for name in _visible(store.folders(config.input))]
     folders = []
     for split in _visible(store.folders(config.input)):
         if not NAME_PATTERN.fullmatch(split):
             raise UsageError(f"--input: folder {split!r} can't be a split: rename it to a-z, 0-9 and _, a letter first")
         for name in _visible(store.folders(storage.join(config.input, split))):
-            folders.append(ClassFolder(f"{split}/{name}/", _label(name), split))
+            folders.append(ClassFolder(f"{split}/{name}/", class_name(name), split))
     return folders
 
 
@@ -62,7 +62,7 @@ def _visible(names: list[str]) -> list[str]:
     return [name for name in names if not name.startswith(".")]
 
 
-def _label(name: str) -> str:
+def class_name(name: str) -> str:
     """A folder's name as a class name.
 
     Raises:
@@ -96,21 +96,57 @@ class RefMaker:
         return self._splits.of((match and match[1]) or path)
 
 
-def list_images(config: Config, folder: ClassFolder, count: Count) -> Iterator[ImageRef]:
+class Skipped:
+    """Files that are no images by their names: how many, by suffix as it is written."""
+
+    _MOST = 20  # suffixes that are told apart: there may be a different one for each file
+
+    def __init__(self) -> None:
+        self.hidden = 0
+        self._suffixes: Counter[str] = Counter()
+
+    def add(self, why: str, path: str) -> None:
+        """Count one file."""
+        if why == HIDDEN:
+            self.hidden += 1
+        else:
+            self._count(os.path.splitext(path)[1] or "none", 1)
+
+    def merge(self, other: Skipped) -> None:
+        """Add what another worker has skipped."""
+        self.hidden += other.hidden
+        for suffix, files in other._suffixes.items():
+            self._count(suffix, files)
+
+    def _count(self, suffix: str, files: int) -> None:
+        known = suffix in self._suffixes or len(self._suffixes) < self._MOST
+        self._suffixes[suffix if known else "others"] += files
+
+    @property
+    def other_suffix(self) -> int:
+        """How many are not hidden."""
+        return self._suffixes.total()
+
+    def document(self) -> dict[str, Any]:
+        """As run.json holds it."""
+        return {"hidden": self.hidden, "suffixes": dict(self._suffixes)}
+
+
+def list_images(config: Config, folder: ClassFolder, skip: Skip) -> Iterator[ImageRef]:
     """The images below one class folder, nested folders included, streamed.
 
     Args:
         config: input, seed and splits.
         folder: one of `class_folders`.
-        count: called with `HIDDEN` or `OTHER_SUFFIX` for each file that is skipped.
+        skip: called with `HIDDEN` or `OTHER_SUFFIX`, and the path, for each file that is skipped.
     """
     assert config.input is not None
     maker, suffixes = RefMaker(config), config.suffixes
     store = storage.open_storage(config.input, config.io_deadline)
     for file in store.files(storage.join(config.input, folder.prefix.rstrip("/"))):
-        skipped = why_skipped(file.path, suffixes)
-        if skipped:
-            count(skipped)
+        why = why_skipped(file.path, suffixes)
+        if why:
+            skip(why, file.path)
         else:
             yield maker.make(folder.prefix + file.path, file.bytes, file.etag, folder.label, folder.split)
 
@@ -121,7 +157,7 @@ def all_images(config: Config) -> Iterator[ImageRef]:
         yield from _all_rows(config)
         return
     for folder in class_folders(config):
-        yield from list_images(config, folder, lambda kind: None)
+        yield from list_images(config, folder, lambda why, path: None)
 
 
 def row_reader(config: Config) -> RowReader:
@@ -198,90 +234,3 @@ def why_skipped(path: str, suffixes: Collection[str] = EXTENSIONS) -> str | None
         return HIDDEN
     stem, dot, suffix = path.rpartition("/")[2].rpartition(".")
     return None if dot and stem and suffix.strip().lower() in suffixes else OTHER_SUFFIX
-
-
-def check_input(config: Config) -> None:
-    """Look at the input before a job is submitted.
-
-    Raises:
-        UsageError: nothing there, no class folders, a class that isn't in the labels file, no image; says what was
-            found.
-    """
-    if config.layout == "manifest":
-        _check_manifest(config)
-        return
-    assert config.input is not None
-    if storage.is_local(config.input) and not os.path.isdir(config.input):
-        raise UsageError(
-            f"--input {config.input!r}: {'a file, not a folder' if os.path.exists(config.input) else 'no such folder'}"
-        )
-    try:
-        folders = class_folders(config)
-        store = storage.open_storage(config.input, config.io_deadline)
-        if not folders:
-            raise _no_classes(config, store)
-        _check_labels(config, folders)
-        found: Counter[str] = Counter()
-        if not any(_has_image(config, folder, found) for folder in folders):
-            skipped = f"{found[OTHER_SUFFIX]} files without an image suffix, {found[HIDDEN]} hidden"
-            raise UsageError(
-                f"--input {config.input!r}: {len(folders)} class folders but no image ({skipped}); "
-                f"images end in {', '.join(sorted(config.suffixes))}"
-            )
-    except FileNotFoundError:
-        raise UsageError(f"--input {config.input!r}: no such bucket") from None
-
-
-def _check_manifest(config: Config) -> None:
-    if "split" in config.header and config.splits is not None:
-        raise UsageError(f"--splits {config.splits!r}: leave it out, the manifest has a column 'split'")
-    reader = row_reader(config)
-    if not any(True for start, end in reader.ranges() for _ in reader.rows(start, end)):
-        raise UsageError(f"--manifest {config.manifest!r}: it has a header but no row; add a row for each image")
-
-
-def _has_image(config: Config, folder: ClassFolder, found: Counter[str]) -> bool:
-    images = list_images(config, folder, lambda kind: found.update((kind,)))
-    return next(images, None) is not None
-
-
-def _no_classes(config: Config, store: storage.Storage) -> UsageError:
-    assert config.input is not None
-    files = 0
-    for files, _ in enumerate(store.files(config.input), 1):
-        if files == 1000:
-            break
-    wanted = "DIR/CLASS/image.jpg" if config.layout == "class_folders" else "DIR/SPLIT/CLASS/image.jpg"
-    found = f"{files}{'+' if files == 1000 else ''} files in no such folders" if files else "nothing in it"
-    return UsageError(f"--input {config.input!r}: no class folders, {found}; --layout {config.layout} wants {wanted}")
-
-
-def _check_labels(config: Config, folders: list[ClassFolder]) -> None:
-    if config.labels is None:
-        return
-    unknown = sorted({folder.label for folder in folders} - set(config.labels))
-    if unknown:
-        raise UsageError(
-            f"--labels_file {config.labels_file!r}: class folder {unknown[0]!r} is not in it"
-            f"{f', nor {len(unknown) - 1} more' if unknown[1:] else ''}; add a line for each or move the folder away"
-        )
-
-
-def read_labels(url: str, deadline_s: float) -> tuple[str, ...]:
-    """The lines of a labels file, in order.
-
-    Raises:
-        UsageError: not there, empty, or a class twice.
-    """
-    try:
-        text = storage.open_storage(url, deadline_s).read(url).decode("utf-8-sig")
-    except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"--labels_file {url!r}: {type(error).__name__}; give a UTF-8 text file, one class a line"
-        ) from None
-    labels = tuple(_label(line) for line in text.splitlines() if line.strip())
-    repeated = [label for label, times in Counter(labels).items() if times > 1]
-    if repeated or not labels:
-        what = f"class {repeated[0]!r} stands in it twice" if repeated else "it is empty"
-        raise UsageError(f"--labels_file {url!r}: {what}; write each class once, one a line")
-    return labels

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from beam_pipeline import examples, secrets, storage
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema import NAME_PATTERN, RECORD_KEYS
+from beam_pipeline.wording import why_unreadable
 
 _OWN_COLUMNS = ("path", "label", "split", "bytes", "md5")
 _RANGE_BYTES = 32 << 20  # of a JSONL file that one element reads: some seconds of work
@@ -64,7 +65,7 @@ def read_header(url: str, deadline_s: float) -> tuple[str, ...]:
             first = file.readline().decode("utf-8-sig")
         header = tuple(_first_row(url, first))
     except (OSError, UnicodeDecodeError, ValueError, StopIteration) as error:
-        raise UsageError(f"--manifest {url!r}: {type(error).__name__}; give a CSV or JSONL file with rows") from None
+        raise UsageError(f"--manifest {url!r}: {why_unreadable(error)}; give a CSV or JSONL file with rows") from None
     missing = [name for name in ("path", "label") if name not in header]
     if missing:
         raise UsageError(f"--manifest {url!r}: no column {missing[0]!r} among {', '.join(map(repr, header))}; add it")

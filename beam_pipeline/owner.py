@@ -2,7 +2,8 @@
 
 `_state/VERSION/owner.json` names the job that writes. On this machine it carries an OS lock for as long as the launcher
 runs. In an object store it is created and rewritten under a generation precondition; any worker that finds it older
-than 30 s refreshes it, and one that hasn't been refreshed for 10 minutes may be taken over.
+than 30 s refreshes it, from a thread beside a long step, and one that hasn't been refreshed for 10 minutes may be taken
+over.
 docs/decisions/006-one-writer.md says why this holds, and what holds where a store knows no preconditions.
 """
 
@@ -13,7 +14,10 @@ import fcntl
 import json
 import os
 import random
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, Protocol
 
 from beam_pipeline import storage
@@ -73,6 +77,12 @@ class Owner(Protocol):
 
     def keep(self) -> None:
         """As `check`, now and then: for each record, at no cost."""
+
+    def refreshed(self) -> AbstractContextManager[None]:
+        """Refreshes it meanwhile, however long a step takes: an image whose decoder hangs, a request that is retried.
+
+        That it is lost shows at the next `keep` or `check`.
+        """
 
     def check(self) -> None:
         """Still ours? Refreshes it where that is due.
@@ -194,6 +204,9 @@ class _Lock:
     def keep(self) -> None:
         pass  # a lock doesn't grow old
 
+    def refreshed(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def check(self) -> None:
         if self._named().token != self._identity.token:
             raise _lost(self._version_url)
@@ -205,7 +218,9 @@ class _Lock:
         del _held[self._path]
         os.unlink(self._path)  # before the lock is given back: nobody else gets this file
         os.close(descriptor)
-        storage.open_storage(self._path).delete_empty_folders(os.path.dirname(self._path))
+        version = os.path.dirname(self._path)
+        states = os.path.dirname(version)
+        storage.open_storage(version).delete_empty_folders(version, states, os.path.dirname(states))
 
 
 # When this process looks at a lease again: (file, token) → time.monotonic().
@@ -254,6 +269,22 @@ class _Lease:
     def keep(self) -> None:
         if time.monotonic() > _next_look.get((self._url, self._identity.token), 0.0):
             self.check()
+
+    @contextmanager
+    def refreshed(self) -> Iterator[None]:
+        done = threading.Event()
+        thread = threading.Thread(target=self._refresh_until, args=(done,), name="owner", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()  # no request of it must follow a release
+
+    def _refresh_until(self, done: threading.Event) -> None:
+        while not done.wait(REFRESH_S / 2):
+            with suppress(ImageShardsError):  # whoever works meets the same at his next look
+                self.keep()
 
     def check(self) -> None:
         found = self._store.version(self._url)

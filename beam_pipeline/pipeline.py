@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.pvalue import AsSingleton
 
 from beam_pipeline.options import Config
 from beam_pipeline.transforms import (
@@ -48,4 +49,5 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
         groups = digests | "GroupDuplicates" >> GroupDigests()
     saved = None if groups is None else groups | "SaveDuplicates" >> SaveDuplicates(config, plan)
     # lines of duplicates.jsonl, in the state
-    plan | "PublishDataset" >> PublishDataset(config, summaries, saved, run)
+    facts = survey | "RunFacts" >> beam.Map(lambda survey: {**run, "skipped": survey.skipped})
+    plan | "PublishDataset" >> PublishDataset(config, summaries, saved, AsSingleton(facts))

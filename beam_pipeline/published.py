@@ -10,15 +10,14 @@ from typing import Any
 
 from beam_pipeline import listing, schema, storage
 from beam_pipeline.errors import ImageShardsError, Reject, UsageError
+from beam_pipeline.fetching import fetch
 from beam_pipeline.options import Config
 from beam_pipeline.pools import shared_pools
 from beam_pipeline.schema import ShardName, canonical_json
 from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listing_fields
 from beam_pipeline.state import split_plans
 from beam_pipeline.storage import ListedFile
-from beam_pipeline.writer import fetch
 
-_PIECE_BYTES = 16 << 20
 _INDEXES = f"{schema.INDEX_FOLDER}/"
 
 
@@ -185,13 +184,8 @@ def _is_whole(
         return True
     url = storage.join(config.dataset_url, name)
     if "sha256" in published:
-        return _sha256_of(store, url, file.bytes) == str(published["sha256"])
-    return storage.crc32c_of(store, url) == int(published["crc32c"])
-
-
-def _sha256_of(store: storage.Storage, url: str, size: int) -> str:
-    """SHA-256 of a whole file, read in pieces."""
-    digest = hashlib.sha256()
-    for start in range(0, size, _PIECE_BYTES):
-        digest.update(store.read(url, start, min(start + _PIECE_BYTES, size)))
-    return digest.hexdigest()
+        digest = hashlib.sha256()
+        for piece in storage.pieces(store, url, file.bytes):
+            digest.update(piece)
+        return digest.hexdigest() == str(published["sha256"])
+    return storage.crc32c_of(store, url, file.bytes) == int(published["crc32c"])

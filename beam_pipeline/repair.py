@@ -15,8 +15,9 @@ from apache_beam.pvalue import AsIter
 from beam_pipeline import images, schema, storage
 from beam_pipeline.duplicates import SavedGroups, saved_lines
 from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.joined import run_index, run_rows_array
 from beam_pipeline.options import Config
-from beam_pipeline.publish import metadata_files, run_index, run_rows_array
+from beam_pipeline.publish import metadata_files
 from beam_pipeline.published import Damage, shards_of
 from beam_pipeline.schema import ShardName
 from beam_pipeline.state import JobPlan, JobState, split_plans
@@ -93,18 +94,20 @@ def _restore(
     state = JobState(config)
     store = storage.open_storage(config.output, config.io_deadline)
     state.owner.check()
-    for file, parts in _restored_files(store, config, plan, manifest, damage, saved):
-        with state.temporary_file() as out:
-            digest = hashlib.sha256()
-            for part in parts:
-                out.write(part)
-                digest.update(part)
-            out.close()
-            if digest.hexdigest() != manifest["files"][file]:
-                raise ImageShardsError(f"{file} comes out with other bytes than were published: use --overwrite")
-            store.publish(out.name, storage.join(config.dataset_url, file))
-    for file in sorted(damage.foreign):
-        store.delete(storage.join(config.dataset_url, file))
+    with state.owner.refreshed():
+        for file, parts in _restored_files(store, config, plan, manifest, damage, saved):
+            with state.temporary_file() as out:
+                digest = hashlib.sha256()
+                for part in parts:
+                    out.write(part)
+                    digest.update(part)
+                out.close()
+                if digest.hexdigest() != manifest["files"][file]:
+                    how = "use --overwrite" if config.repair else "a shard is damaged: use --repair"
+                    raise ImageShardsError(f"{file} comes out with other bytes than were published: {how}")
+                store.publish(out.name, storage.join(config.dataset_url, file))
+        for file in sorted(damage.foreign):
+            store.delete(storage.join(config.dataset_url, file))
     state.clear()
     return config.dataset_url
 
@@ -140,7 +143,11 @@ def _name(config: Config, plan: JobPlan, split: str, index: int) -> ShardName:
 
 
 def _record_bytes(store: storage.Storage, config: Config, name: ShardName) -> Iterator[int]:
-    """Framed length of each record of a plain shard that was found or made whole, which is read in pieces."""
+    """Framed length of each record of a plain shard, which is read in pieces.
+
+    Raises:
+        ImageShardsError: its framing is damaged, which its size didn't show.
+    """
     url = storage.join(config.dataset_url, name.file)
     file = store.stat(url)
     size = file.bytes if file else 0
@@ -150,5 +157,7 @@ def _record_bytes(store: storage.Storage, config: Config, name: ShardName) -> It
             piece, piece_start = store.read(url, position, min(position + _PIECE_BYTES, size)), position
         header = position - piece_start
         length = schema.framed_bytes(piece[header : header + schema.FRAME_HEADER_BYTES])
+        if length is None:
+            raise ImageShardsError(f"shard {name.file} is damaged at byte {position}: use --repair")
         yield length
         position += length

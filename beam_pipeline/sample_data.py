@@ -179,7 +179,7 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, as the pipeline does."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see python -m beam_pipeline.sample_data --help")
+        raise UsageError(f"{message.removeprefix('argument ')}; see python -m beam_pipeline.sample_data --help")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -15,13 +15,14 @@ from beam_pipeline import examples, storage
 from beam_pipeline.decoding import Decoding
 from beam_pipeline.decoding.pixel_sums import ChannelSums
 from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.fetching import fail_if_strict, fetch
 from beam_pipeline.listing import image_url
 from beam_pipeline.options import Config
 from beam_pipeline.pools import shared_pools
+from beam_pipeline.sample_cache import SAMPLED
 from beam_pipeline.schema import FRAME_BYTES
 from beam_pipeline.sharding import ImageRef
 from beam_pipeline.state import JobState
-from beam_pipeline.writer import SAMPLED, fail_if_strict, fetch
 
 _DIGITS = 6
 _ARITHMETIC = Context(prec=50)
@@ -57,7 +58,8 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
     column_names = [column["name"] for column in config.columns]
 
     inflight = JobState(config).inflight
-    decoding = Decoding(options, inflight, inflight.begin_sampling(), plan="")
+    refs = list(refs)
+    decoding = Decoding(options, inflight, inflight.begin_sampling(ref.path for ref in refs), plan="")
 
     def convert(ref: ImageRef, data: bytes | Reject) -> Measurement:
         try:
@@ -128,5 +130,6 @@ def check_sample(sample: list[Measurement], images_listed: int, max_reject_fract
         path, reason, detail = rejected[0]
         raise ImageShardsError(
             f"{len(rejected)} of {len(sample)} {'images' if everything else 'sampled images'} rejected, "
-            f"--max_reject_fraction is {max_reject_fraction:g}: the first is {path!r} ({reason}: {detail})"
+            f"--max_reject_fraction is {max_reject_fraction:g}: the first is {path!r} ({reason}: {detail}); "
+            "remove them or raise --max_reject_fraction"
         )

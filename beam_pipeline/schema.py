@@ -172,8 +172,10 @@ def unframe(data: bytes, file: str = "", first_record: int = 0, first_offset: in
         position, number = stop + 4, number + 1
 
 
-def framed_bytes(header: bytes) -> int:
-    """Length of a record with its framing, from the first bytes of that; no CRC is checked."""
+def framed_bytes(header: bytes) -> int | None:
+    """Length of a record with its framing, from the first `FRAME_HEADER_BYTES` of that; None where they are wrong."""
+    if len(header) < FRAME_HEADER_BYTES or _CRC.unpack_from(header, 8)[0] != masked_crc32c(header[:8]):
+        return None
     length: int = _LENGTH.unpack_from(header)[0]
     return length + FRAME_BYTES
 

@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
@@ -22,6 +22,9 @@ from beam_pipeline.options import Config
 from beam_pipeline.owner import OWNER_FILE, owner_of
 from beam_pipeline.schema import DATASET_INFO_FILE, MANIFEST_FILE, STATE_FOLDER, ShardName, canonical_json, sha256
 from beam_pipeline.sharding import SplitPlan
+
+_PLAN_FILE = "plan.json"
+_NO_PLAN = b"{}\n"
 
 
 @dataclass(frozen=True)
@@ -102,17 +105,25 @@ class JobState:
         self._config = config
         self._store = storage.open_storage(config.output, config.io_deadline)
         self._dataset_url = config.dataset_url
-        self._folder = storage.join(storage.join(config.output, config.name), STATE_FOLDER)
+        self._name_url = storage.join(config.output, config.name)
+        self._folder = storage.join(self._name_url, STATE_FOLDER)
         self.url = storage.join(self._folder, config.version)
         self.inflight = Inflight(config, self.url)
         self.owner = owner_of(self.url, config.dataset_url, config.identity, config.io_deadline)
 
     def exists(self) -> bool:
-        """Whether a job that hasn't published, or wasn't done with that, left anything here."""
-        try:
-            return next(self._store.files(self.url), None) is not None
-        except FileNotFoundError:
-            return False
+        """Whether a job began to write the version: what lies there is then its own, to go on with or to delete.
+
+        `--plan_only` leaves neither file, nor does a job that ended before it had a plan.
+        """
+        return any(self._store.stat(storage.join(self.url, file)) for file in (_PLAN_FILE, OWNER_FILE))
+
+    def has_leftovers(self) -> bool:
+        """Whether anything is here, if only a folder."""
+        if storage.is_local(self.url):
+            # An empty folder of all states is left by a kill, too; with something in it, it is another version's.
+            return os.path.isdir(self.url) or (os.path.isdir(self._folder) and not os.listdir(self._folder))
+        return next(self._store.files(self.url), None) is not None
 
     def prepare(self, plan: JobPlan) -> None:
         """Take the right to write, and make the output ready for this plan's shards; a second call changes nothing.
@@ -129,14 +140,21 @@ class JobState:
         if not anew and self._store.stat(manifest_url) is not None:
             self.owner.release()
             raise ImageShardsError(f"{self._dataset_url} was published by another job meanwhile; run the command again")
-        for url in (manifest_url, storage.join(self._dataset_url, DATASET_INFO_FILE)):
-            self._store.delete(url)
+        with self.owner.refreshed():
+            self._make_ready(plan)
+
+    def _make_ready(self, plan: JobPlan) -> None:
         data = canonical_json(plan.document())
-        if self._read("plan.json") == data:
+        resumes = self._read(_PLAN_FILE) == data
+        if not resumes:
+            self.write(_PLAN_FILE, _NO_PLAN)  # half deleted, the version is still known as ours
+        for file in (MANIFEST_FILE, DATASET_INFO_FILE):
+            self._store.delete(storage.join(self._dataset_url, file))
+        if resumes:
             return
         self._store.delete_tree(self._dataset_url)
-        self._delete_files()
-        self.write("plan.json", data)
+        self._delete_files(keep=(OWNER_FILE, _PLAN_FILE))
+        self.write(_PLAN_FILE, data)
 
     def save_sidecar(self, name: ShardName, sidecar: dict[str, Any], rejects: bytes) -> None:
         """Note that a shard is finished; its object and index are in place."""
@@ -190,12 +208,15 @@ class JobState:
     def clear(self) -> None:
         """Delete the state and give up the right to write: the version is published."""
         self._store.delete_temporaries(self._dataset_url)
-        self._delete_files()
+        self._delete_files(keep=(OWNER_FILE,))
         self.owner.release()
-        self._store.delete_empty_folders(self.url)
+        self._delete_empty_folders()
 
-    def _delete_files(self) -> None:
-        self._store.delete_tree(self.url, keep=(OWNER_FILE,))
+    def _delete_files(self, keep: Collection[str]) -> None:
+        self._store.delete_tree(self.url, keep)
+
+    def _delete_empty_folders(self) -> None:
+        self._store.delete_empty_folders(self.url, self._folder, self._name_url)  # the output itself is the user's
 
     def save_plan_only(self, plan: JobPlan) -> None:
         """Leave a plan for the launcher that waits for it, beside the state: a job may be at work."""
@@ -205,7 +226,7 @@ class JobState:
         """The plan that `--plan_only` left, which is deleted."""
         document = json.loads(self._store.read(self._plan_only_url))
         self._store.delete(self._plan_only_url)
-        self._store.delete_empty_folders(self._folder)
+        self._delete_empty_folders()
         return dict(document)
 
     @property

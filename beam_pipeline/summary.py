@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from beam_pipeline.options import Config
+from beam_pipeline.wording import plural, size_text
 
 PUBLISHED = "published"
 REPAIRED = "repaired"
@@ -20,11 +21,13 @@ class Manifest:
         url: folder or URL of the version.
         data: content of manifest.json, as `docs/format.md` describes it.
         outcome: `published`, `repaired`, or `already published` where nothing was written.
+        run: content of run.json: how the job went that published it; empty where that can't be read.
     """
 
     url: str
     data: dict[str, Any]
     outcome: str = PUBLISHED
+    run: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def images(self) -> int:
@@ -61,14 +64,9 @@ def plan_text(document: dict[str, Any]) -> str:
     lines = []
     for split, plan in sorted(document["splits"].items()):
         shards = len(plan["cuts"]) + 1
-        mean = megabytes(plan["estimated_bytes"] / shards)
-        lines.append(f"{split}: {plan['images']:,} images in {shards} shard{'s' * (shards > 1)} of about {mean}")
-    return "\n".join([*lines, f"{len(document['classes'])} classes; nothing is written"])
-
-
-def megabytes(byte_count: float) -> str:
-    """Bytes as a person reads them."""
-    return f"{byte_count / 1e6:.1f} MB" if byte_count < 1e9 else f"{byte_count / 1e9:.2f} GB"
+        mean = size_text(plan["estimated_bytes"] / shards)
+        lines.append(f"{split}: {plural(plan['images'], 'image')} in {plural(shards, 'shard')} of about {mean}")
+    return "\n".join([*lines, f"{plural(len(document['classes']), 'class')}; nothing is written"])
 
 
 def published_text(manifest: Manifest) -> str:
@@ -77,29 +75,43 @@ def published_text(manifest: Manifest) -> str:
     lines = [f"{manifest.outcome} {manifest.url}{', nothing written' * (manifest.outcome == ALREADY_PUBLISHED)}"]
     for split, content in sorted(data["splits"].items()):
         sizes = [shard["bytes"] for shard in content["shards"]]
-        mean = sum(sizes) / len(sizes)
-        low, high = ((size - mean) / mean * 100 if mean else 0.0 for size in (min(sizes), max(sizes)))
-        balance = (
-            f"s of {megabytes(mean)} ({low:+.1f} % to {high:+.1f} %)" if len(sizes) > 1 else f" of {megabytes(mean)}"
-        )
-        lines.append(f"  {split}: {content['records']:,} records in {len(sizes)} shard{balance}")
+        shards = f"{plural(len(sizes), 'shard')} of {_sizes_text(sizes)}"
+        lines.append(f"  {split}: {plural(content['records'], 'record')} in {shards}")
     rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(data["rejects"]["by_reason"].items()))
     lines.append(
-        f"  {manifest.images:,} images listed = {manifest.records:,} records + "
-        f"{manifest.images - manifest.records:,} rejects{f' ({rejected}; see rejects.jsonl)' if rejected else ''}"
+        f"  {plural(manifest.images, 'image')} listed = {plural(manifest.records, 'record')} + "
+        f"{plural(manifest.images - manifest.records, 'reject')}"
+        f"{f' ({rejected}; see rejects.jsonl)' if rejected else ''}"
     )
+    skipped = manifest.run.get("skipped", {}).get("suffixes")
+    if skipped:
+        most_first = sorted(skipped.items(), key=lambda pair: (-pair[1], pair[0]))
+        by_suffix = ", ".join(f"{suffix} {files:,}" for suffix, files in most_first)
+        files = plural(sum(skipped.values()), "file")
+        lines.append(f"  {files} skipped: no image by the suffix ({by_suffix}), see --extensions")
     passed = data["image"]["passed_through"]
     if any(passed.values()):
         lines.append(f"  {sum(passed.values()):,} stored as they were compressed, {passed['whole']:,} bit for bit")
-    lines.append(f"  {len(manifest.classes)} classes")
+    lines.append(f"  {plural(len(manifest.classes), 'class')}")
     found = data.get("duplicates", {})
     if found.get("groups"):
         lines.append(
-            f"  {found['images']:,} images hold the same bytes as others: {found['groups']:,} groups, "
+            f"  {plural(found['images'], 'image')} hold the same bytes as others: {plural(found['groups'], 'group')}, "
             f"{found['across_classes']:,} of several classes, {found['across_splits']:,} of several splits; "
             "see duplicates.jsonl"
         )
     return "\n".join(lines)
+
+
+def _sizes_text(sizes: list[int]) -> str:
+    """The mean of the shards' sizes, and how far they are from it."""
+    mean = sum(sizes) / len(sizes)
+    if len(sizes) == 1:
+        return size_text(mean)
+    low, high = ((size / mean - 1) * 100 if mean else 0.0 for size in (min(sizes), max(sizes)))
+    if round(low, 1) == round(high, 1) == 0:
+        return f"{size_text(mean)} each"
+    return f"{size_text(mean)} ({low:+.1f} % to {high:+.1f} %)"
 
 
 def warnings(config: Config, manifest: Manifest) -> list[str]:
@@ -110,7 +122,8 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
     found = []
     if empty:
         some = ", ".join(repr(label) for label in empty[:5])
-        found.append(f"{len(empty)} classes have no record: {some}{', …' if empty[5:] else ''}")
+        have = f"{plural(len(empty), 'class')} {'has' if len(empty) == 1 else 'have'}"
+        found.append(f"{have} no record: {some}{', …' if empty[5:] else ''}")
     found += [
         f"split {split!r} got no image and is left out"
         for split in (config.split_fractions or {})

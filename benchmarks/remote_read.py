@@ -1,4 +1,4 @@
-"""Reading from gs:// with a latency on each request, beside the local disk, and individual files beside shards.
+"""Reading from gs:// with a latency on each request: beside the local disk, through caches, beside individual files.
 
     python benchmarks/remote_read.py [IMAGES] [--count 6400] [--latency_ms 50] [--repeats 7]
 
@@ -54,7 +54,8 @@ def main() -> None:
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
                 assert proxy.stdout is not None
                 try:
-                    measure(url, f"gs://{bucket}", f"http://127.0.0.1:{proxy.stdout.readline().strip()}", flags)
+                    address = f"http://127.0.0.1:{proxy.stdout.readline().strip()}"
+                    measure(url, f"gs://{bucket}", address, str(scratch / "cache"), flags)
                 finally:
                     proxy.kill()
 
@@ -68,7 +69,7 @@ def single_files(url: str, scratch: Path) -> Path:
     return scratch / "forms" / "files"
 
 
-def measure(local: str, bucket: str, proxy: str, flags: argparse.Namespace) -> None:
+def measure(local: str, bucket: str, proxy: str, cache: str, flags: argparse.Namespace) -> None:
     """Run all cases and print."""
     os.environ["STORAGE_EMULATOR_HOST"] = proxy
     cases: dict[str, tuple[Callable[..., turns.Reader], tuple[Any, ...]]] = {
@@ -85,6 +86,12 @@ def measure(local: str, bucket: str, proxy: str, flags: argparse.Namespace) -> N
     print(f"{flags.latency_ms:g} ms a request, {flags.count} images a run, {flags.repeats} runs in turns")
     print(turns.table(runs, "shards, gs://"))
     print(f"fetched {fetched / 1e6:,.0f} MB, used {used / 1e6:,.0f} MB: {fetched / used:.3f} times")
+    cached: dict[str, tuple[Callable[..., turns.Reader], tuple[Any, ...]]] = {
+        "shards, gs://": cases["shards, gs://"],
+        "cached in memory, filled": (shards, (f"{bucket}/bench/1.0.0", "memory")),
+        "cached on disk, filled": (shards, (f"{bucket}/bench/1.0.0", cache)),
+    }
+    print(turns.table(turns.in_turns(cached, flags.count, flags.repeats), "shards, gs://"))  # the warm-up fills them
     files: dict[str, tuple[Callable[..., turns.Reader], tuple[Any, ...]]] = {
         "shards, gs://": cases["shards, gs://"],
         "individual files, 32 at once": (individual, (f"{bucket}/files",)),
@@ -104,9 +111,10 @@ def _counted(dataset: Any) -> turns.Reader:
     return lambda: (len(labels) for _, labels in dataset)
 
 
-def shards(url: str) -> turns.Reader:
+def shards(url: str, cache: str | None = None) -> turns.Reader:
     """`train_dataset`."""
-    return _counted(reader.train_dataset(reader.load_info(url), "train", global_batch_size=BATCH, image_size=SIZE))
+    info = reader.load_info(url)
+    return _counted(reader.train_dataset(info, "train", global_batch_size=BATCH, image_size=SIZE, cache=cache))
 
 
 def individual(root: str) -> turns.Reader:

@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from reader.info import DatasetInfo, load_info
+from reader.packages import explained
 from reader.position import Position
 from reader.skips import skipped
 
@@ -56,8 +57,10 @@ _FUNCTIONS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"reader.{name}")
-    if name in _FUNCTIONS:
-        return getattr(importlib.import_module(f"reader.{_FUNCTIONS[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES and name not in _FUNCTIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"reader.{_FUNCTIONS.get(name, name)}")
+    except ModuleNotFoundError as error:
+        raise explained(error) from None
+    return module if name in _MODULES else getattr(module, name)

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from beam_pipeline.errors import UsageError
+from reader.packages import explained
 
 Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
 
@@ -81,10 +82,14 @@ def as_jax(dataset: Dataset, mesh: Any) -> JaxBatches:
             of the whole batch.
 
     Raises:
+        ModuleNotFoundError: JAX isn't installed.
         UsageError: TensorFlow has taken the accelerator (call `keep_tensorflow_off_accelerators` before the first
             dataset is made), or the batch can't be spread evenly.
     """
-    import jax
+    try:
+        import jax
+    except ModuleNotFoundError as error:
+        raise explained(error) from None
 
     keep_tensorflow_off_accelerators()
     sharding = mesh

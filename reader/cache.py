@@ -2,8 +2,12 @@
 
 - None costs nothing: for local disks, whose files the operating system keeps in memory as far as there is room.
 - `memory` costs the split's bytes in RAM on every host, since each epoch deals other runs to it: for remote storage.
+  It is kept until the process ends, once for all datasets of the same version.
 - DIR costs as much disk, and a write for each run when it is first read: for remote storage and splits larger than
   memory, or several jobs on one machine.
+
+A cache may answer anything: who asks checks the CRCs of every record, reads what isn't right from its source, and puts
+it. So nothing is noted beside the data, and what a crash, a disk or another process spoiled mends itself.
 
 Decoded pixels are never kept: at 224×224 they are ten times as large as their JPEGs, and augmentation needs them anew.
 """
@@ -11,33 +15,42 @@ Decoded pixels are never kept: at 224×224 they are ten times as large as their 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import logging
 import os
+import re
+import shutil
 import threading
+from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import google_crc32c
-
 from beam_pipeline import schema
-from beam_pipeline.errors import StorageError, UsageError
-from reader.storage import LocalStorage, chunks
+from beam_pipeline.errors import UsageError
+from reader.memory import free_memory_bytes
+from reader.run_table import RunTable
 
 if TYPE_CHECKING:
     from reader.info import DatasetInfo
 
 _LOG = logging.getLogger("reader")
-_MARKER = ".imageshards-cache"  # says whose cache a folder is
+
+# Left free on the disk and in memory: for the job itself, its checkpoints and everybody else.
+RESERVE_BYTES = 1 << 30
+_SHOWN_NAMES = 3
+_FOLDER = re.compile(rf"{schema.NAME_PATTERN.pattern}-{schema.VERSION_PATTERN.pattern}-[0-9a-f]{{16}}")
 
 
 class RunCache(Protocol):
-    """What keeps runs by their place."""
+    """What keeps runs by their place. Thread-safe."""
 
     def get(self, path: str, start: int, stop: int) -> bytes | None:
-        """Bytes [start, stop) of a shard, None where they aren't here; whoever reads them checks the records' CRCs."""
+        """Bytes [start, stop) of a shard, or None; they may be wrong (see above). Never raises."""
 
     def put(self, path: str, start: int, data: bytes) -> None:
-        """Keep bytes of a shard from offset `start` on: one whole run."""
+        """Keep one whole run, whose records are right, from byte `start` of a shard on. Never raises."""
 
 
 class MemoryCache:
@@ -52,153 +65,169 @@ class MemoryCache:
     def put(self, path: str, start: int, data: bytes) -> None:
         self._runs[path, start, start + len(data)] = data
 
+    def held_bytes(self, paths: set[str]) -> int:
+        """Bytes of these shards that are here."""
+        return sum(len(data) for (path, _, _), data in list(self._runs.items()) if path in paths)
+
+
+class RecentRuns:
+    """The last `runs` runs in memory, before another cache or none."""
+
+    def __init__(self, behind: RunCache | None, runs: int) -> None:
+        self._behind = behind
+        self._most = runs
+        self._recent: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, path: str, start: int, stop: int) -> bytes | None:
+        with self._lock:
+            data = self._recent.get((path, start, stop))
+        return data if data is not None or self._behind is None else self._behind.get(path, start, stop)
+
+    def put(self, path: str, start: int, data: bytes) -> None:
+        with self._lock:
+            self._recent[path, start, start + len(data)] = data
+            if len(self._recent) > self._most:
+                self._recent.popitem(last=False)
+        if self._behind is not None:
+            self._behind.put(path, start, data)
+
 
 class DiskCache:
     """Keeps shards in a local folder: each a sparse file that fills as its runs are read.
 
-    `SHARD.part` holds the runs read so far, `SHARD.have` a line of their bounds for each; both outlive the process, and
-    several processes may share the folder. When a shard is whole, its CRC-32C is compared with the manifest's and it
-    gets its name; if it differs, it begins anew. Records' own CRCs are checked at every reading all the same. A folder
-    that `python -m reader copy` made is a full cache.
+    What isn't there reads as zeros, and no record begins with zeros: the CRC of a length of 0 isn't 0. The files
+    outlive the process, several processes may share them, and a folder that `python -m reader copy` made is full.
 
     Args:
-        folder: local; made where it is missing.
-        identity: of the dataset, its manifest's `self_sha256`.
-        shards: full path of each shard → (name in the folder, bytes, CRC-32C).
-
-    Raises:
-        UsageError: the folder holds another dataset, or isn't local.
+        folder: that holds the files; it is there.
+        names: full path of each shard → its file's name in the folder.
     """
 
-    def __init__(self, folder: str, identity: str, shards: dict[str, tuple[str, int, int]]) -> None:
-        if "://" in folder:
-            raise UsageError(f"cache={folder!r}: give a local folder, 'memory' or None")
-        self._folder = Path(folder).expanduser().absolute()
-        self._shards = shards
-        self._have: dict[str, set[tuple[int, int]]] = {}
-        self._whole: set[str] = set()
-        self._lock = threading.Lock()
+    def __init__(self, folder: Path, names: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._names = names
         self._is_full = False
-        _claim(self._folder, identity)
+        self._lock = threading.Lock()
 
     def get(self, path: str, start: int, stop: int) -> bytes | None:
-        name, size, _ = self._shards[path]
-        if self._is_whole(name, size):
-            return self._read(name, start, stop)
-        with self._lock:
-            here = (start, stop) in self._ranges(name)
-        return self._read(f"{name}.part", start, stop) if here else None
+        try:
+            with self._file(path).open("rb", buffering=0) as file:
+                if not any(os.pread(file.fileno(), schema.FRAME_HEADER_BYTES, start)):
+                    return None
+                return os.pread(file.fileno(), stop - start, start)
+        except OSError:
+            return None
 
     def put(self, path: str, start: int, data: bytes) -> None:
-        name, size, crc32c = self._shards[path]
-        if self._is_whole(name, size):
+        if self._is_full:
             return
-        stop = start + len(data)
-        part, have = self._file(f"{name}.part"), self._file(f"{name}.have")
-        with self._lock:
-            if self._is_full:
+        try:
+            if shutil.disk_usage(self._folder).free < RESERVE_BYTES + len(data):
+                raise OSError(errno.ENOSPC, f"less than {_size(RESERVE_BYTES)} of the disk would be left")
+            self._file(path).parent.mkdir(parents=True, exist_ok=True)
+            _write_at(self._file(path), start, data)
+        except OSError as error:
+            with self._lock:
+                is_known, self._is_full = self._is_full, True
+            if is_known:
                 return
-            try:
-                part.parent.mkdir(parents=True, exist_ok=True)
-                _write_at(part, start, data)
-                with have.open("a", encoding="ascii") as file:  # after the data: a line is a promise
-                    file.write(f"{start} {stop}\n")
-            except OSError as error:
-                self._is_full = True
-                _LOG.warning("%s takes no more (%s): reading goes on without it", self._folder, error.strerror)
-                return
-            ranges = self._ranges(name)
-            ranges.add((start, stop))
-            if sum(last - first for first, last in ranges) >= size:
-                self._finish(name, size, crc32c)
+            _LOG.warning("%s takes no more (%s): reading goes on without it", self._folder, error.strerror)
 
-    def _finish(self, name: str, size: int, crc32c: int) -> None:
-        """Give a shard that is complete its name, if it is right."""
-        part = self._file(f"{name}.part")
-        found = 0
-        with contextlib.suppress(StorageError):  # another process has finished it
-            for chunk in chunks(LocalStorage(), str(part), size):
-                found = google_crc32c.extend(found, chunk)
-            if found == crc32c:
-                os.replace(part, self._file(name))
-            else:
-                _LOG.warning("%s isn't what the manifest says: it is read again", part)
-                part.unlink(missing_ok=True)
-            self._file(f"{name}.have").unlink(missing_ok=True)
-        self._have.pop(name, None)
-
-    def _is_whole(self, name: str, size: int) -> bool:
-        if name not in self._whole:
+    def held_bytes(self, paths: set[str]) -> int:
+        """Bytes of these shards that are here."""
+        held = 0
+        for path in paths:
             with contextlib.suppress(OSError):
-                if self._file(name).stat().st_size == size:
-                    self._whole.add(name)
-        return name in self._whole
+                held += self._file(path).stat().st_blocks * 512
+        return held
 
-    def _ranges(self, name: str) -> set[tuple[int, int]]:
-        """The runs of a shard that are here."""
-        if name not in self._have:
-            self._have[name] = set()
-            with contextlib.suppress(OSError):
-                for line in self._file(f"{name}.have").read_text("ascii").splitlines():
-                    bounds = line.split()
-                    if len(bounds) == 2 and all(map(str.isdigit, bounds)):  # the last line may be cut
-                        self._have[name].add((int(bounds[0]), int(bounds[1])))
-        return self._have[name]
-
-    def _read(self, name: str, start: int, stop: int) -> bytes | None:
-        """Bytes of a file of the folder, None where somebody took them away."""
-        with contextlib.suppress(StorageError):
-            data = LocalStorage().read(str(self._file(name)), start, stop)
-            return data if len(data) == stop - start else None
-        return None
-
-    def _file(self, name: str) -> Path:
-        return self._folder / name
+    def _file(self, path: str) -> Path:
+        return self._folder / self._names[path]
 
 
-def open_cache(info: DatasetInfo, cache: str | RunCache | None) -> RunCache | None:
-    """The cache that a dataset's `cache` argument names: None, `memory`, or a local folder.
+def open_cache(info: DatasetInfo, table: RunTable, cache: str | None) -> RunCache | None:
+    """The cache that a dataset's `cache` argument names.
+
+    Args:
+        info: the dataset.
+        table: what is to be read of it.
+        cache: None, `memory`, or a local folder: a new one, one of caches, or a copy of the dataset.
 
     Raises:
-        UsageError: the folder holds another dataset, or isn't local.
+        UsageError: the folder isn't local, holds something else or can't be written; memory is too small.
     """
-    if cache is None or not isinstance(cache, str):
-        return cache
+    if cache is None:
+        return None
+    paths, needed = set(table.files), int(table.bytes.sum())
     if cache == "memory":
-        return MemoryCache()
-    shards = {
-        info.path(shard.file): (shard.file if info.path(shard.file) != shard.file else _name(shard.file), shard)
-        for split in info.splits.values()
-        for shard in split.shards
-    }
-    return DiskCache(
-        cache,
-        info.manifest["self_sha256"],
-        {path: (name, shard.bytes, shard.crc32c) for path, (name, shard) in shards.items()},
-    )
+        memory = _memory_cache(info.manifest["self_sha256"])
+        missing, free = needed - memory.held_bytes(paths), free_memory_bytes()
+        if free is not None and missing > max(0, free - RESERVE_BYTES):
+            raise UsageError(
+                f"cache='memory': {_size(missing)} of records are to be kept and {_size(free)} of memory are free; "
+                "give a local folder instead"
+            )
+        return memory
+    try:
+        folder = _folder(info, cache)
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise UsageError(f"cache={cache!r}: {error.strerror}; give a folder that can be written") from None
+    disk = DiskCache(folder, _names(info))
+    missing = needed - disk.held_bytes(paths)
+    if missing > max(0, free - RESERVE_BYTES):
+        _LOG.warning(
+            "cache=%r: %s of records are to be kept and %s of the disk are free: what doesn't fit is read anew each "
+            "epoch",
+            cache,
+            _size(missing),
+            _size(free),
+        )
+    return disk
 
 
-def _name(url: str) -> str:
-    """A file name for a shard that lies anywhere."""
+@functools.cache
+def _memory_cache(identity: str) -> MemoryCache:
+    """One for each version of a dataset: TensorFlow keeps the functions of a dataset, and so its cache, for ever."""
+    return MemoryCache()
+
+
+def _folder(info: DatasetInfo, cache: str) -> Path:
+    """Where the shards lie: in a folder of this version's own, except in a copy."""
+    if "://" in cache:
+        raise UsageError(f"cache={cache!r}: give a local folder, 'memory' or None")
+    folder = Path(cache).expanduser().absolute()
+    there = sorted(os.listdir(folder)) if folder.exists() else []
+    identity = info.manifest["self_sha256"]
+    if schema.MANIFEST_FILE in there:
+        manifest = folder / schema.MANIFEST_FILE
+        if schema.open_manifest(manifest.read_bytes(), str(manifest))["self_sha256"] != identity:
+            raise UsageError(f"cache={cache!r}: another dataset lies there; give a folder for caches")
+        return folder
+    others = [name for name in there if not _FOLDER.fullmatch(name)]
+    if others:
+        more = f" and {len(others) - _SHOWN_NAMES} more" if len(others) > _SHOWN_NAMES else ""
+        raise UsageError(
+            f"cache={cache!r}: it holds other files ({', '.join(others[:_SHOWN_NAMES])}{more}); give a folder for "
+            f"caches, such as {cache.rstrip('/')}/cache"
+        )
+    return folder / f"{info.name}-{info.version}-{identity[:16]}"
+
+
+def _names(info: DatasetInfo) -> dict[str, str]:
+    """Full path of each shard → its file's name in a cache: its own, or a made one where it lies anywhere."""
+    files = [shard.file for split in info.splits.values() for shard in split.shards]
+    return {info.path(file): _made_name(file) if info.path(file) == file else file for file in files}
+
+
+def _made_name(url: str) -> str:
     return f"{schema.sha256(url.encode())[:8]}-{url.rpartition('/')[2]}"
 
 
-def _claim(folder: Path, identity: str) -> None:
-    """Make `folder` this dataset's, unless it is another's."""
-    marker = folder / _MARKER
-    try:
-        if marker.exists():
-            found = marker.read_text("ascii", "replace").strip()
-        elif (folder / schema.MANIFEST_FILE).exists():  # a copy
-            found = schema.open_manifest((folder / schema.MANIFEST_FILE).read_bytes(), str(folder))["self_sha256"]
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            marker.write_text(f"{identity}\n", "ascii")
-            return
-    except OSError as error:
-        raise UsageError(f"cache={str(folder)!r}: {error.strerror}; give a folder that can be written") from None
-    if found != identity:
-        raise UsageError(f"cache={str(folder)!r}: it holds another dataset; give each dataset its own folder")
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"
 
 
 def _write_at(path: Path, start: int, data: bytes) -> None:

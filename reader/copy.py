@@ -19,6 +19,7 @@ import google_crc32c
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from reader.info import DatasetInfo
+from reader.picking import check_shards
 from reader.storage import CHUNK_BYTES, LocalStorage, Storage, chunks, normalize
 
 # Files under way at once: with requests of 8 MiB, eight hide 50 ms of latency at 1 GB/s.
@@ -96,7 +97,11 @@ def copy_dataset(info: DatasetInfo, folder: str, threads: int = _FILES_AT_ONCE) 
         except BaseException:
             executor.shutdown(cancel_futures=True)
             raise
-    _replace(target / schema.MANIFEST_FILE, manifest)
+    path = target / schema.MANIFEST_FILE
+    if path.exists():  # and is the same, or `_check_folder` had raised
+        kept += 1
+    else:
+        _replace(path, manifest)
     total = sum(file.bytes for file in files.values()) + len(manifest)
     return Copied(len(files) + 1, total, kept, str(target))
 
@@ -146,6 +151,9 @@ def _check_folder(target: Path, manifest: bytes, files: Mapping[str, _File]) -> 
 
 def _files(info: DatasetInfo, names: Mapping[str, str]) -> dict[str, _File]:
     """Path in the copy → file, of everything but the manifest."""
+    for split in info.splits.values():
+        if split.records:
+            check_shards(info, split.name)
     published = info.manifest["files"]
     files = {
         names[shard.file]: _File(info.path(shard.file), info.shard_storage, shard.bytes, _Crc32c, f"{shard.crc32c:08x}")
@@ -155,14 +163,15 @@ def _files(info: DatasetInfo, names: Mapping[str, str]) -> dict[str, _File]:
     sizes = dict(info.storage.files(info.url))
     for path in (*published, *sorted(schema.UNHASHED_FILES & set(sizes))):
         if path not in sizes:
-            raise StorageError(f"{info.path(path)} is missing")
+            raise StorageError(f"{info.path(path)} is missing: run the job again with --repair")
         files[path] = _File(info.path(path), info.storage, sizes[path], hashlib.sha256, published.get(path))
     return files
 
 
 def _copy_file(file: _File, target: Path) -> bool:
     """Bring one file over; whether it was there already."""
-    if target.exists() and target.stat().st_size == file.bytes and _sum_of(target, file) == file.expected:
+    there = _sum_of(target, file) if target.exists() and target.stat().st_size == file.bytes else None
+    if there is not None and there == file.expected:
         return True
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + _PART)
@@ -171,10 +180,11 @@ def _copy_file(file: _File, target: Path) -> bool:
             digest = _fetch(file, part)
             if file.expected in (None, digest):
                 os.replace(part, target)
-                return False
+                return digest == there
             part.unlink()
     raise ImageShardsError(
-        f"{file.source} isn't the file that was published: its checksum is {digest}, the manifest has {file.expected}"
+        f"{file.source} isn't the file that was published: its checksum is {digest}, the manifest has {file.expected}; "
+        "run the job again with --repair"
     )
 
 

@@ -1,8 +1,8 @@
 """What happens where a record is damaged: an error that names it, or another record in its place.
 
-A skipped record's place is taken by another record of the split, drawn by (seed, epoch, number): no batch gets smaller,
-every other record stays in its place, and hosts, positions and resumes are the same as without damage. In evaluation
-the place gets weight 0.
+A skipped record's place is taken by another record of the split, which follows from (seed, epoch, number): no batch
+gets smaller, every other record stays in its place, and hosts, positions and resumes are the same as without damage. In
+evaluation the place gets weight 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reader.run_table import Integers
 from reader.runs import RunReader
 from reader.skips import Skips
 
-# Draws for the place of one damaged record. With half of a split gone, one in 65,000 of them all fail.
+# Draws of a run for one that is damaged. With half of a split gone, one in 65,000 of them all fail.
 _DRAWS = 16
 
 Decodes = Callable[[bytes], str | None]
@@ -61,15 +61,13 @@ class Mender:
 
     Args:
         reader: of the records.
-        total: records in the selection.
         seed: of the order.
         skips: where what is skipped is counted; None to raise.
         for_training: whether another record takes the place of a skipped one, or nothing does (weight 0).
     """
 
-    def __init__(self, reader: RunReader, total: int, seed: int, skips: Skips | None, for_training: bool) -> None:
+    def __init__(self, reader: RunReader, seed: int, skips: Skips | None, for_training: bool) -> None:
         self._reader = reader
-        self._total = total
         self._seed = seed
         self._skips = skips
         self._for_training = for_training
@@ -120,13 +118,14 @@ class Mender:
     def _substitutes(self, block: Block, places: list[int], decodes: Decodes | None) -> list[bytes]:
         """A right record for each of these places."""
         found: dict[int, bytes] = {}
+        first = self._reader.table.first
         for draw in range(_DRAWS):
             missing = [place for place in places if place not in found]
             if not missing:
                 break
             candidates = np.array(
                 [
-                    order.substitute(self._seed, int(block.epochs[place]), int(block.numbers[place]), draw, self._total)
+                    order.substitute(first, self._seed, int(block.epochs[place]), int(block.numbers[place]), draw)
                     for place in missing
                 ]
             )
@@ -135,8 +134,8 @@ class Mender:
                 if isinstance(record, bytes) and not is_known and (decodes is None or decodes(record) is None):
                     found[place] = record
         if len(found) < len(places):
-            first = self._reader.table.files[0]
+            file = self._reader.table.files[0]
             raise ImageShardsError(
-                f"{first}: {_DRAWS} records drawn for a damaged one's place are damaged too; run the job with --repair"
+                f"{file}: {_DRAWS} records drawn for a damaged one's place are damaged too; run the job with --repair"
             )
         return [found[place] for place in places]

@@ -9,11 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from beam_pipeline.errors import UsageError
+from reader.blocks import StepBlocks
 from reader.decode import Augment, BatchDecoder, Tensor, batch_decoder
-from reader.info import DatasetInfo
-from reader.parsing import Feature, RecordParser, parse_lists, pick_features
+from reader.features import Feature, pick_features
+from reader.info import DatasetInfo, check_info
+from reader.parsing import RecordParser, parse_lists
 from reader.position import WINDOW_RUNS, Position, host_batch_size
-from reader.sources import BatchStream, as_it_is
+from reader.sources import as_it_is, batch_dataset
 from reader.stream import EvalStream, RecordStream, open_source
 
 Host = Any  # tf.distribute.InputContext, or (index, count)
@@ -77,6 +79,7 @@ def train_dataset(
         UsageError: no such split, mixed stored sizes without `image_size`, or an argument has no such value.
         ImageShardsError: a shard is missing or has another size than the manifest says.
     """
+    check_info(info)
     index, hosts = _host(host)
     beginning = info.position(
         split, global_batch_size=global_batch_size, hosts=hosts, seed=seed, window_runs=window_runs
@@ -85,15 +88,16 @@ def train_dataset(
         beginning = _resume(beginning, position)
     wanted = pick_features(info, features)
     decode = batch_decoder(info.image, image_size, resize_mode, augment)
-    graph = _Graph(info, wanted, decode, labels, has_weights=False)
+    plain = decode if augment is None else batch_decoder(info.image, image_size, resize_mode)
+    graph = _Graph(info, wanted, decode, plain, labels, has_weights=False)
     source = open_source(info, split, on_error=on_error, cache=cache)
 
     def open_at(step: int) -> RecordStream:
         return RecordStream.train(source, beginning.after(step), index)
 
     steps = info.steps_per_epoch(split, global_batch_size)
-    stream = BatchStream(open_at, beginning.host_batch_size, steps, is_endless=True, skips=source.skips)
-    return _finish(stream.dataset(graph, _PREFETCHED_BATCHES), graph, steps, source.skips)
+    blocks = StepBlocks(open_at, beginning.host_batch_size, steps, is_endless=True, skips=source.skips)
+    return _finish(batch_dataset(blocks, graph, _PREFETCHED_BATCHES), graph, steps, source.skips)
 
 
 def eval_dataset(
@@ -120,25 +124,42 @@ def eval_dataset(
 
     Raises: as `train_dataset`.
     """
+    check_info(info)
     index, hosts = _host(host)
     size = host_batch_size(global_batch_size, hosts)
     wanted = pick_features(info, features)
-    graph = _Graph(info, wanted, batch_decoder(info.image, image_size, resize_mode), labels, has_weights=True)
+    decode = batch_decoder(info.image, image_size, resize_mode)
+    graph = _Graph(info, wanted, decode, decode, labels, has_weights=True)
     source = open_source(info, split, on_error=on_error)
 
     def open_at(step: int) -> EvalStream:
         return EvalStream(source, hosts, index, skip=step * size)
 
     steps = -(-source.table.total // global_batch_size)
-    stream = BatchStream(open_at, size, steps, is_endless=False, skips=source.skips)
-    return _finish(stream.dataset(graph, _PREFETCHED_BATCHES), graph, steps, source.skips)
+    blocks = StepBlocks(open_at, size, steps, is_endless=False, skips=source.skips)
+    return _finish(batch_dataset(blocks, graph, _PREFETCHED_BATCHES), graph, steps, source.skips)
 
 
 class _Graph:
-    """What TensorFlow does with the records of a batch (see `sources.Graph`)."""
+    """What TensorFlow does with the records of a batch (see `gaps.Graph`).
+
+    Args:
+        info: the dataset.
+        features: what is wanted beside image and label.
+        decode: makes what is handed out of encoded images.
+        plain: decodes without augmentation, whose errors aren't the image's.
+        labels: `int` or `one_hot`.
+        has_weights: whether weights are handed out.
+    """
 
     def __init__(
-        self, info: DatasetInfo, features: dict[str, Feature], decode: BatchDecoder, labels: Labels, has_weights: bool
+        self,
+        info: DatasetInfo,
+        features: dict[str, Feature],
+        decode: BatchDecoder,
+        plain: BatchDecoder,
+        labels: Labels,
+        has_weights: bool,
     ) -> None:
         if labels not in ("int", "one_hot"):
             raise UsageError(f"labels={labels!r}: int or one_hot")
@@ -146,13 +167,20 @@ class _Graph:
         self._features = features
         self._lists = {name: feature for name, feature in features.items() if feature.shape is None}
         self._decode = decode
+        self._plain = plain
         self._class_ids = np.arange(info.num_classes)
         self._classes = info.num_classes if labels == "one_hot" else 0
         self._has_weights = has_weights
 
     def parse(self, records: Tensor) -> tuple[Tensor, ...]:
-        # Ragged tensors can't be cut into batches: what they are made of goes along and is parsed last.
-        return (*self._parser(records), *([records] if self._lists else ()))
+        if not self._lists:
+            return self._parser(records)
+        # Ragged tensors can't be cut into batches: what they are made of goes along and is parsed last. Here they only
+        # have to parse, so that a record of which one doesn't is found where others are. (Asserted, since TensorFlow
+        # drops what nothing depends on.)
+        values = [tf.size(lists.flat_values) for lists in parse_lists(records, self._lists).values()]
+        tf.debugging.Assert(tf.add_n(values) >= 0, ["lists hold values"])
+        return (*self._parser(records), records)
 
     def prepare(self, seeds: Tensor, weights: Tensor, encoded: Tensor, classes: Tensor, *more: Tensor) -> Any:
         images = self._decode(encoded, seeds)
@@ -165,17 +193,21 @@ class _Graph:
             return None  # its error is known
         try:
             encoded, classes, *_ = self._parser(tf.constant([record]))
+            if self._lists:
+                parse_lists(tf.constant([record]), self._lists)
         except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:  # TensorFlow quotes the record's bytes
             return f"it isn't an Example with the dataset's features ({_first_line(error)})"
         try:
-            self._decode(encoded, tf.zeros([1, 2], tf.int32))
+            self._plain(encoded)
         except tf.errors.InvalidArgumentError as error:
             return f"the image doesn't decode ({_first_line(error)})"
         label = int(classes[0])
         return None if 0 <= label < len(self._class_ids) else f"class {label}: there are {len(self._class_ids)}"
 
     def structure(self, images: Tensor, labels: Tensor, *more: Tensor) -> Any:
-        """What is handed out, from what `prepare` makes."""
+        """What is handed out, from what `prepare` makes: [b, …] each, the last of them serialized records if lists are
+        wanted.
+        """
         weights, more = (more[:1], more[1:]) if self._has_weights else ((), more)
         values = dict(zip(self._dense(), more, strict=False))
         lists = parse_lists(more[-1], self._lists) if self._lists else {}
@@ -224,6 +256,8 @@ def _host(host: Host) -> tuple[int, int]:
 
 def _resume(beginning: Position, position: Position) -> Position:
     """`position`, read on by the hosts and batches of `beginning`."""
+    if not isinstance(position, Position):
+        raise UsageError(f"position={position!r}: a reader.Position, such as info.position(…).after(trained_steps)")
     for name, meaning in (("source", "dataset and split"), ("records", "number of records"), ("seed", "seed")):
         here, there = getattr(beginning, name), getattr(position, name)
         if here != there:

@@ -15,9 +15,7 @@ from beam_pipeline.errors import UsageError
 from reader.augment.crops import RandomResizedCrop
 from reader.augment.per_image import PerImage
 from reader.info import ImageInfo
-from reader.parsing import parse as parse  # re-exported for the benchmarks
-
-RESIZE_MODES = ("stretch", "crop", "pad")
+from reader.sizes import check_resize_mode, target_size
 
 Tensor = Any  # TensorFlow ships no types
 Augment = Callable[[Tensor, Tensor], Tensor] | RandomResizedCrop
@@ -44,11 +42,12 @@ def batch_decoder(
     Raises:
         UsageError: stored sizes are mixed and `image_size` is None, or an argument has no such value.
     """
+    if augment is not None and not isinstance(augment, RandomResizedCrop) and not callable(augment):
+        raise UsageError(f"augment={augment!r}: a function of (images, seeds), such as reader.augment.flip")
     if isinstance(augment, RandomResizedCrop) and image_size is None:
         raise UsageError("random_resized_crop resizes its crops: give image_size")
     height, width = target_size(image, image_size)
-    if resize_mode not in RESIZE_MODES:
-        raise UsageError(f"resize_mode={resize_mode!r}: one of {', '.join(RESIZE_MODES)}")
+    check_resize_mode(resize_mode)
     if isinstance(augment, RandomResizedCrop):
         return _then(_crop_decoder(image, (height, width), augment), augment.then)
     is_stored_size = image.min_size == image.max_size == (height, width)
@@ -150,27 +149,6 @@ def _stored_size(encoded: Tensor) -> Tensor:
         lambda: tf.shape(tf.io.decode_png(encoded)),
     )
     return tf.cast(shape[:2], tf.int64)
-
-
-def target_size(image: ImageInfo, image_size: int | tuple[int, int] | None) -> tuple[int, int]:
-    """(height, width) of the decoded images.
-
-    Raises:
-        UsageError: stored sizes are mixed and `image_size` is None, or it is no size.
-    """
-    if image_size is not None:
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        if len(size) != 2 or min(size) < 1:
-            raise UsageError(f"image_size={image_size!r}: a side or (height, width) in pixels")
-        return size
-    if image.min_size is None or image.max_size is None:
-        raise UsageError("the dataset holds no image, so its size isn't known: give image_size")
-    if image.min_size != image.max_size:
-        smallest, largest = (f"{height}x{width}" for height, width in (image.min_size, image.max_size))
-        raise UsageError(
-            f"the stored images have mixed sizes ({smallest} to {largest}), which make no batch: give image_size"
-        )
-    return image.min_size
 
 
 def decode_image(encoded: Tensor, image_format: str, channels: int) -> Tensor:

@@ -1,7 +1,8 @@
 """How one epoch's records are dealt to ranks and their workers, batch by batch, also after a change of either.
 
 Pure integers, no framework. A *consumer* is one worker of one rank; a *part* of an epoch is what a fixed set of
-consumers trained of it. Batches of one part are equally many for all consumers, and steps for all ranks.
+consumers trained of it. Batches of one part are equally many for all consumers, and steps for all ranks, but where
+there are fewer records than batches.
 """
 
 from __future__ import annotations
@@ -85,13 +86,13 @@ class EpochParts:
         return replace(self, parts=(*before, part))
 
     def sizes(self, consumer: int) -> list[int]:
-        """Records in each batch of a consumer in the last part, from its beginning."""
+        """Records in each batch of a consumer in the last part, from its beginning; the last may be 0: no batch."""
         return self._sizes(self._unread(), self.parts[-1], consumer)
 
-    def steps(self) -> int:
+    def steps(self, rank: int) -> int:
         """Batches of a rank in the whole last part."""
-        part = self.parts[-1]
-        return part.workers * self._batches(self._unread(), part)
+        workers = self.parts[-1].workers
+        return sum(size > 0 for worker in range(workers) for size in self.sizes(rank * workers + worker))
 
     def phases(self, window_runs: int) -> tuple[ReadPhase, ...]:
         """The parts as what `reader.order` takes."""
@@ -122,7 +123,8 @@ class EpochParts:
         if part.drop_last:
             return [part.batch_size] * count
         share = self._share(unread, part.consumers, consumer)
-        return [share * (i + 1) // count - share * i // count for i in range(count)]
+        # Larger ones first: what has no record comes last, so that the first n sizes are those of n batches.
+        return [share // count + (i < share % count) for i in range(count)]
 
     def _share(self, unread: int, consumers: int, consumer: int) -> int:
         if self.is_shuffled:

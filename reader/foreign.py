@@ -14,7 +14,7 @@ import tensorflow as tf
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from reader.patterns import Pattern, find_files
-from reader.runs import Frame, scan_file
+from reader.scanning import Frame, scan_file
 from reader.skips import Skips
 from reader.sources import record_blocks
 from reader.storage import open_storage
@@ -60,10 +60,11 @@ def record_dataset(
     if isinstance(keys, Mapping):
         specs, shapes = dict(keys), {}
     else:
-        shapes = _chosen(infer_shapes(files), keys, files)
+        shapes = _chosen(infer_shapes(files, on_error), keys, files)
         specs = {key: shape.spec for key, shape in shapes.items()}
     skips = Skips() if on_error == "skip" else None
-    records = record_blocks(lambda: _good_records(files, shapes, skips)).prefetch(1).unbatch()
+    blocks = record_blocks(lambda place: _good_records(files, shapes, skips, _Place(*place)), _Place(0, 0, 0))
+    records = blocks.prefetch(1).unbatch()
     dataset = records.map(lambda record: tf.io.parse_single_example(record, specs), num_parallel_calls=tf.data.AUTOTUNE)
     dataset._imageshards_skips = skips
     return dataset
@@ -86,8 +87,11 @@ class Shape(NamedTuple):
         return tf.io.FixedLenFeature([], self.dtype) if self.is_scalar else tf.io.RaggedFeature(self.dtype)
 
 
-def infer_shapes(files: Sequence[str]) -> dict[str, Shape]:
+def infer_shapes(files: Sequence[str], on_error: str = "raise") -> dict[str, Shape]:
     """Feature name → what it holds, in order of names, from the first records of some of the files.
+
+    Args:
+        on_error: `raise` or `skip` records that are damaged or no Examples.
 
     Raises:
         ImageShardsError: they hold no record, no Examples, or one feature with two types.
@@ -96,7 +100,7 @@ def infer_shapes(files: Sequence[str]) -> dict[str, Shape]:
     examples: list[Any] = []
     sampled: list[str] = []
     for file in dict.fromkeys((*spread, *files)):  # the others only where these are empty
-        found = list(islice(_examples(file), _SAMPLED_RECORDS))
+        found = list(islice(_examples(file, on_error), _SAMPLED_RECORDS))
         examples += found
         sampled += [file] * bool(found)
         if len(sampled) == _SAMPLED_FILES:
@@ -117,15 +121,14 @@ def infer_shapes(files: Sequence[str]) -> dict[str, Shape]:
     return {key: Shape(kinds[key], scalars[key] == len(examples)) for key in sorted(kinds)}
 
 
-def _examples(file: str) -> Iterator[Any]:
+def _examples(file: str, on_error: str) -> Iterator[Any]:
     """Every record of a file as tf.train.Example."""
     for number, frame in enumerate(scan_file(open_storage(file), file)):
-        if isinstance(frame.record, CorruptRecordError):
-            raise frame.record
-        example = _parse(frame.record)
-        if example is None:
-            raise _located(file, number, frame, "not a tf.train.Example")
-        yield example
+        error = _fault(file, number, frame, {})
+        if error is None:
+            yield _parse(frame.record)  # type: ignore[arg-type]  # a record, since there is no fault
+        elif on_error == "raise":
+            raise error
 
 
 def _chosen(shapes: Mapping[str, Shape], keys: Sequence[str] | None, files: Sequence[str]) -> dict[str, Shape]:
@@ -136,25 +139,35 @@ def _chosen(shapes: Mapping[str, Shape], keys: Sequence[str] | None, files: Sequ
     return {key: shapes[key] for key in wanted}
 
 
-def _good_records(files: Sequence[str], shapes: Mapping[str, Shape], skips: Skips | None) -> Iterator[list[bytes]]:
-    """Every record that fits `shapes`, some at a time; the others are raised, or counted."""
-    seen = 0
-    for file in files:
-        records: list[bytes] = []
-        for number, frame in enumerate(scan_file(open_storage(file), file)):
-            seen += 1
+class _Place(NamedTuple):
+    """Where reading goes on: the number of the file, and of the next record and its byte offset in it."""
+
+    file: int
+    record: int
+    offset: int
+
+
+def _good_records(
+    files: Sequence[str], shapes: Mapping[str, Shape], skips: Skips | None, place: _Place
+) -> Iterator[tuple[list[bytes], _Place]]:
+    """Every record from `place` on that fits `shapes`, some at a time; the others are raised, or counted."""
+    for index in range(place.file, len(files)):
+        file, records = files[index], list[bytes]()
+        frames = scan_file(open_storage(file), file, place.offset, place.record)
+        for number, frame in enumerate(frames, place.record):
+            if len(records) == schema.RUN_RECORDS:
+                yield records, _Place(index, number, frame.offset)
+                records = []
             error = _fault(file, number, frame, shapes)
             if error is None:
                 records.append(frame.record)  # type: ignore[arg-type]  # a record, since there is no fault
             elif skips is None:
                 raise error
             else:
-                skips.add(seen, error)
-            if len(records) == schema.RUN_RECORDS:
-                yield records
-                records = []
+                skips.add((index, number), error)
+        place = _Place(index + 1, 0, 0)
         if records:
-            yield records
+            yield records, place
     if skips is not None:
         skips.report()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageError
+from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageError, UsageError
 from reader.position import WINDOW_RUNS, Phase, Position, host_batch_size
 from reader.run_table import RunTable
 from reader.splits import RecordRange, parse_split
 from reader.storage import Storage, normalize, open_storage
 
 _SHOWN_NAMES = 3
+_MISTYPED_URL = re.compile(r"(?P<scheme>gs|gcs|s3|az|abfs|https?):?/+(?P<rest>[^/].*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +137,19 @@ class DatasetInfo:
     ) -> Position:
         """Where training begins; arguments as `train_dataset` takes them."""
         host_batch_size(global_batch_size, hosts)
-        source = f"{self.manifest['content_fingerprint']}\0{self.ranges(split)}"
         phase = Phase(hosts, window_runs)
-        name = hashlib.sha256(source.encode()).hexdigest()[:16]
-        return Position(name, self.records(split), seed, global_batch_size, 0, (phase,))
+        return Position(self._source(split), self.records(split), seed, global_batch_size, 0, (phase,))
+
+    def _source(self, split: str) -> str:
+        """Names the records of a split string, their order and their runs; a copy's are the same.
+
+        The content fingerprint alone says nothing of the order: the same images with another seed have it as well.
+        """
+        ranges = self.ranges(split)
+        runs = [self.manifest["files"].get(schema.runs_file(part.split)) for part in ranges]
+        shards = [[shard.crc32c for shard in self.splits[part.split].shards] for part in ranges]
+        text = f"{self.manifest['content_fingerprint']}\0{ranges}\0{runs}\0{shards}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def load_runs(self, split: str) -> npt.NDArray[np.void]:
         """One split's run index, an array of `schema.RUN_DTYPE` in file order (18 bytes a run of 64 records).
@@ -198,20 +209,26 @@ def load_info(url: str) -> DatasetInfo:
         NotPublishedError: no manifest there, or one that can't be believed; says what was found and what to do.
         StorageError: the storage can't be reached.
     """
-    url = normalize(url)
+    given, url = url, normalize(url)
     storage = open_storage(url)
     path = f"{url}/{schema.MANIFEST_FILE}"
     try:
         data = storage.read(path)
     except StorageError as error:
         if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
-            raise NotPublishedError(_what_is_there(storage, url)) from None
+            raise NotPublishedError(_what_is_there(storage, url, given)) from None
         raise
     manifest = schema.open_manifest(data, path)
     try:
         return _from_manifest(url, manifest)
     except (KeyError, TypeError, ValueError) as error:
         raise NotPublishedError(f"{path} lacks or misstates {error}; run the job with --repair") from None
+
+
+def check_info(info: DatasetInfo) -> None:
+    """Raises UsageError where a builder was given something else, such as a dataset's folder."""
+    if not isinstance(info, DatasetInfo):
+        raise UsageError(f"info={info!r}: give what reader.load_info({info!r}) returns")
 
 
 def _from_manifest(url: str, manifest: dict[str, Any]) -> DatasetInfo:
@@ -246,10 +263,16 @@ def _size(size: list[int] | None) -> tuple[int, int] | None:
     return None if size is None else (size[0], size[1])
 
 
-def _what_is_there(storage: Storage, url: str) -> str:
+def _what_is_there(storage: Storage, url: str, given: str) -> str:
     """Why a folder without a manifest is no dataset, and what to do about it."""
     names = storage.names(url)
     missing = f"{url} holds no {schema.MANIFEST_FILE}, so no dataset is published there"
+    mistyped = None if "://" in given else _MISTYPED_URL.fullmatch(given)
+    if not names and mistyped:
+        return f"there is no folder {given}: did you mean {mistyped['scheme']}://{mistyped['rest']}?"
+    parent, _, name = url.rpartition("/")
+    if not names and name in storage.names(parent):
+        return f"{url} is a file: name the folder {parent}"
     versions = [f"{url}/{name.rstrip('/')}" for name in names if schema.VERSION_PATTERN.fullmatch(name.rstrip("/"))]
     if not names:
         return f"{missing}: there is no such folder, or it is empty"

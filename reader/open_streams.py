@@ -4,42 +4,50 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Generic, TypeVar
 
 S = TypeVar("S")
+P = TypeVar("P", bound=Hashable)
 
-# Streams that wait to be read on, in the whole process, each with up to two windows in memory. TensorFlow keeps the
-# Python functions of a dataset for ever, so what an abandoned iterator left can only be bounded; a stream that was
-# dropped is opened again where it was when its iterator goes on.
-_OPEN_STREAMS = 8
+# Streams that wait to be read on in the whole process, beside one for each dataset that is still there; each holds up
+# to two windows in memory. TensorFlow keeps the Python functions of a dataset for ever, so what an abandoned iterator
+# left can only be bounded; a stream that was dropped is opened again where it was when its iterator goes on.
+_ABANDONED_STREAMS = 8
 
 
-class OpenStreams(Generic[S]):
-    """The streams of one dataset's iterators by the number of the next element.
+class OpenStreams(Generic[P, S]):
+    """The streams of one dataset's iterators, by the place of the next element.
 
     Args:
-        open_at: the stream from an element on.
+        open_at: the stream from a place on.
     """
 
     _serial_numbers = itertools.count()
-    _waiting: ClassVar[OrderedDict[tuple[int, int], Any]] = OrderedDict()
+    _waiting: ClassVar[OrderedDict[tuple[int, Any], Any]] = OrderedDict()
+    _served: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
     _lock = threading.Lock()
 
-    def __init__(self, open_at: Callable[[int], S]) -> None:
+    def __init__(self, open_at: Callable[[P], S]) -> None:
         self._open_at = open_at
         self._serial = next(self._serial_numbers)
 
-    def at(self, number: int) -> S:
-        """The stream whose next element is `number`; nobody else has it until `leave`."""
+    def serve(self, dataset: Any) -> None:
+        """Say that `dataset` reads these: while it is there, one stream more may wait."""
         with self._lock:
-            stream: S | None = self._waiting.pop((self._serial, number), None)
-        return self._open_at(number) if stream is None else stream
+            self._served.add(dataset)
 
-    def leave(self, number: int, stream: S) -> None:
-        """Keep a stream whose next element is `number`."""
+    def at(self, place: P) -> S:
+        """The stream whose next element is at `place`; nobody else has it until `leave`."""
         with self._lock:
-            self._waiting[self._serial, number] = stream
-            while len(self._waiting) > _OPEN_STREAMS:
+            stream: S | None = self._waiting.pop((self._serial, place), None)
+        return self._open_at(place) if stream is None else stream
+
+    def leave(self, place: P, stream: S) -> None:
+        """Keep a stream whose next element is at `place`."""
+        with self._lock:
+            self._waiting[self._serial, place] = stream
+            while len(self._waiting) > _ABANDONED_STREAMS + len(self._served):
                 self._waiting.popitem(last=False)

@@ -150,10 +150,17 @@ def augment_seeds(numbers: Integers, seed: int, epoch: int) -> npt.NDArray[np.in
     return keys.astype("<u8").view("<i4").reshape(-1, 2)
 
 
-def substitute(seed: int, epoch: int, number: int, draw: int, records: int) -> int:
-    """The record, of `records`, that takes the place of damaged record `number` in an epoch: draw `draw` from 0 on."""
-    key = stream_key(seed, epoch, f"substitute {number}")
-    return int(splitmix64(key, draw)) % records
+def substitute(first: Integers, seed: int, epoch: int, number: int, draw: int) -> int:
+    """The record that takes the place of damaged record `number` in an epoch: draw `draw` from 0 on.
+
+    A run is drawn for a run, so that a missing shard costs as many reads as it had runs, and how far its records are
+    turned, so that even the only run finds others.
+    """
+    run = int(np.searchsorted(first, number, "right")) - 1
+    drawn, turn = map(int, splitmix64(stream_key(seed, epoch, f"substitute {run}"), [2 * draw, 2 * draw + 1]))
+    other = drawn % (len(first) - 1)
+    begin, end = int(first[other]), int(first[other + 1])
+    return begin + (number - int(first[run]) + turn) % (end - begin)
 
 
 def unread(first: Integers, position: Position) -> Stretches:

@@ -5,58 +5,14 @@ A parse of 256 records at once costs 5 µs a record, of 64 at once 13, one at a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
-from beam_pipeline import schema
-from beam_pipeline.errors import UsageError
-from reader.info import DatasetInfo
+from reader.features import Feature
 
 Tensor = Any  # TensorFlow ships no types
-
-
-class Feature(NamedTuple):
-    """A feature of a record beside its image.
-
-    Attributes:
-        dtype: `int64`, `float32` or `bytes`.
-        shape: (n,) for lists that have n values in each record, () for one value; None for lists of any length.
-    """
-
-    dtype: str
-    shape: tuple[int, ...] | None
-
-
-def features_of(info: DatasetInfo) -> dict[str, Feature]:
-    """What a record holds beside its image, by name."""
-    features = {}
-    if schema.FOREIGN_KEY not in info.manifest:
-        features = {
-            schema.CLASS_KEY: Feature("int64", ()),
-            schema.LABEL_KEY: Feature("bytes", ()),
-            schema.SIZE_KEY: Feature("int64", (2,)),
-            schema.FILENAME_KEY: Feature("bytes", ()),
-        }
-    if info.manifest["configuration"].get("one_hot"):
-        features[schema.ONE_HOT_KEY] = Feature("float32", (info.num_classes,))
-    for column in info.manifest.get("features", ()):
-        features[column["name"]] = Feature(column["dtype"], None if column["list"] else ())
-    return features
-
-
-def pick_features(info: DatasetInfo, names: Sequence[str]) -> dict[str, Feature]:
-    """The features with these names.
-
-    Raises:
-        UsageError: there is no such feature; lists those that there are.
-    """
-    there = features_of(info)
-    for name in names:
-        if name not in there:
-            raise UsageError(f"features={list(names)}: there is no {name!r}; the records have {', '.join(there)}")
-    return {name: there[name] for name in names}
 
 
 class RecordParser:
@@ -81,12 +37,6 @@ class RecordParser:
         """Serialized records string [n] → encoded images string [n], class ids int64 [n], further features [n, …]."""
         parsed = tf.io.parse_example(records, self._specs)
         return tuple(parsed[key] for key in self._keys)
-
-
-def parse(records: Tensor) -> tuple[Tensor, Tensor]:
-    """Our records' images string [n] and class ids int64 [n]."""
-    images, classes = RecordParser(schema.IMAGE_KEY, schema.CLASS_KEY, {})(records)
-    return images, classes
 
 
 def parse_lists(records: Tensor, features: Mapping[str, Feature]) -> dict[str, Tensor]:

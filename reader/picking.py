@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from beam_pipeline.errors import ImageShardsError
 from reader.example import parse_example
+from reader.info import DatasetInfo
 
 _FIRST, _SECOND = 0x0A, 0x12  # field 1 and field 2 of a message, both of them bytes
 _BYTES_LIST, _INT64_LIST, _ONE_BY_ONE = 0x0A, 0x1A, 0x08
+
+
+def check_shards(info: DatasetInfo, split: str) -> None:
+    """Raise ImageShardsError, with the fix, where a shard of a split string is missing or has another size."""
+    wrong = info.wrong_sizes(split)
+    if wrong:
+        more = f" (and {len(wrong) - 1} more of {split})" if len(wrong) > 1 else ""
+        raise ImageShardsError(f"{wrong[0]}{more}: run the job again with --repair")
 
 
 def pick(record: bytes, image_key: bytes, class_key: bytes) -> tuple[bytes, int]:
@@ -75,9 +84,14 @@ def _first_integer(record: bytes, position: int, end: int) -> int | None:
     if tag != _INT64_LIST or values == values_end:
         return None
     if record[values] == _ONE_BY_ONE:
-        return _varint(record, values + 1)[0]
+        return _signed(_varint(record, values + 1)[0])
     _, start, stop = _field(record, values, values_end)
-    return _varint(record, start)[0] if start < stop else None
+    return _signed(_varint(record, start)[0]) if start < stop else None
+
+
+def _signed(number: int) -> int:
+    """The int64 with these 64 bits."""
+    return number - (1 << 64) if number >> 63 else number
 
 
 def _values(record: bytes, position: int, end: int) -> tuple[int, int, int]:
@@ -91,8 +105,8 @@ def _slowly(record: bytes, image_key: bytes, class_key: bytes) -> tuple[bytes, i
     try:
         features = parse_example(record)
     except ValueError as error:
-        raise ImageShardsError(f"a record is {error}; run python -m reader verify") from None
+        raise ImageShardsError(str(error)) from None
     image, label = features.get(image_key.decode(), []), features.get(class_key.decode(), [])
     if not isinstance(image, list) or not image or isinstance(label, list) or not len(label):
-        raise ImageShardsError(f"a record lacks {image_key.decode()!r} or {class_key.decode()!r}, it has {[*features]}")
+        raise ImageShardsError(f"no {image_key.decode()!r} or no {class_key.decode()!r} among {', '.join(features)}")
     return image[0], int(label[0])

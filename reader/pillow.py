@@ -13,22 +13,22 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from beam_pipeline.errors import UsageError
+from reader.crop_windows import random_resized_crop as random_resized_crop  # with `flip` and `flip_crop`
 from reader.order import splitmix64
 
 Pixels = npt.NDArray[np.uint8]
 
-RESIZE_MODES = ("stretch", "crop", "pad")
-
 
 def decode(encoded: bytes, channels: int) -> Image.Image:
-    """A JPEG or PNG as an RGB (or grey, with `channels` 1) image.
+    """A JPEG or PNG as an RGB (or grey, with `channels` 1) image; of 16 bits the high byte.
 
     Raises:
         OSError: the bytes hold no image, or a broken one.
     """
     image: Image.Image = Image.open(io.BytesIO(encoded))
     mode = "L" if channels == 1 else "RGB"
+    if image.mode.startswith("I"):  # gray of 16 bits, which Pillow's `convert` would clip at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode != mode:
         image = image.convert(mode)
     else:
@@ -67,12 +67,6 @@ def to_array(image: Image.Image) -> Pixels:
     """uint8 [height, width, channels]."""
     pixels: Pixels = np.asarray(image)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
-
-
-def check_resize_mode(mode: str) -> None:
-    """Raise UsageError if there is no such mode."""
-    if mode not in RESIZE_MODES:
-        raise UsageError(f"resize_mode={mode!r}: one of {', '.join(RESIZE_MODES)}")
 
 
 def _scale(image: Image.Image, size: tuple[int, int], box: Any) -> Image.Image:

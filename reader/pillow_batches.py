@@ -1,4 +1,4 @@
-"""Blocks of records → decoded images and labels, in threads, some batches ahead of who takes them.
+"""Blocks of records → decoded images, labels and features, in threads, some batches ahead of who takes them.
 
 Pillow releases the interpreter while it decodes: two threads on two cores give 1.95 times the images.
 """
@@ -6,25 +6,42 @@ Pillow releases the interpreter while it decodes: two threads on two cores give 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
+from beam_pipeline.errors import ImageShardsError, UsageError
+from reader.crop_windows import RandomResizedCrop
 from reader.damage import Block
+from reader.features import Feature, read_features
 from reader.info import DatasetInfo
 from reader.picking import pick
-from reader.pillow import check_resize_mode, decode, resize, to_array
+from reader.pillow import decode, resize, to_array
+from reader.sizes import check_resize_mode
 from reader.stream import EvalStream, RecordStream
 
 Transform = Callable[[Image.Image, int], Any]
-Decoded = tuple[list[Any], list[int]]
 
 # Batches being decoded while one is trained on.
 _BATCHES_AHEAD = 2
+
+
+class Sample(NamedTuple):
+    """One record of a batch.
+
+    Attributes:
+        image: uint8 [height, width, channels], or what the transform returns.
+        label: class id.
+        features: as `read_features` returns them.
+    """
+
+    image: Any
+    label: int
+    features: tuple[Any, ...]
 
 
 class BatchDecoder:
@@ -34,10 +51,11 @@ class BatchDecoder:
         info: of the dataset.
         image_size: side or (height, width) in pixels; None for the stored size.
         resize_mode: `crop`, `stretch` or `pad`.
-        transform: `f(image, seed)` after resizing.
+        transform: `f(image, seed)` after resizing; or a `RandomResizedCrop`, in place of it.
+        features: what is wanted beside image and label.
 
     Raises:
-        UsageError: no such mode.
+        UsageError: an argument has no such value.
     """
 
     def __init__(
@@ -45,29 +63,36 @@ class BatchDecoder:
         info: DatasetInfo,
         image_size: int | tuple[int, int] | None,
         resize_mode: str,
-        transform: Transform | None,
+        transform: Transform | RandomResizedCrop | None,
+        features: Mapping[str, Feature],
     ) -> None:
         check_resize_mode(resize_mode)
+        if transform is not None and not callable(transform):
+            raise UsageError(f"transform={transform!r}: a function f(image, seed), such as reader.pillow.flip")
+        if isinstance(transform, RandomResizedCrop) and image_size is None:
+            raise UsageError("random_resized_crop resizes its crops: give image_size")
         self._keys = info.image_key.encode(), info.class_key.encode()
         self._channels = info.image.channels
+        self._classes = info.num_classes
         self._size = (image_size, image_size) if isinstance(image_size, int) else image_size
         self._resize_mode = resize_mode
         self._transform = transform
+        self._features = features
 
-    def batches(self, stream: RecordStream | EvalStream, sizes: Sequence[int], threads: int) -> Iterator[Decoded]:
-        """The images and labels of the next records of a stream, in order.
+    def batches(self, stream: RecordStream | EvalStream, sizes: Sequence[int], threads: int) -> Iterator[list[Sample]]:
+        """The next records of a stream, in order.
 
         Args:
             sizes: records of each batch.
 
         Yields:
-            uint8 [height, width, channels] images (or what the transform returns), and as many class ids.
+            As many samples, but for those that are skipped and not replaced (weight 0).
 
         Raises:
-            CorruptRecordError: a record is damaged or its image doesn't decode, unless the stream skips damage.
+            CorruptRecordError: a record is damaged or its content is wrong, unless the stream skips damage.
         """
         executor = ThreadPoolExecutor(threads, "reader-decode")
-        pending: deque[tuple[Block, list[Future[Decoded]]]] = deque()
+        pending: deque[tuple[Block, list[Future[list[Sample]]]]] = deque()
         try:
             for size in sizes:
                 block = stream.take(size)
@@ -79,51 +104,66 @@ class BatchDecoder:
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
 
-    def _submit(self, executor: ThreadPoolExecutor, block: Block, threads: int) -> list[Future[Decoded]]:
+    def _submit(self, executor: ThreadPoolExecutor, block: Block, threads: int) -> list[Future[list[Sample]]]:
         """Begin to decode a block, in a part for each thread."""
         bounds = [len(block.records) * i // threads for i in range(threads + 1)]
         return [executor.submit(self._decode, block, begin, end) for begin, end in pairwise(bounds) if begin < end]
 
-    def _finish(self, stream: RecordStream | EvalStream, block: Block, parts: list[Future[Decoded]]) -> Decoded:
+    def _finish(
+        self, stream: RecordStream | EvalStream, block: Block, parts: list[Future[list[Sample]]]
+    ) -> list[Sample]:
         try:
-            results = [part.result() for part in parts]
-        except _Undecodable:
+            return [sample for part in parts for sample in part.result()]
+        except _WrongContent:
             mended = stream.mender.mend(stream.mender.check(block, self._fault), self._fault)
-            results = [self._decode(mended, 0, len(mended.records))]
-        return [image for images, _ in results for image in images], [
-            label for _, labels in results for label in labels
-        ]
+            return self._decode(mended, 0, len(mended.records))
 
-    def _decode(self, block: Block, begin: int, end: int) -> Decoded:
+    def _decode(self, block: Block, begin: int, end: int) -> list[Sample]:
         """Records [begin, end) of a block, but for places that hold none (weight 0)."""
         seeds = np.ascontiguousarray(block.seeds).view(np.int64)[:, 0].tolist()
-        images, labels = [], []
+        samples = []
         for place in range(begin, end):
-            if not block.weights[place]:
-                continue
-            image, label = self._decode_image(block.records[place])
-            if self._size is not None:
-                image = resize(image, *self._size, self._resize_mode)
-            changed = image if self._transform is None else self._transform(image, seeds[place])
-            images.append(to_array(changed) if isinstance(changed, Image.Image) else changed)
-            labels.append(label)
-        return images, labels
+            if block.weights[place]:
+                image, label, features = self._decode_record(block.records[place])
+                changed = self._transformed(image, seeds[place])
+                pixels = to_array(changed) if isinstance(changed, Image.Image) else changed
+                samples.append(Sample(pixels, label, features))
+        return samples
 
-    def _decode_image(self, record: bytes) -> tuple[Image.Image, int]:
+    def _transformed(self, image: Image.Image, seed: int) -> Any:
+        """The image at the size that is wanted, and changed by its seed."""
+        if isinstance(self._transform, RandomResizedCrop):
+            assert self._size is not None
+            return self._transform(image, seed, self._size)
+        if self._size is not None:
+            image = resize(image, *self._size, self._resize_mode)
+        return image if self._transform is None else self._transform(image, seed)
+
+    def _decode_record(self, record: bytes) -> Sample:
+        """A record at its stored size. Raises _WrongContent, with what `train_dataset` would say."""
         try:
             encoded, label = pick(record, *self._keys)
-            return decode(encoded, self._channels), label
+            features = read_features(record, self._features)
+        except (ImageShardsError, ValueError) as error:
+            raise _WrongContent(f"it isn't an Example with the dataset's features ({error})") from None
+        try:
+            image = decode(encoded, self._channels)
+        except MemoryError:
+            raise  # no fault of the record
         except Exception as error:  # Pillow raises a dozen types for broken images
-            raise _Undecodable(f"its image doesn't decode: {type(error).__name__}") from None
+            raise _WrongContent(f"the image doesn't decode ({type(error).__name__})") from None
+        if not 0 <= label < self._classes:
+            raise _WrongContent(f"class {label}: there are {self._classes}")
+        return Sample(image, label, features)
 
     def _fault(self, record: bytes) -> str | None:
-        """What is wrong with a record's image, None if nothing is."""
+        """What is wrong with a record's content, None if nothing is."""
         try:
-            self._decode_image(record)
-        except _Undecodable as error:
+            self._decode_record(record)
+        except _WrongContent as error:
             return str(error)
         return None
 
 
-class _Undecodable(Exception):
-    """A record's CRC is right and its image doesn't decode."""
+class _WrongContent(Exception):
+    """A record's CRCs are right and its content isn't."""

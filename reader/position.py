@@ -42,6 +42,11 @@ class Phase:
     lead: int = 0
     taken: int = 0
 
+    def __post_init__(self) -> None:
+        for name, value in (("hosts", self.hosts), ("window_runs", self.window_runs)):
+            if value < 1:
+                raise UsageError(f"{name}={value}: at least 1")
+
     def read_by(self, host: int) -> int:
         """Records of this epoch that `host` has read in this phase."""
         return self.taken - (host < self.lead)
@@ -107,14 +112,13 @@ class Position:
         """This position, read on by `hosts` hosts: they share what is unread of the epoch before the next one begins.
 
         Raises:
-            ValueError: the batch can't be divided by the hosts (`host_batch_size` says how).
+            ValueError: the batch can't be divided by the hosts (`host_batch_size` says how), or a number is below 1.
         """
         host_batch_size(global_batch_size, hosts)
-        if window_runs < 1:
-            raise ValueError(f"window_runs={window_runs}: at least 1")
         before = tuple(phase for phase in self.phases if phase.read)
+        now = Phase(hosts, window_runs)
         if not before or (before[-1].hosts, before[-1].window_runs) != (hosts, window_runs):
-            before = (*before, Phase(hosts, window_runs))
+            before = (*before, now)
         return replace(self, global_batch_size=global_batch_size, phases=before)
 
     def to_json(self) -> str:
@@ -137,8 +141,7 @@ class Position:
                 raise ValueError
             phases = tuple(Phase(*map(int, phase)) for phase in value.pop("phases"))
             position = cls(phases=phases, **value)
-            numbers = (position.records, position.global_batch_size, *(phase.hosts for phase in phases))
-            if not phases or min(numbers) < 1:
+            if not phases or min(position.records, position.global_batch_size) < 1:
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(f"not a reader.Position: {text[:80]!r}") from None

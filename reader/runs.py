@@ -6,10 +6,7 @@ TensorFlow, PyTorch, JAX, `verify` and damage reports all stand on this module; 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
-from concurrent.futures import Executor
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +14,8 @@ from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, StorageError
 from reader.cache import RunCache
 from reader.run_table import Integers, RunTable
-from reader.storage import CHUNK_BYTES, Storage, chunks
+from reader.scanning import check_frame, frame_bytes
+from reader.storage import Storage, request_pool
 
 # Neighbouring runs of a remote window are read at once up to this size: evaluation in file order makes one request a
 # window. Local reads aren't joined: a buffer of many MB is mapped, faulted in and unmapped, 8 µs a record.
@@ -27,21 +25,17 @@ Found = bytes | CorruptRecordError
 
 
 class RunReader:
-    """Reads the records of a `RunTable` by number.
+    """Reads the records of a `RunTable` by number; remote, many requests are under way at once.
 
     Args:
         storage: where the files lie.
         table: which records there are.
-        executor: where given, the requests of one call run in it at once; each takes a request's latency.
-        cache: asked before the storage, and told what came from it.
+        cache: asked before the storage; it gets the runs whose records are all right.
     """
 
-    def __init__(
-        self, storage: Storage, table: RunTable, executor: Executor | None = None, cache: RunCache | None = None
-    ) -> None:
+    def __init__(self, storage: Storage, table: RunTable, cache: RunCache | None = None) -> None:
         self._storage = storage
         self.table = table
-        self._executor = executor
         self._cache = cache
 
     def read(self, numbers: Integers) -> list[bytes]:
@@ -66,8 +60,7 @@ class RunReader:
         """
         table = self.table
         run_of = np.searchsorted(table.first, numbers, "right") - 1
-        runs = np.unique(run_of)
-        by_run = dict(zip(runs.tolist(), self._find_runs(runs), strict=True))
+        by_run = self._find_runs(np.unique(run_of))
         within = numbers - table.first[run_of] + table.skip[run_of]
         return [by_run[run][record] for run, record in zip(run_of.tolist(), within.tolist(), strict=True)]
 
@@ -76,28 +69,47 @@ class RunReader:
         table = self.table
         run = int(np.searchsorted(table.first, number, "right")) - 1
         before = number - int(table.first[run]) + int(table.skip[run])
-        records = self._find_runs(np.array([run]))[0][:before]
+        records = self._find_runs(np.array([run]))[run][:before]
         return int(table.offset[run]) + sum(
             len(record) + schema.FRAME_BYTES for record in records if isinstance(record, bytes)
         )
 
-    def _find_runs(self, runs: Integers) -> list[list[Found]]:
-        """The records of each of these runs (ascending numbers)."""
-        found = self._find_cached(runs)
-        missing = np.array([run for run in runs.tolist() if run not in found], np.int64)
-        fetch = map if self._executor is None else self._executor.map
-        for part in fetch(self._fetch, self._neighbours(missing)):
-            found.update((run, self._records(run, data)) for run, data in part.items())
-        return [found[run] for run in runs.tolist()]
-
-    def _find_cached(self, runs: Integers) -> dict[int, list[Found]]:
-        """The records of those runs that the cache has, unless a disk has spoiled them there."""
-        found = {}
+    def _find_runs(self, runs: Integers) -> dict[int, list[Found]]:
+        """The records of each of these runs (ascending numbers), from the cache or by range reads."""
+        found: dict[int, list[Found]] = {}
         for run in runs.tolist() if self._cache is not None else ():
-            data = self._cache.get(*self._range(run)) if self._cache is not None else None
-            records = [] if data is None else self._records(run, data)
-            if data is not None and all(isinstance(record, bytes) for record in records):
-                found[run] = records
+            records = self._cached(run)
+            if records is not None:
+                found[run] = list(records)
+        missing = np.array([run for run in runs.tolist() if run not in found], np.int64)
+        at_once = request_pool().map if self._storage.is_remote else map
+        for fetched in at_once(self._fetch, self._neighbours(missing)):
+            found.update(fetched)
+        return found
+
+    def _cached(self, run: int) -> list[bytes] | None:
+        """The records of a run that the cache has, all of them right, or None."""
+        data = None if self._cache is None else self._cache.get(*self._range(run))
+        return None if data is None else self._right(run, data)
+
+    def _fetch(self, runs: Integers) -> dict[int, list[Found]]:
+        """The records of neighbouring runs, by one range read; the cache gets the runs that are right."""
+        path, start, _ = self._range(int(runs[0]))
+        stop = self._range(int(runs[-1]))[2]
+        try:
+            data = self._storage.read(path, start, stop)
+        except StorageError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            return {run: self._missing(run) for run in runs.tolist()}
+        found: dict[int, list[Found]] = {}
+        for run in runs.tolist():
+            _, first, last = self._range(run)
+            part = data if len(runs) == 1 else data[first - start : last - start]
+            records = self._right(run, part)
+            if records is not None and self._cache is not None:
+                self._cache.put(path, first, part)
+            found[run] = self._salvage(run, part) if records is None else list(records)
         return found
 
     def _range(self, run: int) -> tuple[str, int, int]:
@@ -119,37 +131,20 @@ class RunReader:
         groups.append(runs[begin:])
         return groups
 
-    def _fetch(self, runs: Integers) -> dict[int, bytes | CorruptRecordError]:
-        """The bytes of neighbouring runs, by one range read."""
-        path, start, _ = self._range(int(runs[0]))
-        stop = self._range(int(runs[-1]))[2]
+    def _right(self, run: int, data: bytes) -> list[bytes] | None:
+        """The records of a run, None unless all of them are there and right."""
         try:
-            data = self._storage.read(path, start, stop)
-        except StorageError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-            first = int(self.table.file_record[runs[0]])
-            return dict.fromkeys(runs.tolist(), CorruptRecordError(path, first, start, "the file is missing"))
-        parts: dict[int, bytes | CorruptRecordError] = {}
-        for run in runs.tolist():
-            _, first, last = self._range(run)
-            part = data if len(runs) == 1 else data[first - start : last - start]
-            if self._cache is not None and len(part) == last - first:
-                self._cache.put(path, first, part)
-            parts[run] = part
-        return parts
-
-    def _records(self, run: int, data: bytes | CorruptRecordError) -> list[Found]:
-        """The records of one run."""
-        count, first = int(self.table.records[run]), int(self.table.file_record[run])
-        path, start, _ = self._range(run)
-        if isinstance(data, CorruptRecordError):
-            return [CorruptRecordError(path, first + i, start, data.reason) for i in range(count)]
-        try:
-            records = list(schema.unframe(data, path, first, start))
+            records = list(schema.unframe(data))
         except CorruptRecordError:
-            return self._salvage(run, data)
-        return list(records) if len(records) == count else self._salvage(run, data)
+            return None
+        return records if len(records) == self.table.records[run] else None
+
+    def _missing(self, run: int) -> list[Found]:
+        """The records of a run whose file is missing."""
+        first, (path, start, _) = int(self.table.file_record[run]), self._range(run)
+        return [
+            CorruptRecordError(path, first + i, start, "the file is missing") for i in range(self.table.records[run])
+        ]
 
     def _salvage(self, run: int, data: bytes) -> list[Found]:
         """What of a damaged run is right, each record at the place that the shard's text index says.
@@ -184,121 +179,6 @@ def _scan_run(data: bytes, path: str, first: int, start: int, count: int) -> Ite
     """`count` records from the beginning of `data` on, as far as their lengths can be believed."""
     position = 0
     for number in range(first, first + count):
-        size = _frame_bytes(data, position) or len(data) - position
+        size = frame_bytes(data, position) or len(data) - position
         yield check_frame(data[position : position + size], path, number, start + position)
         position += size
-
-
-class Frame(NamedTuple):
-    """One record of a file: its byte offset, and its bytes or what is wrong with them."""
-
-    offset: int
-    record: bytes | CorruptRecordError
-
-
-def read_file(storage: Storage, path: str) -> Iterator[list[bytes]]:
-    """Every record of one TFRecord file from its beginning, without an index; plain or GZIP.
-
-    Yields:
-        Some records, never none, each with both CRCs checked.
-
-    Raises:
-        CorruptRecordError: names file, record and offset (of the uncompressed bytes where the file is GZIP).
-    """
-    records: list[bytes] = []
-    for frame in scan_file(storage, path):
-        if isinstance(frame.record, CorruptRecordError):
-            raise frame.record
-        records.append(frame.record)
-        if len(records) == schema.RUN_RECORDS:
-            yield records
-            records = []
-    if records:
-        yield records
-
-
-def scan_file(storage: Storage, path: str) -> Iterator[Frame]:
-    """Every record of one TFRecord file, plain or GZIP, the wrong ones too; memory is about two chunks of 8 MiB.
-
-    A wrong CRC of a record's data costs that record. A wrong length costs the rest of the file, since only lengths tell
-    where the next record begins.
-    """
-    number = offset = 0
-    data = b""
-    try:
-        for chunk in _plain_chunks(storage, path):
-            data = data + chunk if data else chunk
-            position = 0
-            while size := _frame_bytes(data, position):
-                yield Frame(
-                    offset + position, check_frame(data[position : position + size], path, number, offset + position)
-                )
-                position, number = position + size, number + 1
-            offset, data = offset + position, data[position:]
-            if size == _WRONG_LENGTH:
-                break
-    except CorruptRecordError as error:  # of the GZIP stream
-        yield Frame(offset, CorruptRecordError(path, number, offset, error.reason))
-        return
-    if data:  # the file ends, or nobody knows where the next record begins
-        yield Frame(offset, check_frame(data, path, number, offset))
-
-
-def check_frame(frame: bytes, path: str, number: int, offset: int) -> bytes | CorruptRecordError:
-    """The one record that `frame` holds, or what is wrong with it; the rest says where it lies, for the error."""
-    try:
-        records = list(schema.unframe(frame, path, number, offset))
-    except CorruptRecordError as error:
-        return error
-    if len(records) == 1:
-        return records[0]
-    reason = f"{len(records)} records lie where the index has one" if records else "the file ends before this record"
-    return CorruptRecordError(path, number, offset, reason)
-
-
-_WRONG_LENGTH = 0
-
-
-def _frame_bytes(data: bytes, position: int) -> int | None:
-    """Length of the frame at `position`; None where `data` ends before it does; 0 where its length is wrong."""
-    header = data[position : position + schema.FRAME_HEADER_BYTES]
-    if len(header) < schema.FRAME_HEADER_BYTES:
-        return None
-    if int.from_bytes(header[8:], "little") != schema.masked_crc32c(header[:8]):
-        return _WRONG_LENGTH
-    size = int.from_bytes(header[:8], "little") + schema.FRAME_BYTES
-    return size if position + size <= len(data) else None
-
-
-def _plain_chunks(storage: Storage, path: str) -> Iterator[bytes]:
-    """The bytes of a file in chunks, unpacked where it is GZIP (RFC 1952; several members may follow each other)."""
-    raw = chunks(storage, path, storage.size(path))
-    first = next(raw, b"")
-    if first[:2] != b"\x1f\x8b":
-        yield first
-        yield from raw
-        return
-    yield from _unpack(first, raw, path)
-
-
-def _unpack(packed: bytes, more: Iterator[bytes], path: str) -> Iterator[bytes]:
-    """The plain bytes of a GZIP stream, at most `CHUNK_BYTES` at once however well it is packed."""
-    offset = 0
-    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    try:
-        while packed:
-            plain = unpacker.decompress(packed, CHUNK_BYTES)
-            offset += len(plain)
-            yield plain
-            packed = unpacker.unconsumed_tail
-            if unpacker.eof:
-                packed = unpacker.unused_data or next(more, b"")
-                if not packed:
-                    return
-                unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
-            packed = packed or next(more, b"")
-        yield unpacker.flush()
-    except zlib.error as error:
-        raise CorruptRecordError(path, -1, offset, f"the gzip stream is damaged ({error})") from None
-    if not unpacker.eof:
-        raise CorruptRecordError(path, -1, offset, "the gzip stream ends too early")

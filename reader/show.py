@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import CorruptRecordError
 from reader import order
 from reader.info import DatasetInfo
-from reader.picking import pick
+from reader.picking import check_shards, pick
 from reader.pillow import decode
 from reader.runs import RunReader
 
@@ -42,27 +42,31 @@ def choose(info: DatasetInfo, split: str, count: int, seed: int = 0) -> list[Sho
     """Some records of a split, drawn at random by `seed`, in file order.
 
     Raises:
-        UsageError: no such split, or `count` is no positive number.
-        CorruptRecordError: a record beside them is damaged.
+        UsageError: no such split.
+        ImageShardsError: a shard is missing or cut, or one of these records or a record beside it is damaged.
     """
-    if count < 1:
-        raise UsageError(f"--count {count}: at least 1")
     table = info.run_table(split)
+    check_shards(info, split)
     draws = order.splitmix64(order.stream_key(seed, 0, "show"), np.arange(8 * count)) % np.uint64(table.total)
     numbers = np.sort(np.array(list(dict.fromkeys(draws.tolist()))[:count], np.int64))
     if table.total <= 2 * count:
         numbers = np.arange(table.total)[:: max(1, table.total // count)][:count]
+    reader = RunReader(info.shard_storage, table)
     shown = []
-    for number, record in zip(numbers, RunReader(info.shard_storage, table).read(numbers), strict=True):
+    for number, record in zip(numbers.tolist(), reader.read(numbers), strict=True):
         encoded, label = pick(record, info.image_key.encode(), info.class_key.encode())
-        image = decode(encoded, info.image.channels)
-        name = info.classes[label] if label < info.num_classes else f"class {label}"
-        shown.append(Shown(int(number), image.convert("RGB"), name, (image.height, image.width)))
+        try:
+            image = decode(encoded, info.image.channels)
+        except OSError as error:
+            reason = f"the image doesn't decode ({type(error).__name__})"
+            raise CorruptRecordError(*table.locate(number), reader.offset(number), reason) from None
+        name = info.classes[label] if 0 <= label < info.num_classes else f"class {label}"
+        shown.append(Shown(number, image.convert("RGB"), name, (image.height, image.width)))
     return shown
 
 
 def grid(records: Sequence[Shown]) -> Image.Image:
-    """One image of all, about as wide as high, each with its class, size and number below."""
+    """One image of all, about as wide as high, each with its class, size and number in the split below."""
     columns = max(1, round(len(records) ** 0.5 * 1.2))
     rows = -(-len(records) // columns)
     step_x, step_y = _TILE + _GAP, _TILE + _CAPTION + _GAP
@@ -76,7 +80,7 @@ def grid(records: Sequence[Shown]) -> Image.Image:
         sheet.paste(tile, (left + (_TILE - tile.width) // 2, top + (_TILE - tile.height) // 2))
         draw.text((left, top + _TILE + 2), _fit(record.label, draw, font), "black", font)
         height, width = record.size
-        draw.text((left, top + _TILE + 16), f"{height} x {width}  #{record.number}", "dimgrey", font)
+        draw.text((left, top + _TILE + 16), f"{height} x {width}  record {record.number}", "dimgrey", font)
     return sheet
 
 
@@ -94,7 +98,7 @@ def blocks(records: Sequence[Shown], columns: int | None = None) -> str:
         lines += [" ".join(parts) for parts in zip(*tiles, strict=True)]
         lines.append(" ".join(f"{record.label[:_TERMINAL_TILE]:{_TERMINAL_TILE}}" for record in row))
         lines.append(
-            " ".join(f"{f'{height}x{width} #{number}':{_TERMINAL_TILE}}" for number, _, _, (height, width) in row)
+            " ".join(f"{f'{height}x{width} record {number}':{_TERMINAL_TILE}}" for number, _, _, (height, width) in row)
         )
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Hashable
 from typing import Any
 
 from beam_pipeline.errors import CorruptRecordError, UsageError
@@ -14,14 +15,14 @@ _SHOWN_RECORDS = 10  # of an epoch, in the log
 
 
 class Skips:
-    """The records of one dataset that were skipped, by number. Thread-safe; a record counts once, however often read.
+    """The records of one dataset that were skipped. Thread-safe; a record counts once, however often it is read.
 
     Attributes:
-        undecodable: the numbers among them whose CRC is right, so that only decoding tells.
+        undecodable: those of them by number whose CRC is right, so that only decoding tells.
     """
 
     def __init__(self) -> None:
-        self._errors: dict[int, CorruptRecordError] = {}
+        self._errors: dict[Hashable, CorruptRecordError] = {}
         self._reported = 0
         self._lock = threading.Lock()
         self.undecodable: dict[int, CorruptRecordError] = {}
@@ -37,10 +38,10 @@ class Skips:
         with self._lock:
             return list(self._errors.values())
 
-    def add(self, number: int, error: CorruptRecordError) -> None:
-        """Count a record of the dataset."""
+    def add(self, record: Hashable, error: CorruptRecordError) -> None:
+        """Count a record; `record` tells it from the dataset's others."""
         with self._lock:
-            self._errors.setdefault(number, error)
+            self._errors.setdefault(record, error)
 
     def report(self) -> None:
         """Log, at the end of an epoch, what was skipped since the last one."""
@@ -60,21 +61,25 @@ class Skips:
 
 
 def skipped(dataset: Any) -> int:
-    """How many damaged records `on_error="skip"` has left out of a dataset so far, each counted once.
+    """How many damaged records `on_error="skip"` has left out of a dataset so far, each counted once; else 0.
 
     Args:
-        dataset: of `train_dataset` or `eval_dataset`, or what `map`, `take` and the like made of it; or a
-            `reader.torch.ShardDataset`.
+        dataset: of this reader, or what `map`, `take` and the like made of some; or a `reader.torch.ShardDataset`.
 
     Raises:
         UsageError: it is another kind of dataset.
     """
+    counts: dict[int, int] = {}
     pending = [dataset]
     while pending:
         one = pending.pop()
-        found = getattr(one, "_imageshards_skips", None) or getattr(one, "skips", None)
-        if isinstance(found, Skips):
-            return found.count
-        if hasattr(one, "_inputs"):
+        if hasattr(one, "_imageshards_skips"):
+            skips = one._imageshards_skips
+            counts[id(skips)] = 0 if skips is None else skips.count
+        elif isinstance(getattr(one, "skips", None), Skips):
+            counts[id(one.skips)] = one.skips.count
+        elif hasattr(one, "_inputs"):
             pending += one._inputs()
+    if counts:
+        return sum(counts.values())
     raise UsageError(f"reader.skipped({type(dataset).__name__}): give a dataset that this reader made")

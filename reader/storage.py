@@ -6,22 +6,20 @@ training run of days; a local failure is final. Nothing here writes.
 
 from __future__ import annotations
 
-import errno
 import glob
 import logging
 import os
-import random
-import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from beam_pipeline.errors import StorageError
-
-T = TypeVar("T")
+from reader.retries import http_status, retry
 
 CHUNK_BYTES = 8 << 20  # of sequential reading: 50 ms of request latency are lost in its transfer time
-DEADLINE_S = 600.0
+# Range requests under way at once: two windows of 16 runs, each of which then costs one latency.
+_REQUESTS = 32
 _RANGE_NOT_SATISFIABLE = 416
 
 
@@ -72,9 +70,9 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def chunks(storage: Storage, path: str, size: int) -> Iterator[bytes]:
-    """The first `size` bytes of a file in chunks of `CHUNK_BYTES`, less where it ends before."""
-    for start in range(0, size, CHUNK_BYTES):
+def chunks(storage: Storage, path: str, size: int, offset: int = 0) -> Iterator[bytes]:
+    """Bytes [offset, size) of a file in chunks of `CHUNK_BYTES`, less where it ends before."""
+    for start in range(offset, size, CHUNK_BYTES):
         yield storage.read(path, start, min(start + CHUNK_BYTES, size))
 
 
@@ -138,17 +136,15 @@ class RemoteStorage:
             return b""
         # cat_file, since cat() takes `[`, `*` and `?` in a name for a pattern.
         try:
-            data: bytes = _retry(
-                lambda: self._fs.cat_file(path, start=start if stop or start else None, end=stop), path
-            )
+            data: bytes = retry(lambda: self._fs.cat_file(path, start=start if stop or start else None, end=stop), path)
         except StorageError as error:
-            if _status(error.__cause__) == _RANGE_NOT_SATISFIABLE:  # the file ends before `start`
+            if http_status(error.__cause__) == _RANGE_NOT_SATISFIABLE:  # the file ends before `start`
                 return b""
             raise
         return data
 
     def size(self, path: str) -> int:
-        return int(_retry(lambda: self._fs.info(path), path)["size"])
+        return int(retry(lambda: self._fs.info(path), path)["size"])
 
     def sizes(self, paths: Sequence[str]) -> list[int | None]:
         found: dict[str, int] = {}
@@ -158,14 +154,14 @@ class RemoteStorage:
         return [found.get(path) for path in paths]
 
     def _entries(self, folder: str) -> list[dict[str, Any]]:
-        return list(_or_nothing(lambda: _retry(lambda: self._fs.ls(folder, detail=True), folder)))
+        return list(_or_nothing(lambda: retry(lambda: self._fs.ls(folder, detail=True), folder)))
 
     def names(self, folder: str) -> list[str]:
         paths = [entry["name"].rstrip("/") + "/" * (entry["type"] == "directory") for entry in self._entries(folder)]
         return sorted(path.removeprefix(self._inside(folder)) for path in paths)
 
     def files(self, folder: str) -> list[tuple[str, int]]:
-        found = dict(_or_nothing(lambda: _retry(lambda: self._fs.find(folder, detail=True), folder)))
+        found = dict(_or_nothing(lambda: retry(lambda: self._fs.find(folder, detail=True), folder)))
         files = [(path.removeprefix(self._inside(folder)), int(entry["size"])) for path, entry in found.items()]
         return sorted((file for file in files if not file[0].endswith("/")), key=lambda file: file[0].encode())
 
@@ -174,9 +170,7 @@ class RemoteStorage:
         return str(self._fs._strip_protocol(folder)).rstrip("/") + "/"
 
     def glob(self, pattern: str) -> list[str]:
-        return sorted(
-            f"{self._scheme}://{path.lstrip('/')}" for path in _retry(lambda: self._fs.glob(pattern), pattern)
-        )
+        return sorted(f"{self._scheme}://{path.lstrip('/')}" for path in retry(lambda: self._fs.glob(pattern), pattern))
 
 
 @cache  # one client, one connection pool and one event loop a process
@@ -196,8 +190,15 @@ def _remote(scheme: str) -> Storage:
         raise StorageError(f"can't open {scheme}:// URLs: {error}") from None
 
 
+@cache
+def request_pool() -> ThreadPoolExecutor:
+    """Where remote range requests run at once, of all datasets of this process."""
+    return ThreadPoolExecutor(_REQUESTS, "reader-request")
+
+
 if hasattr(os, "register_at_fork"):  # a forked child (a PyTorch worker) has its parent's client, not its threads
     os.register_at_fork(after_in_child=_remote.cache_clear)
+    os.register_at_fork(after_in_child=request_pool.cache_clear)
 
 
 class _naming:
@@ -216,24 +217,6 @@ class _naming:
             raise StorageError(f"{self._path}: {error.strerror or error}") from error
 
 
-def _retry(request: Callable[[], T], path: str) -> T:
-    """Call `request` until it succeeds, for at most `DEADLINE_S`, with jittered exponential backoff."""
-    start, pause_s = time.monotonic(), 0.5
-    while True:
-        try:
-            return request()
-        except FileNotFoundError as error:
-            raise StorageError(f"{path} is missing") from error
-        except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            if not _is_passing(error):
-                raise StorageError(f"{path}: {reason}") from error
-            if time.monotonic() - start + pause_s > DEADLINE_S:
-                raise StorageError(f"{path}: gave up after {DEADLINE_S:.0f} s: {reason}") from error
-        time.sleep(pause_s * random.uniform(0.5, 1.5))
-        pause_s = min(pause_s * 2, 30.0)
-
-
 def _or_nothing(listing: Callable[[], Any]) -> Any:
     """The listing, or an empty one where there is no such folder."""
     try:
@@ -242,19 +225,3 @@ def _or_nothing(listing: Callable[[], Any]) -> Any:
         if isinstance(error.__cause__, FileNotFoundError):
             return []
         raise
-
-
-def _is_passing(error: Exception) -> bool:
-    """Whether the same request may succeed later: 408, 429, 5xx, a connection reset, a time-out."""
-    status = _status(error)
-    if status is not None:
-        return status in (408, 429) or status >= 500
-    if isinstance(error, OSError):
-        return error.errno not in (errno.EACCES, errno.EPERM, errno.EISDIR) and "Forbidden" not in str(error)
-    return not isinstance(error, (ValueError, TypeError, AttributeError, NotImplementedError, MemoryError))
-
-
-def _status(error: BaseException | None) -> int | None:
-    """The HTTP status that an exception of gcsfs, aiohttp or s3fs carries, if any."""
-    status = getattr(error, "code", None) or getattr(error, "status", None)
-    return status if isinstance(status, int) else None

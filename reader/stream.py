@@ -16,10 +16,10 @@ import numpy as np
 
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from reader import order
-from reader.cache import RunCache, open_cache
+from reader.cache import RecentRuns, RunCache, open_cache
 from reader.damage import Block, Mender
 from reader.info import DatasetInfo
-from reader.position import Position
+from reader.position import WINDOW_RUNS, Position
 from reader.run_table import RunTable
 from reader.runs import Found, RunReader
 from reader.skips import Skips
@@ -27,8 +27,8 @@ from reader.storage import Storage
 
 _LOG = logging.getLogger("reader")
 
-# Range requests under way at once for a remote window: all of it, so that a window costs one latency.
-REMOTE_REQUESTS = 16
+# Runs that damaged records' places are filled from: those of a window, since its blocks draw from the same ones.
+_SUBSTITUTE_RUNS = WINDOW_RUNS
 
 
 class Source(NamedTuple):
@@ -46,17 +46,15 @@ class Source(NamedTuple):
     skips: Skips | None
 
 
-def open_source(
-    info: DatasetInfo, split: str, *, on_error: str = "raise", cache: str | RunCache | None = None
-) -> Source:
+def open_source(info: DatasetInfo, split: str, *, on_error: str = "raise", cache: str | None = None) -> Source:
     """Find the records of a split string and check that their files are there, as long as the manifest says.
 
     Args:
         on_error: `raise` or `skip` damaged records.
-        cache: None, `memory`, a local folder, or a cache that is open.
+        cache: None, `memory` or a local folder (see `reader.cache`).
 
     Raises:
-        UsageError: no such split, another dataset's cache, or an argument has no such value.
+        UsageError: no such split, or an argument has no such value.
         ImageShardsError: a shard is missing or has another size, unless damage is skipped; or there is no index (gzip).
     """
     if on_error not in ("raise", "skip"):
@@ -68,40 +66,7 @@ def open_source(
         raise ImageShardsError(f"{wrong[0]}{more}: run the job again with --repair, or read with on_error='skip'")
     for line in wrong:
         _LOG.warning("%s: what is lost of it is skipped", line)
-    return Source(info.shard_storage, table, open_cache(info, cache), Skips() if on_error == "skip" else None)
-
-
-def train_stream(
-    info: DatasetInfo,
-    split: str,
-    position: Position,
-    host: int,
-    *,
-    on_error: str = "raise",
-    cache: str | RunCache | None = None,
-) -> RecordStream:
-    """The records of one host from `position` on, across epochs without a seam and without end.
-
-    Args and Raises: as `open_source`.
-    """
-    return RecordStream.train(open_source(info, split, on_error=on_error, cache=cache), position, host)
-
-
-def eval_stream(
-    info: DatasetInfo,
-    split: str,
-    hosts: int,
-    host: int,
-    *,
-    skip: int = 0,
-    on_error: str = "raise",
-    cache: str | RunCache | None = None,
-) -> EvalStream:
-    """Every record of one host's share once, in file order, without the first `skip`; then padding without end.
-
-    Args and Raises: as `open_source`.
-    """
-    return EvalStream(open_source(info, split, on_error=on_error, cache=cache), hosts, host, skip)
+    return Source(info.shard_storage, table, open_cache(info, table, cache), Skips() if on_error == "skip" else None)
 
 
 class RecordStream:
@@ -199,7 +164,7 @@ class EvalStream:
         windows = order.eval_windows(table.first, min(start + skip, stop), stop)
         self._stream = RecordStream(source, windows, for_training=False)
         self.mender = self._stream.mender
-        self._reader = RunReader(source.storage, table, cache=source.cache)
+        self._reader = RunReader(source.storage, table, source.cache)
         self._filler: list[bytes] = []
 
     def take(self, count: int) -> Block:
@@ -234,8 +199,8 @@ class EvalStream:
 
 def mender(source: Source, seed: int, for_training: bool) -> Mender:
     """What a dataset does about damage."""
-    reader = RunReader(source.storage, source.table, cache=source.cache)
-    return Mender(reader, source.table.total, seed, source.skips, for_training)
+    reader = RunReader(source.storage, source.table, RecentRuns(source.cache, _SUBSTITUTE_RUNS))
+    return Mender(reader, seed, source.skips, for_training)
 
 
 def _read_ahead(source: Source, windows: Iterator[order.Window]) -> Iterator[tuple[order.Window, list[Found]]]:
@@ -244,8 +209,7 @@ def _read_ahead(source: Source, windows: Iterator[order.Window]) -> Iterator[tup
     Remote storage isn't read ahead over an epoch's end before somebody asks: who reads one epoch fetches no other's
     bytes, and the others wait for one window an epoch.
     """
-    requests = ThreadPoolExecutor(REMOTE_REQUESTS, "reader-request") if source.storage.is_remote else None
-    reader = RunReader(source.storage, source.table, requests, source.cache)
+    reader = RunReader(source.storage, source.table, source.cache)
 
     def load(window: order.Window | None) -> tuple[order.Window, list[Found]] | None:
         return None if window is None else (window, reader.find(window.numbers))
@@ -265,5 +229,4 @@ def _read_ahead(source: Source, windows: Iterator[order.Window]) -> Iterator[tup
                 yield loaded
     finally:  # also when nobody reads on
         if not is_finalizing():  # the interpreter has ended the threads itself
-            for executor in filter(None, (ahead, requests)):
-                executor.shutdown(wait=False, cancel_futures=True)
+            ahead.shutdown(wait=False, cancel_futures=True)

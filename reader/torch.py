@@ -14,16 +14,19 @@ fork and spawn.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from beam_pipeline.errors import UsageError
+from reader.crop_windows import RandomResizedCrop
 from reader.epoch_parts import EpochParts, Part, parts_from_lists, parts_to_lists
-from reader.info import DatasetInfo
-from reader.pillow_batches import BatchDecoder, Transform
+from reader.features import Feature, pick_features
+from reader.info import DatasetInfo, check_info
+from reader.packages import explained
+from reader.pillow_batches import BatchDecoder, Sample, Transform
 from reader.position import WINDOW_RUNS
 from reader.skips import Skips
 from reader.storage import cpu_count
@@ -32,10 +35,24 @@ from reader.stream import EvalStream, RecordStream, Source, open_source
 try:
     import torch
     from torch.utils.data import IterableDataset, default_collate, get_worker_info
-except ImportError:
-    raise ImportError("reader.torch needs PyTorch: pip install 'imageshards[torch]'") from None
+except ModuleNotFoundError as error:
+    raise explained(error) from None
 
 Batch = tuple[Any, Any]
+
+
+class _Resumed(NamedTuple):
+    """What a state says of the epoch that it was taken in; worth nothing for another one.
+
+    Attributes:
+        epoch: which one.
+        parts: of it, in earlier runs.
+        at: a worker's own place: its number, and batches that it made; None where the state is of a whole rank.
+    """
+
+    epoch: int
+    parts: tuple[Part, ...]
+    at: tuple[int, int] | None
 
 
 class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does not follow torch
@@ -47,14 +64,18 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
     Args:
         info: from `load_info`.
         split: TFDS split string, such as `train[:10%]`.
-        batch_size: records of a step on one rank. All batches of an epoch are of this size or a little smaller, since
-            no record is dropped and all ranks make equally many steps (differing by one only if there are fewer
-            records than ranks × workers × steps).
+        batch_size: the most records of a step on one rank. The batches of an epoch are nearly equal and may be
+            smaller (45 records make 23 and 22 of at most 32), since no record is dropped and all ranks make equally
+            many steps. Only with batches of one record, or fewer records than ranks × workers, some ranks make one
+            step less: give `drop_last=True` where that would leave the others waiting, as under
+            `DistributedDataParallel`.
         image_size: side or (height, width) in pixels; None for the stored size.
         resize_mode: `crop`, `stretch` or `pad`.
         transform: `f(image, seed)` after resizing: a PIL image and a 64-bit integer that follows from (seed, epoch,
             record), so that a record is changed in the same way on any rank or worker. Returns a PIL image, or
-            anything that `default_collate` takes. `reader.pillow` has `flip` and `flip_crop`.
+            anything that `default_collate` takes. `reader.pillow` has `flip`, `flip_crop` and, in place of resizing,
+            `random_resized_crop(…)`.
+        features: names of further features that are wanted, as for `train_dataset`.
         shuffle: False for file order: evaluation.
         seed: of order and transforms.
         drop_last: batches of exactly `batch_size`; the up to (batch_size + 1) × ranks × workers records left over,
@@ -63,15 +84,17 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
         window_runs: runs of 64 records that are shuffled together.
         threads: that decode, in each worker; None for one a core without workers and one each with.
         on_error: `raise`, or `skip` damaged records: another record takes the place of each, or none with
-            `shuffle=False`. `reader.skipped` counts those of this process.
+            `shuffle=False`, where a batch of nothing else is left out. `reader.skipped` counts those of this process.
         cache: as for `train_dataset`; "memory" is kept in each worker, and only if workers persist.
 
     Yields:
         uint8 [b, channels, height, width] (in memory channels last, the faster layout of convolutions) or the collated
-        results of `transform`, and int64 [b] labels.
+        results of `transform`, and int64 [b] labels. With `features`, the first is a dict of `image` and the features:
+        tensors [b] or [b, n]; a list of bytes where they are bytes; a list of tensors (or of lists of bytes) where
+        records have lists of any length.
 
     Raises:
-        UsageError: no such split, or an argument has no such value.
+        UsageError: no such split or feature, or an argument has no such value.
     """
 
     def __init__(
@@ -82,7 +105,8 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
         batch_size: int,
         image_size: int | tuple[int, int] | None = None,
         resize_mode: str = "crop",
-        transform: Transform | None = None,
+        transform: Transform | RandomResizedCrop | None = None,
+        features: Sequence[str] = (),
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -93,12 +117,14 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
         on_error: str = "raise",
         cache: str | None = None,
     ) -> None:
+        check_info(info)
         if batch_size < 1:
             raise UsageError(f"batch_size={batch_size}: at least 1")
         self._rank, self._world_size = _rank(rank, world_size)
         self._info = info
         self._split = split
-        self._decoder = BatchDecoder(info, image_size, resize_mode, transform)
+        self._features = pick_features(info, features)
+        self._decoder = BatchDecoder(info, image_size, resize_mode, transform, self._features)
         self._shuffle = shuffle
         self._batch_size = batch_size
         self._drop_last = drop_last
@@ -109,8 +135,7 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
         # In shared memory: also workers that persist see a new epoch.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._source: tuple[int, Source] | None = None  # and the process that opened it
-        self._parts: tuple[Part, ...] = ()  # of this epoch, in an earlier run
-        self._at: tuple[int, int] | None = None  # a worker's own place: its number, and batches that it made
+        self._resumed: _Resumed | None = None
         self.skips = Skips()
         self._steps = 0  # handed out in this iteration
         self._worker, self._batches = 0, 0  # whose turn an iteration here reads, and how many batches that has made
@@ -119,15 +144,12 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
         """Which epoch the next iteration reads: another order and other seeds. Call it before each, on every rank."""
         if epoch != int(self._epoch[0]):
             self._epoch[0] = epoch
-            self._parts, self._at, self._steps = (), None, 0
+            self._resumed, self._steps = None, 0
 
     def steps_per_epoch(self, num_workers: int = 0) -> int:
-        """Batches of a rank in an epoch that is read from its beginning by a `DataLoader` with so many workers."""
-        return EpochParts(
-            self._beginning.records,
-            self._shuffle,
-            (Part(self._world_size, max(1, num_workers), self._batch_size, self._drop_last),),
-        ).steps()
+        """Batches of this rank in an epoch that is read from its beginning by a `DataLoader` with so many workers."""
+        whole = self._part(max(1, num_workers))
+        return EpochParts(self._beginning.records, self._shuffle, (whole,)).steps(self._rank)
 
     def state_dict(self, steps: int | None = None, num_workers: int = 0) -> dict[str, Any]:
         """Where training stands in this epoch, as JSON can hold it; the same for all ranks.
@@ -153,6 +175,8 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on where the state was taken, also with other ranks, workers or batch sizes.
 
+        Load it before a `DataLoader` starts its workers: those that persist don't see it.
+
         Raises:
             UsageError: it is another dataset's or seed's, or no state.
         """
@@ -160,9 +184,9 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
             if state.get(name) != getattr(self._beginning, name):
                 raise UsageError(f"the state was made with another {name}: {state.get(name)!r}")
         try:
-            self._parts = parts_from_lists(state["parts"])
-            self._epoch[0] = int(state["epoch"])
-            self._at = None if state["worker"] is None else (int(state["worker"][0]), int(state["worker"][1]))
+            at = None if state["worker"] is None else (int(state["worker"][0]), int(state["worker"][1]))
+            self._resumed = _Resumed(int(state["epoch"]), parts_from_lists(state["parts"]), at)
+            self._epoch[0] = self._resumed.epoch
         except (KeyError, TypeError, ValueError):
             raise UsageError(f"not a state of a ShardDataset: {str(state)[:80]}") from None
         self._steps = 0
@@ -173,21 +197,29 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
         parts = self._epoch_parts(workers)
         last = parts.parts[-1]
         place = (number + last.steps) % workers  # the next step is the turn of this one
-        self._worker, self._batches = self._at or (place, last.batches(place))
+        at = None if self._resumed is None else self._resumed.at
+        self._worker, self._batches = at or (place, last.batches(place))
         self._steps = 0
         consumer = self._rank * workers + self._worker
         sizes = parts.sizes(consumer)
         stream = self._open(parts, consumer, sum(sizes[: self._batches]))
         threads = self._threads or (cpu_count() if worker is None else 1)
-        for images, labels in self._decoder.batches(stream, [size for size in sizes[self._batches :] if size], threads):
+        for samples in self._decoder.batches(stream, [size for size in sizes[self._batches :] if size], threads):
             self._batches += 1
             self._steps += 1
-            yield _collate(images, labels)
+            if samples:  # else all its records are damaged, and skipped
+                yield _collate(samples, self._features)
 
     def _epoch_parts(self, workers: int) -> EpochParts:
         """The parts of this epoch up to one that `workers` workers a rank read on."""
-        now = Part(self._world_size, workers, self._batch_size, self._drop_last)
-        return EpochParts(self._beginning.records, self._shuffle, self._parts or (now,)).then(now)
+        if self._resumed is not None and self._resumed.epoch != int(self._epoch[0]):
+            self._resumed = None  # `set_epoch` was called in the process that this one is a worker of
+        now = self._part(workers)
+        parts = (now,) if self._resumed is None else self._resumed.parts
+        return EpochParts(self._beginning.records, self._shuffle, parts).then(now)
+
+    def _part(self, workers: int) -> Part:
+        return Part(self._world_size, workers, self._batch_size, self._drop_last)
 
     def _open(self, parts: EpochParts, consumer: int, read: int) -> RecordStream | EvalStream:
         """The records of a consumer from its record `read` on."""
@@ -211,13 +243,31 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
         return {**self.__dict__, "_source": None}
 
 
-def _collate(images: list[Any], labels: list[int]) -> Batch:
+def _collate(samples: Sequence[Sample], features: Mapping[str, Feature]) -> Batch:
+    images, labels = _images([sample.image for sample in samples]), torch.tensor([sample.label for sample in samples])
+    if not features:
+        return images, labels
+    values = zip(*(sample.features for sample in samples), strict=True)
+    columns = {name: _column(list(column), features[name]) for name, column in zip(features, values, strict=True)}
+    return {"image": images, **columns}, labels
+
+
+def _images(images: list[Any]) -> Any:
     if not isinstance(images[0], np.ndarray):
-        return default_collate(images), torch.tensor(labels)
+        return default_collate(images)
     shapes = {image.shape for image in images}
     if len(shapes) > 1:
         raise UsageError(f"images of mixed shapes make no batch ({min(shapes)} to {max(shapes)}): give image_size")
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2), torch.tensor(labels)
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+
+
+def _column(values: list[Any], feature: Feature) -> Any:
+    """The values of one feature in a batch: a tensor where there is one that holds them, else a list."""
+    if feature.dtype == "bytes":
+        return values
+    if feature.shape is None:
+        return [torch.from_numpy(value) for value in values]
+    return torch.from_numpy(np.stack(values))
 
 
 def _rank(rank: int | None, world_size: int | None) -> tuple[int, int]:

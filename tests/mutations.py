@@ -9,7 +9,7 @@ import zlib
 from typing import NamedTuple
 
 from beam_pipeline.errors import Reject
-from beam_pipeline.images import ImageOptions, convert
+from beam_pipeline.images import SUBSAMPLING, ImageOptions, convert
 from beam_pipeline.images.geometry import RESAMPLING, RESIZE_MODES
 from beam_pipeline.schema import RejectReason
 from tests.kinds import broken, every_kind
@@ -66,6 +66,9 @@ def case(seed: int, number: int, options: ImageOptions) -> Case:
         background=random_.choice((None, (10, 200, 30))),
         channels=random_.choice((1, 3)),
         format=random_.choice(("jpeg", "png")),
+        jpeg_quality=random_.choice((1, 50, 90, 100)),
+        jpeg_subsampling=random_.choice(sorted(SUBSAMPLING)),
+        optimize=random_.random() < 0.2,
         progressive=random_.random() < 0.2,
         icc=random_.choice(("srgb", "srgb", "keep")),
         keep_metadata=random_.random() < 0.3,

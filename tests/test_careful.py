@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from beam_pipeline import images, schema
-from beam_pipeline.decoding import careful, watchdog
+from beam_pipeline.decoding import Decoding, careful, watchdog
 from beam_pipeline.decoding.careful import Decoders, Died
+from beam_pipeline.decoding.inflight import Inflight
 from beam_pipeline.decoding.pixel_sums import channel_sums
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.options import Config
@@ -88,6 +90,34 @@ def test_what_kills_two_subprocesses_is_rejected(
     assert decoders.convert(good, options())[0] == images.convert(good, options())
 
 
+def of_colour(colour: tuple[int, int, int]) -> bytes:
+    return make.encoded(Image.new("RGB", (9, 9), colour), "PNG")
+
+
+def test_an_error_of_this_program_is_no_reject_in_a_subprocess_either(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(CODEC))
+    careful.shared_decoders.cache_clear()
+    decoding = Decoding(options(), None, is_careful=True, plan="")
+    with pytest.raises(ImageShardsError) as caught:
+        decoding.convert("a/b.png", of_colour((1, 2, 3)), b"")
+    assert str(caught.value) == "'a/b.png' makes this program fail, please report it: TypeError: no image's fault"
+    good = of_colour((4, 5, 6))
+    assert decoding.convert("a/c.png", good, b"") == images.convert(good, options()), "the subprocess goes on"
+    careful.shared_decoders.cache_clear()
+
+
+def test_a_job_that_an_error_of_this_program_ends_is_ended_by_it_each_time(tmp_path: Path) -> None:
+    make.class_folders(tmp_path / "in", {"a": 3}, size=(24, 20))
+    (tmp_path / "in/a/9.png").write_bytes(of_colour((1, 2, 3)))
+    for _ in range(2):
+        finished = job(tmp_path)
+        assert finished.returncode == 1
+        assert finished.stderr.startswith("error: 'a/9.png' makes this program fail, please report it: TypeError: no i")
+        assert not (tmp_path / "out/photos/1.0.0" / schema.MANIFEST_FILE).exists()
+
+
 def test_one_death_is_not_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os\nfrom PIL import ImageFile\nload = ImageFile.ImageFile.load\n"
@@ -113,6 +143,23 @@ def test_a_subprocess_that_cannot_start_is_no_image_s_fault(monkeypatch: pytest.
 def test_the_limit_grows_with_the_pixels_that_are_permitted() -> None:
     assert watchdog.limit_s(options()) == pytest.approx(239, abs=1)
     assert watchdog.limit_s(options(max_pixels=10**9)) == pytest.approx(1060, abs=1)
+
+
+# --- the notes of those who sample
+
+
+def test_only_a_part_that_was_begun_before_and_an_earlier_job_s_sample_are_suspect(tmp_path: Path) -> None:
+    def inflight() -> Inflight:
+        return Inflight(Config(input="in", output=str(tmp_path), name="photos"), str(tmp_path / "state"))
+
+    first = inflight()
+    assert not first.begin_sampling(["a/1.jpg", "a/2.jpg"])
+    assert not first.begin_sampling(["a/3.jpg"]), "another process of the same job"
+    assert first.begin_sampling(["a/1.jpg", "a/2.jpg"]), "a retry"
+    second = inflight()
+    assert second.begin_sampling(["a/4.jpg"])
+    second.end_sampling()
+    assert not inflight().begin_sampling(["a/4.jpg"])
 
 
 # --- whole jobs, killed by their codec

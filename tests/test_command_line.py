@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 
 import pytest
 
-from beam_pipeline.command_line import parse
+from beam_pipeline.command_line import _SURELY_OURS, beam_parser, parse
 from beam_pipeline.errors import UsageError
 from beam_pipeline.options import Config
 
@@ -87,9 +88,29 @@ def test_a_word_is_not_taken_for_a_beam_flag() -> None:
     assert "did you mean" not in refused("extra"), "a flag is no fix for a word that stands alone"
 
 
-@pytest.mark.parametrize("arguments", [["--seed"], ["--seed", "x"], ["--max_reject_fraction", "a"], ["--one_hot=1"]])
-def test_argparses_own_errors_are_usage_errors_that_name_the_flag(arguments: list[str]) -> None:
-    assert arguments[0].partition("=")[0] in refused(*arguments)
+def test_no_flag_of_beams_is_as_like_ours_as_a_slip_is() -> None:
+    # So a slip is told at once, without the seconds that Beam's import takes.
+    ours = [f"--{field.name}" for field in dataclasses.fields(Config) if "help" in field.metadata]
+    beams = list(beam_parser()._option_string_actions)
+    assert "--runner" in beams
+    assert not [flag for flag in beams if difflib.get_close_matches(flag, ours, cutoff=_SURELY_OURS)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--seed"], "--seed has no value: write --seed N"),
+        (["--version"], "--version has no value: write --version N.N.N"),
+        (["--icc", "--one_hot"], "--icc has no value: write --icc srgb|keep"),
+        (["--one_hot=1"], "--one_hot '1': leave it out, this flag has no value"),
+        (["--seed", "x"], f"--seed 'x': give a whole number from {-(1 << 63)} to {(1 << 63) - 1}"),
+        (["--max_reject_fraction", "a"], "--max_reject_fraction 'a': give a number from 0 to 1"),
+        (["--direct_num_workers", "x"], "--direct_num_workers: invalid int value: 'x' (an option of Beam)"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
+)
+def test_argparses_own_errors_have_the_form_of_ours(arguments: list[str], line: str) -> None:
+    assert refused(*arguments) == line
 
 
 def test_a_negative_seed_is_a_value() -> None:

@@ -41,6 +41,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (data / "broken" / label / "0.jpg").write_text("not an im")
     shutil.copytree(data / "photos/cat", data / "flat")
     (data / "flat/2.jpg").unlink()
+    shutil.copytree(data / "photos/cat", data / "dealt/train/cat")
+    shutil.copytree(data / "photos/cat", data / "dealt/test/cat")
     (data / "texts/a").mkdir(parents=True)
     (data / "texts/a/1.txt").write_text("1")
     (data / "texts/a/2.txt").write_text("2")
@@ -53,6 +55,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (data / "number.csv").write_text("path,label,age:int64\ncat/0.jpg,cat,3\ncat/1.jpg,cat,old\n")
     (data / "twice.csv").write_text("path,label\ncat/1.jpg,cat\ncat/1.jpg,dog\n")
     assert launch.main(["--input", f"{data}/photos", "--output", f"{data}/done", "--name", "photos"]) == 0
+    shutil.copytree(data / "done", data / "lost")
+    (data / "lost/photos/1.0.0/manifest.json").unlink()
     here = Identity.new(ends_with_this_process=True)
     JobState(Config(output=f"{data}/busy", input=f"{data}/photos", name="photos", identity=here)).owner.acquire("")
     return data

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from beam_pipeline import duplicates, schema
 from beam_pipeline.duplicates import Counts, Group, Verdict
 from beam_pipeline.options import Config
+from beam_pipeline.sharding import order_key
 from tests import make
 from tests.servers import Gcs
 
@@ -244,6 +245,47 @@ def test_broken_copies_count_once_against_the_limit(photos: Path, tmp_path: Path
         (folder / f"ant/broken{number}.jpg").write_bytes(b"not an image")
     version = make.published(folder, tmp_path, "--duplicates", "drop", "--max_reject_fraction", "0.03")
     assert make.manifest(version)["rejects"]["by_reason"] == {"duplicate": 2, "not_an_image": 1}
+
+
+@pytest.mark.parametrize("mode", ["drop", "fail"])
+def test_images_that_are_too_large_to_be_read_are_no_duplicates_on_any_storage(
+    photos: Path, gcs: Gcs, tmp_path: Path, mode: str
+) -> None:
+    folder = shutil.copytree(photos, tmp_path / "in")
+    for name in ("x.png", "y.png"):
+        (folder / "ant" / name).write_bytes(make.encoded(make.noise(64, 64), "PNG"))
+    flags = (*FLAGS, "--duplicates", mode, "--max_image_bytes", "10kB", "--max_reject_fraction", "0.5")
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "in", folder)
+    version = make.published(folder, tmp_path / "local", *flags)
+    assert make.manifest(version)["rejects"]["by_reason"] == {"too_many_bytes": 2}
+    remote = make.published(f"gs://{bucket}/in", tmp_path / "remote", *flags)
+    assert make.dataset_hash(remote) == make.dataset_hash(version)
+
+
+def test_dropped_images_take_no_room_in_the_plan(tmp_path: Path) -> None:
+    flags = ("--image_size", "none", "--image_format", "png", "--target_shard_bytes", "32KiB")
+    folder = tmp_path / "in" / "a"
+    folder.mkdir(parents=True)
+    for number in range(20):
+        (folder / f"{number}.png").write_bytes(make.encoded(make.noise(48, 48, number), "PNG"))
+    alone = make.published(tmp_path / "in", tmp_path / "alone", *flags)
+    for number in range(20):
+        shutil.copy(folder / f"{number}.png", folder / f"{number}-copy.png")
+    dropped = make.published(tmp_path / "in", tmp_path / "dropped", *flags, "--duplicates", "drop")
+    assert make.manifest(dropped)["records"] == 20
+    assert len(make.shard_files(dropped)) == len(make.shard_files(alone)) > 1
+
+
+def test_the_sample_is_taken_of_images_that_are_not_dropped(tmp_path: Path) -> None:
+    folder = make.class_folders(tmp_path / "in", {"a": 600}, size=(8, 8))
+    keys = {path: order_key(f"a/{path.name}", 0) for path in (folder / "a").iterdir()}
+    first = sorted(keys, key=lambda path: keys[path])[:70]  # the sample would be 64 of these
+    for path in first:
+        path.write_bytes((folder / "a" / "0000.jpg").read_bytes())
+    manifest = make.manifest(make.published(folder, tmp_path / "out", "--duplicates", "drop"))
+    assert manifest["rejects"]["by_reason"]["duplicate"] >= 69
+    assert manifest["image"]["sampled_images"] == 64
 
 
 def test_on_gs_the_listing_s_md5s_are_used_and_the_bytes_are_the_same(copied: Path, gcs: Gcs, tmp_path: Path) -> None:

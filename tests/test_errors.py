@@ -58,6 +58,21 @@ def test_our_error_is_found_in_a_workers_text(text: str, kind: type[Exception], 
     assert str(found) == message
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        UsageError("--x 1: no [while running 'a/b']"),
+        StorageError("gs://b/x: no"),
+        CorruptRecordError("gs://b/x [while running 'a/b']", 3, 99, "the CRC is wrong"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_ours_stays_what_it_is_without_where_a_runner_met_it(error: ImageShardsError) -> None:
+    found = errors.from_worker(error)
+    assert type(found) is type(error)
+    assert str(found) == str(error).replace(" [while running 'a/b']", "")
+
+
 @pytest.mark.parametrize("text", ["", "ValueError: x", "xbeam_pipeline.errors.StorageError: x"])
 def test_other_texts_hold_no_error_of_ours(text: str) -> None:
     assert errors.from_worker(text) is None

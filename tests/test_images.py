@@ -211,6 +211,25 @@ def test_chroma_subsampling_is_what_was_asked_for(subsampling: str, number: int)
     assert JpegImagePlugin.get_sampling(Image.open(io.BytesIO(data))) == number
 
 
+@pytest.mark.parametrize("more", [{"optimize": True}, {"progressive": True}])
+@pytest.mark.parametrize(("width", "height", "quality"), [(512, 512, 90), (224, 224, 100), (1, 30_000, 100)])
+def test_the_most_detailed_pictures_fit_into_the_encoder(width: int, height: int, quality: int, more) -> None:
+    """libjpeg needs room for the whole file where codes are optimised; Pillow's guess is a byte a pixel."""
+    options = OWN_SIZE._replace(format="jpeg", jpeg_quality=quality, jpeg_subsampling="4:4:4", **more)
+    values = np.random.default_rng(3).integers(0, 2, (height, width, 3), dtype=np.uint8) * 255
+    found = convert(encoded(Image.fromarray(values), "PNG"), options).data
+    assert len(found) > max(65_536, width * height)
+    plain = convert(encoded(Image.fromarray(values), "PNG"), options._replace(optimize=False, progressive=False)).data
+    assert np.array_equal(pixels(found), pixels(plain))
+
+
+def test_room_for_one_format_changes_no_byte_of_another() -> None:
+    data = encoded(noise(200, 200), "PNG")
+    before = convert(data, OWN_SIZE).data
+    convert(data, OWN_SIZE._replace(format="jpeg", optimize=True))
+    assert convert(data, OWN_SIZE).data == before
+
+
 def test_png_is_lossless() -> None:
     source = noise(31, 17)
     image = convert(encoded(source, "PNG"), OWN_SIZE)

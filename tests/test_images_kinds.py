@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 from collections.abc import Callable
 
 import numpy as np
@@ -79,6 +80,7 @@ def few_bits() -> None:
 
 def sixteen_bits() -> None:
     near("png_16bit tiff_16bit tiff_16bit_big_endian", GRAY, 0)
+    near("tiff_12bit", GRAY, 1, 1)  # 255 isn't a divisor of 4095 × 256
     near("png_rgb_16bit", EXACT, 0)
     row = np.array([0, 255, 256, 32767, 32768, 65535], ">u2")
     found = np.asarray(Image.open(io.BytesIO(convert(png(6, 1, 16, 0, [row.tobytes()]), OWN_SIZE).data)))
@@ -184,7 +186,7 @@ ROWS: dict[str, Callable[..., None]] = {
     "JPEG of RGB, also in TIFF": jpegs_in_rgb,
     "gray": gray,
     "1, 2 or 4 bits": few_bits,
-    "16 bits, PNG or TIFF of either byte order": sixteen_bits,
+    "16 bits, PNG or TIFF of either byte order; gray of 12 bits, TIFF": sixteen_bits,
     "CMYK or YCCK, JPEG or TIFF": inks,
     "Lab TIFF": lab,
     "an ICC profile": profiles,
@@ -203,7 +205,7 @@ ROWS: dict[str, Callable[..., None]] = {
 def documented_rows() -> list[str]:
     """The first column of the table."""
     text = (ROOT / "docs" / "format.md").read_text()
-    section = text.split("## What is stored\n")[1].split("\n## ")[0]
+    section = text.split("## What is stored\n")[1].split("\n**Sizes.**")[0]
     rows = re.findall(r"^\| (.+?) \| .+ \|$", section, re.MULTILINE)
     assert rows[0] == "input"
     return rows[1:]
@@ -251,6 +253,15 @@ def test_the_transparent_gray_of_a_png_counts_in_its_own_depth(depth: int, key: 
     transparent = {1: [1], 2: [3], 4: [1], 8: [1], 16: [1]}[depth]
     for place in range(4):
         assert found[place].tolist() == (list(background) if place in transparent else shown[place].tolist()), place
+
+
+def test_the_transparent_colour_of_a_16_bit_png_is_exact() -> None:
+    colours = [(0x1234, 0x5678, 0x9ABC), (0x1234, 0x5678, 0x9ABD), (0x1200, 0x5678, 0x9ABC), (0x1234, 0x5678, 0x9ABC)]
+    row = b"".join(struct.pack(">3H", *colour) for colour in colours)
+    data = png(4, 1, 16, 2, [row], png_chunk(b"tRNS", struct.pack(">3H", *colours[0])))
+    found = np.asarray(Image.open(io.BytesIO(convert(data, OWN_SIZE._replace(background=(1, 2, 3))).data)))[0].tolist()
+    shown = [0x12, 0x56, 0x9A]
+    assert found == [[1, 2, 3], shown, shown, [1, 2, 3]]
 
 
 def test_sizes_of_the_fixtures() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import itertools
+import zlib
 
 import numpy as np
 import pytest
-from PIL import Image, PngImagePlugin
+from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from beam_pipeline.errors import Reject
 from beam_pipeline.images import ImageOptions, containers, convert
@@ -19,6 +20,7 @@ from tests.test_images import OWN_SIZE, pixels
 
 JPEG = OWN_SIZE._replace(format="jpeg")
 PNG = OWN_SIZE
+JPEG_GRAY = JPEG._replace(channels=1, keep_metadata=True)
 EXIF = turned(1)
 EXIF[0x010F] = "SECRET"
 TEXT = PngImagePlugin.PngInfo()
@@ -156,6 +158,60 @@ def test_metadata_that_no_segment_holds_is_left_out() -> None:
     large = encoded(UPRIGHT, "PNG", exif=b"Exif\0\0" + b"MM\0*\0\0\0\x08\0\0" + bytes(70_000))
     image = convert(large, JPEG._replace(keep_metadata=True))
     assert "exif" not in Image.open(io.BytesIO(image.data)).info
+
+
+def png_with(*chunks: bytes) -> bytes:
+    """`UPRIGHT` with chunks before its pixels."""
+    data = encoded(UPRIGHT, "PNG")
+    return data[:33] + b"".join(chunks) + data[33:]
+
+
+TEXTS = {
+    "tEXt": lambda key: png_chunk(b"tEXt", key + b"\0a text"),
+    "zTXt": lambda key: png_chunk(b"zTXt", key + b"\0\0" + zlib.compress(b"a text")),
+    "iTXt": lambda key: png_chunk(b"iTXt", key + b"\0\0\0\0\0a text"),
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize(
+    "key", [b"exif", b"xmp", b"transparency", b"icc_profile", b"interlace", b"bbox", b"comment", b"gamma", b"dpi"]
+)
+def test_a_text_of_a_png_is_nothing_but_a_text(kind: str, key: bytes) -> None:
+    """Whatever its keyword is: Pillow files it with what it found out itself."""
+    options = OWN_SIZE._replace(channels=1, keep_metadata=True)
+    plain = convert(png_with(), options)
+    before, behind = png_with(TEXTS[kind](key)), png_with()
+    behind = behind[:-12] + TEXTS[kind](key) + behind[-12:]
+    for data in (before, behind):
+        assert convert(data, options).data == plain.data
+        assert convert(data, options._replace(format="jpeg")).data == convert(png_with(), JPEG_GRAY).data
+
+
+def test_a_text_hides_no_true_orientation_or_colour() -> None:
+    turned_png = encoded(UPRIGHT.transpose(Image.Transpose.ROTATE_90), "PNG", exif=turned(6), transparency=(0, 0, 0))
+    texts = b"".join(make(key) for make in TEXTS.values() for key in (b"exif", b"transparency", b"interlace"))
+    behind = turned_png[:-12] + texts + turned_png[-12:]
+    assert convert(behind, PNG) == convert(turned_png, PNG)
+
+
+def test_comment_and_xmp_of_a_png_are_kept_where_metadata_is() -> None:
+    xmp = png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0<x/>")
+    data = png_with(png_chunk(b"tEXt", b"Comment\0a comment"), xmp)
+    found = Image.open(io.BytesIO(convert(data, JPEG_GRAY).data)).info
+    assert (found["comment"], found["xmp"]) == (b"a comment", b"<x/>")
+
+
+@pytest.mark.parametrize("format", ["jpeg", "png"])
+@pytest.mark.parametrize(("tag", "kind"), [(700, 2), (700, 3), (700, 5), (34675, 2), (34675, 3), (34675, 4)])
+def test_metadata_of_a_tiff_that_is_of_another_type_is_ignored(tag: int, kind: int, format: str) -> None:
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    tags.tagtype[tag] = kind
+    tags[tag] = "text" if kind == 2 else 7
+    data = encoded(UPRIGHT, "TIFF", tiffinfo=tags)
+    plain = encoded(UPRIGHT, "TIFF")
+    for options in (OWN_SIZE._replace(format=format), OWN_SIZE._replace(format=format, keep_metadata=True, icc="keep")):
+        assert convert(data, options).data == convert(plain, options).data
 
 
 def test_large_text_of_a_png_does_not_cost_the_picture() -> None:

@@ -13,11 +13,16 @@ from tests.make import ROOT
 
 # The order of the write side's modules: each imports only from rows above its own, or its neighbours named here.
 ROWS = [
-    {"schema", "errors", "metrics", "secrets"},
+    {"schema", "errors", "metrics", "secrets", "extras", "wording"},
     {"storage", "identity", "owner", "progress", "quiet"},
-    {"options", "listing", "manifest_rows", "images", "examples", "sharding", "pools", "command_line", "tfds_metadata"},
+    {"images", "examples", "sharding", "pools", "manifest_rows", "tfds_metadata"},
+    {"flags", "flag_values"},
+    {"options"},
+    {"listing", "command_line"},
+    {"input_checks"},
     {"decoding"},
-    {"writer", "publish", "state", "sampling", "report", "summary", "duplicates"},
+    {"writer", "publish", "state", "sampling", "report", "summary", "duplicates"}
+    | {"fetching", "sample_cache", "tally", "joined"},
     {"transforms", "published", "repair", "limits"},
     {"pipeline"},
     {"running"},
@@ -38,8 +43,8 @@ PURE = {
     "sharding",
 }
 PURE |= {"pools", "tfds_metadata", "writer", "publish", "state", "sampling", "summary", "progress", "report"}
-PURE |= {"identity", "owner", "limits", "quiet", "secrets"}
-PURE |= {"decoding", "duplicates", "published"}
+PURE |= {"identity", "owner", "limits", "quiet", "secrets", "extras", "wording", "flags", "flag_values", "input_checks"}
+PURE |= {"decoding", "duplicates", "published", "fetching", "sample_cache", "tally", "joined"}
 
 
 def modules(package: str) -> dict[str, list[Path]]:
@@ -175,7 +180,19 @@ def test_importing_both_packages_loads_neither_tensorflow_nor_beam() -> None:
     assert not found & HEAVY
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["--name", "Bad"], ["--image_sise", "64"], ["extra"], ["--seed", "x"], []],
+    ids=" ".join,
+)
+def test_help_and_mistakes_are_answered_without_beam(arguments: list[str]) -> None:
+    given = ["--input", "no/such/folder", "--output", "no/such/output", "--name", "photos", *arguments]
+    found = loaded_after(f"from beam_pipeline import launch, run\ntry: launch.main({given})\nexcept SystemExit: pass")
+    assert "beam_pipeline" in found
+    assert not found & HEAVY
+
+
 def test_importing_all_that_a_worker_unpickles_loads_no_tensorflow() -> None:
-    found = loaded_after("import beam_pipeline.launch, beam_pipeline.writer, beam_pipeline.published")
+    found = loaded_after("import beam_pipeline.running, beam_pipeline.writer, beam_pipeline.published")
     assert "apache_beam" in found
     assert not found & {"tensorflow", "tensorflow_datasets", "keras", "reader", "jax", "torch"}

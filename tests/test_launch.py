@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,12 +13,16 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.worker import statesampler
 
 import beam_pipeline
 from beam_pipeline import running, schema
 from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.options import Config
 from beam_pipeline.storage import LocalStorage
 from tests import make
+from tests.conftest import forget_clients
 from tests.servers import Gcs
 
 TWO_SPLITS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "2")
@@ -65,7 +71,23 @@ USAGE = [
     ),
     (("GOOD", "--splits", "a=1"), "--splits 'a=1': one split must be named train"),
     (("GOOD", "--image_size", "0"), "--image_size '0': write 224, 224x320 (height x width) or none"),
-    (("GOOD", "--jpeg_quality", "0"), "--jpeg_quality '0': give a number from 1 to 100"),
+    (("GOOD", "--jpeg_quality", "abc"), "--jpeg_quality 'abc': give a whole number from 1 to 100"),
+    (("GOOD", "--one_hot=yes"), "--one_hot 'yes': leave it out, this flag has no value"),
+    (("GOOD", "more"), "unexpected argument 'more': every value belongs to a flag; see --help"),
+    (
+        ("GOOD", "--runner", "Nope"),
+        "--runner 'Nope': choose one of DataflowRunner, FlinkRunner, SparkRunner, PrismRunner, PortableRunner, "
+        "or leave it out",
+    ),
+    (
+        ("GOOD", "--runner", "Dataflow"),
+        "--runner 'Dataflow': it needs --project, --region, --temp_location too; deploy/dataflow.sh helps",
+    ),
+    (
+        ("GOOD", "--runner", "DataflowRunner", "--project=p", "--region=r"),
+        "--runner 'DataflowRunner': it needs --temp_location too; deploy/dataflow.sh helps",
+    ),
+    (("GOOD", "--jpeg_quality", "0"), "--jpeg_quality '0': give a whole number from 1 to 100"),
     (
         ("GOOD", "--resize_mode", "zoom"),
         "--resize_mode 'zoom': choose one of stretch, crop, pad, shorter, longer",
@@ -90,12 +112,12 @@ USAGE = [
     ),
     (
         ("GOOD", "--input", "FLAT"),
-        "--input 'FLAT': no class folders, 2 files in no such folders; "
-        "--layout class_folders wants DIR/CLASS/image.jpg",
+        "--input 'FLAT': 2 images directly in it; if 'FLAT' is a class, give --input 'ROOT', "
+        "else sort them into DIR/CLASS/image.jpg",
     ),
     (
         ("GOOD", "--input", "NO_IMAGE"),
-        "--input 'NO_IMAGE': 1 class folders but no image (1 files without an image suffix, 1 hidden); "
+        "--input 'NO_IMAGE': no image in 1 class folder (1 file without an image suffix, 1 hidden); "
         "images end in avif, bmp, dib, gif, heic, heif, jfif, jpe, jpeg, jpg, png, tif, tiff, webp",
     ),
     (
@@ -129,7 +151,7 @@ def run_in(places: dict[str, str], arguments: tuple[str, ...]) -> make.Finished:
     ]
     finished = make.run(*paths)
     root = str(Path(places["IN"]).parent)
-    return finished._replace(err=finished.err.replace(f"{root}/", ""))
+    return finished._replace(err=finished.err.replace(f"{root}/", "").replace(root, "ROOT"))
 
 
 @pytest.mark.parametrize(("arguments", "line"), USAGE, ids=[" ".join(arguments) for arguments, _ in USAGE])
@@ -144,9 +166,6 @@ def test_bad_usage_is_exit_2_with_one_line_and_writes_nothing(
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("GOOD", "--jpeg_quality", "abc"), ("--jpeg_quality", "'abc'")),
-        (("GOOD", "--one_hot=yes"), ("--one_hot", "'yes'")),
-        (("GOOD", "more"), ("unexpected argument 'more'",)),
         (("GOOD", "--direct_num_workers", "x"), ("--direct_num_workers", "'x'")),
         (("GOOD", "--labels_file", "MISSING"), ("--labels_file 'MISSING'",)),
         # An input or output that is a file, not a folder.
@@ -157,8 +176,6 @@ def test_bad_usage_is_exit_2_with_one_line_and_writes_nothing(
         # Without a bucket this would be a local folder named "gs:".
         (("GOOD", "--output", "gs://"), ("--output", "'gs://'")),
         (("GOOD", "--input", "gs://"), ("--input", "'gs://'")),
-        (("GOOD", "--runner", "NopeRunner"), ("--runner", "NopeRunner")),
-        (("GOOD", "--runner", "DataflowRunner"), ("project",)),
         # A split that there is not: the user's number of shards would be ignored.
         (("GOOD", "--num_shards", "tarin=3"), ("--num_shards 'tarin=3'",)),
     ],
@@ -203,11 +220,29 @@ def test_a_folder_with_files_of_others_is_refused_and_left_alone(photos: Path, t
     assert make.files(tmp_path) == {"photos/1.0.0/notes.txt": b"keep"}
 
 
-def test_help_is_exit_0_and_lists_every_flag_of_ours() -> None:
+def test_help_is_exit_0_and_lists_every_flag_of_ours_in_its_group() -> None:
     finished = make.run("--help")
     assert finished.code == 0
-    for flag in ("--input", "--output", "--splits", "--target_shard_bytes", "--repair", "--max_reject_fraction"):
-        assert f"{flag} " in finished.out or f"{flag}\n" in finished.out
+    assert finished.out.startswith("usage: python -m beam_pipeline --input DIR --output ROOT --name NAME [")
+    groups = dict(re.findall(r"^([a-z ]+):\n((?:  .*\n)+)", finished.out, re.MULTILINE))
+    for flag, group in {
+        "--input DIR": "input and output", "--splits SHARES": "splits", "--resize_mode stretch|crop|": "images",
+        "--seed N": "shards", "--io_deadline SECONDS": "job", "--repair ": "job",
+    }.items():  # fmt: skip
+        assert f"  {flag}" in groups[group]
+    for field in dataclasses.fields(Config):
+        assert ("help" in field.metadata) == (f"  --{field.name} " in finished.out.replace("\n", " ")), field.name
+
+
+def test_help_says_each_default() -> None:
+    text = " ".join(make.run("--help").out.split())
+    for flag, default in {
+        "--seed": "(0)",
+        "--io_deadline": "(600)",
+        "--jpeg_quality": "(90)",
+        "--icc": "(srgb)",
+    }.items():
+        assert default in text.partition(f" {flag} ")[2].partition(" --")[0], flag
 
 
 def test_the_command_prints_its_one_line_and_nothing_else(with_broken: Path, tmp_path: Path) -> None:
@@ -446,6 +481,20 @@ def test_a_damaged_manifest_is_exit_1_and_names_repair(photos: Path, copy: Path)
     assert make.traces(copy) == before
 
 
+def test_a_version_without_its_manifest_is_ours_and_repair_is_the_fix(photos: Path, original: Path, copy: Path) -> None:
+    (copy / schema.MANIFEST_FILE).unlink()
+    before = make.traces(copy)
+    finished = again(photos, copy)
+    assert finished.code == 2
+    assert finished.err == (
+        f"error: --output '{copy.parent.parent}': {copy} has shards but no manifest.json: --repair writes them anew in "
+        "place, or choose another --version\n"
+    )
+    assert make.traces(copy) == before
+    assert again(photos, copy, "--repair").code == 0
+    assert make.same_each_time(copy) == make.same_each_time(original)
+
+
 def test_repair_never_publishes_a_shard_with_other_bytes(photos: Path, copy: Path, tmp_path: Path) -> None:
     changed = writable(photos, tmp_path / "changed")
     for image in sorted((changed / "ant").iterdir()):
@@ -518,9 +567,8 @@ def test_overwrite_that_fails_before_it_writes_leaves_the_published_version(
 # --- a job that fails, and the same command after it -------------------------------------------------------------
 
 
-def test_the_same_command_resumes_a_failed_job_and_keeps_its_finished_shards(
-    photos: Path, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def fail_at_one_shard(folder: Path, version: Path, monkeypatch: pytest.MonkeyPatch, *flags: object) -> make.Finished:
+    """The command on a machine that goes away in the middle."""
     publish = LocalStorage.publish
 
     def fail_at_one(self: LocalStorage, local_file: str, url: str) -> None:
@@ -528,10 +576,16 @@ def test_the_same_command_resumes_a_failed_job_and_keeps_its_finished_shards(
             raise RuntimeError("the machine goes away here")
         publish(self, local_file, url)
 
-    version = tmp_path / "photos" / "1.0.0"
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "publish", fail_at_one)
-        failed = again(photos, version)
+        return again(folder, version, *flags)
+
+
+def test_the_same_command_resumes_a_failed_job_and_keeps_its_finished_shards(
+    photos: Path, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = tmp_path / "photos" / "1.0.0"
+    failed = fail_at_one_shard(photos, version, monkeypatch)
     assert failed.code == 1
     assert failed.err.count("\n") == 1
     assert "the same command resumes" in failed.err
@@ -546,45 +600,23 @@ def test_the_same_command_resumes_a_failed_job_and_keeps_its_finished_shards(
     assert not (tmp_path / "photos" / "_state").exists()
 
 
+@pytest.mark.parametrize("change", ["of the seed", "of an image's time"])
 def test_another_plan_voids_what_a_failed_job_left(
-    photos: Path, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish = LocalStorage.publish
-
-    def fail_at_one(self: LocalStorage, local_file: str, url: str) -> None:
-        if "validation.tfrecord-00001" in url:
-            raise RuntimeError("the machine goes away here")
-        publish(self, local_file, url)
-
-    version = tmp_path / "photos" / "1.0.0"
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalStorage, "publish", fail_at_one)
-        assert again(photos, version, "--seed", "9").code == 1
-    assert again(photos, version).code == 0
-    assert make.same_each_time(version) == make.same_each_time(original)
-
-
-def test_an_image_that_was_written_since_voids_what_a_failed_job_left(
-    photos: Path, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     folder, version = writable(photos, tmp_path / "in"), tmp_path / "out" / "photos" / "1.0.0"
+    flags = ("--seed", "9") if change == "of the seed" else ()
+    assert fail_at_one_shard(folder, version, monkeypatch, *flags).code == 1
+    assert make.shard_files(version)
+    if not flags:
+        os.utime(folder / "ant" / "0000.jpg", ns=(1, 1))  # its bytes are the same, but a listing can't tell
     publish = LocalStorage.publish
     published: list[str] = []
-
-    def fail_at_one(self: LocalStorage, local_file: str, url: str) -> None:
-        if "validation.tfrecord-00001" in url:
-            raise RuntimeError("the machine goes away here")
-        publish(self, local_file, url)
 
     def note(self: LocalStorage, local_file: str, url: str) -> None:
         published.append(Path(url).name)
         publish(self, local_file, url)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalStorage, "publish", fail_at_one)
-        assert again(folder, version).code == 1
-    assert make.shard_files(version)
-    os.utime(folder / "ant" / "0000.jpg", ns=(1, 1))  # its bytes are the same, but a listing can't tell
     monkeypatch.setattr(LocalStorage, "publish", note)
     assert again(folder, version).code == 0
     shards = [path.name for path in make.shard_files(version)]
@@ -651,7 +683,8 @@ def test_too_many_rejects_are_exit_1_and_publish_nothing(with_broken: Path, tmp_
     assert (finished.code, finished.out) == (1, "")
     assert finished.err == (
         "error: 3 of 45 images rejected, --max_reject_fraction is 0.05: the first is 'dog/cut.jpg' "
-        f"(truncated: JPEG of 120x90 pixels, {(with_broken / 'dog' / 'cut.jpg').stat().st_size} bytes)\n"
+        f"(truncated: JPEG of 120x90 pixels, {(with_broken / 'dog' / 'cut.jpg').stat().st_size} bytes); "
+        "remove them or raise --max_reject_fraction\n"
     )
     assert make.files(tmp_path) == {}
 
@@ -667,7 +700,7 @@ def test_a_rejected_image_with_a_line_break_in_its_name_is_one_whole_line(tmp_pa
     assert finished.code == 1
     assert finished.err == (
         "error: 1 of 3 images rejected, --max_reject_fraction is 0.01: the first is 'a/new\\nline.jpg' "
-        "(not_an_image: 0 bytes, beginning nowhere)\n"
+        "(not_an_image: 0 bytes, beginning nowhere); remove them or raise --max_reject_fraction\n"
     )
 
 
@@ -737,7 +770,7 @@ def test_classes_without_images_are_warned_about(tmp_path: Path) -> None:
     (folder / "b").mkdir()
     finished = make.job(folder, tmp_path / "out")
     assert finished.code == 0
-    assert finished.err == "warning: 1 classes have no record: 'b'\n"
+    assert finished.err == "warning: 1 class has no record: 'b'\n"
     assert make.manifest(tmp_path / "out/photos/1.0.0")["classes"] == ["a", "b"]
 
 
@@ -765,6 +798,26 @@ def test_gzip_gives_the_same_bytes_whenever_it_runs(photos: Path, tmp_path: Path
     header = shard.read_bytes()[:10]
     assert header[:2] == b"\x1f\x8b"
     assert header[4:8] == b"\0\0\0\0", "the time of writing"
+
+
+def test_files_without_an_image_suffix_are_told_and_change_no_byte_of_the_dataset(
+    photos: Path, original: Path, tmp_path: Path
+) -> None:
+    folder = writable(photos, tmp_path / "in")
+    for name in ("ant/notes.txt", "bee/x.JPX", "cat/kittens/y.JPX", "ant/.DS_Store"):
+        (folder / name).write_bytes(b"no image")
+    finished = make.job(folder, tmp_path / "out", *TWO_SPLITS)
+    line = "  3 files skipped: no image by the suffix (.JPX 2, .txt 1), see --extensions"
+    assert line in finished.out.splitlines()
+    version = tmp_path / "out/photos/1.0.0"
+    assert json.loads((version / schema.RUN_FILE).read_bytes())["skipped"] == {
+        "hidden": 1,
+        "suffixes": {".JPX": 2, ".txt": 1},
+    }
+    assert make.same_each_time(version) == make.same_each_time(original)
+    assert line in make.job(folder, tmp_path / "out", *TWO_SPLITS).out.splitlines(), "published already"
+    (version / schema.RUN_FILE).unlink()
+    assert make.job(folder, tmp_path / "out", *TWO_SPLITS).code == 0
 
 
 def test_run_json_says_how_it_went(original: Path) -> None:
@@ -815,10 +868,41 @@ def test_run_raises_the_workers_error(with_broken: Path, tmp_path: Path) -> None
     assert not isinstance(caught.value, UsageError)
 
 
-def test_beam_still_notes_its_state_as_rarely_as_we_undo() -> None:
-    from apache_beam.runners.worker import statesampler
+@pytest.mark.parametrize(
+    ("runner", "local"),
+    [(None, True), ("direct", True), ("DirectRunner", True), ("FnApiRunner", True), ("prismrunner", True),
+     ("Dataflow", False), ("FlinkRunner", False)],
+)  # fmt: skip
+def test_a_runner_is_local_however_its_name_is_written(runner: str | None, local: bool) -> None:
+    assert running.is_local(PipelineOptions([f"--runner={runner}"] if runner else [])) is local
 
+
+def test_beam_still_notes_its_state_as_rarely_as_we_undo() -> None:
     with running.stages_that_end_at_once():
         hurried = statesampler.StateSampler.__init__.__defaults__
     assert hurried == (20,)
     assert statesampler.StateSampler.__init__.__defaults__ == (200,)
+
+
+@pytest.mark.parametrize("name", ["StateSampler", "DEFAULT_SAMPLING_PERIOD_MS"])
+def test_a_beam_that_is_made_otherwise_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with monkeypatch.context() as patch:
+        patch.delattr(statesampler, name)
+        with running.stages_that_end_at_once():
+            assert not hasattr(statesampler, name)
+    assert statesampler.StateSampler.__init__.__defaults__ == (200,)
+
+
+def test_a_store_that_does_not_answer_is_told_before_anything_is_begun(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://localhost:1")
+    forget_clients()
+    try:
+        finished = make.job("gs://bucket/photos", tmp_path, "--io_deadline", "0")
+    finally:
+        forget_clients()
+    assert finished.code == 1
+    assert finished.err.startswith("error: gs://bucket/photos: no success for 0 s: ")
+    assert finished.err.endswith("; nothing was begun: check the URL and the network\n")
+    assert "resumes" not in finished.err

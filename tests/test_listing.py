@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from beam_pipeline import listing
-from beam_pipeline.errors import UsageError
-from beam_pipeline.listing import ClassFolder, all_images, check_input, class_folders, list_images, read_labels
+from beam_pipeline.listing import (
+    ClassFolder,
+    Skipped,
+    all_images,
+    class_folders,
+    list_images,
+)
 from beam_pipeline.options import Config
 from beam_pipeline.sharding import order_key
-from tests import make
 from tests.servers import Gcs
 
 
@@ -28,12 +31,6 @@ def touch(folder: Path, *names: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"1")
     return folder
-
-
-def refused(some: Config) -> str:
-    with pytest.raises(UsageError) as caught:
-        check_input(some)
-    return str(caught.value)
 
 
 # --- classes and splits
@@ -78,7 +75,6 @@ def test_a_whole_bucket_can_be_the_input(gcs: Gcs) -> None:
     for name in ("a/1.jpg", "b/2.jpg"):
         gcs.put(bucket, name, b"1")
     assert sorted(ref.path for ref in all_images(config(f"gs://{bucket}"))) == ["a/1.jpg", "b/2.jpg"]
-    check_input(config(f"gs://{bucket}/"))
 
 
 # --- property: an image's split depends on its path alone
@@ -153,10 +149,30 @@ def test_hidden_by_name(path: str) -> None:
 
 def test_what_is_skipped_is_counted_by_kind(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", "a/2.txt", "a/x/3.psd", "a/.4.jpg", "a/.5/6.jpg", "a/7")
-    counts: Counter[str] = Counter()
-    found = list(list_images(config(tmp_path), ClassFolder("a/", "a", None), lambda kind: counts.update((kind,))))
+    skipped = Skipped()
+    found = list(list_images(config(tmp_path), ClassFolder("a/", "a", None), skipped.add))
     assert [ref.path for ref in found] == ["a/1.jpg"]
-    assert counts == {listing.OTHER_SUFFIX: 3, listing.HIDDEN: 2}
+    assert (skipped.other_suffix, skipped.hidden) == (3, 2)
+    assert skipped.document() == {"hidden": 2, "suffixes": {".txt": 1, ".psd": 1, "none": 1}}
+
+
+def test_what_workers_skipped_adds_up() -> None:
+    one, other = Skipped(), Skipped()
+    for path in ("a/1.txt", "a/1.JPX", "a/.x"):
+        one.add(listing.why_skipped(path) or "", path)
+    for path in ("b/1.JPX", "b/.x", "b/.y"):
+        other.add(listing.why_skipped(path) or "", path)
+    one.merge(other)
+    assert one.document() == {"hidden": 3, "suffixes": {".JPX": 2, ".txt": 1}}
+
+
+def test_a_suffix_of_its_own_for_each_file_takes_no_memory() -> None:
+    skipped = Skipped()
+    for number in range(1000):
+        skipped.add(listing.OTHER_SUFFIX, f"a/part.{number}")
+    suffixes = skipped.document()["suffixes"]
+    assert len(suffixes) == 21
+    assert suffixes["others"] == 980
 
 
 def test_twins_in_both_normal_forms_are_two_images_of_one_place(tmp_path: Path) -> None:
@@ -168,110 +184,8 @@ def test_twins_in_both_normal_forms_are_two_images_of_one_place(tmp_path: Path) 
     assert len({ref.split for ref in refs}) == 1
 
 
-# --- what is refused
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    assert refused(config(tmp_path / "no")) == f"--input '{tmp_path}/no': no such folder"
-
-
-def test_a_bucket_that_is_not_there(gcs: Gcs) -> None:
-    assert refused(config("gs://not-there/in")) == "--input 'gs://not-there/in': no such bucket"
-
-
-def test_an_empty_bucket_says_so(gcs: Gcs) -> None:
-    url = f"gs://{gcs.new_bucket()}"
-    assert refused(config(url)) == (
-        f"--input '{url}': no class folders, nothing in it; --layout class_folders wants DIR/CLASS/image.jpg"
-    )
-
-
-def test_files_without_folders_are_counted_up_to_a_thousand(tmp_path: Path) -> None:
-    touch(tmp_path, *(f"{number}.jpg" for number in range(1_001)))
-    assert "no class folders, 1000+ files in no such folders" in refused(config(tmp_path))
-
-
-def test_split_folders_without_class_folders(tmp_path: Path) -> None:
-    touch(tmp_path, "train/1.jpg")
-    assert refused(config(tmp_path, layout="split_class_folders")) == (
-        f"--input '{tmp_path}': no class folders, 1 files in no such folders; "
-        "--layout split_class_folders wants DIR/SPLIT/CLASS/image.jpg"
-    )
-
-
-def test_a_split_folder_that_tfds_cannot_read(tmp_path: Path) -> None:
-    touch(tmp_path, "Train/a/1.jpg")
-    assert refused(config(tmp_path, layout="split_class_folders")) == (
-        "--input: folder 'Train' can't be a split: rename it to a-z, 0-9 and _, a letter first"
-    )
-
-
-@pytest.mark.parametrize("name", [" a", "a ", "a\nb", "\u00a0a", "a\u2028b", "a\u0085b", " "])
-def test_class_names_that_tfds_would_change(tmp_path: Path, name: str) -> None:
-    touch(tmp_path, f"{name}/1.jpg")
-    assert refused(config(tmp_path)) == (
-        f"class folder {name!r}: rename it, white space around a class name and line breaks are lost by TFDS"
-    )
-
-
-@pytest.mark.parametrize("name", ["a b", "größe", "#1", "100%", "a,b", "n01440764"])
-def test_class_names_that_are_fine(tmp_path: Path, name: str) -> None:
-    touch(tmp_path, f"{name}/1.jpg")
-    check_input(config(tmp_path))
-    assert [folder.label for folder in class_folders(config(tmp_path))] == [name]
-
-
 def test_an_input_with_a_link_to_itself_is_listed(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg")
     (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
     (tmp_path / "a" / "self.jpg").symlink_to(tmp_path / "a" / "self.jpg")
-    check_input(config(tmp_path))
     assert [ref.path for ref in all_images(config(tmp_path))] == ["a/1.jpg"]
-
-
-# --- labels files
-
-
-def labels_file(tmp_path: Path, data: bytes) -> str:
-    (tmp_path / "labels.txt").write_bytes(data)
-    return str(tmp_path / "labels.txt")
-
-
-@pytest.mark.parametrize("data", [b"dog\ncat\n", b"dog\r\ncat", b"\xef\xbb\xbfdog\ncat\n", b"dog\n\ncat\n\n"])
-def test_labels_are_the_lines_in_their_order(tmp_path: Path, data: bytes) -> None:
-    assert read_labels(labels_file(tmp_path, data), 1) == ("dog", "cat")
-
-
-@pytest.mark.parametrize(
-    ("data", "what"),
-    [
-        (b"", "it is empty"),
-        (b"\n \n", "it is empty"),
-        (b"a\nb\na\n", "class 'a' stands in it twice"),
-        (b"\xff\xfe", "UnicodeDecodeError"),
-    ],
-)
-def test_labels_files_that_say_nothing(tmp_path: Path, data: bytes, what: str) -> None:
-    url = labels_file(tmp_path, data)
-    with pytest.raises(UsageError, match=f"--labels_file '{url}': {what}"):
-        read_labels(url, 1)
-
-
-def test_a_missing_labels_file(gcs: Gcs, tmp_path: Path) -> None:
-    for url in (str(tmp_path / "no"), f"gs://{gcs.new_bucket()}/no"):
-        with pytest.raises(UsageError, match=f"--labels_file '{url}'"):
-            read_labels(url, 1)
-
-
-def test_a_folder_that_is_not_in_the_labels_file(tmp_path: Path) -> None:
-    touch(tmp_path, "a/1.jpg", "b/1.jpg", "c/1.jpg")
-    assert refused(config(tmp_path, labels_file="/l.txt", labels=("a",))) == (
-        "--labels_file '/l.txt': class folder 'b' is not in it, nor 1 more; add a line for each or move the folder away"
-    )
-
-
-def test_labels_of_the_file_are_the_ids(photos: Path, tmp_path: Path) -> None:
-    url = labels_file(tmp_path, b"zebra\ncat\nbee\nant\n")
-    version = make.published(photos, tmp_path / "out", "--labels_file", url)
-    assert (version / "class.labels.txt").read_text() == "zebra\ncat\nbee\nant\n"
-    assert make.manifest(version)["splits"]["train"]["class_counts"] == [0, 13, 13, 14]

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_pipeline.errors import UsageError
-from beam_pipeline.options import Config, parse_bytes, parse_shards, parse_size, parse_splits
+from beam_pipeline.flag_values import parse_bytes, parse_shards, parse_size, parse_splits
+from beam_pipeline.options import Config
 
 
 def config(**more: object) -> Config:
@@ -135,13 +136,15 @@ def test_versions_that_tfds_cannot_read(version: str) -> None:
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"jpeg_quality": 101}, "--jpeg_quality '101': give a number from 1 to 100"),
+        ({"jpeg_quality": 101}, "--jpeg_quality '101': give a whole number from 1 to 100"),
+        ({"jpeg_quality": 0.9}, "--jpeg_quality '0.9': give a whole number from 1 to 100"),
+        ({"channels": 2}, "--channels '2': choose one of 1, 3"),
         ({"max_reject_fraction": -0.1}, "--max_reject_fraction '-0.1': give a number from 0 to 1"),
         ({"max_reject_fraction": float("nan")}, "--max_reject_fraction 'nan': give a number from 0 to 1"),
-        ({"fetch_concurrency": 0}, "--fetch_concurrency '0': give a number from 1 to 1024"),
-        ({"decode_threads": -1}, "--decode_threads '-1': give a number from 0 to 1024"),
-        ({"max_pixels": 0}, "--max_pixels '0': give a number from 1 to 1.09951e+12"),
-        ({"seed": 1 << 63}, f"--seed '{1 << 63}': give a number from -9.22337e+18 to 9.22337e+18"),
+        ({"fetch_concurrency": 0}, "--fetch_concurrency '0': give a whole number from 1 to 1024"),
+        ({"decode_threads": -1}, "--decode_threads '-1': give a whole number from 0 to 1024"),
+        ({"max_pixels": 0}, "--max_pixels '0': give a whole number from 1 to 1099511627776"),
+        ({"seed": 1 << 63}, f"--seed '{1 << 63}': give a whole number from {-(1 << 63)} to {(1 << 63) - 1}"),
         ({"resample": "sinc"}, "--resample 'sinc': choose one of bilinear, bicubic, lanczos, box, hamming, nearest"),
         ({"image_format": "webp"}, "--image_format 'webp': choose one of jpeg, png"),
         ({"jpeg_subsampling": "4:1:1"}, "--jpeg_subsampling '4:1:1': choose one of 4:4:4, 4:2:2, 4:2:0"),
@@ -238,6 +241,12 @@ def test_the_fingerprint_holds_no_place_and_no_float() -> None:
     found = leaves(config(input="/secret-in", output="/secret-out", splits="train=0.7,test=0.3").fingerprint())
     assert all(leaf is None or isinstance(leaf, str | int | bool) for leaf in found)
     assert not any("secret" in str(leaf) for leaf in found)
+
+
+def test_numbers_may_come_as_text_from_python_too() -> None:
+    text = config(jpeg_quality="80", channels="1", max_reject_fraction="0.5", seed="-3")
+    assert text == config(jpeg_quality=80, channels=1, max_reject_fraction=0.5, seed=-3)
+    assert text.fingerprint()["channels"] == 1
 
 
 def test_every_flag_says_whether_it_decides_bytes() -> None:

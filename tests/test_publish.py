@@ -15,9 +15,10 @@ import pytest
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.joined import run_index, run_rows_array
 from beam_pipeline.listing import all_images
 from beam_pipeline.options import Config
-from beam_pipeline.publish import metadata_files, publish, run_index, run_rows_array
+from beam_pipeline.publish import metadata_files, publish
 from beam_pipeline.schema import ShardName
 from beam_pipeline.sharding import Histogram, ReferenceSum, content_fields, listing_fields, plan_split
 from beam_pipeline.state import JobPlan, JobState
@@ -210,6 +211,23 @@ def test_a_shard_that_something_else_has_written_since_is_not_published(
     else:
         shard.write_bytes(data[:-1] if damage == "another size" else data[:-1] + bytes([data[-1] ^ 1]))
     line = r"^shard photos-train.tfrecord-00001-of-00002 is not what this job wrote: nothing is published; run the same"
+    with pytest.raises(ImageShardsError, match=line):
+        publish(config, plan, {})
+    assert not (Path(config.dataset_url) / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("damage", ["another size", "another content", "gone"])
+def test_a_text_index_that_something_else_has_written_since_is_not_published(
+    written: tuple[Config, JobPlan], damage: str
+) -> None:
+    config, plan = written
+    index = Path(config.dataset_url) / "index" / "photos-train.tfrecord-00001-of-00002.idx"
+    data = index.read_bytes()
+    if damage == "gone":
+        index.unlink()
+    else:
+        index.write_bytes(data[:-1] if damage == "another size" else b"1" + data[1:])
+    line = r"^index index/photos-train.tfrecord-00001-of-00002.idx is not what this job wrote: nothing is published; "
     with pytest.raises(ImageShardsError, match=line):
         publish(config, plan, {})
     assert not (Path(config.dataset_url) / "manifest.json").exists()

@@ -192,6 +192,18 @@ def test_a_damaged_shard_and_its_damaged_index_are_mended_together(photos: Path,
     assert make.files(version) == make.files(original)
 
 
+def test_an_index_is_not_made_of_a_shard_whose_lengths_are_damaged(photos: Path, original: Path, version: Path) -> None:
+    shard = make.shard_files(version)[0]
+    make.flip_byte(shard, 1)
+    for index in (version / "index").glob("*.idx"):
+        index.unlink()
+    finished = make.job(photos, version.parent.parent, *FLAGS)
+    assert finished.code == 1
+    assert finished.err.endswith(f"error: shard {shard.name} is damaged at byte 0: use --repair\n")
+    assert make.job(photos, version.parent.parent, *FLAGS, "--repair").code == 0
+    assert make.files(version) == make.files(original)
+
+
 def test_check_raises_what_the_command_says(photos: Path, version: Path) -> None:
     manifest = make.manifest(version)
     with pytest.raises(ImageShardsError, match="40 images were listed then, 13 now, "):

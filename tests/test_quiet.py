@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_pipeline import launch
+from beam_pipeline import running
 from beam_pipeline.quiet import runner_log
 from tests import make
 
@@ -71,7 +71,7 @@ def test_an_error_that_nobody_foresaw_names_the_log(
         print("a clue", file=sys.stderr)
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr(launch.beam.Pipeline, "run", fail)
+    monkeypatch.setattr(running.beam.Pipeline, "run", fail)
     finished = make.job(photos, tmp_path)
     assert finished.code == 1
     start, _, rest = finished.err.partition("; what the runner said is in ")

@@ -117,7 +117,7 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> 
         (["--classes", "0"], "error: --classes '0': give a number from 1 to 10: there are no more shapes"),
         (["--images", "4"], "error: --images '4': give a number from 5 (one a class) to 999999"),
         (["--broken", "-1"], "error: --broken '-1': give a number from 0 to 999"),
-        (["--images", "many"], "error: argument --images: invalid int value: 'many'; see python -m beam_pipeline."),
+        (["--images", "many"], "error: --images: invalid int value: 'many'; see python -m beam_pipeline."),
         (["--image", "9"], "error: unrecognized arguments: --image 9; see python -m beam_pipeline.sample_data --help"),
     ],
 )

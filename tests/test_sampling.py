@@ -92,7 +92,7 @@ def test_clearly_more_rejects_of_a_part_stop() -> None:
         check_sample(sample, 10_000, 0.01)
     assert str(caught.value) == (
         "7 of 100 sampled images rejected, --max_reject_fraction is 0.01: "
-        "the first is '0' (truncated: JPEG of 1x1 pixels, 9 bytes)"
+        "the first is '0' (truncated: JPEG of 1x1 pixels, 9 bytes); remove them or raise --max_reject_fraction"
     )
 
 

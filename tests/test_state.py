@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -192,6 +193,71 @@ def test_a_local_temporary_file_is_on_the_outputs_disk(tmp_path: Path) -> None:
     state = JobState(Config(input="/in", output=str(tmp_path), name="photos"))
     with state.temporary_file() as file:
         assert Path(file.name).is_relative_to(tmp_path)
+
+
+def test_plan_only_leaves_the_users_empty_output_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    state = JobState(Config(input="/in", output=str(tmp_path / "mine"), name="photos"))
+    state.inflight.begin_sampling()
+    state.inflight.end_sampling()
+    for _ in range(2):
+        state.save_plan_only(PLAN)
+        state.take_plan_only()
+        assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_what_a_killed_plan_only_left_makes_a_version_nobodys_own(config: Config) -> None:
+    state = JobState(config)
+    state.inflight.begin_sampling()
+    assert state.has_leftovers()
+    assert not state.exists(), "the next job would delete files of another program"
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_kill_while_the_output_is_made_ready_leaves_a_version_that_is_known_as_ours(
+    config: Config, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, done = storage.open_storage(config.output), []
+    for file in (NAME.file, "manifest.json", "dataset_info.json"):
+        store.write(f"{config.dataset_url}/{file}", b"old")
+
+    class Killed(BaseException):
+        pass
+
+    def stop_after(method: str) -> None:
+        real = getattr(type(store), method)
+
+        def step(self: object, *arguments: object) -> None:
+            if len(done) == steps:
+                raise Killed
+            done.append(method)
+            real(self, *arguments)
+
+        monkeypatch.setattr(type(store), method, step)
+
+    for method in ("write", "delete", "delete_tree"):
+        stop_after(method)
+    with contextlib.suppress(Killed):
+        JobState(dataclasses.replace(config, overwrite=True)).prepare(PLAN)
+    monkeypatch.undo()
+    assert JobState(config).exists() or store.stat(f"{config.dataset_url}/manifest.json")
+    # What a job that fails does, or the next one with a dead job's lease.
+    JobState(dataclasses.replace(config, overwrite=True)).owner.release()
+    assert JobState(config).exists() or store.stat(f"{config.dataset_url}/manifest.json")
+
+
+@pytest.mark.parametrize("folder", ["_state/1.0.0", "_state"])
+def test_an_empty_folder_of_the_state_is_a_leftover(tmp_path: Path, folder: str) -> None:
+    config = Config(input="/in", output=str(tmp_path), name="photos")
+    storage.open_storage(config.output).write(f"{config.dataset_url}/manifest.json", b"published")
+    state = JobState(config)
+    assert not state.has_leftovers()
+    os.makedirs(tmp_path / "photos" / folder)
+    assert state.has_leftovers()
+    assert not state.exists()
+    state.owner.acquire("")
+    state.clear()
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["1.0.0"]
 
 
 def test_the_plan_of_plan_only_is_read_once(config: Config) -> None:

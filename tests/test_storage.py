@@ -240,6 +240,43 @@ def test_a_folder_that_goes_while_it_is_listed_is_no_failure(tmp_path: Path) -> 
     assert list(listing) == []
 
 
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Without root's right to everything."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_folder_whose_files_may_not_be_looked_at_is_an_error_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in" / "cat" / "kittens").mkdir(parents=True)
+    (tmp_path / "in" / "cat" / "x.jpg").write_bytes(b"1")
+    monkeypatch.chdir(tmp_path / "in")  # folders above are pytest's own
+    os.chmod("cat", 0o744 if os.geteuid() == 0 else 0o644)  # its names can be read, no more
+    try:
+        with as_another_user():
+            with pytest.raises(StorageError, match=r"^cat/(x\.jpg|kittens): permission denied; give this account"):
+                list(open_storage("").files("cat"))
+            with pytest.raises(StorageError, match=r"^cat/(x\.jpg|kittens): permission denied; give this account"):
+                open_storage("").folders("cat")
+    finally:
+        os.chmod("cat", 0o755)
+
+
+def test_a_file_that_cannot_be_looked_at_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x.jpg").symlink_to("y" * 300)
+    for listed in (open_storage("").files, open_storage("").folders):
+        with pytest.raises(StorageError, match=r"x\.jpg: file name too long$"):
+            list(listed(str(tmp_path)))
+
+
 def test_two_folders_that_link_to_each_other_end(tmp_path: Path) -> None:
     for one, other in (("a", "b"), ("b", "a")):
         (tmp_path / one).mkdir()
@@ -305,7 +342,7 @@ def test_the_crc_of_a_file_is_read_in_pieces(place: str, size: int, monkeypatch:
     data = os.urandom(size)
     store = open_storage(place)
     store.write(join(place, "x"), data)
-    assert storage.crc32c_of(store, join(place, "x")) == google_crc32c.value(data)
+    assert storage.crc32c_of(store, join(place, "x"), size) == google_crc32c.value(data)
 
 
 def test_a_large_object_arrives_whole(gcs: Gcs, tmp_path: Path) -> None:
@@ -355,6 +392,7 @@ def test_normalize_makes_local_paths_absolute(tmp_path: Path, monkeypatch: pytes
     assert normalize("photos/") == str(tmp_path / "photos")
     assert normalize("./a/../photos") == str(tmp_path / "photos")
     assert normalize("~/photos") == str(tmp_path / "home" / "photos")
+    assert normalize("file:///data/a b%20/") == "/data/a b%20"
     assert normalize("gs://bucket/photos/") == "gs://bucket/photos"
     assert normalize("gs://bucket/") == "gs://bucket"
 
@@ -367,6 +405,16 @@ def test_normalize_never_makes_a_url_local(url: str) -> None:
 def test_an_unknown_protocol_is_one_line() -> None:
     with pytest.raises(StorageError, match="can't open nope:// URLs"):
         open_storage("nope://x")
+
+
+def test_a_version_is_told_where_a_proxy_leaves_its_generation_out(gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put(bucket, "x", b"content")
+    media = google.GoogleStorage._media
+    monkeypatch.setattr(google.GoogleStorage, "_media", lambda *arguments: media(*arguments)._replace(headers={}))
+    found = storage.open_versioned("gs://").version(f"gs://{bucket}/x")
+    assert found is not None
+    assert found.data == b"content"
 
 
 # --- retries
@@ -407,6 +455,7 @@ def test_passing_failures_are_retried(error: Exception, monkeypatch: pytest.Monk
         Status(412),
         ValueError("bad"),
         PermissionError(errno.EACCES, "no"),
+        PermissionError("Access Denied"),  # of s3fs
         OSError(errno.ENOSPC, "full"),
         OSError(errno.EROFS, "read-only"),
         # No wait makes a folder a file.
@@ -427,6 +476,30 @@ def test_lasting_failures_are_raised_at_once(error: Exception, monkeypatch: pyte
     with pytest.raises((StorageError, NotADirectoryError, IsADirectoryError), match=r"gs://b/x|\["):
         retry(request, "gs://b/x", 600)
     assert pauses == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "fix"),
+    [
+        ("google.auth.exceptions", "DefaultCredentialsError", "gcloud auth application-default login"),
+        ("botocore.exceptions", "NoCredentialsError", "aws configure"),
+        ("botocore.exceptions", "UnauthorizedSSOTokenError", "aws configure"),
+    ],
+)
+def test_missing_credentials_are_no_reason_to_wait_and_name_their_command(module: str, name: str, fix: str) -> None:
+    def request() -> None:
+        raise type(name, (Exception,), {"__module__": module})("unable to locate\ncredentials")
+
+    with pytest.raises(StorageError, match=rf"^s3://b/x: {name}: unable to locate credentials; credentials .*: {fix}$"):
+        retry(request, "s3://b/x", 600)
+
+
+def test_a_refusal_without_a_number_says_what_is_missing() -> None:
+    def request() -> None:
+        raise PermissionError("Access Denied")
+
+    with pytest.raises(StorageError, match=r"PermissionError: Access Denied; give this account the right to it"):
+        retry(request, "s3://b/x", 600)
 
 
 def test_a_missing_file_is_no_failure_of_storage() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from beam_pipeline.options import Config
@@ -10,7 +12,7 @@ from beam_pipeline.summary import (
     PUBLISHED,
     REPAIRED,
     Manifest,
-    megabytes,
+    plan_text,
     published_text,
     warnings,
 )
@@ -61,11 +63,59 @@ def test_the_first_line_says_what_happened(outcome: str, line: str) -> None:
     assert published_text(manifest(outcome)).splitlines()[0] == line
 
 
-def test_all_empty_shards_have_a_balance_too() -> None:
-    split = {"records": 0, "class_counts": [0, 0], "shards": [{"bytes": 0}, {"bytes": 0}]}
-    assert "train: 0 records in 2 shards of 0.0 MB (+0.0 % to +0.0 %)" in published_text(
-        manifest(splits={"train": split})
-    )
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ([0, 0], "2 shards of 0 bytes each"),
+        ([9_000, 9_000], "2 shards of 9.0 kB each"),
+        ([100_000, 100_010], "2 shards of 100.0 kB each"),  # what is shown is equal
+        ([1_000, 3_000], "2 shards of 2.0 kB (-50.0 % to +50.0 %)"),
+        ([9_300], "1 shard of 9.3 kB"),
+    ],
+)
+def test_shards_of_every_size_are_told_in_their_unit(sizes: list[int], text: str) -> None:
+    split = {"records": 0, "class_counts": [0, 0], "shards": [{"bytes": size} for size in sizes]}
+    assert f"  train: 0 records in {text}" in published_text(manifest(splits={"train": split})).splitlines()
+
+
+def test_one_of_a_kind_is_singular() -> None:
+    split = {"records": 1, "class_counts": [1], "shards": [{"bytes": 1}]}
+    more = {"images": 2, "records": 1, "classes": ["a"], "rejects": {"by_reason": {"truncated": 1}}}
+    assert published_text(manifest(splits={"train": split}, **more)).splitlines()[1:] == [
+        "  train: 1 record in 1 shard of 1 byte",
+        "  2 images listed = 1 record + 1 reject (truncated 1; see rejects.jsonl)",
+        "  1 class",
+    ]
+
+
+def test_a_plan_tells_images_shards_and_their_size() -> None:
+    splits = {
+        "train": {"images": 1200, "estimated_bytes": 4_000_000, "cuts": ["5"]},
+        "test": {"images": 1, "estimated_bytes": 12_000, "cuts": []},
+    }
+    assert plan_text({"splits": splits, "classes": ["a", "b"]}).splitlines() == [
+        "test: 1 image in 1 shard of about 12.0 kB",
+        "train: 1,200 images in 2 shards of about 2.0 MB",
+        "2 classes; nothing is written",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("suffixes", "line"),
+    [
+        ({".JPX": 1, ".txt": 2}, "  3 files skipped: no image by the suffix (.txt 2, .JPX 1), see --extensions"),
+        ({"none": 1200}, "  1,200 files skipped: no image by the suffix (none 1,200), see --extensions"),
+        ({".txt": 1}, "  1 file skipped: no image by the suffix (.txt 1), see --extensions"),
+    ],
+)
+def test_files_that_were_skipped_are_told(suffixes: dict[str, int], line: str) -> None:
+    one = dataclasses.replace(manifest(), run={"skipped": {"hidden": 9, "suffixes": suffixes}})
+    assert line in published_text(one).splitlines()
+
+
+def test_hidden_files_alone_are_nothing_to_tell() -> None:
+    one = dataclasses.replace(manifest(), run={"skipped": {"hidden": 9, "suffixes": {}}})
+    assert published_text(one) == published_text(manifest())
 
 
 def test_a_manifest_answers_by_name() -> None:
@@ -87,18 +137,13 @@ def test_nothing_to_warn_about() -> None:
         ({"num_shards": "train=9"}, {}, "--num_shards 9: split 'train' has images for 2 only"),
         ({}, {"classes": ["a", "b"], "splits": {"train": {"class_counts": [0, 5], "shards": []},
                                                "validation": {"class_counts": [0, 1], "shards": []}}},
-         "1 classes have no record: 'a'"),
+         "1 class has no record: 'a'"),
         ({"compression": "gzip"}, {},
          "gzip shards have no index and no TFDS metadata: read them with reader.record_dataset"),
     ],
 )  # fmt: skip
 def test_each_warning(flags: dict, changes: dict, line: str) -> None:
     assert warnings(config(**flags), manifest(**changes)) == [line]
-
-
-@pytest.mark.parametrize(("size", "text"), [(0, "0.0 MB"), (12_345_678, "12.3 MB"), (2_500_000_000, "2.50 GB")])
-def test_megabytes(size: int, text: str) -> None:
-    assert megabytes(size) == text
 
 
 def test_images_that_were_not_encoded_anew_are_told() -> None:

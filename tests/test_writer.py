@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import random
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,14 +15,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_pipeline import images, schema, storage
+from beam_pipeline import images, owner, schema, storage
+from beam_pipeline.decoding import Decoding
 from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.fetching import check_unchanged, fetch
 from beam_pipeline.listing import all_images
 from beam_pipeline.options import Config
 from beam_pipeline.schema import RejectReason, ShardName
 from beam_pipeline.sharding import ImageRef, SplitPlan
 from beam_pipeline.state import JobPlan, JobState
-from beam_pipeline.writer import ShardWriter, check_unchanged, fetch, index_text
+from beam_pipeline.writer import ShardWriter, index_text
 from tests import make
 from tests.servers import Gcs
 
@@ -131,20 +134,27 @@ def test_a_shard_of_another_plan_is_written_anew(job) -> None:
     assert not ShardWriter(some, dataclasses.replace(plan, references="other")).write("train", 0, refs).kept
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "sidecar missing", "sidecar broken"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "missing", "sidecar missing", "sidecar broken", "index missing", "index flipped"]
+)
 def test_a_shard_that_is_not_whole_is_written_anew(job, damage: str) -> None:
     some, plan, refs = job
     ShardWriter(some, plan).write("train", 0, refs)
+    index = Path(some.dataset_url) / NAME.index_file
+    whole_index = index.read_bytes()
     shard, sidecar = Path(some.dataset_url) / NAME.file, Path(JobState(some).url) / "shards" / "train-00000.json"
     whole = shard.read_bytes()
     if damage == "truncated":
         shard.write_bytes(whole[:-1])
     elif damage == "sidecar broken":
         sidecar.write_bytes(b"{")
+    elif damage == "index flipped":
+        make.flip_byte(index)
     else:
-        (shard if damage == "missing" else sidecar).unlink()
+        {"missing": shard, "sidecar missing": sidecar, "index missing": index}[damage].unlink()
     assert not ShardWriter(some, plan).write("train", 0, refs).kept
     assert shard.read_bytes() == whole
+    assert index.read_bytes() == whole_index
 
 
 def test_a_remote_shard_with_another_crc_is_written_anew(gcs: Gcs, photos: Path) -> None:
@@ -219,6 +229,35 @@ def test_a_failed_upload_leaves_no_object_no_sidecar_and_no_temporary_file(
     with pytest.raises((FileNotFoundError, ImageShardsError)):
         ShardWriter(some, plan_of(some, ["ant", "bee", "cat"], 40)).write("train", 0, refs)
     assert list(tmp_path.iterdir()) == []
+
+
+# --- a slow one
+
+
+@pytest.mark.parametrize("slow", ["image", "request"])
+def test_the_right_to_write_is_refreshed_during_one_slow_step(
+    photos: Path, gcs: Gcs, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    monkeypatch.setattr(owner, "REFRESH_S", 0.2)
+    some = config(photos, f"gs://{gcs.new_bucket()}/out")
+    refs = list(all_images(some))[:1]
+    plan = plan_of(some, ["ant", "bee", "cat"], 1)
+    written = storage.open_versioned("gs://").version(f"{JobState(some).url}/owner.json")
+    assert written is not None
+
+    def wait() -> None:
+        for _ in range(600):
+            found = storage.open_versioned("gs://").version(f"{JobState(some).url}/owner.json")
+            assert found is not None
+            if found.generation != written.generation:
+                return
+            time.sleep(0.05)
+        raise AssertionError("nobody has refreshed it for 30 s")
+
+    place, method = {"image": (Decoding, "convert"), "request": (storage.LocalStorage, "read")}[slow]
+    real = getattr(place, method)
+    monkeypatch.setattr(place, method, lambda *arguments: (wait(), real(*arguments))[1])
+    assert ShardWriter(some, plan).write("train", 0, refs).records == 1
 
 
 # --- rejects

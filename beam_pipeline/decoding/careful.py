@@ -22,6 +22,7 @@ from typing import Any
 from beam_pipeline import images
 from beam_pipeline.decoding import watchdog
 from beam_pipeline.decoding.pixel_sums import ChannelSums
+from beam_pipeline.decoding.room import ROOM
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import EncodedImage, ImageOptions
 from beam_pipeline.schema import RejectReason
@@ -34,6 +35,10 @@ _START_S = 120.0
 
 class Died(Reject):
     """A subprocess ended, or had to be ended, while it decoded an image."""
+
+
+class Failed(Exception):
+    """In a subprocess `images.convert` raised what it never should; its type and text."""
 
 
 class Decoders:
@@ -50,6 +55,7 @@ class Decoders:
             Reject: as `images.convert`.
             Died: a second subprocess, fresh and alone, died of it as well: `decoder_crash`, `decoder_timeout`,
                 `out_of_memory`.
+            Failed: an error of this program.
         """
         try:
             return self._convert_in(self._take(), data, options)
@@ -60,11 +66,11 @@ class Decoders:
     def _convert_in(self, child: _Child, data: bytes, options: ImageOptions) -> tuple[EncodedImage, ChannelSums]:
         try:
             result = child.convert(data, options)
-        except Reject as reject:
-            if isinstance(reject, Died):
-                child.kill()
-            else:
-                self._free.append(child)
+        except Died:
+            child.kill()
+            raise
+        except (Reject, Failed):
+            self._free.append(child)
             raise
         self._free.append(child)
         return result
@@ -103,22 +109,40 @@ class _Child:
         Raises:
             Reject: as `images.convert`.
             Died: it didn't survive.
+            Failed: it raised something else.
         """
         limit_s = watchdog.limit_s(options)
-        end = time.monotonic() + _WALL_FACTOR * limit_s
-        assert self._process.stdin is not None
         request = json.dumps({"bytes": len(data), "options": options, "cpu_s": limit_s})
-        with contextlib.suppress(BrokenPipeError):  # it is dead: the answer will tell
-            self._process.stdin.write(request.encode() + b"\n")
-            self._process.stdin.write(data)
-            self._process.stdin.flush()
-        reply: dict[str, Any] = json.loads(self._line(end, limit_s))
+        self._send(request.encode() + b"\n", data)
+        reply, end = self._reply(limit_s)
+        if claimed := reply.get("claim"):
+            ROOM.take(claimed)
+            try:
+                self._send(b"\n")
+                reply, end = self._reply(limit_s)
+            finally:
+                ROOM.give(claimed)
         if "reject" in reply:
             raise Reject(*reply["reject"])
+        if "error" in reply:
+            raise Failed(reply["error"])
         height, width, source, *more = reply["image"]
         sums = reply["sums"]
         image = EncodedImage(self._exactly(reply["bytes"], end, limit_s), height, width, images.Source(*source), *more)
         return image, ChannelSums(sums[0], tuple(sums[1]), tuple(sums[2]))
+
+    def _send(self, *parts: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it is dead: the answer will tell
+            for part in parts:
+                self._process.stdin.write(part)
+            self._process.stdin.flush()
+
+    def _reply(self, limit_s: float) -> tuple[dict[str, Any], float]:
+        """A line of the subprocess, and when what follows it has to be there."""
+        end = time.monotonic() + _WALL_FACTOR * limit_s
+        reply: dict[str, Any] = json.loads(self._line(end, limit_s))
+        return reply, end
 
     def kill(self) -> None:
         """End it, dead or alive."""

@@ -1,7 +1,8 @@
 """The subprocess that `careful` decodes in: `python -m beam_pipeline.decoding.careful_child`, image after image.
 
-On stdin a line of JSON (`bytes`, `options`, `cpu_s`) and so many bytes; on stdout a line with `reject`, or with
-`image`, `sums` and `bytes`, and so many bytes. Before all that it says `ready`. It ends with its stdin.
+On stdin a line of JSON (`bytes`, `options`, `cpu_s`) and so many bytes; on stdout a line with `reject`, with `error`,
+or with `image`, `sums` and `bytes`, and so many bytes. For a large image a line with `claim` comes before that, the
+memory it takes: a line on stdin says that it may. Before all that it says `ready`. It ends with its stdin.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from PIL import Image
 
 from beam_pipeline import images
 from beam_pipeline.decoding.pixel_sums import ChannelSums, channel_sums
-from beam_pipeline.errors import Reject
+from beam_pipeline.errors import Reject, one_line
 
 # Address space, not memory: far above what any permitted image takes (Pillow holds 4 bytes a pixel, and up to five such
 # copies), so that only what runs away meets it.
@@ -38,11 +39,12 @@ def main() -> None:
     requests = sys.stdin.buffer
     while line := requests.readline():
         request = json.loads(line)
-        _answer(request, requests.read(request["bytes"]), answers)
+        _answer(request, requests, answers)
         answers.flush()
 
 
-def _answer(request: dict[str, Any], data: bytes, answers: IO[bytes]) -> None:
+def _answer(request: dict[str, Any], requests: IO[bytes], answers: IO[bytes]) -> None:
+    data = requests.read(request["bytes"])
     options = images.ImageOptions(*map(_tuples, request["options"]))
     _limit(resource.RLIMIT_AS, _SPARE_BYTES + _BYTES_A_PIXEL * options.max_pixels)
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -52,10 +54,18 @@ def _answer(request: dict[str, Any], data: bytes, answers: IO[bytes]) -> None:
     def look(pixels: Image.Image) -> None:
         sums.append(channel_sums(pixels))
 
+    def claim(count: int) -> None:
+        answers.write(json.dumps({"claim": count}).encode() + b"\n")
+        answers.flush()
+        requests.readline()
+
     try:
-        image = images.convert(data, options, look=look)
+        image = images.convert(data, options, look, claim)
     except Reject as reject:
         answers.write(json.dumps({"reject": [str(reject.reason), reject.detail]}).encode() + b"\n")
+        return
+    except Exception as error:  # no image's fault: to be heard of, not to be mistaken for a crash
+        answers.write(json.dumps({"error": f"{type(error).__name__}: {one_line(error)}"}).encode() + b"\n")
         return
     answer = {"image": image[1:], "sums": astuple(sums[0]), "bytes": len(image.data)}
     answers.write(json.dumps(answer).encode() + b"\n" + image.data)

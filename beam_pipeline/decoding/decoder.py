@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+
+from PIL import Image
 
 from beam_pipeline import images
 from beam_pipeline.decoding import careful, watchdog
 from beam_pipeline.decoding.inflight import Inflight
 from beam_pipeline.decoding.pixel_sums import ChannelSums, channel_sums
+from beam_pipeline.decoding.room import ROOM
+from beam_pipeline.errors import ImageShardsError, Reject, one_line
 from beam_pipeline.images import EncodedImage, ImageOptions
 
 
@@ -34,12 +39,10 @@ class Decoding:
 
         Raises:
             Reject: as `images.convert`; also where its decoder dies.
+            ImageShardsError: this program fails on it.
         """
         self._refuse_known(md5)
-        if self._is_careful:
-            return self._elsewhere(path, data, md5)[0]
-        with watchdog.WATCHDOG.watching(path, self._limit_s):
-            return images.convert(data, self._options)
+        return self._elsewhere(path, data, md5)[0] if self._is_careful else self._here(path, data)
 
     def measure(self, path: str, data: bytes, md5: bytes) -> tuple[EncodedImage, ChannelSums]:
         """As `convert`, and the sums of the image's pixels."""
@@ -47,9 +50,28 @@ class Decoding:
         if self._is_careful:
             return self._elsewhere(path, data, md5)
         sums: list[ChannelSums] = []
-        with watchdog.WATCHDOG.watching(path, self._limit_s):
-            image = images.convert(data, self._options, look=lambda pixels: sums.append(channel_sums(pixels)))
+        image = self._here(path, data, look=lambda pixels: sums.append(channel_sums(pixels)))
         return image, sums[0]
+
+    def _here(self, path: str, data: bytes, look: Callable[[Image.Image], None] | None = None) -> EncodedImage:
+        claimed = 0
+
+        def claim(count: int) -> None:
+            nonlocal claimed
+            with watchdog.WATCHDOG.paused():
+                ROOM.take(count)
+            claimed = count
+
+        try:
+            with watchdog.WATCHDOG.watching(path, self._limit_s):
+                return images.convert(data, self._options, look, claim)
+        except Reject:
+            raise
+        except Exception as error:
+            raise _failure(path, f"{type(error).__name__}: {one_line(error)}") from error
+        finally:
+            if claimed:
+                ROOM.give(claimed)
 
     def _elsewhere(self, path: str, data: bytes, md5: bytes) -> tuple[EncodedImage, ChannelSums]:
         try:
@@ -58,6 +80,8 @@ class Decoding:
             if self._inflight:
                 self._inflight.reject(self._content(md5), path, died)
             raise
+        except careful.Failed as failed:
+            raise _failure(path, str(failed)) from failed
 
     def _refuse_known(self, md5: bytes) -> None:
         """Raises Reject for an image that an earlier attempt found to end its decoder."""
@@ -67,3 +91,8 @@ class Decoding:
     def _content(self, md5: bytes) -> str:
         """What tells an image, and what is to be made of it."""
         return hashlib.blake2b(md5 + json.dumps(self._options).encode(), digest_size=16).hexdigest()
+
+
+def _failure(path: str, what: str) -> ImageShardsError:
+    """An error of this program is no image's fault: it ends the job with a line that names the image."""
+    return ImageShardsError(f"{path!r} makes this program fail, please report it: {what}")

@@ -2,15 +2,16 @@
 
 A shard's note is written before its first image is decoded and obsolete once its sidecar is there: one request a shard.
 An attempt that finds a note decodes the shard's images in subprocesses (`careful`). What kills those too is noted as
-rejected, for all later attempts. Before the plan there are no shards: processes note that they sample.
+rejected, for all later attempts. Before the plan there are no shards: what is noted are parts of the sample, and whose.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from beam_pipeline import storage
@@ -45,9 +46,17 @@ class Inflight:
         url = storage.join(self._url, f"shards/{name.split}-{name.index:05d}")
         return not self._store.create(url, uuid.uuid4().hex.encode())
 
-    def begin_sampling(self) -> bool:
-        """Note that this process decodes sampled images; returns whether another had noted that before it."""
-        return _begin_sampling(self._url, self._job, self._deadline_s)
+    def begin_sampling(self, paths: Iterable[str] = ()) -> bool:
+        """Note that a part of the sample is decoded from now on.
+
+        Returns:
+            Whether an earlier attempt noted that of this part, or another job of any: whatever that died of may be in
+            this one. Other processes of this job are at work on their own parts.
+        """
+        part = hashlib.blake2b("\0".join(paths).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+        url = storage.join(self._url, f"sampling/{self._job}-{part}")
+        is_first = self._store.create(url, uuid.uuid4().hex.encode())
+        return not is_first or _another_sampled(self._url, self._job, self._deadline_s)
 
     def end_sampling(self) -> None:
         """The whole sample is measured."""
@@ -81,27 +90,25 @@ class Inflight:
 
 
 @functools.lru_cache(maxsize=8)
-def _begin_sampling(url: str, job: str, deadline_s: float) -> bool:
-    store, folder = storage.open_storage(url, deadline_s), storage.join(url, "sampling")
-    noted = _has_files(store, folder)
-    store.write(storage.join(folder, uuid.uuid4().hex), b"")
-    return noted
+def _another_sampled(url: str, job: str, deadline_s: float) -> bool:
+    """Whether a job before this one noted that it samples, as this process first sees it."""
+    store = storage.open_storage(url, deadline_s)
+    return any(not name.startswith(job) for name in _names(store, storage.join(url, "sampling")))
 
 
 @functools.lru_cache(maxsize=8)
 def _rejected(url: str, job: str, plan: str, deadline_s: float) -> Mapping[str, Noted]:
     store, folder = storage.open_storage(url, deadline_s), storage.join(url, "rejected")
     found: dict[str, Noted] = {}
-    if _has_files(store, folder):
-        for file in store.files(folder):
-            document = json.loads(store.read(storage.join(folder, file.path)))
-            reject = Reject(document["reason"], document["detail"])
-            found[file.path.removesuffix(".json")] = Noted(document["path"], reject)
+    for name in _names(store, folder):
+        document = json.loads(store.read(storage.join(folder, name)))
+        reject = Reject(document["reason"], document["detail"])
+        found[name.removesuffix(".json")] = Noted(document["path"], reject)
     return found
 
 
-def _has_files(store: storage.Storage, folder: str) -> bool:
+def _names(store: storage.Storage, folder: str) -> list[str]:
     try:
-        return next(store.files(folder), None) is not None
+        return [file.path for file in store.files(folder)]
     except FileNotFoundError:
-        return False
+        return []

@@ -45,6 +45,16 @@ class Watchdog:
         finally:
             del self._working[thread]
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The block waits, inside `watching`; the image has its whole time after it."""
+        thread = threading.get_ident()
+        _, seconds, path = self._working.pop(thread)
+        try:
+            yield
+        finally:
+            self._working[thread] = (time.monotonic(), seconds, path)
+
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import io
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import PIL
 from PIL import Image, ImageFile, features
 
 from beam_pipeline.errors import Reject
-from beam_pipeline.images import colour, containers, files, geometry, passing
+from beam_pipeline.images import colour, containers, encoding, files, geometry, memory, passing
+from beam_pipeline.images.options import ImageOptions
 from beam_pipeline.schema import RejectReason
-
-SUBSAMPLING = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
-FORMATS = {"jpeg": "JPEG", "png": "PNG"}
-ICC_POLICIES = ("srgb", "keep")
 
 _LONGEST_JPEG_SIDE = 65_500  # libjpeg's JPEG_MAX_DIMENSION
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
@@ -30,42 +26,7 @@ _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 WHOLE, WITHOUT_METADATA = "whole", "without_metadata"
 
 
-class ImageOptions(NamedTuple):
-    """What decides the bytes of an image.
-
-    Attributes:
-        size: (height, width) in pixels, or None to keep the image's own.
-        resize_mode: one of `geometry.RESIZE_MODES`.
-        resample: a key of `geometry.RESAMPLING`.
-        background: sRGB behind transparent pixels and beside padded images; None is white behind, black beside.
-        channels: 3 for RGB, 1 for gray.
-        format: a key of `FORMATS`.
-        jpeg_quality: 1–100.
-        jpeg_subsampling: a key of `SUBSAMPLING`.
-        optimize: search for smaller codes.
-        progressive: of a JPEG.
-        icc: `srgb` converts by the embedded profile, `keep` stores it with unchanged pixels.
-        keep_metadata: EXIF, XMP and comments are stored too.
-        max_pixels: larger images are rejected before they are decoded.
-        max_image_bytes: larger files are rejected before they are fetched.
-        allow_truncated: take what there is of a file that ends early.
-    """
-
-    size: tuple[int, int] | None
-    resize_mode: str
-    resample: str
-    background: colour.Rgb | None
-    channels: int
-    format: str
-    jpeg_quality: int
-    jpeg_subsampling: str
-    optimize: bool
-    progressive: bool
-    icc: str
-    keep_metadata: bool
-    max_pixels: int
-    max_image_bytes: int
-    allow_truncated: bool
+Claim = Callable[[int], None]
 
 
 class Source(NamedTuple):
@@ -115,13 +76,19 @@ def check_size(byte_count: int, options: ImageOptions) -> None:
         raise Reject(RejectReason.TOO_MANY_BYTES, f"{byte_count} bytes, --max_image_bytes {options.max_image_bytes}")
 
 
-def convert(data: bytes, options: ImageOptions, look: Callable[[Image.Image], None] | None = None) -> EncodedImage:
+def convert(
+    data: bytes,
+    options: ImageOptions,
+    look: Callable[[Image.Image], None] | None = None,
+    claim: Claim | None = None,
+) -> EncodedImage:
     """Convert one source image.
 
     Args:
         data: the file's bytes; what they are is for them to say, not for the file's name.
         options: what to make of it.
         look: called with the finished pixels, `RGB` or `L`, before they are encoded.
+        claim: called before a large image is decoded, with the bytes that it takes at the most until this returns.
 
     Raises:
         Reject: there is nothing to make of it.
@@ -137,7 +104,7 @@ def convert(data: bytes, options: ImageOptions, look: Callable[[Image.Image], No
         image = files.open_image(readable, name)
         size = image.size
         _check_pixels(size, options)
-        finished, source, passed = _finish(image, data, options)
+        finished, source, passed = _finish(image, data, options, claim)
         keeps = (options.keep_metadata, options.icc == "keep")
         metadata = passing.kept_metadata(image.info, finished.mode, options.format, *keeps) if passed is None else {}
     except Reject:
@@ -151,7 +118,7 @@ def convert(data: bytes, options: ImageOptions, look: Callable[[Image.Image], No
     if passed is not None:
         how = WHOLE if passed == data else WITHOUT_METADATA
         return EncodedImage(passed, finished.height, finished.width, source, how)
-    return EncodedImage(_encode(finished, metadata, options), finished.height, finished.width, source)
+    return EncodedImage(encoding.encode(finished, metadata, options), finished.height, finished.width, source)
 
 
 def _check_pixels(size: geometry.Size, options: ImageOptions) -> None:
@@ -165,25 +132,42 @@ def _check_sides(size: geometry.Size, options: ImageOptions) -> None:
         raise Reject(RejectReason.TOO_MANY_PIXELS, detail)
 
 
-def _finish(image: ImageFile.ImageFile, data: bytes, options: ImageOptions) -> tuple[Image.Image, Source, bytes | None]:
+def _check_memory(
+    image: ImageFile.ImageFile, size: geometry.Size, data: bytes, options: ImageOptions, claim: Claim | None = None
+) -> None:
+    if memory.is_small(image, size, options):
+        return
+    needed = memory.check(image, size, data, _orientation(image), options)
+    if claim is not None and needed > memory.LARGE:
+        claim(needed)
+
+
+def _finish(
+    image: ImageFile.ImageFile, data: bytes, options: ImageOptions, claim: Claim | None
+) -> tuple[Image.Image, Source, bytes | None]:
     """The stored pixels, what they were made of, and the bytes to store where the source's own will do."""
-    jpeg = colour.is_jpeg(image)
+
+    jpeg, size = colour.is_jpeg(image), image.size
     if not jpeg:  # metadata may follow the pixels, which in turn may differ in size from what the header says
+        _check_memory(image, size, data, options, claim)
         files.load(image, data, options.allow_truncated)
-        _check_pixels(image.size, options)
+        size = image.size
+        _check_pixels(size, options)
+        _check_memory(image, size, data, options)
     orientation = _orientation(image)
-    plan = geometry.fit(image.size, options.size, options.resize_mode, orientation)
+    plan = geometry.fit(size, options.size, options.resize_mode, orientation)
     _check_sides(plan.canvas, options)
-    width, height = geometry.upright_size(image.size, orientation)
+    width, height = geometry.upright_size(size, orientation)
     source = Source("JPEG" if jpeg else str(image.format), height, width)
     profile = _profile_to_convert(image, options)
     passed = None
-    if orientation == 1 and profile is None and plan.changes_nothing(image.size):
+    if orientation == 1 and profile is None and plan.changes_nothing(size):
         passed = _passed(image, data, options)
     scale = 1.0
     if jpeg:
         luma = options.channels == 1 and profile is None
         scale = geometry.shrink_on_load(image, plan, "L" if luma and passed is None else "RGB")
+        _check_memory(image, size, data, options, claim)
         files.load(image, data, options.allow_truncated)
     pixels = geometry.resize(colour.to_bytes(image, data), plan, scale, options.resample)
     pixels = colour.finish(pixels, profile, options.background or _WHITE, options.channels)
@@ -220,29 +204,3 @@ def _passed(image: Image.Image, data: bytes, options: ImageOptions) -> bytes | N
     if options.format == "png" and image.format == "PNG":
         return passing.passed_png(data, options.channels, options.keep_metadata, keep_profile)
     return None
-
-
-def _encode(pixels: Image.Image, metadata: dict[str, Any], options: ImageOptions) -> bytes:
-    """Encode finished pixels.
-
-    Raises:
-        Reject: `out_of_memory`.
-    """
-    pixels.info = {}  # comments, profiles and EXIF of the source would otherwise be written
-    out = io.BytesIO()
-    try:
-        if options.format == "png":
-            pixels.save(out, "PNG", optimize=options.optimize, **metadata)
-            return out.getvalue()
-        pixels.save(
-            out,
-            "JPEG",
-            quality=options.jpeg_quality,
-            subsampling=SUBSAMPLING[options.jpeg_subsampling],
-            optimize=options.optimize,
-            progressive=options.progressive,
-            **metadata,
-        )
-    except MemoryError:
-        raise Reject(RejectReason.OUT_OF_MEMORY, f"{pixels.width}x{pixels.height} pixels to encode") from None
-    return out.getvalue()

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageCms, ImageFile
 
 from beam_pipeline.errors import Reject
+from beam_pipeline.images import files
 from beam_pipeline.schema import RejectReason
 
 STORED_MODES = {1: "L", 3: "RGB"}  # channels → Pillow's mode
@@ -24,16 +25,16 @@ _CACHED_PROFILES = 32
 _SAME_COLOUR = 2
 _PROFILE_SPACES = {b"RGB ": "RGB", b"GRAY": "L", b"CMYK": "CMYK"}
 _SRGB = ImageCms.createProfile("sRGB")
-_BAND_PIXELS = 1 << 20
+_BAND_PIXELS = 1 << 18
 _PNG_DEPTH_BYTE = 24  # of the file: signature 8, length 4, "IHDR" 4, width 4, height 4
-_TIFF_PHOTOMETRIC = 262
+_TIFF_BITS, _TIFF_PHOTOMETRIC = 258, 262
 _WHITE_IS_ZERO = 0
 
 
 def to_bytes(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
     """A decoded image as `L`, `LA`, `RGB`, `RGBA` or `CMYK`, 8 bits a channel.
 
-    16 bits become 8 by their high byte, as Pillow itself does it for colour: black, white and order are kept.
+    16 and 12 bits become 8 by the highest, as Pillow itself does it for colour: black, white and order are kept.
 
     Args:
         image: decoded.
@@ -65,15 +66,23 @@ def is_jpeg(image: Image.Image) -> bool:
     return image.format in ("JPEG", "MPO")
 
 
+def png_depth(image: Image.Image, data: bytes) -> int:
+    """Bits a channel of a PNG; 8 for any other file."""
+    return data[_PNG_DEPTH_BYTE] if image.format == "PNG" else 8
+
+
 def _from_16_bits(image: ImageFile.ImageFile, key: int | None) -> Image.Image:
     """`L`, or `LA` where one value is transparent; by bands of rows: a large image would be in memory thrice."""
-    inverted = getattr(image, "tag_v2", {}).get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO
+    tags = getattr(image, "tag_v2", {})
+    bits = tags.get(_TIFF_BITS, (16,))[0]  # 12 are read too, as values up to 4095
+    white = (1 << bits) - 1
+    inverted = tags.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO
     result = Image.new("L" if key is None else "LA", image.size)
     rows = max(1, _BAND_PIXELS // image.width)
     for top in range(0, image.height, rows):
         band = image.crop((0, top, image.width, min(top + rows, image.height)))
         values = np.asarray(band)  # in the machine's byte order, whatever the file's
-        high = Image.fromarray(((65535 - values if inverted else values) >> 8).astype(np.uint8))
+        high = Image.fromarray(((white - values if inverted else values) >> bits - 8).astype(np.uint8))
         if key is not None:
             high.putalpha(Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8)))
         result.paste(high, (0, top))
@@ -82,13 +91,32 @@ def _from_16_bits(image: ImageFile.ImageFile, key: int | None) -> Image.Image:
 
 def _with_transparent_colour(image: Image.Image, key: int | Rgb, data: bytes) -> Image.Image:
     """The one transparent colour of a GIF or PNG (tRNS, in the file's depth, which Pillow overlooks) as alpha."""
-    depth = data[_PNG_DEPTH_BYTE] if image.format == "PNG" else 8
+    depth = png_depth(image, data)
 
     def scaled(value: int) -> int:
         return value >> 8 if depth == 16 else value * 255 // ((1 << depth) - 1)
 
     image.info["transparency"] = tuple(map(scaled, key)) if isinstance(key, tuple) else scaled(key)
-    return image.convert("RGBA" if image.mode == "RGB" else "LA")
+    pixels = image.convert("RGBA" if image.mode == "RGB" else "LA")
+    if depth == 16 and isinstance(key, tuple):
+        _compare_low_bytes(pixels, key, data)
+    return pixels
+
+
+def _compare_low_bytes(pixels: Image.Image, key: Rgb, data: bytes) -> None:
+    """Make visible what is transparent because the high bytes of its colour are the transparent one's.
+
+    Pillow decodes the high bytes of a 16-bit RGB PNG; decoding such a file again as if its low bytes were them is its
+    only way to these.
+    """
+    alpha = pixels.getchannel("A")
+    if alpha.getextrema()[0] == 255:
+        return
+    low = files.open_image(data, "PNG")
+    low.tile = [low.tile[0]._replace(args="RGB;16L")]
+    files.load(low, data, allow_truncated=True)  # it was allowed, if it is
+    low.info["transparency"] = tuple(value & 255 for value in key)
+    pixels.putalpha(ImageChops.lighter(alpha, low.convert("RGBA").getchannel("A")))
 
 
 def _without_opaque_alpha(image: Image.Image) -> Image.Image:

@@ -117,6 +117,20 @@ def jpeg_frame(data: bytes) -> JpegFrame | None:
     return None
 
 
+def first_scan_channels(data: bytes) -> int:
+    """How many channels the first scan of a JPEG holds, without a look at its compressed data; 0 if it isn't found."""
+    position = 2
+    while position + 5 <= len(data) and data[position] == 0xFF:
+        kind = data[position + 1]
+        if kind == SOS:
+            return data[position + 4]
+        if kind == 0xFF:
+            position += 1
+        else:
+            position += 2 if kind in _WITHOUT_LENGTH else 2 + struct.unpack_from(">H", data, position + 2)[0]
+    return 0
+
+
 def png_parts(data: bytes) -> Iterator[Part]:
     """The chunks of a PNG from IHDR to IEND, each with its CRC checked.
 

@@ -1,7 +1,7 @@
 """Image files by their content: which format, opened by Pillow, decoded as far as they go, and why they can't be.
 
-Importing this module sets, for the process, that Pillow's own size limits, warnings and log lines stay out of it: the
-job's limits decide, and what is wrong with an image is said in its reject.
+Importing this module sets, for the process, that Pillow's own size limits, warnings and log lines stay out of it, and
+texts of a PNG too: the job's limits decide, and what is wrong with an image is said in its reject.
 """
 
 from __future__ import annotations
@@ -68,6 +68,31 @@ logging.getLogger("PIL").setLevel(logging.CRITICAL)
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # --decode_threads says how many images are decoded at a time
 
 
+class _PngStream(PngImagePlugin.PngStream):
+    """Chunks of a PNG, of whose texts only XMP and the comment become known.
+
+    Pillow files texts with what it finds out itself, under any keyword: `transparency` or `interlace` would decide.
+    """
+
+    def call(self, cid: bytes, pos: int, length: int) -> bytes:
+        if cid not in _TEXTS:
+            return super().call(cid, pos, length)
+        found, self.im_info = self.im_info, {}
+        try:
+            return super().call(cid, pos, length)
+        finally:
+            text, self.im_info = self.im_info, found
+            if "Comment" in text:
+                found["comment"] = text["Comment"]
+            if _XMP in text:
+                found["xmp"] = text["xmp"]
+
+
+_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
+_XMP = "XML:com.adobe.xmp"
+PngImagePlugin.PngStream = _PngStream  # type: ignore[misc]
+
+
 def recognise(data: bytes) -> str:
     """Pillow's name of a file's format.
 
@@ -120,8 +145,12 @@ def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
         Exception: whatever Pillow raises for a broken file.
     """
     image = Image.OPEN[name][0](io.BytesIO(data), "")  # Image.open hides what it raises
-    if name == "TIFF" and _DNG_VERSION in image.tag_v2:  # type: ignore[attr-defined]
-        raise Reject(RejectReason.UNSUPPORTED, f"DNG, {len(data)} bytes")  # what Pillow opens is a thumbnail
+    if name == "TIFF":
+        if _DNG_VERSION in image.tag_v2:  # type: ignore[attr-defined]
+            raise Reject(RejectReason.UNSUPPORTED, f"DNG, {len(data)} bytes")  # what Pillow opens is a thumbnail
+        for key in ("icc_profile", "xmp"):  # a tag may be of any type
+            if not isinstance(image.info.get(key, b""), bytes):
+                del image.info[key]
     return image
 
 

@@ -33,7 +33,7 @@ _UPRIGHT = {
 _SIDEWAYS = frozenset({5, 6, 7, 8})
 
 _PREMULTIPLIED = {"RGBA": "RGBa", "LA": "La"}
-_BAND_PIXELS = 1 << 20
+_BAND_PIXELS = 1 << 18
 
 Size = tuple[int, int]
 Box = tuple[float, float, float, float]

@@ -2,7 +2,9 @@
 
 A URL is a local path or `scheme://…`. Names are never globbed, unquoted or normalised: what a listing returns reads
 back, whatever characters it holds. Remote requests retry with jittered backoff until a deadline; a local one fails at
-once. Everything is written whole under its final name: a reader meets a complete file or none.
+once. Everything is written whole under its final name: on this machine and in object stores a reader meets a complete
+file or none. Other filesystems of fsspec (`sftp://`, `smb://`, …) may show one half written, and keep it so when its
+writer is killed.
 
     base        what a storage can do, for those that use one
     urls        paths and URLs as text
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import google_crc32c
@@ -35,10 +38,12 @@ __all__ = [
     "crc32c_of",
     "explained",
     "is_local",
+    "is_whole",
     "join",
     "normalize",
     "open_storage",
     "open_versioned",
+    "pieces",
     "why_unusable",
 ]
 
@@ -84,14 +89,25 @@ def _remote(protocol: str, deadline_s: float) -> VersionedStorage:
         raise StorageError(f"can't open {protocol}:// URLs: {error}; install its fsspec package") from None
 
 
-def crc32c_of(store: Storage, url: str) -> int:
-    """CRC-32C of a whole file, read in pieces."""
-    crc, position = 0, 0
-    file = store.stat(url)
-    size = file.bytes if file else 0
-    while position < size:
-        piece = store.read(url, position, min(position + _PIECE_BYTES, size))
-        if not piece:
-            break
-        crc, position = google_crc32c.extend(crc, piece), position + len(piece)
-    return crc
+def pieces(store: Storage, url: str, size: int) -> Iterator[bytes]:
+    """The first `size` bytes of a file, in pieces."""
+    for start in range(0, size, _PIECE_BYTES):
+        yield store.read(url, start, min(start + _PIECE_BYTES, size))
+
+
+def crc32c_of(store: Storage, url: str, size: int) -> int:
+    """CRC-32C of the first `size` bytes of a file."""
+    return functools.reduce(google_crc32c.extend, pieces(store, url, size), 0)
+
+
+def is_whole(store: Storage, url: str, found: ListedFile | None, size: int, crc32c: int) -> bool:
+    """Whether a file has this size and CRC-32C; where the store doesn't know the CRC, the file is read.
+
+    Args:
+        store, url: where it is.
+        found: what the store says of it.
+        size, crc32c: what it should be.
+    """
+    if found is None or found.bytes != size:
+        return False
+    return crc32c == (crc32c_of(store, url, size) if found.crc32c is None else found.crc32c)

@@ -62,8 +62,8 @@ class Storage(Protocol):
     def delete_temporaries(self, url: str) -> None:
         """Delete what writes that were killed left below a folder; object stores have no such files."""
 
-    def delete_empty_folders(self, url: str) -> None:
-        """Delete a folder that holds nothing, and two above it if they then do; object stores know no such."""
+    def delete_empty_folders(self, *urls: str) -> None:
+        """Delete these folders, one after the other, where they hold nothing; object stores know no empty ones."""
 
 
 class Version(NamedTuple):

@@ -19,7 +19,8 @@ CHUNK_BYTES = 16 << 20  # a multiple of 256 KiB; a minute of silence ends a requ
 class ChunkedUpload:
     """One resumable upload. https://cloud.google.com/storage/docs/performing-resumable-uploads
 
-    A chunk without an answer is followed by the question what has arrived, until the deadline; it goes on from there.
+    A chunk without an answer is followed by the question what has arrived; it goes on from there. What counts for the
+    deadline is the time since something more had arrived.
     """
 
     def __init__(self, client: Client, local_file: str, url: str, deadline_s: float) -> None:
@@ -29,7 +30,8 @@ class ChunkedUpload:
         self._deadline_s = deadline_s
         self._size = os.path.getsize(local_file)
         self._session = ""
-        self._position: int | None = 0  # None: unknown, the last request had no answer
+        self._arrived = 0  # bytes that the server has
+        self._is_known = True  # no longer after a chunk without an answer
 
     def run(self) -> None:
         """Upload the file.
@@ -44,7 +46,7 @@ class ChunkedUpload:
                 crc32c = google_crc32c.extend(crc32c, piece)
             self._session = self._begin()
             while True:
-                reply = retry(lambda: self._step(file), self._url, self._deadline_s)
+                reply = retry(lambda: self._advance(file), self._url, self._deadline_s)
                 if reply.status in (404, 410):
                     raise Incomplete("the upload is no longer known")
                 if reply.status != 308:
@@ -63,16 +65,30 @@ class ChunkedUpload:
         )
         return reply.headers["Location"]
 
-    def _step(self, file: IO[bytes]) -> Reply:
-        """Send the next chunk, or ask where it begins."""
-        start, self._position = self._position, None
-        data, content_range = b"", f"bytes */{self._size}"
-        if start is not None:
-            file.seek(start)
-            data = file.read(CHUNK_BYTES)
-            content_range = f"bytes {start}-{start + len(data) - 1}/{self._size}"
+    def _advance(self, file: IO[bytes]) -> Reply:
+        """Send the next chunk, once it is known where it begins.
+
+        Raises:
+            Incomplete: nothing more has arrived.
+        """
+        before = self._arrived
+        if not self._is_known:
+            reply = self._put(b"", f"bytes */{self._size}")
+            if reply.status != 308 or self._arrived > before:
+                return reply
+        file.seek(self._arrived)
+        data = file.read(CHUNK_BYTES)
+        span = f"{self._arrived}-{self._arrived + len(data) - 1}" if data else "*"
+        reply = self._put(data, f"bytes {span}/{self._size}")
+        if reply.status == 308 and self._arrived <= before:
+            raise Incomplete(f"of a chunk of {len(data)} bytes none has arrived")
+        return reply
+
+    def _put(self, data: bytes, content_range: str) -> Reply:
+        self._is_known = False
         expected = (308, 404, 410)
         reply = self._client.send("PUT", self._session, {"Content-Range": content_range}, data, expected=expected)
         if reply.status == 308:  # `bytes=0-LAST`, or nothing where none has arrived
-            self._position = int(reply.headers.get("Range", "bytes=0--1").removeprefix("bytes=0-")) + 1
+            self._arrived = int(reply.headers.get("Range", "bytes=0--1").removeprefix("bytes=0-")) + 1
+            self._is_known = True
         return reply

@@ -134,7 +134,7 @@ class GoogleStorage(FsspecStorage):
             if found is None or media is None:
                 return None
             reply, item = found
-            if media.headers["X-Goog-Generation"] == item["generation"]:  # else it was written in between
+            if media.headers.get("X-Goog-Generation") == item["generation"] or _holds(item, media.body):
                 age = parsedate_to_datetime(reply.headers["Date"]) - datetime.fromisoformat(item["updated"])
                 return Version(media.body, item["generation"], age.total_seconds())
 
@@ -156,6 +156,11 @@ class GoogleStorage(FsspecStorage):
         self._retry(
             lambda: or_nothing(lambda: self._client.send("DELETE", object_path(url), expected=(412,), **condition)), url
         )
+
+
+def _holds(item: Mapping[str, Any], data: bytes) -> bool:
+    """Whether these bytes are this object's, where a proxy left their generation out; else one was written between."""
+    return crc32c_in(item) == int(google_crc32c.value(data))
 
 
 def listed_file(path: str, item: Mapping[str, Any]) -> ListedFile:

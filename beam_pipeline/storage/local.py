@@ -17,6 +17,8 @@ from beam_pipeline.storage.base import ListedFile
 from beam_pipeline.storage.retries import explained
 
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
+# Of a link that leads nowhere, or round in circles, and of a file that has gone since its folder was read.
+_NOTHING_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 # Of a file system that knows no hard links, such as FAT.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
@@ -38,7 +40,7 @@ class LocalStorage:
     def folders(self, url: str) -> list[str]:
         try:
             with _told(url), os.scandir(url) as entries:
-                return sorted(entry.name for entry in entries if os.path.isdir(entry))
+                return sorted(entry.name for entry in entries if (stat := _stat(entry)) and S_ISDIR(stat.st_mode))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -52,9 +54,8 @@ class LocalStorage:
                 continue
             with _told(folder), _scanned(folder, missing_is_fine=bool(prefix)) as entries:
                 for entry in entries:
-                    try:
-                        stat = entry.stat()
-                    except OSError:  # a symbolic link to nothing, or to itself
+                    stat = _stat(entry)
+                    if stat is None:
                         continue
                     if S_ISDIR(stat.st_mode):
                         pending.append((f"{prefix}{entry.name}/", above | {real}))
@@ -124,9 +125,9 @@ class LocalStorage:
             if _TEMPORARY.search(file.path):
                 self.delete(os.path.join(url, file.path))
 
-    def delete_empty_folders(self, url: str) -> None:
-        with contextlib.suppress(OSError):
-            for folder in (url, os.path.dirname(url), os.path.dirname(os.path.dirname(url))):
+    def delete_empty_folders(self, *urls: str) -> None:
+        for folder in urls:
+            with contextlib.suppress(OSError):
                 os.rmdir(folder)
 
 
@@ -142,6 +143,16 @@ def _scanned(folder: str, missing_is_fine: bool) -> Iterator[Iterable[os.DirEntr
         return
     with scan:
         yield scan
+
+
+def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """What an entry is, or leads to; None for nothing. One that may not be looked at must not be left out silently."""
+    try:
+        return entry.stat()
+    except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return None
+        raise explained(entry.path, error) from error
 
 
 @contextmanager

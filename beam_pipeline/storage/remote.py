@@ -114,7 +114,7 @@ class FsspecStorage:
     def delete_temporaries(self, url: str) -> None:
         pass
 
-    def delete_empty_folders(self, url: str) -> None:
+    def delete_empty_folders(self, *urls: str) -> None:
         pass
 
     def _retry(self, request: Callable[[], T], url: str) -> T:

@@ -84,7 +84,7 @@ _RIGHT = "; give this account the right to it, the same command resumes"
 _FIXES_BY_ERRNO = {errno.ENOSPC: _ROOM, errno.EDQUOT: _ROOM, errno.EACCES: _RIGHT, errno.EPERM: _RIGHT}
 _FIXES_BY_STATUS = {
     401: "; credentials are missing or have expired: gcloud auth application-default login",
-    403: "; give this account the right to it, the same command resumes",
+    403: _RIGHT,
 }
 
 
@@ -93,20 +93,28 @@ def passes(error: Exception) -> bool:
     status = getattr(error, "code", None) or getattr(error, "status", None)
     if isinstance(status, int):
         return status in (408, 429) or status >= 500
+    if isinstance(error, PermissionError):  # s3fs tells a refusal so, without a number
+        return False
     if isinstance(error, OSError):
         return error.errno not in _LASTING and "Forbidden" not in str(error)
-    if _is_of_credentials(error):
+    if _fix_of_credentials(error):
         return type(error).__name__ == "TransportError" or bool(getattr(error, "retryable", False))
     return not isinstance(error, (ValueError, TypeError, NotImplementedError, MemoryError))
 
 
-def _is_of_credentials(error: Exception) -> bool:
-    return type(error).__module__ == "google.auth.exceptions"
+def _fix_of_credentials(error: Exception) -> str:
+    """What mends an error of the credentials' own library; "" for any other error."""
+    module, name = type(error).__module__, type(error).__name__
+    if module == "google.auth.exceptions":
+        return _FIXES_BY_STATUS[401]
+    if module == "botocore.exceptions" and ("Credential" in name or "Token" in name):
+        return "; credentials are missing or have expired: aws configure"
+    return ""
 
 
 def _reason(error: Exception) -> str:
     text = " ".join(f"{'' if isinstance(error, Refused) else type(error).__name__ + ': '}{error}".split())
-    fix = _FIXES_BY_STATUS[401] if _is_of_credentials(error) and not passes(error) else ""
+    fix = "" if passes(error) else _RIGHT if isinstance(error, PermissionError) else _fix_of_credentials(error)
     return text[:300] + fix
 
 

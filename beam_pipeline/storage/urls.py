@@ -26,7 +26,9 @@ def join(base: str, relative: str) -> str:
 
 
 def normalize(url: str) -> str:
-    """A user's folder as the job carries it: local paths made absolute, no slash at the end."""
+    """A user's folder as the job carries it: local paths made absolute, `file://` ones too, no slash at the end."""
+    if scheme_of(url) == "file":
+        url = url.partition("://")[2]
     if is_local(url):
         return os.path.abspath(os.path.expanduser(url))
     scheme, _, path = url.partition("://")

@@ -8,28 +8,28 @@ from itertools import chain, islice
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import AsIter, AsSingleton
+from apache_beam.pvalue import AsSingleton
 
 from beam_pipeline import duplicates, storage
 from beam_pipeline.duplicates import Digest, Group, SavedGroups, Verdict
 from beam_pipeline.errors import Reject
+from beam_pipeline.fetching import check_unchanged, fetch
 from beam_pipeline.listing import image_url
 from beam_pipeline.options import Config
 from beam_pipeline.pools import shared_pools
 from beam_pipeline.schema import relative_path_bytes
-from beam_pipeline.sharding import ImageRef
+from beam_pipeline.sharding import ImageRef, sample_size
 from beam_pipeline.state import JobPlan
-from beam_pipeline.transforms.elements import KEYED_PAGE, PAGE_REFS, Page, Survey, keyed
-from beam_pipeline.writer import check_unchanged, fetch
+from beam_pipeline.transforms.elements import KEYED_PAGE, PAGE_REFS, Page, Survey, keyed, smallest
 
-_PAGES, _GROUPS, _SAMPLED = "pages", "groups", "sampled"
+_PAGES, _GROUPS, _SMALLEST = "pages", "groups", "smallest"
 
 
 class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
     """Finds images with the same bytes before anything is planned, and marks all but the first by path.
 
-    Input: (key, iterable of `Page`). Output: the same with MD5s as etags and `duplicate_of`; the `Survey` without
-    marked images in its sample; and (bucket, `Group`s). Fails the job as `--duplicates` says, before a page leaves.
+    Input: (key, iterable of `Page`). Output: the same with MD5s as etags and `duplicate_of`; the `Survey` with a sample
+    of unmarked images; and (bucket, `Group`s). Fails the job as `--duplicates` says, before a page leaves.
 
     `survey`: one `Survey`, of `ListImages`.
     """
@@ -45,10 +45,10 @@ class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
             pages
             | "HashImages" >> beam.FlatMap(_hash_pages, config, AsSingleton(self._survey)).with_output_types(KEYED_PAGE)
             | "GroupByDigest" >> beam.GroupByKey()
-            | "MarkAllButFirst"
-            >> beam.ParDo(_MarkFn(), AsSingleton(self._survey)).with_outputs(_GROUPS, _SAMPLED, main=_PAGES)
+            | "MarkAllButFirst" >> beam.ParDo(_MarkFn(config)).with_outputs(_GROUPS, _SMALLEST, main=_PAGES)
         )
         marked[_PAGES].element_type = KEYED_PAGE  # outputs with tags know no types of their own
+        marked[_SMALLEST].element_type = Page
         verdict = (
             marked[_GROUPS]
             | "Judge" >> beam.Map(lambda bucketed: Verdict.of(config, bucketed[1]))
@@ -57,7 +57,8 @@ class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
         checked = marked[_PAGES] | "CheckVerdict" >> beam.Map(_checked, AsSingleton(verdict), config).with_output_types(
             KEYED_PAGE
         )
-        survey = self._survey | "SampleUnmarked" >> beam.Map(_without, AsIter(marked[_SAMPLED]))
+        unmarked = marked[_SMALLEST] | "SmallestUnmarked" >> beam.CombineGlobally(_join_smallest)
+        survey = self._survey | "SampleUnmarked" >> beam.Map(_resampled, AsSingleton(unmarked))
         return checked | "SameMarksForAll" >> beam.GroupByKey(), survey, marked[_GROUPS]
 
 
@@ -92,33 +93,38 @@ def _hash_pages(pages: tuple[int, Iterable[Page]], config: Config, survey: Surve
 
 
 class _MarkFn(beam.DoFn):  # type: ignore[misc]
-    """(bucket, iterable of `Page`) → keyed `Page`s; groups to the output `_GROUPS`, marked paths to `_SAMPLED`."""
+    """(bucket, iterable of `Page`) → keyed `Page`s; groups to `_GROUPS`, the sample of its unmarked to `_SMALLEST`."""
 
-    def process(self, bucket: tuple[int, Iterable[Page]], survey: Survey) -> Iterator[Any]:
-        sample = {ref.path for ref in survey.smallest}
+    def __init__(self, config: Config) -> None:
+        self._most_bytes = config.image_options.max_image_bytes
+
+    def process(self, bucket: tuple[int, Iterable[Page]]) -> Iterator[Any]:
         number, pages = bucket
-        digests = (_digest(ref) for ref in chain.from_iterable(pages))
+        digests = (self._digest(ref) for ref in chain.from_iterable(pages))
         groups = duplicates.find_groups(digest for digest in digests if digest is not None)
         first = {group.md5: group.images[0][0] for group in groups}
         marked = (_mark(ref, first) for ref in chain.from_iterable(pages))
+        unmarked = Page()
         while page := Page(islice(marked, PAGE_REFS)):
             yield keyed(page)
-            for ref in page:
-                if ref.duplicate_of and ref.path in sample:
-                    yield beam.pvalue.TaggedOutput(_SAMPLED, relative_path_bytes(ref.path))
+            unmarked = smallest(chain(unmarked, (ref for ref in page if not ref.duplicate_of)))
+        yield beam.pvalue.TaggedOutput(_SMALLEST, unmarked)
         if groups:
             yield beam.pvalue.TaggedOutput(_GROUPS, (number, groups))
 
+    def _digest(self, ref: ImageRef) -> Digest | None:
+        md5 = duplicates.listed_md5(ref)
+        if md5 is None or ref.source_bytes > self._most_bytes:  # a local file that large isn't read either
+            return None
+        return duplicates.digest_of(ref, md5)
 
-def _without(survey: Survey, marked: Iterable[bytes]) -> Survey:
-    paths = set(marked)
-    kept = Page(ref for ref in survey.smallest if relative_path_bytes(ref.path) not in paths)
-    return survey._replace(smallest=kept)
+
+def _join_smallest(pages: Iterable[Page]) -> Page:
+    return smallest(chain.from_iterable(pages))
 
 
-def _digest(ref: ImageRef) -> Digest | None:
-    md5 = duplicates.listed_md5(ref)
-    return None if md5 is None else duplicates.digest_of(ref, md5)
+def _resampled(survey: Survey, unmarked: Page) -> Survey:
+    return survey._replace(smallest=Page(unmarked[: sample_size(survey.images)]))
 
 
 def _mark(ref: ImageRef, first: dict[bytes, bytes]) -> ImageRef:

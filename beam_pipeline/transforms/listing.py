@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -17,9 +16,9 @@ from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.manifest_rows import Row
 from beam_pipeline.options import Config
 from beam_pipeline.progress import report
-from beam_pipeline.sharding import LARGEST_SAMPLE, sample_size
+from beam_pipeline.sharding import sample_size
 from beam_pipeline.storage import ListedFile
-from beam_pipeline.transforms.elements import KEYED_PAGE, PAGE_REFS, Page, Survey, counter, keyed
+from beam_pipeline.transforms.elements import KEYED_PAGE, PAGE_REFS, Page, Survey, counter, keyed, smallest
 
 
 class ListImages(beam.PTransform):  # type: ignore[misc]
@@ -87,10 +86,8 @@ class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
         self._config = config
         self._listed = counter(metrics.IMAGES_LISTED)
         self._empty = counter(metrics.CLASSES_EMPTY)
-        self._skipped = {
-            listing.HIDDEN: counter(metrics.SKIPPED_HIDDEN),
-            listing.OTHER_SUFFIX: counter(metrics.SKIPPED_OTHER_SUFFIX),
-        }
+        self._hidden = counter(metrics.SKIPPED_HIDDEN)
+        self._other_suffix = counter(metrics.SKIPPED_OTHER_SUFFIX)
 
     def process(self, numbered: tuple[int, Iterable[listing.ClassFolder]]) -> Iterator[Any]:
         for folder in numbered[1]:
@@ -99,13 +96,15 @@ class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
     def _list(self, folder: listing.ClassFolder) -> Iterator[Any]:
         found = _Found()
         found.counts[folder.label] = 0  # a folder without images is a class nevertheless
-        refs = listing.list_images(self._config, folder, lambda kind: self._skipped[kind].inc())
+        refs = listing.list_images(self._config, folder, found.skipped.add)
         while page := Page(islice(refs, PAGE_REFS)):
             found.add(page)
             limits.check(found.counts.total(), self._config.most_references)
             report(images_listed=len(page))
             yield keyed(page)
         self._listed.inc(found.counts.total())
+        self._hidden.inc(found.skipped.hidden)
+        self._other_suffix.inc(found.skipped.other_suffix)
         if not found.smallest:
             self._empty.inc()
         yield beam.pvalue.TaggedOutput(_FOUND, (None, found))
@@ -157,11 +156,12 @@ class _PageRowsFn(beam.DoFn):  # type: ignore[misc]
 
 
 class _Found:
-    """What has been listed so far: images by class, and those with the smallest order keys."""
+    """What has been listed so far: images by class, those with the smallest order keys, and what is no image."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.smallest = Page()
+        self.skipped = listing.Skipped()
 
     def add(self, page: Page) -> None:
         """Add listed references."""
@@ -172,10 +172,10 @@ class _Found:
         """Add what another worker has listed."""
         self.counts.update(other.counts)
         self._keep_smallest(other.smallest)
+        self.skipped.merge(other.skipped)
 
     def _keep_smallest(self, page: Page) -> None:
-        candidates = chain(self.smallest, page)
-        self.smallest = Page(heapq.nsmallest(LARGEST_SAMPLE, candidates, key=lambda ref: (ref.order_key, ref.path)))
+        self.smallest = smallest(chain(self.smallest, page))
 
 
 class _JoinFound(beam.CombineFn):  # type: ignore[misc]
@@ -212,4 +212,4 @@ class _JoinFound(beam.CombineFn):  # type: ignore[misc]
         if unknown:
             raise ImageShardsError(f"class {unknown[0]!r} is not in the labels file: add a line for it")
         classes = self._fixed if self._fixed is not None else tuple(sorted(total.counts))
-        return Survey(images, classes, Page(total.smallest[: sample_size(images)]))
+        return Survey(images, classes, Page(total.smallest[: sample_size(images)]), total.skipped.document())

@@ -112,7 +112,9 @@ class _KeysAndSizesFn(beam.DoFn):  # type: ignore[misc]
         for ref in chain.from_iterable(pages[1]):
             if ref.split not in histograms:
                 histograms[ref.split] = Histogram(Histogram.shift_for(survey.images))
-            histograms[ref.split].add(ref.order_key, self._sizes.estimate(ref.path, ref.source_bytes))
+            # A dropped duplicate has its place in the order, but no record.
+            estimate = 1 if ref.duplicate_of else self._sizes.estimate(ref.path, ref.source_bytes)
+            histograms[ref.split].add(ref.order_key, estimate)
             self._listed.references.add((*listing_fields(ref), ref.etag.encode()))
 
     def finish_bundle(self) -> Iterator[Any]:

@@ -19,6 +19,8 @@ _IDLE_SHARE = 0.25
 _AUGMENT_SHARE = 0.2
 _HAND_OVER_SHARE = 0.15
 _LARGER_BY = 1.5  # pixels stored, for one trained on
+# Below these a run tells more of starts and of other programs than of the dataset.
+_LEAST_IMAGES, _LEAST_REPEATS = 1000, 3
 _PARSED_AT_ONCE = 512  # as train_dataset does
 
 
@@ -86,15 +88,18 @@ def advise(found: list[Part], ours: Rate, decode: Rate, info: DatasetInfo, size:
     Args:
         found: of `parts`.
         ours, decode: rates of `train_dataset` and of its ceiling.
-        info: of the dataset.
+        info: of the dataset, where it was read.
         size: side in pixels that is trained on.
     """
+    if ours.images < _LEAST_IMAGES or len(ours.wall_s) < _LEAST_REPEATS:
+        enough = f"{_LEAST_IMAGES:,} images in each of {_LEAST_REPEATS} repeats"
+        return Advice(f"these runs are too short to judge, it takes {enough}", 1.0)
     total = sum(part.cpu_per_1000 for part in found)
     share_of = {part.name: part.cpu_per_1000 / total for part in found}
     options = [Advice(f"decoding is {share_of[DECODE]:.0%} of the work and little else to gain: more CPU cores", 1.0)]
     # How much worked, of what the ceiling got: other programs may have had the rest of the CPUs.
     busy = min(1.0, ours.cpu_per_1000 * ours.images_per_s / (decode.cpu_per_1000 * decode.images_per_s))
-    if busy < 1 - _IDLE_SHARE:
+    if busy < 1 - _IDLE_SHARE and info.shard_storage.is_remote:
         near = "copy the dataset to a local disk (python -m reader copy) or train with cache=DIR"
         options.append(Advice(f"the CPUs wait {1 - busy:.0%} of the time for storage: {near}", 1 / busy))
     stored = info.image.max_size

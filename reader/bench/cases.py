@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from reader import augment
 from reader.bench import ceilings
+from reader.bench.latency import slow_names
 from reader.bench.material import Material
 from reader.dataset import train_dataset
 from reader.decode import batch_decoder, decode_image, resize
@@ -49,7 +50,7 @@ class Case:
 
 
 def all_cases(
-    material: Material, info: DatasetInfo, files: str, *, size: int, batch_size: int, cache: str, is_plain_path: bool
+    material: Material, info: DatasetInfo, files: str, *, size: int, batch_size: int, cache: str, latency_s: float
 ) -> list[Case]:
     """Every way there is to read this dataset.
 
@@ -59,12 +60,13 @@ def all_cases(
         files: folder or URL of individual files.
         size: side in pixels.
         cache: a new folder for the disk cache of individual files.
-        is_plain_path: whether TensorFlow itself can open the storage: the tutorial's ways need that.
+        latency_s: of a storage request.
     """
-    cases = _individual(material, files, size, batch_size, cache)
-    if is_plain_path:
-        cases += _tutorials(material, size, batch_size)
-    return cases + _ours(material, info, size, batch_size)
+    return [
+        *_individual(material, files, size, batch_size, cache),
+        *_tutorials(material, size, batch_size, latency_s),
+        *_ours(material, info, size, batch_size),
+    ]
 
 
 def _individual(material: Material, files: str, size: int, batch_size: int, cache: str) -> list[Case]:
@@ -79,7 +81,7 @@ def _individual(material: Material, files: str, size: int, batch_size: int, cach
     ]
 
 
-def _tutorials(material: Material, size: int, batch_size: int) -> list[Case]:
+def _tutorials(material: Material, size: int, batch_size: int, latency_s: float) -> list[Case]:
     """As https://keras.io/examples/keras_recipes/tfrecord and TensorFlow's guides read shards."""
     image, decode = material.info.image, batch_decoder(material.info.image, size)
     parse = RecordParser(material.info.image_key, material.info.class_key, {})
@@ -90,14 +92,14 @@ def _tutorials(material: Material, size: int, batch_size: int) -> list[Case]:
         return tf.cast(pixels, tf.float32) / 255.0, labels[0]
 
     def gzip() -> Dataset:
-        names = tf.data.Dataset.list_files(material.gzip_shards, seed=0)
+        names = slow_names(tf.data.Dataset.list_files(material.gzip_shards, seed=0), latency_s)
         records = names.interleave(
             lambda name: tf.data.TFRecordDataset(name, compression_type="GZIP"), num_parallel_calls=_AUTOTUNE
         )
         return records.shuffle(2048, seed=0).map(example, num_parallel_calls=_AUTOTUNE).batch(1).prefetch(_AUTOTUNE)
 
     def plain() -> Dataset:
-        names = tf.io.gfile.glob(material.plain_shards)
+        names = slow_names(tf.data.Dataset.list_files(material.plain_shards, shuffle=False), latency_s)
         records = tf.data.TFRecordDataset(names, num_parallel_reads=_AUTOTUNE).shuffle(2048, seed=0).batch(batch_size)
         decoded = records.map(parse, num_parallel_calls=_AUTOTUNE)
         return decoded.map(lambda encoded, labels: (decode(encoded), labels), num_parallel_calls=_AUTOTUNE).prefetch(2)

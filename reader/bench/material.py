@@ -12,7 +12,7 @@ import numpy as np
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
 from reader.info import DatasetInfo
-from reader.picking import pick
+from reader.picking import check_shards, pick
 from reader.runs import RunReader
 
 _SHARDS = 8
@@ -49,6 +49,7 @@ def prepare(info: DatasetInfo, split: str, count: int, against: str | None, scra
         UsageError: no such split, or it is too small to measure.
     """
     table = info.run_table(split)
+    check_shards(info, split)
     count = min(count, table.total)
     reader = RunReader(info.shard_storage, table)
     records = [

@@ -9,6 +9,9 @@ from typing import Any
 from reader.bench.breakdown import Advice, Part
 from reader.bench.measure import Rate, ratio
 
+_OURS, _OTHERS, _CEILING = "tab:blue", "tab:gray", "tab:orange"
+_PARTS = ("tab:olive", "tab:cyan", "tab:purple", "tab:pink", "tab:brown")
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -19,8 +22,14 @@ class Row:
     ceiling: Rate | None
 
 
+_COLUMNS = (
+    "CPU s/1,000: CPU seconds of the whole process for 1,000 images; of its ceiling: as a share of the rate of the "
+    "same decoding, resizing and augmentation alone, on bytes in memory, by wall clock and by CPU time"
+)
+
+
 def table(rows: Sequence[Row]) -> str:
-    """Lines of text, a way to read each."""
+    """Lines of text, a way to read each, and one that explains the columns."""
     width = max(len(row.name) for row in rows)
     lines = [f"{'':{width}}  images/s (slowest to fastest)   CPU s/1,000   of its ceiling: clock   CPU"]
     for row in rows:
@@ -31,7 +40,7 @@ def table(rows: Sequence[Row]) -> str:
             by_clock, by_cpu = ratio(row.rate, row.ceiling)
             line += f" {by_clock:23.2f} {by_cpu:5.2f}"
         lines.append(line)
-    return "\n".join(lines)
+    return "\n".join([*lines, _COLUMNS])
 
 
 def explain(found: Sequence[Part], advice: Advice) -> str:
@@ -75,40 +84,49 @@ def chart(rows: Sequence[Row], found: Sequence[Part], title: str, path: str) -> 
     """
     from matplotlib.figure import Figure  # a second to import
 
-    figure = Figure(figsize=(10, 1.9 + 0.42 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(10, 2.4 + 0.5 * len(rows)), layout="constrained")
     rates, times = figure.subplots(2, 1, height_ratios=[len(rows), 1.6])
     _draw_rates(rates, rows)
-    rates.set_title(title, loc="left")
-    left = 0.0
-    for part in found:
-        times.barh([0], [part.cpu_per_1000], left=left, label=part.name)
-        left += part.cpu_per_1000
-    times.set_yticks([0], ["train_dataset, flip_crop"])
-    times.set_xlabel("CPU seconds for 1,000 images")
-    times.legend(ncols=len(found), loc="upper center", bbox_to_anchor=(0.4, 1.6), frameon=False)
+    rates.set_title(title, loc="left", pad=26)  # above the legend
+    _draw_times(times, found)
     figure.savefig(path, dpi=120, format="png")
 
 
 def _draw_rates(axes: Any, rows: Sequence[Row]) -> None:
-    """A bar for each row. Caches of decoded pixels are so much faster that their bars are cut off."""
+    """For each row a bar that ends in its figure, and a thin one below it for its ceiling.
+
+    Caches of decoded pixels are so much faster that their bars are cut off.
+    """
     decoding = [rate for row in rows if row.ceiling for rate in (row.rate.spread[1], row.ceiling.images_per_s)]
-    limit = 1.35 * max(decoding)
+    limit = 1.2 * max(decoding)
     for place, row in enumerate(rows):
         median, (low, high) = row.rate.images_per_s, row.rate.spread
-        shown = min(median, limit)
-        axes.barh(place, shown, color="tab:blue" if row.name.startswith("train_dataset") else "tab:gray")
-        axes.plot([low, high], [place, place], "k-", linewidth=1)
-        end = max(shown, min(high, limit), row.ceiling.images_per_s if row.ceiling else 0)
-        if end > 0.9 * limit:
-            axes.text(0.98 * limit, place, f"{median:,.0f} →", va="center", ha="right", color="white")
-        else:
-            axes.text(end + 0.01 * limit, place, f"{median:,.0f}", va="center")
-    ceilings = [(place, row.ceiling.images_per_s) for place, row in enumerate(rows) if row.ceiling]
-    lows, highs = [place - 0.4 for place, _ in ceilings], [place + 0.4 for place, _ in ceilings]
+        middle = place - 0.1
+        axes.barh(middle, min(median, limit), height=0.5, color=_OURS if row.name.startswith("train_") else _OTHERS)
+        if median > limit:
+            axes.text(0.99 * limit, middle, f"{median:,.0f} →", va="center", ha="right", color="white")
+            continue
+        axes.plot([low, high], [middle, middle], color="black", linewidth=1)
+        axes.text(max(median, high) + 0.006 * limit, middle, f"{median:,.0f}", va="center")
+    places = [(place + 0.25, row.ceiling.images_per_s) for place, row in enumerate(rows) if row.ceiling]
     label = "its ceiling: the same work on bytes in memory"
-    axes.vlines([rate for _, rate in ceilings], lows, highs, "tab:red", linewidth=2, label=label)
+    axes.barh(*zip(*places, strict=True), height=0.12, color=_CEILING, label=label)
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, limit)
-    axes.set_xlabel("images/s: median, slowest and fastest run")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
+    axes.set_xlabel("images/s: median, and a line from the slowest to the fastest run")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False, borderaxespad=0.2)
+
+
+def _draw_times(axes: Any, found: Sequence[Part]) -> None:
+    """One bar of all parts of the work; the legend has their shares, of which small ones show no width."""
+    total = sum(part.cpu_per_1000 for part in found)
+    left = 0.0
+    for part, colour in zip(found, _PARTS, strict=True):
+        label = f"{part.name} {part.cpu_per_1000 / total:.0%}"
+        axes.barh([0], [part.cpu_per_1000], left=left, label=label, color=colour)
+        left += part.cpu_per_1000
+    axes.set_yticks([0], ["train_dataset, flip_crop"])
+    axes.set_xlim(0, total)
+    axes.set_xlabel("where the CPU time goes: CPU seconds for 1,000 images")
+    axes.legend(ncols=len(found), loc="lower right", bbox_to_anchor=(1, 1), frameon=False, borderaxespad=0.2)

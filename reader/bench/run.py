@@ -22,6 +22,7 @@ from reader.bench.measure import Runnable, measure
 from reader.bench.report import Row, chart, document, explain, table
 from reader.info import DatasetInfo, load_info
 from reader.storage import LocalStorage, cpu_count, normalize
+from reader.words import count
 
 _PROFILED_STEPS = 50
 
@@ -45,7 +46,7 @@ def bench(flags: argparse.Namespace) -> int:
             size=flags.image_size,
             batch_size=min(flags.batch_size, len(material.records)),
             cache=str(Path(scratch) / "cache"),
-            is_plain_path=not flags.storage_latency_ms,
+            latency_s=flags.storage_latency_ms / 1000,
         )
         rows = _measure(cases, len(material.records), flags.repeats)
         if flags.profile:
@@ -54,7 +55,7 @@ def bench(flags: argparse.Namespace) -> int:
         plain, augmented = by_name[PLAIN], by_name[FLIP_CROP]
         assert plain.ceiling is not None and augmented.ceiling is not None
         found = parts(material, info, plain.rate, plain.ceiling, augmented.ceiling)
-        advice = advise(found, plain.rate, plain.ceiling, info, flags.image_size)
+        advice = advise(found, plain.rate, plain.ceiling, read_info, flags.image_size)
     conditions = _conditions(flags, material)
     title = f"{info.name} {info.version}, {flags.image_size} px, {conditions['cores']} cores"
     if flags.storage_latency_ms:
@@ -63,14 +64,25 @@ def bench(flags: argparse.Namespace) -> int:
     if flags.json:
         print(json.dumps(document(rows, found, advice, conditions)))
     else:
-        print(f"{title}, {len(material.records):,} images a run, median of {flags.repeats} runs in turns")
+        asked = len(material.records)
+        few = f" ({flags.images:,} asked, {flags.split} has {asked:,})" if asked < flags.images else ""
+        runs = "1 run" if flags.repeats == 1 else f"median of {flags.repeats} runs in turns"
+        print(f"{title}, {count(asked, 'image')} a run{few}, {runs}")
         print(table(rows), explain(found, advice), f"chart: {flags.chart}", sep="\n")
     return EXIT_OK
 
 
 def _check_chart(path: str) -> None:
-    if not os.access(os.path.dirname(path) or ".", os.W_OK):
-        raise UsageError(f"--chart {path}: there is no such folder, or it can't be written to")
+    """Make the chart's folder. Raises UsageError where that can't be, ModuleNotFoundError without Matplotlib."""
+    import matplotlib  # noqa: F401
+
+    folder = os.path.dirname(path) or "."
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--chart {path!r}: {error.strerror or error}; name a file that can be written") from None
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise UsageError(f"--chart {path!r}: it can't be written; name a file that can be")
 
 
 def _slowed(info: DatasetInfo, files: str, latency_ms: float) -> tuple[DatasetInfo, str]:

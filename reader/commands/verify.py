@@ -7,12 +7,14 @@ import json
 from typing import Any
 
 from beam_pipeline import schema
-from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError, UsageError, one_line
+from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError, one_line
+from reader.commands.flags import one_of, whole_number
 from reader.info import DatasetInfo, load_info
 from reader.storage import cpu_count, normalize
 from reader.verify.dataset import verify
 from reader.verify.faults import Fault, of_file
 from reader.verify.shard import DECODE
+from reader.words import count
 
 _SHOWN_FAULTS = 50
 _DECODED = {"all": "every image decodes", "sample": "one image in 64 decodes", "none": "no image was decoded"}
@@ -21,15 +23,23 @@ _DECODED = {"all": "every image decodes", "sample": "one image in 64 decodes", "
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags, but for `--json`."""
     parser.add_argument(
-        "--decode", choices=DECODE, default="all", help="images to decode; sample is one in 64 (%(default)s)"
+        "--decode",
+        type=one_of(DECODE),
+        default="all",
+        metavar="|".join(DECODE),
+        help="Which images are decoded; sample is one in 64 (default: %(default)s).",
     )
-    parser.add_argument("--processes", type=int, default=0, metavar="N", help="that read shards at a time (cores)")
+    parser.add_argument(
+        "--processes",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="How many processes read shards at a time (default: 0, one for each core).",
+    )
 
 
 def run(flags: argparse.Namespace) -> int:
     """Check and tell; exit code 1 on any fault."""
-    if flags.processes < 0:
-        raise UsageError(f"--processes {flags.processes}: give a number from 1, or 0 for one a core")
     try:
         info = load_info(flags.dataset)
     except NotPublishedError as error:
@@ -48,12 +58,17 @@ def run(flags: argparse.Namespace) -> int:
 
 def _text(info: DatasetInfo, faults: list[Fault], decode: str) -> str:
     if not faults:
-        shards = sum(len(split.shards) for split in info.splits.values())
-        return f"{info.url} is whole: {info.manifest['records']:,} records in {shards} shards, {_DECODED[decode]}"
+        shards = count(sum(len(split.shards) for split in info.splits.values()), "shard")
+        return f"{info.url} is whole: {count(info.manifest['records'], 'record')} in {shards}, {_DECODED[decode]}"
     lines = [str(fault) for fault in faults[:_SHOWN_FAULTS]]
     if len(faults) > _SHOWN_FAULTS:
-        lines.append(f"… and {len(faults) - _SHOWN_FAULTS} more; --json names them all")
-    lines.append(f"{len(faults)} fault{'s' * (len(faults) > 1)} in {info.url}; run the job again with --repair")
+        lines.append(f"… and {len(faults) - _SHOWN_FAULTS:,} more; --json names them all")
+    mend = (
+        "make it again with python -m reader index"
+        if schema.FOREIGN_KEY in info.manifest
+        else "run the job again with --repair"
+    )
+    lines.append(f"{count(len(faults), 'fault')} in {info.url}; {mend}")
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ tools work on that folder. Needs no TensorFlow.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 from collections import Counter
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from reader.index.scan import RecordKeys, Scan, find_keys, scan
 from reader.info import DatasetInfo, load_info
 from reader.patterns import Pattern, find_files
 from reader.storage import cpu_count, normalize
+
+_LOG = logging.getLogger("reader")
 
 VERSION = "1.0.0"
 
@@ -42,6 +45,7 @@ def index(
     class_key: str | None = None,
     labels_file: str | None = None,
     threads: int | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
 ) -> DatasetInfo:
     """Index some TFRecord files into a folder; the files stay where they are.
 
@@ -53,14 +57,18 @@ def index(
         image_key, class_key: features that hold the encoded image and the class id; None to look for the usual names.
         labels_file: class names, one a line, line number from 0 = id; None for the names in the records, else the ids.
         threads: files read at once; None for one a core.
+        on_error: `raise`, or `skip` damaged records: they are logged, and keep their places, which a reader has to skip
+            as well.
 
     Raises:
         UsageError: no file, GZIP, images of another format, no feature for image or class, or `out` can't be used.
         CorruptRecordError: a record is damaged, or lacks image or class.
     """
+    if on_error not in ("raise", "skip"):
+        raise UsageError(f"on_error={on_error!r}: raise or skip")
     folder = _folder(out)
     files = find_files(pattern)
-    keys = next(filter(None, (find_keys(file, image_key, class_key) for file in files)), None)
+    keys = next(filter(None, (find_keys(file, image_key, class_key, on_error) for file in files)), None)
     if keys is None:
         raise ImageShardsError(f"{files[0]}: no record in {len(files)} files")
     splits: dict[str, list[str]] = {}
@@ -69,10 +77,15 @@ def index(
     sampled = -(-_SAMPLED_IMAGES // len(splits.get("train", files)))
     with ThreadPoolExecutor(threads or cpu_count(), "reader-index") as executor:
         scans = {
-            split: list(executor.map(partial(scan, keys, sampled), range(len(names)), names))
+            split: list(executor.map(partial(scan, keys, sampled, on_error), range(len(names)), names))
             for split, names in splits.items()
         }
-    classes = _class_names([one for found in scans.values() for one in found], labels_file)
+    every = [one for found in scans.values() for one in found]
+    for error in (error for one in every for error in one.damaged):
+        _LOG.warning("%s: it keeps its place in the index; read with on_error='skip'", error)
+    if not any(one.records for one in every):
+        raise ImageShardsError(f"{files[0]}: no record that is right in {len(files)} files")
+    classes = _class_names(every, labels_file)
     _write(folder, scans, classes, keys)
     return load_info(str(folder))
 
@@ -138,14 +151,13 @@ def _write(folder: Path, scans: dict[str, list[Scan]], classes: list[str], keys:
 
 def _manifest(folder: Path, scans: dict[str, list[Scan]], classes: list[str], keys: RecordKeys) -> dict[str, Any]:
     every = [one for found in scans.values() for one in found]
-    records = sum(one.records for one in every)
+    records = sum(one.records + len(one.damaged) for one in every)
     sizes = sum((one.sizes for one in every), Counter[tuple[int, int]]())
     formats = sum((one.formats for one in every), Counter[str]())
     channels = max(sum((one.channels for one in every), Counter[int]()))
     image_format = next(iter(formats)) if len(formats) == 1 else "mixed"
     mean, std, sampled = _statistics(scans.get("train", every), channels)
     fingerprint = f"{sum(one.fingerprint for one in every) % (1 << 128):032x}"
-    features = {key: kind for one in every for key, kind in one.features.items()}
     return {
         "format_version": schema.FORMAT_VERSION,
         "name": _dataset_name(every[0].file),
@@ -153,9 +165,7 @@ def _manifest(folder: Path, scans: dict[str, list[Scan]], classes: list[str], ke
         schema.FOREIGN_KEY: {"image": keys.image, "class": keys.label},
         "configuration": {"compression": "none", "image_format": image_format, "one_hot": False},
         "classes": classes,
-        "features": [
-            {"name": key, "dtype": kind, "list": is_list} for key, (kind, is_list) in sorted(features.items())
-        ],
+        "features": _features(every),
         "image": {
             "format": image_format,
             "channels": channels,
@@ -176,22 +186,34 @@ def _manifest(folder: Path, scans: dict[str, list[Scan]], classes: list[str], ke
     }
 
 
+def _features(scans: Sequence[Scan]) -> list[dict[str, Any]]:
+    """Name and type of what lies beside image and class; a list, unless each record of all files has one value."""
+    types: dict[str, tuple[str, str]] = {}
+    for one in scans:
+        for key, kind in one.types.items():
+            first, file = types.setdefault(key, (kind, one.file))
+            if kind != first:
+                raise ImageShardsError(f"feature {key!r} is {first} in {file} and {kind} in {one.file}")
+    records, singles = sum(one.records for one in scans), sum((one.singles for one in scans), Counter[str]())
+    return [{"name": key, "dtype": kind, "list": singles[key] < records} for key, (kind, _) in sorted(types.items())]
+
+
 def _split(folder: Path, scans: Sequence[Scan], classes: int) -> dict[str, Any]:
     counts = sum((one.classes for one in scans), Counter[int]())
     shards = [
         {
             "file": one.file.removeprefix(f"{folder}/"),
-            "records": one.records,
+            "records": one.records + len(one.damaged),
             "bytes": one.bytes,
             "crc32c": one.crc32c,
-            "images": one.records,
+            "images": one.records + len(one.damaged),
             "listing_fingerprint": f"{one.fingerprint:032x}",
             "content_fingerprint": f"{one.fingerprint:032x}",
         }
         for one in scans
     ]
     return {
-        "records": sum(one.records for one in scans),
+        "records": sum(one.records + len(one.damaged) for one in scans),
         "bytes": sum(one.bytes for one in scans),
         "class_counts": [counts[number] for number in range(classes)],
         "shards": shards,

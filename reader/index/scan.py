@@ -15,7 +15,7 @@ from PIL import Image
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, UsageError
 from reader.example import Value, parse_example
-from reader.runs import scan_file
+from reader.scanning import Frame, is_gzip, scan_file
 from reader.storage import Storage, open_storage
 
 # Names in use for the image and its class id: ours and the TFRecord tutorial's, TFDS', TF-Slim's and the object
@@ -26,7 +26,6 @@ NAME_KEYS = (schema.LABEL_KEY, "image/class/text", "class_name", "label_name", s
 
 _FORMATS = {"JPEG": "jpeg", "PNG": "png"}
 _GREY_MODES = ("1", "L", "I", "I;16", "F")
-_GZIP = b"\x1f\x8b"
 _NUMBER_TYPES = ("int64", "float32")
 
 
@@ -40,12 +39,15 @@ class RecordKeys(NamedTuple):
 
 @dataclass
 class Scan:
-    """What the pass found; an entry of the counters is a record.
+    """What the pass found; an entry of the counters is a record that is right.
 
     Attributes:
         runs: rows of `schema.RUN_DTYPE`.
+        records: that are right.
+        damaged: what is wrong with the others; they keep their places in the runs.
         names: every class name that a class id has.
-        features: name → (type, is a list) of what is beside image and class.
+        types: of the features beside image and class, by name.
+        singles: how many records have exactly one value of a feature.
         fingerprint: sum mod 2^128 over the records of a hash of their bytes.
         histograms: of the first images' pixels, a list of 256 numbers a channel.
     """
@@ -55,9 +57,11 @@ class Scan:
     crc32c: int = 0
     runs: list[tuple[int, int, int, int]] = field(default_factory=list)
     records: int = 0
+    damaged: list[CorruptRecordError] = field(default_factory=list)
     classes: Counter[int] = field(default_factory=Counter)
     names: dict[int, set[str]] = field(default_factory=dict)
-    features: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    singles: Counter[str] = field(default_factory=Counter)
     formats: Counter[str] = field(default_factory=Counter)
     channels: Counter[int] = field(default_factory=Counter)
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -81,19 +85,25 @@ class _SummingStorage:
         return data
 
 
-def scan(keys: RecordKeys, sampled_images: int, number: int, file: str) -> Scan:
+def scan(keys: RecordKeys, sampled_images: int, on_error: str, number: int, file: str) -> Scan:
     """Read a file from end to end.
 
     Args:
         keys: as `find_keys` found them.
         sampled_images: how many of the first images are decoded for the histograms.
+        on_error: `raise`, or `skip` what is wrong with a record.
         number: of the file among its split's.
         file: its path or URL.
 
     Raises:
         UsageError: the file is GZIP, or its images are no JPEG and no PNG.
-        CorruptRecordError: a record is damaged, or lacks image or class.
+        CorruptRecordError: a record is damaged, or lacks image or class, and that isn't skipped.
     """
+    if is_gzip(open_storage(file), file):
+        raise UsageError(
+            f"{file} is GZIP, where no record can be found by its offset: read it with reader.record_dataset, or write "
+            "it without compression"
+        )
     storage = _SummingStorage(open_storage(file))
     found = Scan(file, storage.size(file))
     lengths: list[int] = []
@@ -102,44 +112,31 @@ def scan(keys: RecordKeys, sampled_images: int, number: int, file: str) -> Scan:
         if index:
             lengths.append(frame.offset - last_offset)
         last_offset = frame.offset
-        if isinstance(frame.record, CorruptRecordError):
-            raise frame.record
-        try:
-            _note(found, frame.record, keys, index < sampled_images)
-        except ValueError as error:
-            raise CorruptRecordError(file, index, frame.offset, str(error)) from None
-    if found.records:
+        error = _note_frame(found, index, frame, keys, index < sampled_images)
+        if error is not None and on_error == "raise":
+            raise error
+        found.damaged += [] if error is None else [error]
+    if found.records or found.damaged:
         lengths.append(found.bytes - last_offset)
     found.runs = schema.run_rows(number, lengths)
     found.crc32c = storage.crc32c
     return found
 
 
-def find_keys(file: str, image_key: str | None, class_key: str | None) -> RecordKeys | None:
+def find_keys(file: str, image_key: str | None, class_key: str | None, on_error: str = "raise") -> RecordKeys | None:
     """The keys of image and class in a file's first record; None where it has no record.
 
     Args:
         image_key, class_key: what the user says, None to look for the names in use.
+        on_error: `raise`, or `skip` records before the first one that is right.
 
     Raises:
-        UsageError: the file is GZIP, or has no such features; lists what it has.
+        UsageError: the file has no such features; lists what it has.
         CorruptRecordError: it is no TFRecord file.
     """
-    storage = open_storage(file)
-    if storage.read(file, 0, 2) == _GZIP:
-        raise UsageError(
-            f"{file} is GZIP, where no record can be found by its offset: read it with reader.record_dataset, or write "
-            "it without compression"
-        )
-    frame = next(iter(scan_file(storage, file)), None)
-    if frame is None:
+    features = _first_features(file, on_error)
+    if features is None:
         return None
-    if isinstance(frame.record, CorruptRecordError):
-        raise frame.record
-    try:
-        features = parse_example(frame.record)
-    except ValueError as error:
-        raise CorruptRecordError(file, 0, 0, str(error)) from None
     texts = [key for key, value in features.items() if isinstance(value, list) and len(value) == 1]
     numbers = [
         key for key, value in features.items() if str(getattr(value, "dtype", "")) == "int64" and len(value) == 1
@@ -154,8 +151,36 @@ def find_keys(file: str, image_key: str | None, class_key: str | None) -> Record
     return RecordKeys(image, label, next((key for key in NAME_KEYS if key in texts and key != image), None))
 
 
+def _first_features(file: str, on_error: str) -> dict[str, Value] | None:
+    for number, frame in enumerate(scan_file(open_storage(file), file)):
+        try:
+            if isinstance(frame.record, CorruptRecordError):
+                raise frame.record
+            return parse_example(frame.record)
+        except (CorruptRecordError, ValueError) as error:
+            if on_error == "raise":
+                located = isinstance(error, CorruptRecordError)
+                raise error if located else CorruptRecordError(file, number, frame.offset, str(error)) from None
+    return None
+
+
 def _choose(given: str | None, known: Sequence[str], there: Sequence[str]) -> str | None:
     return next((key for key in ([given] if given else known) if key in there), None)
+
+
+def _note_frame(
+    found: Scan, number: int, frame: Frame, keys: RecordKeys, is_sampled: bool
+) -> CorruptRecordError | None:
+    """Add one record to what was found, or say what is wrong with it."""
+    if isinstance(frame.record, CorruptRecordError):
+        return frame.record
+    try:
+        _note(found, frame.record, keys, is_sampled)
+    except UsageError:
+        raise
+    except ValueError as error:
+        return CorruptRecordError(found.file, number, frame.offset, str(error))
+    return None
 
 
 def _note(found: Scan, record: bytes, keys: RecordKeys, is_sampled: bool) -> None:
@@ -166,6 +191,10 @@ def _note(found: Scan, record: bytes, keys: RecordKeys, is_sampled: bool) -> Non
         raise ValueError(f"it has {len(image)} values of {keys.image!r}, not one image")
     if isinstance(label, list) or len(label) != 1 or label.dtype.kind != "i" or label[0] < 0:
         raise ValueError(f"its {keys.label!r} isn't one class id")
+    for key, value in features.items():
+        if len(value) and found.types.get(key, _type(value)) != _type(value):
+            raise ValueError(f"its {key!r} is {_type(value)}, in the records before {found.types[key]}")
+    _note_image(found, image[0], is_sampled)
     number = int(label[0])
     found.records += 1
     found.classes[number] += 1
@@ -174,11 +203,10 @@ def _note(found: Scan, record: bytes, keys: RecordKeys, is_sampled: bool) -> Non
         found.names.setdefault(number, set()).add(name[0].decode("utf-8", "replace"))
     for key, value in features.items():
         if len(value):
-            was_list = found.features.get(key, ("", False))[1]
-            found.features[key] = (_type(value), was_list or len(value) != 1)
+            found.types[key] = _type(value)
+            found.singles[key] += len(value) == 1
     digest = hashlib.blake2b(record, digest_size=16).digest()
     found.fingerprint = (found.fingerprint + int.from_bytes(digest, "big")) % (1 << 128)
-    _note_image(found, image[0], is_sampled)
 
 
 def _note_image(found: Scan, encoded: bytes, is_sampled: bool) -> None:
@@ -186,9 +214,8 @@ def _note_image(found: Scan, encoded: bytes, is_sampled: bool) -> None:
         image = Image.open(io.BytesIO(encoded))
         image_format = _FORMATS.get(image.format or "")
         if image_format is None:
-            raise UsageError(
-                f"{found.file}: record {found.records - 1} holds {image.format}; only JPEG and PNG are read"
-            )
+            number = found.records + len(found.damaged)
+            raise UsageError(f"{found.file}: record {number} holds {image.format}; only JPEG and PNG are read")
         if is_sampled:
             found.histograms.append(image.convert("RGB").histogram())
     except UsageError:

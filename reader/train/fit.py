@@ -1,13 +1,17 @@
-"""Trains an image classifier on a dataset: on a TPU if there is one, else on all GPUs, else on the CPU."""
+"""Trains an image classifier on a dataset: on a TPU if there is one, else on all GPUs, else on the CPU.
+
+Keras divides its own `val_loss` by the size of the batches, padding included. What is printed and written as `loss` and
+`val_loss` is the loss as a weighted metric: the mean over the records.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import keras
 import tensorflow as tf
@@ -20,6 +24,9 @@ from reader.train.models import build
 
 METRICS_FILE = "metrics.jsonl"
 MODEL_FILE = "model.keras"
+_LOSS = "mean_loss"  # the weighted metric that is told as `loss`
+
+Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -47,13 +54,39 @@ class TrainOptions:
     weights: str = "none"
 
 
-def train(info: DatasetInfo, options: TrainOptions) -> str:
-    """Fit a model; returns a line that says how good it is and where it lies.
+@dataclass(frozen=True)
+class Trained:
+    """What a training did.
+
+    Attributes:
+        model_file: the model as Keras saves it.
+        devices: that it ran on, in words.
+        steps_per_epoch: batches of an epoch.
+        epochs: for each epoch `epoch` (from 1), `loss` and `accuracy`, with a validation split also `val_loss` and
+            `val_accuracy`: means over the records.
+    """
+
+    model_file: str
+    devices: str
+    steps_per_epoch: int
+    epochs: tuple[Metrics, ...]
+
+    def __str__(self) -> str:
+        name, data = ("val_accuracy", "validation") if "val_accuracy" in self.epochs[-1] else ("accuracy", "training")
+        return f"{data} accuracy {self.epochs[-1][name]:.3f}: {self.model_file}"
+
+
+def train(info: DatasetInfo, options: TrainOptions, tell: Callable[[str], None] = lambda line: None) -> Trained:
+    """Fit a model and save it.
+
+    Args:
+        tell: is given a line at the beginning and after each epoch.
 
     Raises:
         UsageError: a flag can't be used with this dataset or these devices.
     """
-    _check(options)
+    if os.path.isfile(options.out):
+        raise UsageError(f"--out {options.out!r}: it is a file; choose a folder")
     strategy, devices = pick_strategy()
     replicas = strategy.num_replicas_in_sync
     if options.batch_size % replicas:
@@ -62,7 +95,10 @@ def train(info: DatasetInfo, options: TrainOptions) -> str:
         )
     size = options.image_size or _stored_side(info)
     steps = info.steps_per_epoch("train", options.batch_size)
-    print(f"training {options.model} on {devices}: {steps} steps an epoch of {options.batch_size} images", flush=True)
+    tell(
+        f"training {options.model} on {devices}: {steps} step{'s' * (steps != 1)} an epoch, "
+        f"{options.batch_size} images each"
+    )
     common: dict[str, Any] = {"global_batch_size": options.batch_size, "image_size": size}
     data = train_dataset(info, "train", augment=augment.flip_crop, seed=options.seed, **common)
     validation = eval_dataset(info, "validation", **common) if "validation" in info.splits else None
@@ -74,31 +110,26 @@ def train(info: DatasetInfo, options: TrainOptions) -> str:
             ),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             # weighted_metrics, not metrics: these would count the padding of the last validation batch.
-            weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+            weighted_metrics=[
+                keras.metrics.SparseCategoricalCrossentropy(name=_LOSS, from_logits=True),
+                keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
+            ],
             jit_compile=False if isinstance(strategy, tf.distribute.TPUStrategy) else "auto",
         )
+    epochs: list[Metrics] = []
     os.makedirs(options.out, exist_ok=True)
-    metrics_file = os.path.join(options.out, METRICS_FILE)
-    with open(metrics_file, "w", encoding="utf-8") as file, _our_errors():
-        history = model.fit(
+    with open(os.path.join(options.out, METRICS_FILE), "w", encoding="utf-8") as file, _our_errors():
+        model.fit(
             data,
             epochs=options.epochs,
             validation_data=validation,
             shuffle=False,  # the dataset does
             verbose=0,
-            callbacks=[_epoch_lines(file)],
-        ).history
+            callbacks=[_noting(epochs, file, tell)],
+        )
     model_file = os.path.join(options.out, MODEL_FILE)
     model.save(model_file)
-    name = "val_accuracy" if validation is not None else "accuracy"
-    return f"{'validation' if validation is not None else 'training'} accuracy {history[name][-1]:.3f}: {model_file}"
-
-
-def _check(options: TrainOptions) -> None:
-    for name, least in (("epochs", 1), ("batch_size", 1), ("image_size", 16)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise UsageError(f"--{name} {value}: give {least} or more")
+    return Trained(model_file, devices, steps, tuple(epochs))
 
 
 def _stored_side(info: DatasetInfo) -> int:
@@ -133,13 +164,17 @@ def _our_errors() -> Iterator[None]:
         raise ours or ImageShardsError(f"training failed: {one_line(error)[:500]}") from error
 
 
-def _epoch_lines(file: Any) -> Any:
-    """A callback that writes and prints the metrics of each epoch."""
+def _noting(epochs: list[Metrics], file: IO[str], tell: Callable[[str], None]) -> Any:
+    """A callback that appends the metrics of each epoch to `epochs` and the file, and tells them."""
 
-    def write(epoch: int, logs: dict[str, float]) -> None:
+    def note(number: int, logs: Metrics) -> None:
         values = {name: round(float(value), 6) for name, value in logs.items()}
-        file.write(json.dumps({"epoch": epoch + 1, **values}) + "\n")
+        for prefix in ("", "val_"):
+            if prefix + _LOSS in values:
+                values[f"{prefix}loss"] = values.pop(prefix + _LOSS)
+        epochs.append({"epoch": number + 1, **values})
+        file.write(json.dumps(epochs[-1]) + "\n")
         file.flush()
-        print(f"epoch {epoch + 1}: " + ", ".join(f"{name} {value:.4f}" for name, value in values.items()), flush=True)
+        tell(f"epoch {number + 1}: " + ", ".join(f"{name} {value:.4f}" for name, value in sorted(values.items())))
 
-    return keras.callbacks.LambdaCallback(on_epoch_end=write)
+    return keras.callbacks.LambdaCallback(on_epoch_end=note)

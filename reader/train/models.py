@@ -26,6 +26,8 @@ def build(name: str, info: DatasetInfo, image_size: int, weights: str, seed: int
     Raises:
         UsageError: the weights can't be had.
     """
+    if weights not in ("none", "imagenet") and not os.path.isfile(weights):
+        raise UsageError(f"--weights {weights!r}: no such file; use none, imagenet or a file")
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((image_size, image_size, info.image.channels), dtype="uint8")
     if name == "small_cnn":
@@ -83,8 +85,6 @@ def _mobilenet_v2(inputs: Any, image_size: int, classes: int, weights: str) -> A
 
 
 def _load(model: Any, weights: str) -> None:
-    if not os.path.isfile(weights):
-        raise UsageError(f"--weights {weights!r}: no such file; use none, imagenet or a file")
     try:
         if weights.endswith(".keras"):
             model.set_weights(keras.models.load_model(weights).get_weights())

@@ -24,6 +24,7 @@ from reader.verify.faults import Fault, of_file
 from reader.verify.files import RunIndex, check_files, check_sums
 from reader.verify.names import repeated_names
 from reader.verify.shard import DECODE, Findings, ShardChecker, ShardTask
+from reader.words import count
 
 __all__ = ["DECODE", "Fault", "verify"]
 
@@ -62,13 +63,14 @@ def verify(info: DatasetInfo, *, decode: str = "all", processes: int = 1) -> lis
     with _workers(info, decode, processes, [task for some in tasks.values() for task in some]) as run:
         for split in info.splits.values():
             classes = np.zeros(info.num_classes, np.int64)
+            is_right = len(tasks[split.name]) == len(split.shards)
             for task, findings in zip(tasks[split.name], run(tasks[split.name]), strict=True):
                 faults += _some(findings.faults, info.path(task.shard.file))
+                is_right = is_right and not findings.faults
                 classes += np.array(findings.class_counts, np.int64)
                 names.append((task.shard.file, findings.names))
-            if tuple(classes.tolist()) != split.class_counts:
-                what = f"{split.name} has {tuple(classes.tolist())} records a class, not {split.class_counts}"
-                faults.append(of_file(info.path(schema.MANIFEST_FILE), what))
+            if is_right:  # a fault of a shard would explain it
+                faults += _check_classes(info, split, classes.tolist())
     return faults + repeated_names(info, names)
 
 
@@ -85,6 +87,20 @@ def _tasks(info: DatasetInfo, split: SplitInfo, sizes: dict[str, int], faults: l
     return tasks
 
 
+def _check_classes(info: DatasetInfo, split: SplitInfo, counts: list[int]) -> list[Fault]:
+    """A fault if the records found don't have the classes that the manifest counts."""
+    wrong = [number for number in range(info.num_classes) if counts[number] != split.class_counts[number]]
+    if not wrong:
+        return []
+    first = wrong[0]
+    what = (
+        f"{split.name} holds {count(counts[first], 'record')} of class {first} {info.classes[first]!r}, "
+        f"the manifest says {split.class_counts[first]:,}"
+    )
+    more = f"; and {count(len(wrong) - 1, 'more class differs', 'more classes differ')}" if len(wrong) > 1 else ""
+    return [of_file(info.path(schema.MANIFEST_FILE), what + more)]
+
+
 def _sizes_elsewhere(info: DatasetInfo) -> dict[str, int]:
     """Shard → bytes, of those that lie outside the dataset's folder (an index of foreign files)."""
     shards = [shard.file for split in info.splits.values() for shard in split.shards]
@@ -97,7 +113,10 @@ def _some(faults: list[Fault], path: str) -> list[Fault]:
     if len(faults) <= _MAX_FAULTS_A_SHARD:
         return faults
     more = len(faults) - _MAX_FAULTS_A_SHARD
-    return [*faults[:_MAX_FAULTS_A_SHARD], of_file(path, f"{more} more faults of this shard are left out")]
+    return [
+        *faults[:_MAX_FAULTS_A_SHARD],
+        of_file(path, f"{count(more, 'more fault')} of this shard {'is' if more == 1 else 'are'} left out"),
+    ]
 
 
 class _Run(NamedTuple):

@@ -71,8 +71,11 @@ class RunIndex:
         file = schema.runs_file(split.name)
         if info.compression != "none" or file not in sizes:
             return  # not to be there, or a fault already
+        data = info.storage.read(info.path(file))
+        if schema.sha256(data) != info.manifest["files"].get(file):
+            return  # which `check_files` tells
         try:
-            rows = np.load(io.BytesIO(info.storage.read(info.path(file))), allow_pickle=False)
+            rows = np.load(io.BytesIO(data), allow_pickle=False)
             if rows.dtype != schema.RUN_DTYPE or rows.ndim != 1:
                 raise ValueError(f"dtype {rows.dtype}, {rows.ndim} dimensions")
         except Exception as error:  # NumPy raises a dozen types for broken headers

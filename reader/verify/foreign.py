@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from typing import NamedTuple
-
-from PIL import Image
 
 from reader.example import parse_example
 from reader.info import DatasetInfo
-
-_FORMATS = {"JPEG": "jpeg", "PNG": "png"}
+from reader.verify.images import check_foreign_image
 
 
 class CheckedForeign(NamedTuple):
@@ -40,22 +36,5 @@ def check_foreign(info: DatasetInfo, record: bytes, decode: bool = True) -> Chec
     if not 0 <= number < info.num_classes:
         reasons.append(f"class {number} is out of range: there are {info.num_classes}")
     if decode:
-        reasons += _check_image(info, image[0])
+        reasons += check_foreign_image(info, image[0])
     return CheckedForeign(number, reasons)
-
-
-def _check_image(info: DatasetInfo, encoded: bytes) -> list[str]:
-    try:
-        with Image.open(io.BytesIO(encoded)) as image:
-            image.load()
-            height, width, found = image.height, image.width, _FORMATS.get(image.format or "", image.format)
-    except Exception as error:  # Pillow raises a dozen types for broken images, and names objects by their address
-        return [f"the image doesn't decode: {type(error).__name__}"]
-    least, most = info.image.min_size or (0, 0), info.image.max_size or (0, 0)
-    if not (least[0] <= height <= most[0] and least[1] <= width <= most[1]):
-        return [f"the image is {height}x{width}, the manifest says {least} to {most}"]
-    return (
-        []
-        if info.image.format in (found, "mixed")
-        else [f"the image is {found}, the manifest says {info.image.format}"]
-    )

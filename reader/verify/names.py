@@ -11,7 +11,7 @@ from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError
 from reader.example import parse_example
 from reader.info import DatasetInfo
-from reader.runs import scan_file
+from reader.scanning import scan_file
 from reader.verify.faults import Fault
 
 _MAX_FAULTS = 100

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from beam_pipeline import schema
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo
 from reader.verify.foreign import check_foreign
+from reader.verify.images import check_image
 
 _NO_CLASS = -1
-_PILLOW_FORMATS = {"jpeg": "JPEG", "png": "PNG"}
-# Pillow's texts name objects by their memory address.
-_OBJECT = re.compile(r"<[^>]*>")
-
-Image.preinit()  # loads the decoders now: threads that load them at once find none
 
 
 class CheckedRecord(NamedTuple):
@@ -63,7 +56,8 @@ def check_record(info: DatasetInfo, record: bytes, decode: bool = True) -> Check
         reasons.append(f"{schema.ONE_HOT_KEY} isn't class {label}")
     reasons += _check_size(info, features)
     if decode:
-        reasons += _check_image(info, features)
+        size = (*_integers(features[schema.SIZE_KEY]), 0, 0)[:2]
+        reasons += check_image(info, _first_bytes(features, schema.IMAGE_KEY), (size[0], size[1]))
     return CheckedRecord(label, _first_bytes(features, schema.FILENAME_KEY), reasons)
 
 
@@ -89,20 +83,6 @@ def _check_size(info: DatasetInfo, features: Mapping[str, Value]) -> Iterator[st
     least, most = info.image.min_size or (0, 0), info.image.max_size or (0, 0)
     if len(size) != 2 or not all(low <= side <= high for low, side, high in zip(least, size, most, strict=True)):
         yield f"size {size} isn't within the manifest's {list(least)} to {list(most)}"
-
-
-def _check_image(info: DatasetInfo, features: Mapping[str, Value]) -> list[str]:
-    image_bytes = _first_bytes(features, schema.IMAGE_KEY)
-    try:
-        with Image.open(io.BytesIO(image_bytes)) as image:
-            image.load()
-            found = (image.height, image.width, len(image.getbands()), image.format)
-    except Exception as error:  # Pillow raises a dozen types for broken images
-        reason = _OBJECT.sub("it", " ".join(str(error).split()))
-        return [f"the image doesn't decode: {type(error).__name__}: {reason}"]
-    height, width = (*_integers(features[schema.SIZE_KEY]), 0, 0)[:2]
-    expected = (height, width, info.image.channels, _PILLOW_FORMATS[info.image.format])
-    return [] if found == expected else [f"the image is {found} (height, width, channels, format), expected {expected}"]
 
 
 def _first_bytes(features: Mapping[str, Value], key: str) -> bytes:

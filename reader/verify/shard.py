@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple, TypeVar, cast
 
 import google_crc32c
@@ -15,10 +16,12 @@ import numpy.typing as npt
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError
 from reader.info import DatasetInfo, ShardInfo
-from reader.runs import Frame, check_frame, scan_file
+from reader.scanning import Frame, check_frame, scan_file
 from reader.storage import CHUNK_BYTES, Storage, chunks
 from reader.verify.faults import Fault, of_file
+from reader.verify.images import load_pillow
 from reader.verify.records import check_record
+from reader.words import count
 
 T = TypeVar("T")
 
@@ -84,6 +87,8 @@ class ShardChecker:
     """
 
     def __init__(self, info: DatasetInfo, decode: str, threads: int) -> None:
+        if decode != "none":
+            load_pillow()  # before the threads that decode
         self._info = info
         self._decode = decode
         self._threads = threads
@@ -106,7 +111,7 @@ class ShardChecker:
         shard, path = task.shard, self._info.path(task.shard.file)
         faults = []
         if task.bytes != shard.bytes:
-            faults.append(of_file(path, f"it has {task.bytes} bytes, the manifest {shard.bytes}"))
+            faults.append(of_file(path, f"it has {count(task.bytes, 'byte')}, the manifest says {shard.bytes:,}"))
         index, index_faults = self._read_index(task)
         reading = _Reading(self._info.shard_storage, path, task.bytes, self._reader)
         classes: Counter[int] = Counter()
@@ -115,13 +120,13 @@ class ShardChecker:
             faults += checked.faults
             classes.update(checked.classes)
             names += checked.names
-        if reading.records != shard.records:
-            found = f"{reading.records} records are found in it, the manifest has {shard.records}"
-            faults.append(of_file(path, found))
-        if reading.crc32c != shard.crc32c:
+        if reading.right + reading.damaged != shard.records:
+            found = count(reading.right, "right record")
+            faults.append(of_file(path, f"it holds {found}, the manifest says {shard.records:,}"))
+        if reading.crc32c != shard.crc32c and not reading.damaged:  # which would explain it
             faults.append(of_file(path, "its CRC-32C isn't the one that was published"))
         counts = tuple(classes[label] for label in range(self._info.num_classes))
-        return Findings(faults + index_faults, counts, np.array(names, np.uint64))
+        return Findings(_joined(faults, task.bytes) + index_faults, counts, np.array(names, np.uint64))
 
     def _check_blocks(self, path: str, blocks: Iterator[Block]) -> Iterator[_Checked]:
         """In order; decoders are a few blocks behind the reading."""
@@ -159,22 +164,30 @@ class ShardChecker:
             return None, []
         path = self._info.path(task.index_file)
         data = self._info.storage.read(path)
-        faults = []
         if schema.sha256(data) != self._info.manifest["files"].get(task.index_file):
-            faults.append(of_file(path, "its SHA-256 isn't the one that was published"))
+            return None, [of_file(path, "its SHA-256 isn't the one that was published")]
         index = _parse_index(data)
         if index is None:
-            return None, [*faults, of_file(path, "it isn't an index")]
+            return None, [of_file(path, "it isn't an index")]
         ends = np.cumsum([0, *index.lengths]).tolist()
         if index.offsets != ends[:-1] or ends[-1] != task.shard.bytes:
-            what = "its records don't lie one behind the other over the whole shard"
-            return None, [*faults, of_file(path, what)]
+            return None, [of_file(path, "its records don't lie one behind the other over the whole shard")]
         expected = np.array(schema.run_rows(task.number, index.lengths), schema.RUN_DTYPE)
         if task.rows is not None and not np.array_equal(task.rows, expected):
             name = schema.ShardName.parse(task.shard.file)
             runs_path = self._info.path(schema.runs_file(name.split if name else ""))
-            faults.append(of_file(runs_path, f"its runs of shard {task.number} aren't those of the shard's own index"))
-        return index, faults
+            what = f"its runs of shard {task.number} aren't those of the shard's own index"
+            return index, [of_file(runs_path, what)]
+        return index, []
+
+
+def _joined(faults: list[Fault], size: int) -> list[Fault]:
+    """One fault for all records that begin behind the end of a file that was cut."""
+    there = [fault for fault in faults if fault.offset is None or fault.offset < size]
+    gone = [fault for fault in faults if fault.offset is not None and fault.offset >= size]
+    if len(gone) > 1:
+        gone = [replace(gone[0], what=f"{gone[0].what} and the {count(len(gone) - 1, 'record')} behind it")]
+    return there + gone
 
 
 def _parse_index(data: bytes) -> _Index | None:
@@ -198,14 +211,17 @@ class _Reading:
         self._path = path
         self._bytes = size
         self._reader = reader
-        self.records = 0
+        self.right = 0
+        self.damaged = 0
         self.crc32c = 0
 
     def blocks(self, index: _Index | None) -> Iterator[Block]:
         """Every record, 64 at a time."""
         block: Block = []
         for number, frame in enumerate(self._scan() if index is None else self._by_index(index)):
-            self.records += not isinstance(frame.record, CorruptRecordError)
+            is_damaged = isinstance(frame.record, CorruptRecordError)
+            self.damaged += is_damaged
+            self.right += not is_damaged
             block.append((number, frame))
             if len(block) == _BLOCK_RECORDS:
                 yield block

@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any
 
-from PIL import ImageFile
+from PIL import Image, ImageFile
 
 from beam_pipeline.decoding import watchdog
 
@@ -32,4 +32,14 @@ def _deadly_load(image: ImageFile.ImageFile) -> Any:
     return _load(image)
 
 
+_save = Image.Image.save
+
+
+def _deadly_save(image: Image.Image, *arguments: Any, **options: Any) -> Any:
+    if image.getpixel((0, 0)) == (1, 2, 3):
+        raise TypeError("no image's fault")
+    return _save(image, *arguments, **options)
+
+
+Image.Image.save = _deadly_save  # type: ignore[method-assign]
 ImageFile.ImageFile.load = _deadly_load  # type: ignore[method-assign]

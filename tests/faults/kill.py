@@ -14,26 +14,55 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from tests import servers
 from tests.faults import jobs
 from tests.faults.jobs import Job, Output, Reference
 
 
-def kill_and_resume(
-    images: Path, output: Output, mode: str, expected: Reference, moment: tuple[str, float], scratch: Path
-) -> str:
-    """One kill, some seconds after a file of the job's state is there; returns what was seen.
+class Moment(NamedTuple):
+    """When a job is killed: not after so many seconds, since two runs take differently long.
+
+    Attributes:
+        shards: are finished; None before the plan is there.
+        more_s: later.
+    """
+
+    shards: int | None
+    more_s: float
+
+    @classmethod
+    def draw(cls, chance: random.Random, number: int, expected: Reference) -> Moment:
+        """Of the kill with this number: one in five before the plan, one in five before the first shard."""
+        if number % 5 == 0:
+            return cls(None, chance.uniform(0, expected.seconds["owner.json"] - expected.seconds["plan.json"]))
+        shards = 0 if number % 5 == 1 else chance.randrange(1, jobs.SHARDS)
+        return cls(shards, chance.uniform(0, expected.seconds["plan.json"] / jobs.SHARDS))
+
+    def wait(self, job: Job) -> None:
+        """Until it has come, or the job has ended."""
+        if self.shards is None:
+            job.wait_for("owner.json")
+        else:
+            job.wait_for("plan.json")
+            job.wait_for_shards(self.shards)
+        time.sleep(self.more_s)
+
+    def __str__(self) -> str:
+        return f"{self.more_s:5.2f} s after " + ("owner.json" if self.shards is None else f"{self.shards:2d} shards")
+
+
+def kill_and_resume(images: Path, output: Output, mode: str, expected: Reference, moment: Moment, scratch: Path) -> str:
+    """One kill; returns what was seen.
 
     Raises:
         AssertionError: the same command doesn't make it good.
     """
-    file, delay_s = moment
     job = Job(images, output, mode)
-    job.wait_for(file)
-    time.sleep(delay_s)
+    moment.wait(job)
     job.kill()
-    return f"{delay_s:5.2f} s after {file:10}  {resume(images, output, mode, expected, scratch)}"
+    return f"{moment!s:26}  {resume(images, output, mode, expected, scratch)}"
 
 
 def resume(images: Path, output: Output, mode: str, expected: Reference, scratch: Path) -> str:
@@ -82,9 +111,7 @@ def main() -> int:
                     continue
                 title = "gs://" if remote else mode
                 try:
-                    # Three in four while shards are written: starting Beam takes longer than a small job's work.
-                    file = jobs.MOMENTS[number % 4 > 0]
-                    moment = file, chance.uniform(0, expected.seconds[file])
+                    moment = Moment.draw(chance, number, expected)
                     seen = kill_and_resume(images, output, mode, expected, moment, scratch)
                     print(f"{title:16}  {seen}  same hash", flush=True)
                 except AssertionError as error:

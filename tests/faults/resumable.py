@@ -25,13 +25,15 @@ class UploadServer(ThreadingHTTPServer):
     """A server that takes uploads of one chunk after the other.
 
     Args:
-        keeps: share of a chunk that it takes before it fails; 1.0 where it takes all and fails in answering.
-        share: of the chunks at which it fails.
+        share: of the chunks at which it fails; it has taken a part of such a one, or all and fails in answering.
+        seed: decides which, and how much.
 
     Attributes:
         objects: name → content of finished uploads.
         received: bytes of all chunks that came.
         sessions: begun uploads.
+        keeps_nothing: how it fails at every chunk from now on: "answers" that nothing has arrived, or "hangs up" and
+            says so when it is asked.
     """
 
     daemon_threads = True
@@ -43,6 +45,7 @@ class UploadServer(ThreadingHTTPServer):
         self.received = 0
         self.sessions = 0
         self.forget_after: int | None = None
+        self.keeps_nothing = ""
         self.open_uploads: dict[str, tuple[str, bytearray]] = {}
         self.share = share
         self.chance = random.Random(seed)
@@ -72,6 +75,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         name, content = self.server.open_uploads[session]
         span, size = self._range()
+        if self.server.keeps_nothing and span is not None:
+            if self.server.keeps_nothing == "answers":
+                self._reply(308, {"Range": f"bytes=0-{len(content) - 1}"} if content else {}, b"")
+            else:
+                self.close_connection = True
+            return
         fails = span is not None and self.server.chance.random() < self.server.share
         if span is not None:
             assert span[0] <= len(content), "a gap"

@@ -123,6 +123,23 @@ def test_an_upload_that_the_server_forgot_begins_anew(
     assert (server.objects, server.sessions) == ({"x": data}, 2)
 
 
+@pytest.mark.parametrize("how", ["answers", "hangs up"])
+def test_an_upload_of_which_nothing_more_arrives_ends_at_the_deadline(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: Through
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 256 << 10)
+    monkeypatch.setattr(google, "CHUNK_BYTES", 256 << 10)
+    with resumable.upload_server() as server:
+        server.keeps_nothing = how
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        forget_clients()
+        (tmp_path / "file").write_bytes(bytes(1 << 20))
+        with pytest.raises(StorageError, match=r"^gs://b/x: no success for 1 s: .*; the same command resumes"):
+            storage.open_storage("gs://x", 1).publish(str(tmp_path / "file"), "gs://b/x")
+    assert server.objects == {}
+    assert server.received < 100 << 20, "repeated without a pause"
+
+
 @pytest.mark.parametrize("fault", [*proxy.FAILURES, proxy.SILENCE], ids=lambda fault: fault.replace(" ", "-"))
 def test_a_request_that_always_fails_ends_at_the_deadline_with_one_line(gcs: Gcs, through: Through, fault: str) -> None:
     bucket = gcs.new_bucket()

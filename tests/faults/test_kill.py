@@ -1,13 +1,15 @@
-"""A few kills and one collision; `python -m tests.faults.kill` and `… .collide` do many at random moments."""
+"""A few kills and one collision; `python -m tests.faults.kill`, `… .steps` and `… .collide` do many."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests import make
-from tests.faults import collide, jobs, kill
+from tests import make, servers
+from tests.faults import collide, jobs, kill, steps
 from tests.faults.jobs import Job, Output, Reference
 from tests.servers import Gcs
 
@@ -31,17 +33,29 @@ def place(gcs: Gcs, tmp_path: Path, remote: bool) -> Output:
 
 
 @pytest.mark.parametrize(
-    ("mode", "remote"), [("in_memory", False), ("multi_processing", False), ("in_memory", True)], ids=str
+    ("mode", "remote", "shards"),
+    [("in_memory", False, 0), ("multi_processing", False, 3), ("in_memory", True, 3)],
+    ids=str,
 )
 def test_after_a_kill_the_same_command_keeps_finished_shards_and_gives_the_same_bytes(
-    gcs: Gcs, images: Path, expected: Reference, tmp_path: Path, mode: str, remote: bool
+    gcs: Gcs, images: Path, expected: Reference, tmp_path: Path, mode: str, remote: bool, shards: int
 ) -> None:
     output = place(gcs, tmp_path, remote)
     job = Job(images, output, mode)
-    job.wait_for_shards(3)
+    job.wait_for("plan.json")
+    job.wait_for_shards(shards)
     job.kill()
-    assert 3 <= len(output.finished_shards()) < 16, "killed too late to show anything"
+    assert shards <= len(output.finished_shards()) < 16, "killed too late to show anything"
     kill.resume(images, output, mode, expected, tmp_path / "scratch")
+
+
+@pytest.mark.skipif(servers.fake_gcs_binary() is None, reason=servers.HOW_TO_ENABLE)
+def test_after_a_kill_at_any_step_the_same_command_gives_the_same_bytes_and_leaves_nothing() -> None:
+    # One step of each case, of which some are killed twice; without --steps it is all of them.
+    command = [sys.executable, "-m", "tests.faults.steps", "--steps", "1"]
+    done = subprocess.run(command, cwd=make.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("killed at 1 of ") == len(steps.CASES)
 
 
 def test_a_kill_between_publishing_and_tidying_leaves_nothing_after_the_same_command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -39,9 +40,7 @@ def test_numpy_iterations_go_on_where_the_last_one_ended(info: reader.DatasetInf
     assert labels[0] == labels[1]
 
 
-JAX = pytest.mark.skipif(
-    __import__("importlib.util").util.find_spec("jax") is None, reason="needs JAX: pip install 'imageshards[jax]'"
-)
+JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed: pip install '.[jax]'")
 
 
 # TensorFlow, JAX and Keras cost 10 s to import: one process for all that is asked of them together.
@@ -98,6 +97,40 @@ def test_jax_arrays_are_spread_over_the_mesh_and_keras_on_jax_fits(info: reader.
         "multiple of 2",
         "jax 3 15",
     ]
+
+
+TORCH_PROGRAM = """
+import sys
+import keras, numpy as np, reader
+
+info = reader.load_info(sys.argv[1])
+layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(info.num_classes)]
+model = keras.Sequential([keras.Input((16, 24, 3)), *layers])
+model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), weighted_metrics=["accuracy"])
+train = reader.train_dataset(info, "train", global_batch_size=20, augment=reader.augment.flip_crop)
+evals = reader.eval_dataset(info, "train", global_batch_size=32)
+history = model.fit(train, epochs=3, validation_data=evals, verbose=0)
+right = [
+    (model.predict_on_batch(images).argmax(-1) == labels)[weights > 0]
+    for images, labels, weights in reader.as_numpy(evals)
+]
+np.testing.assert_allclose(history.history["val_accuracy"][-1], np.concatenate(right).mean(), rtol=1e-6)
+print(keras.backend.backend(), len(np.concatenate(right)), model.optimizer.iterations.numpy())
+"""
+
+
+def test_keras_on_torch_fits_and_its_accuracy_is_exact(info: reader.DatasetInfo) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[torch]'")
+    done = subprocess.run(
+        [sys.executable, "-c", TORCH_PROGRAM, info.url],
+        cwd=ROOT,
+        env={**os.environ, "KERAS_BACKEND": "torch"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "torch 100 15"
 
 
 @JAX

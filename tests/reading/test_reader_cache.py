@@ -13,12 +13,12 @@ import pytest
 
 import reader
 from beam_pipeline.errors import UsageError
-from reader.cache import DiskCache, MemoryCache, open_cache
-from reader.run_table import RunTable
+from reader.cache import MemoryCache, RecentRuns, _memory_cache, open_cache
+from reader.memory import free_memory_bytes
 from reader.runs import RunReader
 from reader.storage import RemoteStorage
-from reader.stream import train_stream
-from tests.reading.shards import make_dataset
+from reader.stream import EvalStream, open_source
+from tests.reading.shards import make_dataset, train_stream
 
 RECORDS = 300
 
@@ -31,6 +31,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     for path in folder.rglob("*"):
         if path.is_file():
             filesystem.pipe_file(f"/cached/1.0.0/{path.relative_to(folder).as_posix()}", path.read_bytes())
+    _memory_cache.cache_clear()
     yield "memory://cached/1.0.0"
     filesystem.rm("/cached", recursive=True)
 
@@ -73,62 +74,74 @@ def test_a_folder_fills_as_it_is_read_and_outlives_the_process(
     url: str, tmp_path: Path, shard_reads: list[str]
 ) -> None:
     folder, expected = tmp_path / "cache", epoch(url, None)
-    shard_reads.clear()
     info = reader.load_info(url)
-    cache = open_cache(info, str(folder))
     table = info.run_table("train")
     some = np.arange(64, 100)  # the second run of the first shard
-    RunReader(info.shard_storage, table, cache=cache).read(some)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        ".imageshards-cache",
-        "photos-train.tfrecord-00000-of-00002.have",
-        "photos-train.tfrecord-00000-of-00002.part",
-    ]
+    RunReader(info.shard_storage, table, open_cache(info, table, str(folder))).read(some)
+    (own,) = folder.iterdir()
+    assert own.name == f"photos-1.0.0-{info.manifest['self_sha256'][:16]}"
     shard_reads.clear()
-    again = open_cache(info, str(folder))  # as another process would
-    RunReader(info.shard_storage, table, cache=again).read(some)
+    RunReader(info.shard_storage, table, open_cache(info, table, str(folder))).read(some)
     assert shard_reads == []
     assert epoch(url, str(folder)) == expected
-    assert sorted(path.name for path in folder.iterdir()) == [
-        ".imageshards-cache",
-        "photos-train.tfrecord-00000-of-00002",
-        "photos-train.tfrecord-00001-of-00002",
-    ]
     filesystem = fsspec.filesystem("memory")
-    for shard in ("00000", "00001"):
-        name = f"photos-train.tfrecord-{shard}-of-00002"
-        assert (folder / name).read_bytes() == filesystem.cat_file(f"/cached/1.0.0/{name}")
+    for path in own.iterdir():
+        assert path.read_bytes() == filesystem.cat_file(f"/cached/1.0.0/{path.name}")
     shard_reads.clear()
     assert epoch(url, str(folder)) == expected
-    assert epoch(url, str(folder), epoch=1) == epoch(url, None, epoch=1)
+    assert sorted(epoch(url, str(folder), epoch=1)) == sorted(expected)
+    assert shard_reads == []
 
 
-def test_what_a_disk_spoiled_is_read_again(url: str, tmp_path: Path, shard_reads: list[str]) -> None:
-    folder, expected = tmp_path / "cache", epoch(url, None)
-    epoch(url, str(folder))
-    path = folder / "photos-train.tfrecord-00001-of-00002"
-    data = bytearray(path.read_bytes())
-    data[5000] ^= 1
-    path.write_bytes(data)
-    shard_reads.clear()
-    assert epoch(url, str(folder)) == expected
-    assert len(shard_reads) == 1  # the one run
-
-
-def test_a_promise_that_a_crash_broke_is_found_at_the_end(
-    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder, expected = tmp_path / "cache", epoch(url, None)
+def test_jobs_that_share_a_folder_fetch_each_run_once(url: str, tmp_path: Path, shard_reads: list[str]) -> None:
     info = reader.load_info(url)
     table = info.run_table("train")
-    RunReader(info.shard_storage, table, cache=open_cache(info, str(folder))).read(np.arange(64))
-    part = folder / "photos-train.tfrecord-00000-of-00002.part"
-    part.write_bytes(b"\0" * part.stat().st_size)  # what a file system may make of it when the power goes
-    have = part.with_suffix("").with_name(part.name.replace(".part", ".have"))
-    have.write_text(have.read_text() + "123")  # a line cut short
+    readers = [RunReader(info.shard_storage, table, open_cache(info, table, str(tmp_path / "cache"))) for _ in range(3)]
+    shard_reads.clear()
+    for begin in range(0, 300, 20):
+        for one in readers:  # in turns, as hosts and workers on one machine would
+            one.read(np.arange(begin, begin + 20))
+    assert len(shard_reads) == len(table.offset) == 6
+
+
+@pytest.mark.parametrize("spoil", ["a bit", "zeros"])
+def test_what_a_disk_or_a_crash_spoiled_is_read_again_once(
+    url: str, tmp_path: Path, shard_reads: list[str], spoil: str
+) -> None:
+    folder, expected = tmp_path / "cache", epoch(url, None)
+    epoch(url, str(folder))
+    (path,) = folder.glob("*/photos-train.tfrecord-00001-of-00002")
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1
+    path.write_bytes(data if spoil == "a bit" else b"\0" * len(data))
+    shard_reads.clear()
     assert epoch(url, str(folder)) == expected
-    assert not part.exists()
-    assert (folder / "photos-train.tfrecord-00000-of-00002").exists()
+    assert len(shard_reads) == 1
+    shard_reads.clear()
+    assert epoch(url, str(folder)) == expected
+    assert shard_reads == []
+
+
+@pytest.mark.parametrize("kind", ["memory", "folder"])
+def test_damage_at_the_source_costs_its_run_a_request_and_no_other(
+    url: str, tmp_path: Path, shard_reads: list[str], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = "memory" if kind == "memory" else str(tmp_path / "cache")
+    filesystem = fsspec.filesystem("memory")
+    path = "/cached/1.0.0/photos-train.tfrecord-00001-of-00002"
+    data = bytearray(filesystem.cat_file(path))
+    data[5000] ^= 1
+    filesystem.pipe_file(path, bytes(data))
+    info = reader.load_info(url)
+    source = open_source(info, "train", on_error="skip", cache=cache)
+    first = EvalStream(source, 1, 0).take(RECORDS)
+    shard_reads.clear()
+    again = EvalStream(source, 1, 0).take(RECORDS)
+    assert shard_reads == [f"{url}/photos-train.tfrecord-00001-of-00002"]
+    assert again.records == first.records
+    assert (again.weights == 0).sum() == 1
+    assert source.skips is not None
+    assert source.skips.count == 1
 
 
 def test_a_copied_dataset_is_a_full_cache(url: str, tmp_path: Path, shard_reads: list[str]) -> None:
@@ -150,19 +163,66 @@ def test_a_full_disk_is_no_error(
     assert caplog.text.count("takes no more (No space left on device)") == 1
 
 
-def test_each_dataset_has_its_own_folder(url: str, tmp_path: Path) -> None:
+def test_a_reserve_is_left_on_the_disk_and_in_memory(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("reader.cache.RESERVE_BYTES", 1 << 60)
+    folder = tmp_path / "cache"
+    assert epoch(url, str(folder)) == epoch(url, None)
+    assert "are free: what doesn't fit is read anew each epoch" in caplog.text
+    assert caplog.text.count("takes no more (less than") == 1
+    assert [*folder.glob("*/*")] == []
+    with pytest.raises(UsageError, match=r"^cache='memory': \d+\.\d GB of records .* give a local folder instead$"):
+        epoch(url, "memory")
+
+
+def test_a_cache_in_memory_is_kept_once_in_a_process(url: str, shard_reads: list[str]) -> None:
+    first = epoch(url, "memory")
+    shard_reads.clear()
+    assert epoch(url, "memory") == first
+    assert shard_reads == []
+
+
+def test_datasets_share_a_folder_of_caches(url: str, tmp_path: Path) -> None:
     other = make_dataset(tmp_path / "other" / "1.0.0", {"train": [10]})
-    epoch(url, str(tmp_path / "cache"), 10)
-    with pytest.raises(UsageError, match="it holds another dataset; give each dataset its own folder"):
-        reader.train_dataset(reader.load_info(other), "train", global_batch_size=2, cache=str(tmp_path / "cache"))
-    with pytest.raises(UsageError, match="cache='gs://bucket/x': give a local folder, 'memory' or None"):
-        open_cache(reader.load_info(url), "gs://bucket/x")
+    for dataset in (url, other):
+        assert epoch(dataset, str(tmp_path / "cache"), 10) == epoch(dataset, None, 10)
+    assert len([*(tmp_path / "cache").iterdir()]) == 2
 
 
-def test_open_caches_are_taken_as_they_are(url: str, tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_refused(url: str, tmp_path: Path) -> None:
+    other = make_dataset(tmp_path / "other" / "1.0.0", {"train": [10]})
     info = reader.load_info(url)
-    cache = MemoryCache()
-    assert open_cache(info, cache) is cache
-    assert open_cache(info, None) is None
-    assert isinstance(open_cache(info, str(tmp_path / "cache")), DiskCache)
-    assert isinstance(info.run_table("train"), RunTable)
+    for folder, message in (
+        (other, "another dataset lies there"),
+        (f"{tmp_path}/other", r"it holds other files \(1\.0\.0\); give a folder for caches, such as .*/other/cache$"),
+        ("gs://bucket/x", "give a local folder, 'memory' or None"),
+        (f"{other}/class.labels.txt", "Not a directory; give a folder that can be written"),
+    ):
+        with pytest.raises(UsageError, match=f"^cache='{folder}': {message}"):
+            reader.train_dataset(info, "train", global_batch_size=2, cache=folder)
+
+
+def test_recent_runs_stand_before_another_cache() -> None:
+    behind = MemoryCache()
+    recent = RecentRuns(behind, 1)
+    recent.put("a", 0, b"run")
+    recent.put("a", 3, b"other")
+    assert recent.get("a", 3, 8) == b"other"
+    assert recent.get("a", 0, 3) == b"run"  # of the one behind
+    assert RecentRuns(None, 1).get("a", 0, 3) is None
+
+
+def test_free_memory_is_that_of_the_machine_or_of_its_group(tmp_path: Path) -> None:
+    assert free_memory_bytes(str(tmp_path)) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 8000 kB\nMemAvailable:    3000 kB\n")
+    assert free_memory_bytes(str(tmp_path)) == 3000 << 10
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("500000\n")
+    assert free_memory_bytes(str(tmp_path)) == 3000 << 10
+    (group / "memory.max").write_text("900000\n")
+    (group / "memory.stat").write_text("anon 1\ninactive_file 70000\n")
+    assert free_memory_bytes(str(tmp_path)) == 470000

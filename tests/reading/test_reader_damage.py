@@ -15,11 +15,10 @@ import tensorflow as tf
 import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
-from beam_pipeline.examples import image_example
+from beam_pipeline.examples import image_example, int64_feature
 from reader.storage import LocalStorage
-from reader.stream import train_stream
 from tests.make import ROOT
-from tests.reading.shards import CLASSES, make_dataset, make_record
+from tests.reading.shards import CLASSES, make_dataset, make_record, train_stream
 
 RECORDS = 256
 
@@ -197,6 +196,33 @@ def test_evaluation_gives_a_skipped_record_weight_0_in_its_place(folder: Path) -
     assert reader.skipped(evals) == 2
 
 
+def test_hosts_that_skip_evaluate_exactly_in_keras(folder: Path) -> None:
+    import keras
+
+    for number in (0, 3, 7, 130):
+        flip(folder, number)
+    spoil_image(folder, 20)
+    skipped = {0, 3, 7, 20, 130}
+
+    class SaysClass0(keras.layers.Layer):
+        def call(self, images: Any) -> Any:
+            return keras.ops.one_hot(keras.ops.zeros_like(images[:, 0, 0, 0], dtype="int32"), 3)
+
+    model = keras.Sequential([keras.Input((16, 24, 3), dtype="uint8"), SaysClass0()])
+    model.compile(loss="sparse_categorical_crossentropy", weighted_metrics=["sparse_categorical_accuracy"])
+    right = total = 0.0
+    for host in range(3):
+        evals = reader.eval_dataset(
+            reader.load_info(str(folder)), "train", global_batch_size=30, host=(host, 3), on_error="skip"
+        )
+        weight = sum(float(weights.numpy().sum()) for _, _, weights in evals)
+        result = model.evaluate(evals, verbose=0, return_dict=True)
+        right, total = right + weight * result["sparse_categorical_accuracy"], total + weight
+    kept = [number for number in range(RECORDS) if number not in skipped]
+    assert total == len(kept)
+    assert right == pytest.approx(sum(number % 3 == 0 for number in kept))
+
+
 def test_a_file_that_goes_while_it_is_read_is_named(folder: Path) -> None:
     dataset = train(folder, "raise")
     shard_file(folder, 0).unlink()
@@ -219,6 +245,87 @@ def test_a_storage_that_fails_is_never_skipped_and_may_recover(folder: Path, mon
     assert reader.skipped(dataset) == 0
 
 
+def test_a_storage_that_fails_in_the_first_block_is_asked_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try may last ten minutes: the iteration's other blocks don't ask again."""
+    dataset = reader.train_dataset(reader.load_info(str(folder)), "train", global_batch_size=4)
+    asked = []
+
+    def fail(*arguments: Any) -> bytes:
+        asked.append(arguments)
+        raise StorageError("the bucket is on fire")
+
+    monkeypatch.setattr("reader.sources._BLOCK_RECORDS", 4)
+    many = reader.train_dataset(reader.load_info(str(folder)), "train", global_batch_size=4)
+    monkeypatch.setattr(LocalStorage, "read", fail)
+    for one in (dataset, many):
+        asked.clear()
+        with pytest.raises(tf.errors.OpError, match="the bucket is on fire"):
+            list(one)
+        assert len(asked) == 1
+
+
+def test_a_missing_shard_costs_no_more_than_its_own_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(make_dataset(tmp_path / "1.0.0", {"train": [640] * 4}, size=(4, 4)))
+    (missing,) = folder.glob("*-00002-of-*")
+    missing.unlink()
+    info = reader.load_info(str(folder))
+    read, fetched = LocalStorage.read, []
+
+    def counted(self: LocalStorage, path: str, *bounds: Any) -> bytes:
+        data = read(self, path, *bounds)
+        fetched.append(len(data))
+        return data
+
+    stream = train_stream(info, "train", info.position("train", global_batch_size=1), 0, on_error="skip")
+    monkeypatch.setattr(LocalStorage, "read", counted)
+    for _ in range(5):  # as tf.data asks for blocks
+        stream.take(512)
+    # Every run that is left, one for each that is missing, and the next epoch's first window.
+    assert sum(fetched) < 1.5 * sum(shard.bytes for shard in info.splits["train"].shards)
+
+
+def test_an_augments_own_error_is_not_the_images(folder: Path) -> None:
+    def wrong(images: Any, seeds: Any) -> Any:
+        with tf.control_dependencies([tf.debugging.assert_less(tf.reduce_max(seeds), -(2**31) + 1)]):
+            return tf.identity(images)
+
+    dataset = train(folder, "skip", augment=wrong)
+    with pytest.raises(tf.errors.OpError, match="Condition x < y did not hold"):
+        list(dataset)
+    assert reader.skipped(dataset) == 0
+
+
+def test_a_list_that_does_not_parse_is_named_or_skipped(tmp_path: Path) -> None:
+    columns = [("tags", "int64", True, int64_feature, lambda number: [number] * (number % 3))]
+    folder = Path(make_dataset(tmp_path / "1.0.0", {"train": [60]}, columns=columns))
+    (path,) = folder.glob("*.tfrecord-*")
+    lines = [line.split() for line in next(folder.glob("index/*.idx")).read_text().splitlines()]
+    offset, size = (int(number) for number in lines[5])
+    data = path.read_bytes()
+    record = data[offset + 12 : offset + size - 4]
+    spoiled = record.replace(b"\x1a\x04\x0a\x02\x05\x05", b"\x12\x04\x0a\x02\x05\x05")  # another kind of list
+    assert spoiled != record
+    path.write_bytes(data[:offset] + schema.frame(spoiled) + data[offset + size :])
+
+    def build(on_error: str) -> Any:
+        info = reader.load_info(str(folder))
+        names = ["filename", "tags"]
+        return reader.train_dataset(info, "train", global_batch_size=12, features=names, on_error=on_error)
+
+    with pytest.raises(tf.errors.OpError, match=rf"record 5 at byte {offset}: it isn't an Example with the dataset's"):
+        list(build("raise"))
+    dataset = build("skip")
+    found = [
+        (int(name[-10:-4]), tags.tolist())
+        for inputs, _ in dataset
+        for name, tags in zip(inputs["filename"].numpy(), inputs["tags"].numpy(), strict=True)
+    ]
+    assert len(found) == 60
+    assert {number for number, _ in found} == set(range(60)) - {5}
+    assert all(tags == [number] * (number % 3) for number, tags in found)
+    assert reader.skipped(dataset) == 1
+
+
 def test_nothing_right_is_an_error_not_a_loop(tmp_path: Path) -> None:
     folder = Path(make_dataset(tmp_path / "1.0.0", {"train": [20, 20]}))
     for shard in (0, 1):
@@ -237,6 +344,12 @@ def test_a_stream_without_tensorflow_raises_what_is_damaged(folder: Path) -> Non
 
 
 def test_only_our_datasets_know_what_was_skipped(folder: Path) -> None:
+    assert reader.skipped(train(folder, "raise").map(lambda *batch: batch)) == 0
+    flip(folder, 3)
+    both = [train(folder, "skip"), train(folder, "skip")]
+    for one in both:
+        list(one)
+    assert reader.skipped(tf.data.Dataset.zip(tuple(both))) == 2
     with pytest.raises(UsageError, match=r"reader\.skipped\(RangeDataset\)|reader\.skipped\(_RangeDataset\)"):
         reader.skipped(tf.data.Dataset.range(3))
     with pytest.raises(UsageError, match="on_error='ignore': raise or skip"):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import Image
 
 from beam_pipeline.errors import UsageError
-from reader import augment, decode
+from reader import augment, decode, sizes
 from reader.info import ImageInfo
 from reader.order import augment_seeds, splitmix64
 
@@ -51,14 +51,14 @@ def test_pad_keeps_everything_between_black_bars(shape: tuple[int, int], inner: 
 
 
 def test_the_target_size_is_checked() -> None:
-    assert decode.target_size(IMAGE, 12) == (12, 12)
-    assert decode.target_size(IMAGE, (12, 18)) == (12, 18)
+    assert sizes.target_size(IMAGE, 12) == (12, 12)
+    assert sizes.target_size(IMAGE, (12, 18)) == (12, 18)
     with pytest.raises(UsageError, match=r"mixed sizes \(10x20 to 30x20\)"):
-        decode.target_size(IMAGE, None)
+        sizes.target_size(IMAGE, None)
     with pytest.raises(UsageError, match="holds no image"):
-        decode.target_size(ImageInfo("jpeg", 3, None, None, (), ()), None)
+        sizes.target_size(ImageInfo("jpeg", 3, None, None, (), ()), None)
     with pytest.raises(UsageError, match="image_size=0"):
-        decode.target_size(IMAGE, 0)
+        sizes.target_size(IMAGE, 0)
 
 
 def test_uniform_draws_are_splitmix64() -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import reader
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
+from reader.open_streams import OpenStreams
+from reader.storage import LocalStorage
+from tests.reading import foreign
+from tests.reading.foreign import KINDS
 from tests.reading.shards import draw, make_dataset
 
 
@@ -49,6 +54,55 @@ def test_foreign_files_are_read_as_they_are(tmp_path: Path, compression: str) ->
     assert records[7]["image/encoded"] == draw(7, (8, 8))
     only = reader.record_dataset([str(tmp_path / "part-1.tfrec")], keys=["label"])
     assert [record["label"] for record in only.as_numpy_iterator()] == list(range(150))
+
+
+SCALAR, LIST = [], [None]
+SPECS = {
+    "tutorial": {
+        "image": (SCALAR, "string"),
+        "class": (SCALAR, "int64"),
+        "label": (SCALAR, "string"),
+        "size": (LIST, "int64"),
+        "one_hot_class": (LIST, "float32"),
+    },
+    "keras": {"image": (SCALAR, "string"), "label": (SCALAR, "int64")},
+    "tfds": {"image": (SCALAR, "string"), "label": (SCALAR, "int64"), "file_name": (SCALAR, "string")},
+    "slim": {
+        "image/encoded": (SCALAR, "string"),
+        "image/class/label": (SCALAR, "int64"),
+        "image/class/text": (SCALAR, "string"),
+        "image/height": (SCALAR, "int64"),
+        "image/object/bbox/xmin": (LIST, "float32"),
+    },
+}
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kinds_of_files_that_are_around(tmp_path: Path, kind: str, compression: str) -> None:
+    files = foreign.write(tmp_path / "files", kind, {"a": 5, "b": 2}, compression)
+    dataset = reader.record_dataset(f"{files}/*")
+    specs = {key: (spec.shape.as_list(), spec.dtype.name) for key, spec in dataset.element_spec.items()}
+    assert specs == SPECS[kind]
+    found = list(dataset.as_numpy_iterator())
+    for number, record in enumerate(found):
+        for key, feature in KINDS[kind](number).features.feature.items():
+            values = getattr(feature, feature.WhichOneof("kind")).value
+            assert np.atleast_1d(record[key]).tolist() == list(values)
+    assert len(found) == 7
+
+
+def test_labels_that_are_lists(tmp_path: Path) -> None:
+    examples = [foreign.example(image=draw(number, (8, 8)), label=[number, 7][: 1 + number % 2]) for number in range(4)]
+    dataset = reader.record_dataset(write_examples(tmp_path / "a", examples))
+    assert [record["label"].tolist() for record in dataset.as_numpy_iterator()] == [[0], [1, 7], [2], [3, 7]]
+
+
+def test_plain_and_packed_files_in_one_pattern(tmp_path: Path) -> None:
+    for name, compression in (("a", ""), ("b", "GZIP"), ("c", "")):
+        write(tmp_path / name, 70, compression)
+    labels = [record["label"] for record in reader.record_dataset(f"{tmp_path}/?").as_numpy_iterator()]
+    assert labels == 3 * list(range(70))
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
@@ -142,6 +196,43 @@ def test_one_feature_of_two_types_is_an_error(tmp_path: Path) -> None:
     text.features.feature["label"].bytes_list.value.append(b"cat")
     with pytest.raises(ImageShardsError, match="'label' is int64_list here and bytes_list there"):
         reader.record_dataset(write_examples(tmp_path / "a", [labelled(1), text]))
+
+
+def test_damage_among_the_first_records_is_skipped_as_well(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a", 200))
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    write_examples(tmp_path / "b", [b"\xff\xff", labelled(200)])
+    dataset = reader.record_dataset([str(path), str(tmp_path / "b")], keys=["label"], on_error="skip")
+    assert [record["label"] for record in dataset.as_numpy_iterator()] == list(range(1, 201))
+    assert reader.skipped(dataset) == 2
+    assert len(list(dataset)) == 200
+    assert reader.skipped(dataset) == 2
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+def test_many_datasets_in_turns_read_their_files_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    """More than the streams that may wait: each is opened again where it was, not at its file's beginning."""
+    path = write(tmp_path / "a", 200, compression)
+    datasets = [reader.record_dataset(path, keys=["label"]) for _ in range(10)]
+    reads = []
+    read = LocalStorage.read
+
+    def counted(self: LocalStorage, path: str, *bounds: int) -> bytes:
+        reads.append(bounds)
+        return read(self, path, *bounds)
+
+    monkeypatch.setattr(LocalStorage, "read", counted)
+    turns = tf.data.Dataset.choose_from_datasets(datasets, tf.data.Dataset.range(10).repeat(200))
+    labels = [record["label"] for record in turns.as_numpy_iterator()]
+    assert labels == [number for number in range(200) for _ in range(10)]
+    assert len(reads) == 10
+    monkeypatch.setattr("reader.open_streams._ABANDONED_STREAMS", -len(OpenStreams._served))  # none may wait
+    found = [record["label"] for record in datasets[0].as_numpy_iterator()]
+    assert found == list(range(200))
 
 
 def test_damage_behind_the_first_records_names_file_record_and_offset(tmp_path: Path) -> None:

@@ -11,70 +11,13 @@ import tensorflow as tf
 
 import reader
 from beam_pipeline import schema
-from beam_pipeline.errors import CorruptRecordError, UsageError
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from reader.commands import main
 from reader.index.dataset import index
 from reader.verify.dataset import verify
 from tests import servers
+from tests.reading.foreign import KINDS, SIZE, example, write
 from tests.reading.shards import CLASSES, draw, make_dataset
-
-SIZE = (12, 20)
-
-
-def example(**features: Any) -> tf.train.Example:
-    """An Example of bytes, integers and floats; a keyword's `__` stands for `/`."""
-    made = tf.train.Example()
-    for key, value in features.items():
-        feature = made.features.feature[key.replace("__", "/")]
-        values = value if isinstance(value, list) else [value]
-        if isinstance(values[0], bytes):
-            feature.bytes_list.value.extend(values)
-        elif isinstance(values[0], float):
-            feature.float_list.value.extend(values)
-        else:
-            feature.int64_list.value.extend(values)
-    return made
-
-
-def tutorial(number: int) -> tf.train.Example:
-    label = number % 3
-    one_hot = [float(place == label) for place in range(3)]
-    return example(
-        image=draw(number, SIZE), label=CLASSES[label].encode(), size=[*SIZE], one_hot_class=one_hot, **{"class": label}
-    )
-
-
-def keras(number: int) -> tf.train.Example:
-    return example(image=draw(number, SIZE), label=number % 3)
-
-
-def tfds(number: int) -> tf.train.Example:
-    return example(image=draw(number, SIZE, "png"), label=number % 3, file_name=f"{number}.png".encode())
-
-
-def slim(number: int) -> tf.train.Example:
-    return example(
-        image__encoded=draw(number, SIZE),
-        image__class__label=number % 3 + 1,
-        image__class__text=CLASSES[number % 3].encode(),
-        image__height=SIZE[0],
-        image__object__bbox__xmin=[0.5] * (number % 3) or [0.0],
-    )
-
-
-KINDS = {"tutorial": tutorial, "keras": keras, "tfds": tfds, "slim": slim}
-
-
-def write(folder: Path, kind: str, files: dict[str, int], compression: str = "") -> Path:
-    """TFRecord files as the kind's tools write them: name → records, numbered on through all files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    number = 0
-    for name, count in files.items():
-        with tf.io.TFRecordWriter(str(folder / name), compression) as writer:
-            for _ in range(count):
-                writer.write(KINDS[kind](number).SerializeToString())
-                number += 1
-    return folder
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,6 +84,51 @@ def test_other_features_come_along(tmp_path: Path) -> None:
     assert batch["image/height"].numpy().tolist() == [SIZE[0]] * 4
 
 
+def test_features_that_some_records_or_files_lack_are_lists(tmp_path: Path) -> None:
+    def write_file(name: str, *more: dict[str, Any]) -> None:
+        with tf.io.TFRecordWriter(str(tmp_path / name)) as writer:
+            for number, features in enumerate(more):
+                writer.write(example(image=draw(number, SIZE), label=number, **features).SerializeToString())
+
+    write_file("a", {"tags": [1, 2], "optional": 5, "one": 1}, {"tags": [1, 2, 3], "optional": 5, "one": 2})
+    write_file("b", {"tags": [3], "optional": 7, "one": 3}, {"tags": [3], "one": 4})
+    info = index(f"{tmp_path}/?", str(tmp_path / "index"))
+    assert {column["name"]: column["list"] for column in info.manifest["features"]} == {
+        "one": False,
+        "optional": True,
+        "tags": True,
+    }
+    train = reader.eval_dataset(info, "train", global_batch_size=4, features=["tags", "optional"])
+    inputs, *_ = next(iter(train))
+    assert inputs["tags"].to_list() == [[1, 2], [1, 2, 3], [3], [3]]
+    assert inputs["optional"].to_list() == [[5], [5], [7], []]
+    write_file("c", {"one": 0.5})
+    with pytest.raises(ImageShardsError, match=r"feature 'one' is int64 in .*/a and float32 in .*/c$"):
+        index(f"{tmp_path}/?", str(tmp_path / "index"))
+    write_file("c", {"one": 1}, {"one": 0.5})
+    with pytest.raises(
+        CorruptRecordError, match=r"/c: record 1 at .*: its 'one' is float32, in the records before int64"
+    ):
+        index(f"{tmp_path}/c", str(tmp_path / "index"))
+
+
+def test_damaged_records_are_skipped_and_keep_their_places(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = write(tmp_path / "files", "keras", {"a": 70, "b": 30})
+    data = bytearray((files / "a").read_bytes())
+    data[60] ^= 1
+    (files / "a").write_bytes(data)
+    (files / "b").write_bytes((files / "b").read_bytes()[:-5])
+    info = index(f"{files}/*", str(tmp_path / "index"), on_error="skip")
+    assert caplog.text.count("it keeps its place in the index; read with on_error='skip'") == 2
+    assert info.records("train") == 100
+    assert sum(info.splits["train"].class_counts) == 98
+    evals = reader.eval_dataset(info, "train", global_batch_size=100, on_error="skip")
+    ((_, labels, weights),) = evals
+    assert np.flatnonzero(weights == 0).tolist() == [0, 99]
+    assert labels.numpy()[1:99].tolist() == [number % 3 for number in range(1, 99)]
+    assert reader.skipped(evals) == 2
+
+
 def test_an_index_of_remote_files(tmp_path: Path, gcs: servers.Gcs) -> None:
     bucket = gcs.new_bucket()
     gcs.put_folder(bucket, "records", write(tmp_path / "files", "tfds", {"a": 65, "b": 10}))
@@ -155,6 +143,9 @@ def test_what_cannot_be_indexed_says_why(tmp_path: Path) -> None:
     packed = write(tmp_path / "gzip", "keras", {"a": 3}, "GZIP")
     with pytest.raises(UsageError, match=r"a is GZIP, .* read it with reader\.record_dataset"):
         index(f"{packed}/a", out)
+    write(packed, "keras", {"0": 3})
+    with pytest.raises(UsageError, match=r"a is GZIP, .* read it with reader\.record_dataset"):
+        index(f"{packed}/*", out)
     files = write(tmp_path / "files", "tutorial", {"a": 70})
     with pytest.raises(UsageError, match=r"--class_key among: class \(int64, 1\), image \(bytes, 1\)"):
         index(f"{files}/a", out, class_key="label")

@@ -84,8 +84,35 @@ def test_a_folder_without_a_manifest_says_what_is_there(tmp_path: Path, files: l
 
 def test_a_file_in_place_of_the_folder_is_no_dataset(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(NotPublishedError, match="no such folder"):
+    with pytest.raises(NotPublishedError, match=f"file is a file: name the folder {tmp_path}$"):
         load_info(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("typed", ["gs//bucket/photos/1.0.0", "gs:/bucket/photos/1.0.0"])
+def test_a_mistyped_url_names_the_right_one(typed: str) -> None:
+    with pytest.raises(NotPublishedError, match=f"no folder {typed}: did you mean gs://bucket/photos/1.0.0"):
+        load_info(typed)
+
+
+def test_a_position_names_the_records_and_their_order(tmp_path: Path) -> None:
+    """The same images in another order, or cut into other shards, have the same content fingerprint."""
+
+    def source(name: str, shards: list[int], first: int = 0, split: str = "train") -> str:
+        def size(number: int) -> tuple[int, int]:
+            return 16, 24 + (number + first) % 2
+
+        info = load_info(make_dataset(tmp_path / name / "1.0.0", {"train": shards}, size_of=size))
+        return info.position(split, global_batch_size=1).source
+
+    assert source("a", [70, 130]) == source("copy", [70, 130])
+    others = [source("b", [100, 100]), source("c", [70, 130], first=1), source("d", [70, 130], split="train[:50%]")]
+    assert len({source("e", [70, 130]), *others}) == 4
+
+
+@pytest.mark.parametrize("window_runs", [0, -1])
+def test_a_window_holds_at_least_one_run(dataset: str, window_runs: int) -> None:
+    with pytest.raises(UsageError, match=f"window_runs={window_runs}: at least 1"):
+        load_info(dataset).position("train", global_batch_size=1, window_runs=window_runs)
 
 
 def test_an_edited_manifest_is_not_believed(tmp_path: Path) -> None:

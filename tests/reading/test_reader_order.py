@@ -167,14 +167,39 @@ def test_positions_of_a_record_over_epochs_are_uniform():
     assert abs(np.corrcoef(where[0], where[1])[0, 1]) < 0.1
 
 
-def test_hosts_read_little_more_than_their_share():
-    first = first_of([64] * 320)  # 20,480 records
-    for count in (1, 2, 3, 7, 16):
-        begin = start(first, hosts=count)
-        for host in range(count):
-            share = order.share(order.epoch_order(first, 0, 0), 0, count, host)
-            assert len(np.unique(share.run)) * 64 <= 1.1 * 20480 / count
-        assert begin.after(0) == begin
+def places_over_epochs(first, epochs):
+    """Where each record comes in each epoch, in [0, 1): float [epochs, records]."""
+    total = int(first[-1])
+    numbers = np.array([number for _, number in numbers_of(first, start(first), 0, total * epochs)])
+    where = np.empty((epochs, total))
+    for epoch, mine in enumerate(numbers.reshape(epochs, total)):
+        where[epoch, mine] = np.arange(total) / total
+    return where
+
+
+def check_uniform(quarters):
+    """Pearson's chi-square test of many times 10 draws of a quarter, [draws, cases], against one chance in 30,000.
+
+    A case of 10 draws from 4 equal chances has the mean 3 and the variance 2 · 3 · (1 - 1/10).
+    """
+    counts = np.stack([(quarters == quarter).sum(0) for quarter in range(4)])
+    statistic = ((counts - 2.5) ** 2 / 2.5).sum(0)
+    cases = len(statistic)
+    assert abs(statistic.sum() - 3 * cases) < 4 * np.sqrt(5.4 * cases)
+
+
+def test_records_come_anywhere_in_an_epoch():
+    first = first_of([64] * 320)
+    where = places_over_epochs(first, 10)
+    for within in (0, 13, 63):  # one record of each run: those of one run stay together
+        check_uniform((where[:, within::64] * 4).astype(int))
+
+
+def test_the_records_of_a_run_come_anywhere_in_its_window():
+    first = first_of([64] * 320)  # 20 windows
+    within = places_over_epochs(first, 10) * 20 % 1
+    for run in (0, 100, 319):
+        check_uniform((within[:, 64 * run : 64 * (run + 1)] * 4).astype(int))
 
 
 def test_a_position_is_small_json():

@@ -16,7 +16,10 @@ from reader.commands import main
 from tests import make
 
 DOCUMENT = make.ROOT / "docs" / "reader.md"
-NEEDS = {"torch": "needs PyTorch: pip install 'imageshards[torch]'", "jax": "needs JAX: pip install 'imageshards[jax]'"}
+NEEDS = {
+    "torch": "PyTorch is not installed: pip install '.[torch]'",
+    "jax": "JAX is not installed: pip install '.[jax]'",
+}
 
 
 def blocks() -> list[tuple[str, str, str]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import itertools
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,12 @@ from hypothesis import strategies as st
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError
 from reader import load_info, runs
+from reader.position import Phase, Position
 from reader.run_table import RunTable
-from reader.runs import RunReader, read_file, scan_file
+from reader.runs import RunReader
+from reader.scanning import scan_file
 from reader.storage import LocalStorage
+from reader.stream import RecordStream, Source
 from tests.reading.shards import make_dataset
 
 STORAGE = LocalStorage()
@@ -36,14 +40,20 @@ def make_files(folder: Path, counts: list[int]) -> tuple[RunTable, list[bytes]]:
     return RunTable.select(files, np.array(rows, schema.RUN_DTYPE), 0, len(records)), records
 
 
+def read_file(storage: LocalStorage, path: str) -> Iterator[list[bytes]]:
+    """A whole file's records, one by one, until one is wrong."""
+    for frame in scan_file(storage, path):
+        if isinstance(frame.record, CorruptRecordError):
+            raise frame.record
+        yield [frame.record]
+
+
 @given(st.data())
 def test_any_records_in_any_order(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.sampled_from([0, 1, 63, 64, 65, 200]), min_size=1, max_size=4).filter(sum))
     table, records = make_files(tmp_path_factory.mktemp("runs"), counts)
     numbers = data.draw(st.lists(st.integers(0, len(records) - 1), min_size=1, max_size=50))
     assert RunReader(STORAGE, table).read(np.array(numbers)) == [records[number] for number in numbers]
-    with ThreadPoolExecutor(4) as executor:
-        assert RunReader(STORAGE, table, executor).read(np.array(numbers)) == [records[number] for number in numbers]
 
 
 def test_neighbouring_runs_are_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +76,44 @@ def test_neighbouring_runs_are_one_request(tmp_path: Path, monkeypatch: pytest.M
     requests.clear()
     assert RunReader(Counting(), table).read(np.array([0, 130])) == [records[0], records[130]]
     assert len(requests) == 2  # the run between them isn't read
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> RunTable:
+    """20,480 records in 4 uneven shards."""
+    return make_files(tmp_path_factory.mktemp("uneven"), [9000, 123, 6357, 5000])[0]
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 7, 16])
+def test_a_host_fetches_its_share_of_an_epoch_and_little_more(uneven: RunTable, hosts: int) -> None:
+    fetched = []
+
+    class Counting(LocalStorage):
+        is_remote = True
+
+        def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+            data = super().read(path, start, stop)
+            fetched.append(len(data))
+            return data
+
+    dataset = int(uneven.bytes.sum())
+    source = Source(Counting(), uneven, None, None)
+    beginning = Position("", uneven.total, 0, hosts, 0, (Phase(hosts, 16),))
+    read: Counter[tuple[int, int]] = Counter()
+    for host in range(hosts):
+        stream = RecordStream.train(source, beginning, host)
+        for epoch in range(2):
+            fetched.clear()
+            block = stream.take(share_of(uneven.total, hosts, host, epoch))
+            assert set(block.epochs.tolist()) == {epoch}
+            read.update(zip(block.epochs.tolist(), block.numbers.tolist(), strict=True))
+            assert sum(fetched) <= 1.1 * dataset / hosts
+    assert read == Counter({(epoch, number): 1 for epoch in range(2) for number in range(uneven.total)})
+
+
+def share_of(records: int, hosts: int, host: int, epoch: int) -> int:
+    """Records of one host in an epoch: dealt one by one in turn, on and on."""
+    return sum((epoch * records + record) % hosts == host for record in range(records))
 
 
 @pytest.mark.parametrize("record", [0, 100, 199])
@@ -159,7 +207,7 @@ def test_gzip_files_of_one_or_more_members(tmp_path: Path, members: int, monkeyp
     path.write_bytes(packed)
     for chunk_bytes in (8 << 20, 100):
         monkeypatch.setattr("reader.storage.CHUNK_BYTES", chunk_bytes)
-        monkeypatch.setattr("reader.runs.CHUNK_BYTES", chunk_bytes)
+        monkeypatch.setattr("reader.scanning.CHUNK_BYTES", chunk_bytes)
         assert [record for block in read_file(STORAGE, str(path)) for record in block] == records
     for damaged, reason in ((packed[:-9], "ends too early"), (packed[:40] + b"xxxx" + packed[44:], "damaged|CRC")):
         path.write_bytes(damaged)

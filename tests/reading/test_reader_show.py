@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import reader
+from beam_pipeline import schema
 from reader.commands import main
 from reader.show import blocks, choose, grid
 from tests.make import ROOT
@@ -56,21 +57,45 @@ def test_blocks_are_two_pixels_a_character(folder: str) -> None:
     colours = re.findall(r"\x1b\[38;2;(\d+);(\d+);(\d+)m", lines[6])
     pixels = np.asarray(record.image)
     assert [int(value) for value in colours[12]] == pixels[12 - 4, 12 - 4].tolist()
-    assert lines[12].split() == [record.label] and lines[13].split() == ["16x16", "#0"]
+    assert lines[12].split() == [record.label] and lines[13].split() == ["16x16", "record", "0"]
 
 
 def test_the_command_writes_a_png(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "grid.png"
     assert main(["show", folder, "--count", "5", "--out", str(path)]) == 0
     assert capsys.readouterr().out == f"5 images of train in {path}\n"
-    assert Image.open(path).width > 3 * 160
+    with Image.open(path) as drawn:
+        assert drawn.width > 3 * 160
     assert main(["show", folder, "--split", "validation", "--terminal"]) == 0
     assert capsys.readouterr().out.count("▀") == 2 * 24 * 12
     assert main(["show", folder, "--json", "--count", "2"]) == 0
     assert {"record", "label", "height", "width"} == set(json.loads(capsys.readouterr().out)["records"][0])
     assert main(["show", folder, "--count", "0"]) == 2
-    assert main(["show", folder, "--out", str(tmp_path / "none" / "x.png")]) == 2
+    assert main(["show", folder, "--count", "1", "--out", str(tmp_path / "new" / "x.png")]) == 0
+    assert capsys.readouterr().out == f"1 image of train in {tmp_path / 'new' / 'x.png'}\n"
+    (tmp_path / "file").write_text("mine")
+    assert main(["show", folder, "--out", str(tmp_path / "file" / "x.png")]) == 2
+    assert capsys.readouterr().err.endswith("; name a file that can be written\n")
     assert main(["show", folder, "--split", "test"]) == 2
+
+
+def test_a_missing_shard_and_a_record_of_another_dataset_name_the_fix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(make_dataset(tmp_path / "1.0.0", {"train": [10]}))
+    (shard,) = folder.glob("photos-*")
+    records = list(schema.unframe(shard.read_bytes()))
+    records[4] = records[4].replace(b"\xff\xd8\xff", b"\xff\xd8\xfe")
+    shard.write_bytes(b"".join(map(schema.frame, records)))
+    assert main(["show", str(folder)]) == 1
+    assert capsys.readouterr().err == (
+        f"error: {shard}: record 4 at byte {sum(len(record) + 16 for record in records[:4])}: the image doesn't decode "
+        f"(UnidentifiedImageError); python -m reader verify {folder} finds every fault\n"
+    )
+    shard.unlink()
+    assert main(["show", str(folder)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {shard} is missing, ") and error.endswith(": run the job again with --repair\n")
 
 
 @pytest.mark.parametrize("image_format", ["jpeg", "png"])

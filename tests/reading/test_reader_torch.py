@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -12,15 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import reader
+from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, UsageError
+from beam_pipeline.examples import bytes_feature, float_feature, int64_feature
 from reader.picking import pick
 from reader.runs import RunReader
 from tests.make import ROOT
 from tests.reading.shards import CLASSES, make_dataset
 
-torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'imageshards[torch]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[torch]'")
 
 RECORDS = 301
 
@@ -104,6 +108,33 @@ def test_workers_that_persist_see_a_new_epoch(info: reader.DatasetInfo, number_o
     first = seen(kept, number_of)
     one.set_epoch(1)
     assert seen(kept, number_of) != first
+
+
+def test_workers_that_persist_read_whole_epochs_after_a_resumed_one(info: reader.DatasetInfo) -> None:
+    before = dataset(info)
+    before.set_epoch(3)
+    one = dataset(info)
+    one.load_state_dict(before.state_dict(6, 2))
+    kept = torch.utils.data.DataLoader(one, batch_size=None, num_workers=2, persistent_workers=True)
+    counts = []
+    for epoch in (3, 4, 5):
+        one.set_epoch(epoch)
+        counts.append(sum(len(labels) for _, labels in kept))
+    assert counts[1:] == [RECORDS, RECORDS] and counts[0] < RECORDS - 6 * 6
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_batches_of_one_record_resume_without_repeating_any(info: reader.DatasetInfo, shuffle: bool) -> None:
+    """40 records and 3 ranks: some make a step less, which `steps_per_epoch` says."""
+    options = {"split": "train[:40]", "batch_size": 1, "shuffle": shuffle, "world_size": 3}
+    shares = [[labels.tolist() for _, labels in dataset(info, rank=rank, **options)] for rank in range(3)]
+    assert sorted(map(len, shares)) == [13, 13, 14]
+    for rank, expected in enumerate(shares):
+        assert dataset(info, rank=rank, **options).steps_per_epoch() == len(expected)
+        for steps in (1, 2, 12):
+            again = dataset(info, rank=rank, **options)
+            again.load_state_dict(dataset(info, rank=rank, **options).state_dict(steps))
+            assert [labels.tolist() for _, labels in again] == expected[steps:]
 
 
 def test_the_order_is_that_of_train_dataset(info: reader.DatasetInfo, number_of: dict[bytes, int]) -> None:
@@ -213,6 +244,72 @@ def test_resized_images_show_the_same_window_as_train_dataset(tmp_path: Path, mo
         np.testing.assert_array_equal((images == 0).all(-1), (theirs == 0).all(-1))
 
 
+def test_crops_show_the_windows_of_train_dataset(tmp_path: Path) -> None:
+    large = reader.load_info(make_dataset(tmp_path / "1.0.0", {"train": [20]}, size=(60, 80)))
+    options = {"image_size": (48, 32), "seed": 4}
+    crop = reader.pillow.random_resized_crop((0.3, 1.0), then=reader.pillow.flip)
+    images = next(iter(dataset(large, drop_last=True, transform=crop, **options)))[0].permute(0, 2, 3, 1).numpy()
+    theirs = reader.augment.random_resized_crop((0.3, 1.0), then=reader.augment.flip)
+    expected = next(iter(reader.train_dataset(large, "train", global_batch_size=8, augment=theirs, **options)))[0]
+    assert np.abs(images.astype(int) - expected.numpy()).mean() < 2.5  # filters differ
+    with pytest.raises(UsageError, match="random_resized_crop resizes its crops: give image_size"):
+        dataset(large, transform=crop)
+
+
+def test_crop_windows_are_those_of_tensorflow() -> None:
+    import tensorflow as tf
+
+    generator = np.random.default_rng(0)
+    seeds = generator.integers(-(2**31), 2**31, (500, 2)).astype(np.int32)
+    sizes = generator.integers(1, 3000, (500, 2))
+    for bounds in (((0.08, 1.0), (3 / 4, 4 / 3)), ((0.9, 1.0), (2.0, 3.0))):
+        expected = reader.augment.random_resized_crop(*bounds).windows(tf.constant(sizes), tf.constant(seeds))
+        crop = reader.pillow.random_resized_crop(*bounds)
+        numbers = seeds.view(np.int64)[:, 0].tolist()
+        ours = [crop.window(tuple(size), seed) for size, seed in zip(sizes.tolist(), numbers, strict=True)]
+        differences = np.abs(np.array(ours) - expected.numpy())
+        assert differences.max() <= 1 and differences.any(1).sum() <= 2  # where exp is rounded in another way
+    for scale, ratio in (((0.5, 0.2), (1, 2)), ((0, 1), (1, 2)), ((0.1, 1), (2, 1))):
+        with pytest.raises(UsageError, match=r"scale=|ratio="):
+            reader.pillow.random_resized_crop(scale, ratio)
+
+
+COLUMNS: Any = [
+    ("age", "int64", False, int64_feature, lambda number: (number - 3,)),
+    ("weight", "float32", False, float_feature, lambda number: (number / 2,)),
+    ("codes", "int64", True, int64_feature, lambda number: range(number % 3)),
+    ("words", "bytes", True, bytes_feature, lambda number: [b"w"] * (number % 2)),
+]
+
+
+def test_features_come_beside_the_image_as_train_dataset_gives_them(tmp_path: Path) -> None:
+    tagged = reader.load_info(make_dataset(tmp_path / "1.0.0", {"train": [40]}, columns=COLUMNS, one_hot=True))
+    names = ["age", "weight", "codes", "words", "filename", "size", "one_hot_class"]
+    theirs = reader.train_dataset(tagged, "train", global_batch_size=8, features=names, seed=2)
+    one = dataset(tagged, features=names, seed=2)
+    for (inputs, labels), (expected, expected_labels) in zip(loader(one, 1), theirs, strict=True):
+        assert list(inputs) == ["image", *names]
+        assert labels.tolist() == expected_labels.numpy().tolist()
+        for name in ("age", "weight", "size", "one_hot_class"):
+            assert inputs[name].numpy().dtype == expected[name].numpy().dtype
+            np.testing.assert_array_equal(inputs[name].numpy(), expected[name].numpy())
+        assert inputs["filename"] == expected["filename"].numpy().tolist()
+        assert [codes.tolist() for codes in inputs["codes"]] == expected["codes"].to_list()
+        assert inputs["words"] == expected["words"].to_list()
+        np.testing.assert_array_equal(inputs["image"].permute(0, 2, 3, 1).numpy(), expected["image"].numpy())
+
+
+def test_a_record_without_a_wanted_feature_is_damaged(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "1.0.0", {"train": [9]}, columns=COLUMNS)
+    spoil(folder, range(2, 3), lambda record: record.replace(b"\x03age", b"\x03egg"))
+    tagged = reader.load_info(folder)
+    assert sum(len(labels) for _, labels in dataset(tagged)) == 9
+    with pytest.raises(CorruptRecordError, match=r"record 2 at byte \d+: it isn't an Example with .* \('age' has 0"):
+        list(dataset(tagged, features=["age"]))
+    one = dataset(tagged, features=["age"], on_error="skip")
+    assert sum(len(inputs["age"]) for inputs, _ in one) == 9 and reader.skipped(one) == 1
+
+
 def test_damage_is_named_or_skipped(tmp_path: Path) -> None:
     folder = make_dataset(tmp_path / "1.0.0", {"train": [70]})
     path = Path(folder) / "photos-train.tfrecord-00000-of-00001"
@@ -231,15 +328,85 @@ def test_damage_is_named_or_skipped(tmp_path: Path) -> None:
     assert sum(len(labels) for _, labels in evals) == 69
 
 
+def spoil(folder: str, numbers: range, change: Any) -> None:
+    """Rewrite some records of a dataset's only shard at their own length, with right CRCs."""
+    path = Path(folder) / "photos-train.tfrecord-00000-of-00001"
+    records = list(schema.unframe(path.read_bytes()))
+    for number in numbers:
+        changed = change(records[number])
+        assert len(changed) == len(records[number]) and changed != records[number]
+        records[number] = changed
+    path.write_bytes(b"".join(map(schema.frame, records)))
+
+
+def test_a_batch_of_damaged_records_only_is_left_out_of_evaluation(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "1.0.0", {"train": [40]})
+    spoil(folder, range(8, 16), lambda record: record.replace(b"\xff\xd8\xff", b"\xff\xd8\xfe"))
+    damaged = reader.load_info(folder)
+    one = dataset(damaged, on_error="skip", shuffle=False)
+    iterator = iter(one)
+    assert [len(next(iterator)[1]) for _ in range(2)] == [8, 8]
+    state = one.state_dict()
+    assert [len(labels) for _, labels in iterator] == [8, 8] and reader.skipped(one) == 8
+    again = dataset(damaged, on_error="skip", shuffle=False)
+    again.load_state_dict(state)
+    assert [len(labels) for _, labels in again] == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda record: record.replace(b"\x05class", b"\x05cless"), r"it isn't an Example with .* \(.*'class'"),
+        (lambda record: record.replace(b"\xff\xd8\xff", b"\xff\xd8\xfe"), r"the image doesn't decode \(Unidentif"),
+        (lambda record: record.replace(b"\x1a\x03\n\x01\x02", b"\x1a\x03\n\x01\x07"), "class 7: there are 3"),
+    ],
+)
+def test_a_record_of_wrong_content_is_named_as_train_dataset_names_it(
+    tmp_path: Path, change: Any, message: str
+) -> None:
+    folder = make_dataset(tmp_path / "1.0.0", {"train": [9]})
+    spoil(folder, range(2, 3), change)
+    damaged = reader.load_info(folder)
+    with pytest.raises(CorruptRecordError, match=rf"record 2 at byte \d+: {message}"):
+        list(dataset(damaged))
+    one = dataset(damaged, on_error="skip")
+    assert sum(len(labels) for _, labels in one) == 9 and reader.skipped(one) == 1
+
+
+def test_memory_that_runs_out_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(encoded: bytes, channels: int) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("reader.pillow_batches.decode", no_memory)
+    small = reader.load_info(make_dataset(tmp_path / "1.0.0", {"train": [3]}))
+    with pytest.raises(MemoryError):
+        list(dataset(small, on_error="skip"))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bit_gray_pngs_have_the_pixels_that_tensorflow_gives(channels: int) -> None:
+    import tensorflow as tf
+
+    deep = (np.arange(20 * 30, dtype=np.uint32) * 109 % 65536).astype(np.uint16).reshape(20, 30)
+    buffer = io.BytesIO()
+    Image.fromarray(deep).save(buffer, "PNG")
+    ours = reader.pillow.to_array(reader.pillow.decode(buffer.getvalue(), channels))
+    np.testing.assert_array_equal(ours, tf.io.decode_png(buffer.getvalue(), channels=channels).numpy())
+
+
 def test_wrong_arguments_say_so(info: reader.DatasetInfo, tmp_path: Path) -> None:
     for options, message in (
         ({"batch_size": 0}, "batch_size=0: at least 1"),
         ({"rank": 2, "world_size": 2}, "rank=2, world_size=2"),
         ({"resize_mode": "squash"}, "resize_mode='squash': one of stretch, crop, pad"),
         ({"split": "test"}, "there is no split 'test'"),
+        ({"transform": "flip"}, r"transform='flip': a function f\(image, seed\)"),
+        ({"features": ["age"]}, "there is no 'age'; the records have class, label"),
     ):
         with pytest.raises(UsageError, match=message):
             dataset(info, **options)
+    with pytest.raises(UsageError, match=r"give what reader\.load_info"):
+        dataset("datasets/photos/1.0.0")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="made with another seed: 1"):
         dataset(info).load_state_dict(dataset(info, seed=1).state_dict())
     with pytest.raises(UsageError, match="not a state"):

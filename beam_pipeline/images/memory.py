@@ -1,0 +1,121 @@
+"""How much memory an image takes at the most while it is converted, told from its header before any of it is taken.
+
+The figures are bytes for each pixel, the largest resident set of a process measured with glibc 2.36 and Pillow 12.3 on
+images of 6 and 9 million pixels and rounded up; tests/test_images_memory.py measures again. Formats differ by a factor
+of 15: a JPEG is decoded row by row and smaller than it is, libwebp and libavif hold a picture three or four times over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from PIL import ImageFile
+
+from beam_pipeline.errors import Reject
+from beam_pipeline.images import colour, containers, geometry
+from beam_pipeline.images.options import ImageOptions
+from beam_pipeline.schema import RejectReason
+
+# What one image may take: as much as --max_pixels pixels of 6 bytes, a JPEG that isn't resized. At the default limit
+# that is 1 GiB too; a lower one is meant for pixels, not for memory.
+_BYTES_OF_A_PERMITTED_PIXEL = 6
+_LEAST_BOUND = 1 << 30
+# Images that take less aren't worth a look at their header, nor waiting for each other.
+LARGE = 100 << 20
+_MOST_BYTES_A_PIXEL = 50
+
+# While it is decoded and becomes 8 bits of gray, RGB or alpha. Pillow's pixels have 4 bytes, also those of LA.
+_BY_MODE = {"1": 2, "L": 2, "P": 8, "I;16": 6, "I;16B": 6, "RGB": 4, "CMYK": 4}
+_OTHER_MODES = 9
+_WITH_TRANSPARENT_COLOUR = 11
+_OF_16_BITS = 8  # is decoded twice
+_INVERTED = 4  # CMYK without Adobe's marker
+# Decoders that hand over a whole picture: their planes (8 bytes at 12 bits, 4:4:4 and alpha), RGBA, a copy for Python,
+# Pillow's pixels.
+_WHOLE_PICTURES = {"WEBP": 17, "AVIF": 17, "HEIF": 17}
+_COEFFICIENT = 2  # of a JPEG in several scans, one for each sample: all are there before the first pixel is
+
+# When it has its size.
+_COPY = 4
+_WITH_ALPHA = 8
+_OF_CODES = 6  # libjpeg keeps all coefficients where codes are optimised
+_FILE = {"jpeg": 2, "png": 6}
+
+_TIFF_BITS, _TIFF_COLOURS, _TIFF_ORIENTATION, _TIFF_SAMPLES = 258, 262, 274, 277
+_TIFF_ROWS, _TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT = 278, 322, 323
+_YCBCR = 6  # which Pillow has libtiff make RGBA of
+
+
+def bound(options: ImageOptions) -> int:
+    """Bytes that one image may take."""
+    return max(_LEAST_BOUND, _BYTES_OF_A_PERMITTED_PIXEL * options.max_pixels)
+
+
+def is_small(image: ImageFile.ImageFile, size: geometry.Size, options: ImageOptions) -> bool:
+    """Whether an image takes less than `LARGE` whatever it is: quickly, for nearly all of them."""
+    target = options.size[0] * options.size[1] if options.size else 0
+    most = (size[0] * size[1] + target) * _MOST_BYTES_A_PIXEL
+    return most < LARGE and image.format != "TIFF"  # whose tiles may be larger than it is
+
+
+def check(image: ImageFile.ImageFile, size: geometry.Size, data: bytes, orientation: int, options: ImageOptions) -> int:
+    """Bytes that an image takes beside its file, at the most.
+
+    Args:
+        image: opened, and set to the scale that it will be decoded at.
+        size: (width, height) as it lies in its file.
+        data: its file.
+        orientation: EXIF's.
+        options: what is made of it.
+
+    Raises:
+        Reject: `too_many_pixels`, they are more than `bound`.
+    """
+    needed = _to_decode(image, data, size[0] * size[1]) + _to_store(image, size, orientation, options)
+    if needed > bound(options):
+        what = f"{size[0]}x{size[1]} pixels of {image.format} {image.mode} take {needed >> 20} MiB"
+        limit = f"--max_pixels {options.max_pixels} permits {bound(options) >> 20} MiB"
+        raise Reject(RejectReason.TOO_MANY_PIXELS, f"{what}, {limit}")
+    return needed
+
+
+def _to_decode(image: ImageFile.ImageFile, data: bytes, pixels: int) -> int:
+    decoded = image.width * image.height
+    a_pixel = _WHOLE_PICTURES.get(str(image.format)) or _BY_MODE.get(image.mode, _OTHER_MODES)
+    if "transparency" in image.info:
+        a_pixel = max(a_pixel, _WITH_TRANSPARENT_COLOUR + _OF_16_BITS * (colour.png_depth(image, data) == 16))
+    if image.format in ("JPEG", "MPO"):
+        a_pixel += _INVERTED if image.mode == "CMYK" else 0
+        return decoded * a_pixel + _coefficients(image, data, pixels)
+    return decoded * a_pixel + (_of_a_tiff(image) if image.format == "TIFF" else 0)
+
+
+def _coefficients(image: Any, data: bytes, pixels: int) -> int:
+    """What a JPEG in several scans takes beside its pixels, however small it is decoded."""
+    if "progressive" not in image.info and containers.first_scan_channels(data) == image.layers:
+        return 0
+    factors = [across * down for _, across, down, _ in image.layer]
+    most = max(across for _, across, _, _ in image.layer) * max(down for _, _, down, _ in image.layer)
+    return _COEFFICIENT * pixels * int(sum(factors)) // int(most)
+
+
+def _of_a_tiff(image: Any) -> int:
+    """libtiff decodes a strip or tile at a time; Pillow turns a picture as soon as it is decoded."""
+    tags = image.tag_v2
+    turned = _COPY * image.width * image.height if tags.get(_TIFF_ORIENTATION, 1) != 1 else 0
+    if not image.tile or image.tile[0].codec_name != "libtiff":
+        return turned
+    bits = 32 if tags.get(_TIFF_COLOURS) == _YCBCR else max(tags.get(_TIFF_BITS, (1,))) * tags.get(_TIFF_SAMPLES, 1)
+    across = max(image.width, tags.get(_TIFF_TILE_WIDTH, 0))
+    down = tags.get(_TIFF_TILE_HEIGHT) or min(image.height, tags.get(_TIFF_ROWS, image.height))
+    return turned + int(across * down * bits) // 8
+
+
+def _to_store(image: ImageFile.ImageFile, size: geometry.Size, orientation: int, options: ImageOptions) -> int:
+    canvas = geometry.fit(size, options.size, options.resize_mode, orientation).canvas
+    has_alpha = image.has_transparency_data
+    a_pixel = _FILE[options.format]
+    a_pixel += _OF_CODES if options.optimize or options.progressive else 0
+    a_pixel += _WITH_ALPHA if has_alpha else _COPY * (image.mode != ("RGB" if options.channels == 3 else "L"))
+    steps = (canvas != size, orientation != 1, "icc_profile" in image.info)
+    return canvas[0] * canvas[1] * (a_pixel + _COPY * sum(steps))

@@ -1,0 +1,29 @@
+"""Counts and sizes as a person reads them."""
+
+from __future__ import annotations
+
+_UNITS = (("GB", 1e9, 2), ("MB", 1e6, 1), ("kB", 1e3, 1))
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 shard`, `1,200 shards`, `2 classes`."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
+def why_unreadable(error: Exception) -> str:
+    """Why a small file that a flag names can't be used."""
+    kinds = {
+        FileNotFoundError: "no such file",
+        IsADirectoryError: "a folder, not a file",
+        UnicodeDecodeError: "not UTF-8",
+    }
+    return kinds.get(type(error), "not what it should be")
+
+
+def size_text(byte_count: float) -> str:
+    """Bytes in the unit that leaves the fewest digits."""
+    for unit, size, digits in _UNITS:
+        if byte_count >= size:
+            return f"{byte_count / size:.{digits}f} {unit}"
+    return plural(round(byte_count), "byte")

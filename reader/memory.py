@@ -1,0 +1,37 @@
+"""How much memory this process may still take: of the machine, or of the container that it runs in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_GROUP = Path("sys/fs/cgroup")
+# Limit and usage of the control group that a container sees at the top, versions 2 and 1,
+# https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
+_GROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+
+
+def free_memory_bytes(root: str = "/") -> int | None:
+    """The least of what the machine and its control group have left; None where neither says (outside Linux)."""
+    found = [int(_fields(Path(root, "proc/meminfo")).get("MemAvailable:", 0)) << 10]
+    for limit, usage, statistics in _GROUP_FILES:
+        most, used = (_text(Path(root, _GROUP, file)).strip() for file in (limit, usage))
+        if most.isdecimal() and used.isdecimal():  # "max" where there is no limit
+            fields = _fields(Path(root, _GROUP, statistics))
+            pages = int(fields.get("inactive_file", fields.get("total_inactive_file", 0)))  # given back on demand
+            found.append(max(1, int(most) - int(used) + pages))
+    return min((left for left in found if left), default=None)
+
+
+def _fields(path: Path) -> dict[str, str]:
+    lines = (line.split() for line in _text(path).splitlines())
+    return {words[0]: words[1] for words in lines if len(words) > 1}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("ascii", "replace")
+    except OSError:
+        return ""
