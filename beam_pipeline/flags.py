@@ -151,7 +151,10 @@ class Flags:
         _IMAGES, False, "store EXIF, XMP and comments too, which may include GPS positions and names"
     )
     max_pixels: int = _flag(
-        _IMAGES, 178_956_970, "reject images of more pixels, before they are decoded", between=(1, 1 << 40)
+        _IMAGES,
+        178_956_970,
+        "reject images of more pixels, or of more memory than 6 bytes for each of these, before they are decoded",
+        between=(1, 1 << 40),
     )
     max_image_bytes: str | int = _flag(
         _IMAGES, "256MiB", "reject larger files, before they are fetched", metavar="BYTES"

@@ -2,7 +2,7 @@
 
     python benchmarks/remote_read.py [IMAGES] [--count 6400] [--latency_ms 50] [--repeats 7]
 
-A real fake-gcs-server (from `imageshards[test]`) behind a proxy that sleeps before it forwards; both run on this
+A real fake-gcs-server (from `.[test]`) behind a proxy that sleeps before it forwards; both run on this
 machine and take their part of its CPUs, so the clock is pessimistic and CPU seconds count the reader alone. Bytes
 fetched are those of objects; bytes used are those of the records that were handed out.
 """

