@@ -236,7 +236,7 @@ def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
 
 def test_a_lock_is_never_held_on_a_deleted_file(tmp_path: Path) -> None:
     place = str(tmp_path / "photos")
-    outcomes: list[int] = []
+    owned: list[bool] = []  # whether nobody else was the owner
     inside = threading.Lock()
 
     def acquire_and_release() -> None:
@@ -246,10 +246,11 @@ def test_a_lock_is_never_held_on_a_deleted_file(tmp_path: Path) -> None:
                 one.acquire("")
             except ImageShardsError:
                 continue
-            assert inside.acquire(blocking=False), "two owners"
-            outcomes.append(1)
+            alone = inside.acquire(blocking=False)
+            owned.append(alone)
             one.check()
-            inside.release()
+            if alone:
+                inside.release()
             one.release()
 
     threads = [threading.Thread(target=acquire_and_release) for _ in range(4)]
@@ -257,7 +258,7 @@ def test_a_lock_is_never_held_on_a_deleted_file(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(outcomes) >= 50
+    assert len(owned) >= 4 and all(owned)
     assert not (tmp_path / "photos").exists()
 
 
