@@ -7,14 +7,15 @@ the windows are the same, the filter is Pillow's bilinear one, which doesn't ali
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from reader.crop_windows import random_resized_crop as random_resized_crop  # with `flip` and `flip_crop`
-from reader.order import splitmix64
+from reader.crop_windows import Bounds, check_bounds, draw_window, uniforms
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -75,7 +76,7 @@ def _scale(image: Image.Image, size: tuple[int, int], box: Any) -> Image.Image:
 
 def uniform(seed: int, draw: int) -> float:
     """A number in [0, 1): number `draw` (from 0) of the stream of one record's seed, as `reader.augment.uniform`."""
-    return (int(splitmix64(seed % (1 << 64), [draw])[0]) >> 40) * 2.0**-24
+    return float(uniforms(seed, [draw])[0])
 
 
 def flip(image: Image.Image, seed: int) -> Image.Image:
@@ -92,3 +93,45 @@ def flip_crop(image: Image.Image, seed: int) -> Image.Image:
     inside = image.crop((max(-right, 0), max(-down, 0), image.width - max(right, 0), image.height - max(down, 0)))
     shifted.paste(flip(inside, seed), (max(right, 0), max(down, 0)))
     return shifted
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """A transform that replaces the resizing.
+
+    Attributes:
+        scale: smallest and largest share of the image's area.
+        ratio: smallest and largest width over height.
+        then: another transform, `f(image, seed)`, for the resized image.
+    """
+
+    scale: Bounds
+    ratio: Bounds
+    then: Callable[[Image.Image, int], Any] | None = None
+
+    def __call__(self, image: Image.Image, seed: int, size: tuple[int, int]) -> Any:
+        """A random window of the image, resized to (height, width)."""
+        top, left, height, width = self.window((image.height, image.width), seed)
+        cropped = _scale(image, (size[1], size[0]), (left, top, left + width, top + height))
+        return cropped if self.then is None else self.then(cropped, seed)
+
+    def window(self, size: tuple[int, int], seed: int) -> tuple[int, int, int, int]:
+        """(top, left, height, width) of the window in an image of (height, width)."""
+        return draw_window(self.scale, self.ratio, size, seed)
+
+
+def random_resized_crop(
+    scale: Bounds = (0.08, 1.0), ratio: Bounds = (3 / 4, 4 / 3), then: Callable[[Image.Image, int], Any] | None = None
+) -> RandomResizedCrop:
+    """A transform for `reader.torch.ShardDataset` that resizes a random window of each image to `image_size`.
+
+    Args:
+        scale: smallest and largest share of the image's area.
+        ratio: smallest and largest width over height.
+        then: another transform, `f(image, seed)`, for the resized images, such as `reader.pillow.flip`.
+
+    Raises:
+        UsageError: the bounds aren't in order.
+    """
+    check_bounds(scale, ratio)
+    return RandomResizedCrop((scale[0], scale[1]), (ratio[0], ratio[1]), then)

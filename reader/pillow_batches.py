@@ -15,12 +15,11 @@ import numpy as np
 from PIL import Image
 
 from beam_pipeline.errors import ImageShardsError, UsageError
-from reader.crop_windows import RandomResizedCrop
 from reader.damage import Block
 from reader.features import Feature, read_features
 from reader.info import DatasetInfo
 from reader.picking import pick
-from reader.pillow import decode, resize, to_array
+from reader.pillow import RandomResizedCrop, decode, resize, to_array
 from reader.sizes import check_resize_mode
 from reader.stream import EvalStream, RecordStream
 

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from beam_pipeline.errors import UsageError
-from reader.crop_windows import RandomResizedCrop
 from reader.epoch_parts import EpochParts, Part, parts_from_lists, parts_to_lists
 from reader.features import Feature, pick_features
 from reader.info import DatasetInfo, check_info
 from reader.packages import explained
+from reader.pillow import RandomResizedCrop
 from reader.pillow_batches import BatchDecoder, Sample, Transform
 from reader.position import WINDOW_RUNS
 from reader.skips import Skips

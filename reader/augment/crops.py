@@ -13,14 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from beam_pipeline.errors import UsageError
 from reader.augment.per_image import PerImage, uniforms
+from reader.crop_windows import FIRST_DRAW, TRIES, check_bounds
 
 Tensor = Any  # TensorFlow ships no types
-
-_TRIES = 10
-# Draws 0 to 7 are `then`'s: flips and shifts fall as they would without a crop.
-_FIRST_DRAW = 8
 
 
 @dataclass(frozen=True)
@@ -49,9 +45,9 @@ class RandomResizedCrop:
         """
         limits = tf.cast(sizes, tf.float32)
         height, width = limits[:, 0:1], limits[:, 1:2]
-        draws = uniforms(seeds, range(_FIRST_DRAW, _FIRST_DRAW + 2 * _TRIES + 2))
-        area = height * width * _between(self.scale, draws[:, :_TRIES])
-        ratio = tf.exp(_between((math.log(self.ratio[0]), math.log(self.ratio[1])), draws[:, _TRIES : 2 * _TRIES]))
+        draws = uniforms(seeds, range(FIRST_DRAW, FIRST_DRAW + 2 * TRIES + 2))
+        area = height * width * _between(self.scale, draws[:, :TRIES])
+        ratio = tf.exp(_between((math.log(self.ratio[0]), math.log(self.ratio[1])), draws[:, TRIES : 2 * TRIES]))
         tried_height, tried_width = tf.round(tf.sqrt(area / ratio)), tf.round(tf.sqrt(area * ratio))
         fits = (tried_height >= 1) & (tried_width >= 1) & (tried_height <= height) & (tried_width <= width)
         first = tf.argmax(fits, 1)[:, None]
@@ -59,7 +55,7 @@ class RandomResizedCrop:
         window = tf.where(tf.reduce_any(fits, 1, keepdims=True), window, self._middle(limits))
         free = limits - window
         place = tf.where(
-            tf.reduce_any(fits, 1, keepdims=True), tf.floor(draws[:, 2 * _TRIES :] * (free + 1)), tf.floor(free / 2)
+            tf.reduce_any(fits, 1, keepdims=True), tf.floor(draws[:, 2 * TRIES :] * (free + 1)), tf.floor(free / 2)
         )
         return tf.cast(tf.concat([tf.minimum(place, free), window], 1), tf.int32)
 
@@ -83,10 +79,7 @@ def random_resized_crop(
     Raises:
         UsageError: the bounds aren't in order.
     """
-    if not 0 < scale[0] <= scale[1] <= 1:
-        raise UsageError(f"scale={scale}: shares of the area, 0 < smallest <= largest <= 1")
-    if not 0 < ratio[0] <= ratio[1]:
-        raise UsageError(f"ratio={ratio}: 0 < smallest <= largest")
+    check_bounds(scale, ratio)
     return RandomResizedCrop((scale[0], scale[1]), (ratio[0], ratio[1]), then)
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from beam_pipeline import schema
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo
-from reader.verify.foreign import check_foreign
-from reader.verify.images import check_image
+from reader.verify.images import check_foreign_image, check_image
 
 _NO_CLASS = -1
 
@@ -39,8 +38,7 @@ def check_record(info: DatasetInfo, record: bytes, decode: bool = True) -> Check
         decode: whether its image is decoded.
     """
     if schema.FOREIGN_KEY in info.manifest:
-        found = check_foreign(info, record, decode)
-        return CheckedRecord(found.label, b"", found.reasons)
+        return _check_foreign(info, record, decode)
     try:
         features = parse_example(record)
     except ValueError as error:
@@ -61,10 +59,31 @@ def check_record(info: DatasetInfo, record: bytes, decode: bool = True) -> Check
     return CheckedRecord(label, _first_bytes(features, schema.FILENAME_KEY), reasons)
 
 
-def _check_label(info: DatasetInfo, features: Mapping[str, Value], label: int) -> Iterator[str]:
+def _check_foreign(info: DatasetInfo, record: bytes, decode: bool) -> CheckedRecord:
+    """The same for a record of an index of foreign files: an Example with an image and a class id."""
+    try:
+        features = parse_example(record)
+    except ValueError as error:
+        return CheckedRecord(_NO_CLASS, b"", [str(error)])
+    image, label = features.get(info.image_key, []), features.get(info.class_key, [])
+    if not isinstance(image, list) or len(image) != 1 or isinstance(label, list) or len(label) != 1:
+        return CheckedRecord(_NO_CLASS, b"", [f"it lacks {info.image_key} or {info.class_key}, or has several"])
+    number = int(label[0])
+    reasons = list(_check_class(info, number))
+    if decode:
+        reasons += check_foreign_image(info, image[0])
+    return CheckedRecord(number, b"", reasons)
+
+
+def _check_class(info: DatasetInfo, label: int) -> Iterator[str]:
     if not 0 <= label < info.num_classes:
         yield f"class {label} is out of range: there are {info.num_classes}"
-    elif features[schema.LABEL_KEY] != [schema.relative_path_bytes(info.classes[label])]:
+
+
+def _check_label(info: DatasetInfo, features: Mapping[str, Value], label: int) -> Iterator[str]:
+    wrong_class = list(_check_class(info, label))
+    yield from wrong_class
+    if not wrong_class and features[schema.LABEL_KEY] != [schema.relative_path_bytes(info.classes[label])]:
         yield f"label {features[schema.LABEL_KEY]!r} isn't the name of class {label}, {info.classes[label]!r}"
 
 
