@@ -33,7 +33,22 @@ class UsageError(ImageShardsError, ValueError):
 
 
 class StorageError(ImageShardsError):
-    """A storage request failed after all its retries, or was refused."""
+    """A storage request failed after all its retries, or was refused.
+
+    Args:
+        reason: which file, and what is wrong.
+        fix: what the user can do about it; "" where that isn't known.
+        resuming: how a job goes on that was stopped by it; whoever has no job leaves that away.
+    """
+
+    def __init__(self, reason: str, fix: str = "", resuming: str = "") -> None:
+        super().__init__(reason, fix, resuming)
+        self.reason = reason
+        self.fix = fix
+        self.resuming = resuming
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, (self.reason, self.fix, self.resuming)))
 
 
 class NotPublishedError(ImageShardsError):

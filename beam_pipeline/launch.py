@@ -9,7 +9,6 @@ import dataclasses
 import json
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -125,14 +124,8 @@ def _nothing_begun() -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        raise StorageError(_RESUMES.sub(_nothing_to_resume, str(error))) from error
-
-
-_RESUMES = re.compile(r"[,;] the same command resumes(, --io_deadline waits longer)?")
-
-
-def _nothing_to_resume(said: re.Match[str]) -> str:
-    return "; nothing was begun" + ": check the URL and the network" * (said[1] is not None)
+        fix = error.fix or "check the URL and the network"
+        raise StorageError(error.reason, f"{fix}; nothing was begun") from error
 
 
 @contextmanager

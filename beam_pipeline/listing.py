@@ -21,7 +21,8 @@ from beam_pipeline.storage import ListedFile
 
 HIDDEN = "hidden"
 OTHER_SUFFIX = "other-suffix"
-Skip = Callable[[str, str], None]  # why, path
+OUTSIDE_CLASSES = "outside-classes"
+Skip = Callable[[str, str], None]  # which of the three, and the path
 
 
 class ClassFolder(NamedTuple):
@@ -38,28 +39,39 @@ class ClassFolder(NamedTuple):
     split: str | None
 
 
-def class_folders(config: Config) -> list[ClassFolder]:
+def class_folders(config: Config, skip: Skip = lambda why, path: None) -> list[ClassFolder]:
     """The class folders of an input, by delimiter listings.
+
+    Args:
+        config: input and layout.
+        skip: called for each file beside a class folder or a folder of a split.
 
     Raises:
         FileNotFoundError: there is no such bucket.
         UsageError: a folder's name can't be a split or a class.
     """
-    assert config.input is not None
-    store = storage.open_storage(config.input, config.io_deadline)
     if config.layout == "class_folders":
-        return [ClassFolder(f"{name}/", class_name(name), None) for name in _visible(store.folders(config.input))]
-    folders = []
-    for split in _visible(store.folders(config.input)):
+        return [ClassFolder(f"{name}/", class_name(name), None) for name in _folders(config, "", skip)]
+    found = []
+    for split in _folders(config, "", skip):
         if not NAME_PATTERN.fullmatch(split):
             raise UsageError(f"--input: folder {split!r} can't be a split: rename it to a-z, 0-9 and _, a letter first")
-        for name in _visible(store.folders(storage.join(config.input, split))):
-            folders.append(ClassFolder(f"{split}/{name}/", class_name(name), split))
-    return folders
+        for name in _folders(config, f"{split}/", skip):
+            found.append(ClassFolder(f"{split}/{name}/", class_name(name), split))
+    return found
 
 
-def _visible(names: list[str]) -> list[str]:
-    return [name for name in names if not name.startswith(".")]
+def _folders(config: Config, prefix: str, skip: Skip) -> list[str]:
+    """Names of the folders right below one of the input, sorted, hidden ones left out."""
+    assert config.input is not None
+    url = storage.join(config.input, prefix[:-1]) if prefix else config.input
+    found = []
+    for name in storage.open_storage(url, config.io_deadline).names(url):
+        if not name.endswith("/"):
+            skip(why_skipped(name, config.suffixes) or OUTSIDE_CLASSES, prefix + name)
+        elif not name.startswith("."):
+            found.append(name[:-1])
+    return sorted(found)
 
 
 def class_name(name: str) -> str:
@@ -97,24 +109,28 @@ class RefMaker:
 
 
 class Skipped:
-    """Files that are no images by their names: how many, by suffix as it is written."""
+    """Files that are no images by their names: how many, by suffix as it is written; and images without a class."""
 
     _MOST = 20  # suffixes that are told apart: there may be a different one for each file
 
     def __init__(self) -> None:
         self.hidden = 0
+        self.outside_classes = 0
         self._suffixes: Counter[str] = Counter()
 
     def add(self, why: str, path: str) -> None:
         """Count one file."""
         if why == HIDDEN:
             self.hidden += 1
+        elif why == OUTSIDE_CLASSES:
+            self.outside_classes += 1
         else:
             self._count(os.path.splitext(path)[1] or "none", 1)
 
     def merge(self, other: Skipped) -> None:
         """Add what another worker has skipped."""
         self.hidden += other.hidden
+        self.outside_classes += other.outside_classes
         for suffix, files in other._suffixes.items():
             self._count(suffix, files)
 
@@ -124,12 +140,16 @@ class Skipped:
 
     @property
     def other_suffix(self) -> int:
-        """How many are not hidden."""
+        """How many have another suffix."""
         return self._suffixes.total()
 
     def document(self) -> dict[str, Any]:
         """As run.json holds it."""
-        return {"hidden": self.hidden, "suffixes": dict(self._suffixes)}
+        return {
+            "hidden": self.hidden,
+            "outside_classes": self.outside_classes,
+            "suffixes": dict(self._suffixes),
+        }
 
 
 def list_images(config: Config, folder: ClassFolder, skip: Skip) -> Iterator[ImageRef]:
@@ -138,7 +158,7 @@ def list_images(config: Config, folder: ClassFolder, skip: Skip) -> Iterator[Ima
     Args:
         config: input, seed and splits.
         folder: one of `class_folders`.
-        skip: called with `HIDDEN` or `OTHER_SUFFIX`, and the path, for each file that is skipped.
+        skip: called for each file that is skipped.
     """
     assert config.input is not None
     maker, suffixes = RefMaker(config), config.suffixes

@@ -17,6 +17,7 @@ from beam_pipeline.schema import ShardName, canonical_json
 from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listing_fields
 from beam_pipeline.state import split_plans
 from beam_pipeline.storage import ListedFile
+from beam_pipeline.wording import plural
 
 _INDEXES = f"{schema.INDEX_FOLDER}/"
 
@@ -41,12 +42,11 @@ class Damage:
     def __str__(self) -> str:
         parts = []
         if self.shards:
-            parts.append(f"{len(self.shards)} damaged shard{'s' * (len(self.shards) > 1)}")
+            parts.append(plural(len(self.shards), "damaged shard"))
         if self.files:
-            parts.append(f"{len(self.files)} other file{'s' * (len(self.files) > 1)} ({_some(self.files)})")
+            parts.append(f"{plural(len(self.files), 'other file')} ({_some(self.files)})")
         if self.foreign:
-            many = len(self.foreign) > 1
-            parts.append(f"{len(self.foreign)} file{'s' * many} too many ({_some(self.foreign)})")
+            parts.append(f"{plural(len(self.foreign), 'file')} too many ({_some(self.foreign)})")
         return " and ".join(parts)
 
 
@@ -77,7 +77,8 @@ def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
         name = different[0]
-        more = f" ({len(different) - 1} more flags differ)" if different[1:] else ""
+        others = len(different) - 1
+        more = f" ({plural(others, 'more flag')} {'differs' if others == 1 else 'differ'})" if others else ""
         flag = {"labels": "labels_file", "columns": "manifest"}.get(name, name)
         raise UsageError(
             f"--{flag} {_as_written(name, ours.get(name))}: {config.dataset_url} is published with "

@@ -83,12 +83,7 @@ def published_text(manifest: Manifest) -> str:
         f"{plural(manifest.images - manifest.records, 'reject')}"
         f"{f' ({rejected}; see rejects.jsonl)' if rejected else ''}"
     )
-    skipped = manifest.run.get("skipped", {}).get("suffixes")
-    if skipped:
-        most_first = sorted(skipped.items(), key=lambda pair: (-pair[1], pair[0]))
-        by_suffix = ", ".join(f"{suffix} {files:,}" for suffix, files in most_first)
-        files = plural(sum(skipped.values()), "file")
-        lines.append(f"  {files} skipped: no image by the suffix ({by_suffix}), see --extensions")
+    lines += _skipped_text(manifest.run.get("skipped", {}))
     passed = data["image"]["passed_through"]
     if any(passed.values()):
         lines.append(f"  {sum(passed.values()):,} stored as they were compressed, {passed['whole']:,} bit for bit")
@@ -101,6 +96,23 @@ def published_text(manifest: Manifest) -> str:
             "see duplicates.jsonl"
         )
     return "\n".join(lines)
+
+
+def _skipped_text(skipped: dict[str, Any]) -> list[str]:
+    """Lines of what was in the input and isn't in the dataset.
+
+    Args:
+        skipped: of run.json.
+    """
+    lines = []
+    if suffixes := skipped.get("suffixes"):
+        most_first = sorted(suffixes.items(), key=lambda pair: (-pair[1], pair[0]))
+        by_suffix = ", ".join(f"{suffix} {files:,}" for suffix, files in most_first)
+        files = plural(sum(suffixes.values()), "file")
+        lines.append(f"  {files} skipped: no image by the suffix ({by_suffix}), see --extensions")
+    if outside := skipped.get("outside_classes"):
+        lines.append(f"  {plural(outside, 'image')} skipped: in no class folder")
+    return lines
 
 
 def _sizes_text(sizes: list[int]) -> str:

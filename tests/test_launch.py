@@ -800,18 +800,20 @@ def test_gzip_gives_the_same_bytes_whenever_it_runs(photos: Path, tmp_path: Path
     assert header[4:8] == b"\0\0\0\0", "the time of writing"
 
 
-def test_files_without_an_image_suffix_are_told_and_change_no_byte_of_the_dataset(
+def test_files_that_are_skipped_are_told_and_change_no_byte_of_the_dataset(
     photos: Path, original: Path, tmp_path: Path
 ) -> None:
     folder = writable(photos, tmp_path / "in")
-    for name in ("ant/notes.txt", "bee/x.JPX", "cat/kittens/y.JPX", "ant/.DS_Store"):
+    for name in ("ant/notes.txt", "bee/x.JPX", "y.JPX", "ant/.DS_Store", "loose.jpg"):
         (folder / name).write_bytes(b"no image")
     finished = make.job(folder, tmp_path / "out", *TWO_SPLITS)
     line = "  3 files skipped: no image by the suffix (.JPX 2, .txt 1), see --extensions"
     assert line in finished.out.splitlines()
+    assert "  1 image skipped: in no class folder" in finished.out.splitlines()
     version = tmp_path / "out/photos/1.0.0"
     assert json.loads((version / schema.RUN_FILE).read_bytes())["skipped"] == {
         "hidden": 1,
+        "outside_classes": 1,
         "suffixes": {".JPX": 2, ".txt": 1},
     }
     assert make.same_each_time(version) == make.same_each_time(original)
@@ -904,5 +906,5 @@ def test_a_store_that_does_not_answer_is_told_before_anything_is_begun(
         forget_clients()
     assert finished.code == 1
     assert finished.err.startswith("error: gs://bucket/photos: no success for 0 s: ")
-    assert finished.err.endswith("; nothing was begun: check the URL and the network\n")
+    assert finished.err.endswith("; check the URL and the network; nothing was begun\n")
     assert "resumes" not in finished.err

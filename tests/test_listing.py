@@ -153,7 +153,21 @@ def test_what_is_skipped_is_counted_by_kind(tmp_path: Path) -> None:
     found = list(list_images(config(tmp_path), ClassFolder("a/", "a", None), skipped.add))
     assert [ref.path for ref in found] == ["a/1.jpg"]
     assert (skipped.other_suffix, skipped.hidden) == (3, 2)
-    assert skipped.document() == {"hidden": 2, "suffixes": {".txt": 1, ".psd": 1, "none": 1}}
+    assert skipped.document() == {"hidden": 2, "outside_classes": 0, "suffixes": {".txt": 1, ".psd": 1, "none": 1}}
+
+
+@pytest.mark.parametrize("layout", ["class_folders", "split_class_folders"])
+def test_what_lies_beside_the_class_folders_is_counted(gcs: Gcs, tmp_path: Path, layout: str) -> None:
+    names = ["train/a/1.jpg", "train/2.jpg", "3.PNG", "notes.txt", ".DS_Store", ".git/4.jpg"]
+    bucket = gcs.new_bucket()
+    touch(tmp_path, *names)
+    for name in names:
+        gcs.put(bucket, f"in/{name}", b"1")
+    for place in (tmp_path, f"gs://{bucket}/in"):
+        skipped = Skipped()
+        class_folders(config(place, layout=layout), skipped.add)
+        outside = 2 if layout == "split_class_folders" else 1
+        assert skipped.document() == {"hidden": 1, "outside_classes": outside, "suffixes": {".txt": 1}}
 
 
 def test_what_workers_skipped_adds_up() -> None:
@@ -162,8 +176,9 @@ def test_what_workers_skipped_adds_up() -> None:
         one.add(listing.why_skipped(path) or "", path)
     for path in ("b/1.JPX", "b/.x", "b/.y"):
         other.add(listing.why_skipped(path) or "", path)
+    other.add(listing.OUTSIDE_CLASSES, "1.jpg")
     one.merge(other)
-    assert one.document() == {"hidden": 3, "suffixes": {".JPX": 2, ".txt": 1}}
+    assert one.document() == {"hidden": 3, "outside_classes": 1, "suffixes": {".JPX": 2, ".txt": 1}}
 
 
 def test_a_suffix_of_its_own_for_each_file_takes_no_memory() -> None:

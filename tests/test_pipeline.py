@@ -78,7 +78,7 @@ def test_shuffled_listings_in_small_pages(
 ) -> None:
     from beam_pipeline.transforms import listing
 
-    files, folders = LocalStorage.files, LocalStorage.folders
+    files, names = LocalStorage.files, LocalStorage.names
 
     def shuffled(self: LocalStorage, url: str) -> Iterator[ListedFile]:
         found = list(files(self, url))
@@ -86,7 +86,7 @@ def test_shuffled_listings_in_small_pages(
         return iter(found)
 
     monkeypatch.setattr(LocalStorage, "files", shuffled)
-    monkeypatch.setattr(LocalStorage, "folders", lambda self, url: sorted(folders(self, url), reverse=seed == 1))
+    monkeypatch.setattr(LocalStorage, "names", lambda self, url: sorted(names(self, url), reverse=seed == 1))
     monkeypatch.setattr(listing, "PAGE_REFS", 4)
     assert make.same_each_time(make.published(input_folder, tmp_path, *FLAGS)) == reference
 

@@ -128,7 +128,7 @@ def test_a_version_that_another_job_published_meanwhile_is_left_alone(config: Co
 
 def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path) -> None:
     state = JobState(Config(input="/in", output=str(tmp_path), name="photos"))
-    line = r"tmp: no space left on device; make room, the same command resumes$"
+    line = r"tmp: no space left on device; make room; the same command resumes$"
     with pytest.raises(StorageError, match=line), state.temporary_file() as file, open("/dev/full", "wb") as full:
         os.dup2(full.fileno(), file.fileno())
         file.write(b"x" * (2 << 20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import apache_beam as beam
@@ -132,19 +133,23 @@ def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path) -> None:
     (folder / "ant" / "notes.txt").write_bytes(b"x")
     (folder / "ant" / ".hidden.jpg").write_bytes(b"x")
     (folder / "empty").mkdir()
+    (folder / "loose.jpeg").write_bytes(b"x")
     some = config(folder, tmp_path / "out", num_shards=2, max_reject_fraction=0.1)
     job = beam.Pipeline(options=PipelineOptions(IN_PROCESS))
     pipeline.build(job, some, {"started_unix_s": 0})
     result = job.run()
     result.wait_until_finish()
     found = result.metrics().query(MetricsFilter().with_namespace(metrics.NAMESPACE))
-    counters = {one.key.metric.name: one.committed for one in found["counters"]}
+    counters: Counter[str] = Counter()
+    for one in found["counters"]:  # of each step
+        counters[one.key.metric.name] += one.committed
     version = Path(some.dataset_url)
     source_bytes = sum(path.stat().st_size for path in folder.rglob("*.jpg") if not path.name.startswith("."))
     assert counters == {
         metrics.IMAGES_LISTED: 41,
         metrics.SKIPPED_HIDDEN: 1,
         metrics.SKIPPED_OTHER_SUFFIX: 1,
+        metrics.SKIPPED_OUTSIDE_CLASSES: 1,
         metrics.CLASSES_EMPTY: 1,
         metrics.IMAGES_SAMPLED: 41,
         metrics.IMAGES_REJECTED: 1,

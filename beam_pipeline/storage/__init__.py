@@ -86,7 +86,7 @@ def _remote(protocol: str, deadline_s: float) -> VersionedStorage:
             options["token"] = "anon"
         return GoogleStorage(fsspec.filesystem(protocol, **options), deadline_s)
     except (ImportError, ValueError) as error:
-        raise StorageError(f"can't open {protocol}:// URLs: {error}; install its fsspec package") from None
+        raise StorageError(f"can't open {protocol}:// URLs: {error}", "install its fsspec package") from None
 
 
 def pieces(store: Storage, url: str, size: int) -> Iterator[bytes]:

@@ -29,8 +29,8 @@ class Storage(Protocol):
     Every method raises StorageError when its request failed for good: refused, or no success until the deadline.
     """
 
-    def folders(self, url: str) -> list[str]:
-        """Names of the folders right inside `url`, sorted; [] where there is nothing."""
+    def names(self, url: str) -> Iterator[str]:
+        """What lies right inside `url`, in no particular order, folders with a slash at the end."""
 
     def files(self, url: str) -> Iterator[ListedFile]:
         """Every file below `url` in no particular order, in pages: memory doesn't grow with their number."""

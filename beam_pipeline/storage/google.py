@@ -35,12 +35,12 @@ class GoogleStorage(FsspecStorage):
         super().__init__(filesystem, deadline_s)
         self._client = Client(filesystem, deadline_s)
 
-    def folders(self, url: str) -> list[str]:
-        return sorted(
-            name[len(prefix) : -1]
-            for prefix, page in self._pages(url, delimiter="/", fields="nextPageToken,prefixes")
-            for name in page.get("prefixes", ())
-        )
+    def names(self, url: str) -> Iterator[str]:
+        for prefix, page in self._pages(url, delimiter="/", fields="nextPageToken,prefixes,items(name)"):
+            items = (item["name"] for item in page.get("items", ()))
+            # Consoles make placeholders for folders, which end in a slash.
+            files = (name for name in items if not name.endswith("/"))
+            yield from (name[len(prefix) :] for name in (*page.get("prefixes", ()), *files))
 
     def files(self, url: str) -> Iterator[ListedFile]:
         for prefix, page in self._pages(url, fields=f"nextPageToken,prefixes,items({_ITEM_FIELDS})"):

@@ -37,12 +37,14 @@ def _told(url: str) -> Iterator[None]:
 class LocalStorage:
     """Files of this machine; nothing is tried twice."""
 
-    def folders(self, url: str) -> list[str]:
+    def names(self, url: str) -> Iterator[str]:
         try:
             with _told(url), os.scandir(url) as entries:
-                return sorted(entry.name for entry in entries if (stat := _stat(entry)) and S_ISDIR(stat.st_mode))
+                for entry in entries:
+                    if stat := _stat(entry):
+                        yield entry.name + "/" * S_ISDIR(stat.st_mode)
         except (FileNotFoundError, NotADirectoryError):
-            return []
+            pass
 
     def files(self, url: str) -> Iterator[ListedFile]:
         pending = [("", frozenset[str]())]

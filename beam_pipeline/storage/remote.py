@@ -35,8 +35,8 @@ class FsspecStorage:
         self._fs = filesystem
         self._deadline_s = deadline_s
 
-    def folders(self, url: str) -> list[str]:
-        return sorted(_last(entry["name"]) for entry in self._entries(url) if entry["type"] == "directory")
+    def names(self, url: str) -> Iterator[str]:
+        return (_last(entry["name"]) + "/" * (entry["type"] == "directory") for entry in self._entries(url))
 
     def files(self, url: str) -> Iterator[ListedFile]:
         pending = [""]

@@ -32,7 +32,7 @@ class Refused(Exception):
         self.message = message
 
     def __str__(self) -> str:
-        return f"the server answers {self.code}: {self.message}{_FIXES_BY_STATUS.get(self.code, '')}"
+        return f"the server answers {self.code}: {self.message}"
 
 
 class Incomplete(ConnectionError):
@@ -55,12 +55,10 @@ def retry(request: Callable[[], T], url: str, deadline_s: float) -> T:
             raise
         except Exception as error:
             if not passes(error):
-                raise StorageError(f"{url}: {_reason(error)}") from error
+                raise StorageError(f"{url}: {_reason(error)}", *_advice(_fix(error))) from error
             if time.monotonic() - start + pause_s > deadline_s:
-                raise StorageError(
-                    f"{url}: no success for {deadline_s:.0f} s: {_reason(error)}; the same command resumes, "
-                    "--io_deadline waits longer"
-                ) from error
+                reason = f"{url}: no success for {deadline_s:.0f} s: {_reason(error)}"
+                raise StorageError(reason, resuming=f"{_RESUMES}, --io_deadline waits longer") from error
         time.sleep(pause_s * random.uniform(0.5, 1.5))
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
@@ -79,11 +77,12 @@ _LASTING = frozenset(
         errno.ENAMETOOLONG,
     }
 )
-_ROOM = "; make room, the same command resumes"
-_RIGHT = "; give this account the right to it, the same command resumes"
+_RESUMES = "the same command resumes"
+_ROOM = "make room"
+_RIGHT = "give this account the right to it"
 _FIXES_BY_ERRNO = {errno.ENOSPC: _ROOM, errno.EDQUOT: _ROOM, errno.EACCES: _RIGHT, errno.EPERM: _RIGHT}
 _FIXES_BY_STATUS = {
-    401: "; credentials are missing or have expired: gcloud auth application-default login",
+    401: "credentials are missing or have expired: gcloud auth application-default login",
     403: _RIGHT,
 }
 
@@ -108,17 +107,28 @@ def _fix_of_credentials(error: Exception) -> str:
     if module == "google.auth.exceptions":
         return _FIXES_BY_STATUS[401]
     if module == "botocore.exceptions" and ("Credential" in name or "Token" in name):
-        return "; credentials are missing or have expired: aws configure"
+        return "credentials are missing or have expired: aws configure"
     return ""
 
 
 def _reason(error: Exception) -> str:
     text = " ".join(f"{'' if isinstance(error, Refused) else type(error).__name__ + ': '}{error}".split())
-    fix = "" if passes(error) else _RIGHT if isinstance(error, PermissionError) else _fix_of_credentials(error)
-    return text[:300] + fix
+    return text[:300]
+
+
+def _fix(error: Exception) -> str:
+    """What mends a failure that lasts; "" where that isn't known."""
+    if isinstance(error, Refused):
+        return _FIXES_BY_STATUS.get(error.code, "")
+    return _RIGHT if isinstance(error, PermissionError) else _fix_of_credentials(error)
+
+
+def _advice(fix: str) -> tuple[str, str]:
+    """`fix` and `resuming` of a StorageError: only what can be mended is tried again."""
+    return fix, _RESUMES if fix else ""
 
 
 def explained(url: str, error: OSError) -> StorageError:
     """The one line for a local file's failure."""
     text = os.strerror(error.errno) if error.errno else str(error)
-    return StorageError(f"{url}: {text[:1].lower()}{text[1:]}{_FIXES_BY_ERRNO.get(error.errno or 0, '')}")
+    return StorageError(f"{url}: {text[:1].lower()}{text[1:]}", *_advice(_FIXES_BY_ERRNO.get(error.errno or 0, "")))

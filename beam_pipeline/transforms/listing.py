@@ -35,22 +35,24 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
     def expand(self, pipeline: Any) -> tuple[Any, Any]:
         start = pipeline | "Start" >> beam.Impulse()
         listed = self._read_manifest(start) if self._config.layout == "manifest" else self._list_folders(start)
-        listed[_PAGES].element_type = KEYED_PAGE  # outputs with tags know no types of their own
-        pages = listed[_PAGES] | "SameListForAll" >> beam.GroupByKey()
+        pages, found = listed
+        pages.element_type = KEYED_PAGE  # outputs with tags know no types of their own
         join = _JoinFound(self._config.labels, self._config.most_references)
-        joined = listed[_FOUND] | "JoinFound" >> beam.CombinePerKey(join)
-        return pages, joined | "Survey" >> beam.Values()
+        joined = found | "JoinFound" >> beam.CombinePerKey(join)
+        return pages | "SameListForAll" >> beam.GroupByKey(), joined | "Survey" >> beam.Values()
 
-    def _list_folders(self, start: Any) -> Any:
-        return (
-            start
-            | "ListClassFolders"
-            >> beam.FlatMap(lambda _, config: enumerate(listing.class_folders(config)), self._config)
-            | "SpreadFolders" >> beam.GroupByKey()
-            | "ListFolder" >> beam.ParDo(_ListFolderFn(self._config)).with_outputs(_FOUND, main=_PAGES)
+    def _list_folders(self, start: Any) -> tuple[Any, Any]:
+        folders, beside = start | "ListClassFolders" >> beam.ParDo(_ListClassFoldersFn(self._config)).with_outputs(
+            _FOUND, main=_FOLDERS
         )
+        folders.element_type = beam.typehints.KV[int, listing.ClassFolder]
+        spread = folders | "SpreadFolders" >> beam.GroupByKey()
+        pages, found = spread | "ListFolder" >> beam.ParDo(_ListFolderFn(self._config)).with_outputs(
+            _FOUND, main=_PAGES
+        )
+        return pages, (found, beside) | "AllFound" >> beam.Flatten()
 
-    def _read_manifest(self, start: Any) -> Any:
+    def _read_manifest(self, start: Any) -> tuple[Any, Any]:
         config = self._config
         rows = (
             start
@@ -68,10 +70,11 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
             )
         # Also without sizes: a path that is given twice may be in two splits, and so in two shards.
         rows = by_url | "JoinByUrl" >> beam.CoGroupByKey() | "RowsWithSizes" >> beam.FlatMap(_rows_with_sizes)
-        return rows | "PageRows" >> beam.ParDo(_PageRowsFn(config)).with_outputs(_FOUND, main=_PAGES)
+        pages, found = rows | "PageRows" >> beam.ParDo(_PageRowsFn(config)).with_outputs(_FOUND, main=_PAGES)
+        return pages, found
 
 
-_PAGES, _FOUND = "pages", "found"
+_FOLDERS, _PAGES, _FOUND = "folders", "pages", "found"
 
 
 def _read_rows(numbered: tuple[int, Iterable[tuple[int, int]]], config: Config) -> Iterator[Row]:
@@ -79,15 +82,27 @@ def _read_rows(numbered: tuple[int, Iterable[tuple[int, int]]], config: Config) 
         yield from listing.row_reader(config).rows(start, end)
 
 
+class _ListClassFoldersFn(beam.DoFn):  # type: ignore[misc]
+    """Anything → (number, class folder); what lies beside those to the output `_FOUND`."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._count = _Counters()
+
+    def process(self, _: Any) -> Iterator[Any]:
+        beside = _Found()
+        yield from enumerate(listing.class_folders(self._config, beside.skipped.add))
+        self._count(beside)
+        yield beam.pvalue.TaggedOutput(_FOUND, (None, beside))
+
+
 class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
     """(number, class folders) → keyed `Page`s; what each holds as a whole to the output `_FOUND`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._listed = counter(metrics.IMAGES_LISTED)
+        self._count = _Counters()
         self._empty = counter(metrics.CLASSES_EMPTY)
-        self._hidden = counter(metrics.SKIPPED_HIDDEN)
-        self._other_suffix = counter(metrics.SKIPPED_OTHER_SUFFIX)
 
     def process(self, numbered: tuple[int, Iterable[listing.ClassFolder]]) -> Iterator[Any]:
         for folder in numbered[1]:
@@ -102,9 +117,7 @@ class _ListFolderFn(beam.DoFn):  # type: ignore[misc]
             limits.check(found.counts.total(), self._config.most_references)
             report(images_listed=len(page))
             yield keyed(page)
-        self._listed.inc(found.counts.total())
-        self._hidden.inc(found.skipped.hidden)
-        self._other_suffix.inc(found.skipped.other_suffix)
+        self._count(found)
         if not found.smallest:
             self._empty.inc()
         yield beam.pvalue.TaggedOutput(_FOUND, (None, found))
@@ -131,7 +144,7 @@ class _PageRowsFn(beam.DoFn):  # type: ignore[misc]
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._listed = counter(metrics.IMAGES_LISTED)
+        self._count = _Counters()
 
     def start_bundle(self) -> None:
         self._maker = listing.RefMaker(self._config)
@@ -151,7 +164,7 @@ class _PageRowsFn(beam.DoFn):  # type: ignore[misc]
         if self._page:
             self._found.add(self._page)
             yield WindowedValue(keyed(self._page), window.max_timestamp(), (window,))
-        self._listed.inc(self._found.counts.total())
+        self._count(self._found)
         yield beam.pvalue.TaggedOutput(_FOUND, WindowedValue((None, self._found), window.max_timestamp(), (window,)))
 
 
@@ -176,6 +189,22 @@ class _Found:
 
     def _keep_smallest(self, page: Page) -> None:
         self.smallest = smallest(chain(self.smallest, page))
+
+
+class _Counters:
+    """Beam's counters of what is listed and what is skipped."""
+
+    def __init__(self) -> None:
+        self._listed = counter(metrics.IMAGES_LISTED)
+        self._hidden = counter(metrics.SKIPPED_HIDDEN)
+        self._other_suffix = counter(metrics.SKIPPED_OTHER_SUFFIX)
+        self._outside_classes = counter(metrics.SKIPPED_OUTSIDE_CLASSES)
+
+    def __call__(self, found: _Found) -> None:
+        self._listed.inc(found.counts.total())
+        self._hidden.inc(found.skipped.hidden)
+        self._other_suffix.inc(found.skipped.other_suffix)
+        self._outside_classes.inc(found.skipped.outside_classes)
 
 
 class _JoinFound(beam.CombineFn):  # type: ignore[misc]

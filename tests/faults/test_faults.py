@@ -42,7 +42,7 @@ def test_every_kind_of_request_survives_every_kind_of_fault(
     assert {file.path: (file.bytes, file.crc32c) for file in listed} == {
         name: (500, google_crc32c.value(data)) for name, data in expected.items()
     }
-    assert store.folders(f"{place}/in") == ["cat"]
+    assert list(store.names(f"{place}/in")) == ["cat/"]
     for name, data in expected.items():
         assert store.read(f"{place}/in/{name}") == data
         assert store.read(f"{place}/in/{name}", 100, 300) == data[100:300]
@@ -155,8 +155,8 @@ def test_a_request_that_always_fails_ends_at_the_deadline_with_one_line(gcs: Gcs
 
 REFUSALS = {
     proxy.EXPIRED: "the server answers 401: the server's words; credentials are missing or have expired: "
-    "gcloud auth application-default login",
-    proxy.FORBIDDEN: "the server answers 403: the server's words; give this account the right to it, "
+    "gcloud auth application-default login; the same command resumes",
+    proxy.FORBIDDEN: "the server answers 403: the server's words; give this account the right to it; "
     "the same command resumes",
 }
 
@@ -221,7 +221,7 @@ def test_a_full_disk_ends_the_job_with_one_line_and_the_same_command_resumes(pho
         finished = make.job(photos, small, "--num_shards", "2")
         assert finished.code == 1
         assert finished.err.startswith(f"error: {small}/photos/")
-        assert finished.err.endswith(": no space left on device; make room, the same command resumes\n")
+        assert finished.err.endswith(": no space left on device; make room; the same command resumes\n")
         assert finished.err.count("\n") == 1
         assert not (small / "photos/1.0.0/manifest.json").exists()
         subprocess.run(["mount", "-o", "remount,size=10m", str(small)], check=True)
