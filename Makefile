@@ -29,7 +29,7 @@ demo: $(STAMP) ## Draw images, write shards, check them, train on them: into bui
 	@tools/demo.sh
 
 test: $(STAMP) ## Run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 lint: $(STAMP) ## Check format, style and types
 	$(BIN)/ruff format --check .

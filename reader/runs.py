@@ -83,8 +83,10 @@ class RunReader:
                 found[run] = list(records)
         missing = np.array([run for run in runs.tolist() if run not in found], np.int64)
         at_once = request_pool().map if self._storage.is_remote else map
-        for fetched in at_once(self._fetch, self._neighbours(missing)):
-            found.update(fetched)
+        groups = self._neighbours(missing)
+        # Cut into records in this thread: in those of the requests, each with a heap of its own, they would leave holes.
+        for group, data in zip(groups, at_once(self._fetch, groups), strict=True):
+            found.update(self._cut(group, data))
         return found
 
     def _cached(self, run: int) -> list[bytes] | None:
@@ -92,16 +94,21 @@ class RunReader:
         data = None if self._cache is None else self._cache.get(*self._range(run))
         return None if data is None else self._right(run, data)
 
-    def _fetch(self, runs: Integers) -> dict[int, list[Found]]:
-        """The records of neighbouring runs, by one range read; the cache gets the runs that are right."""
+    def _fetch(self, runs: Integers) -> bytes | None:
+        """The bytes of neighbouring runs, by one range read; None where the file is missing."""
         path, start, _ = self._range(int(runs[0]))
-        stop = self._range(int(runs[-1]))[2]
         try:
-            data = self._storage.read(path, start, stop)
+            return self._storage.read(path, start, self._range(int(runs[-1]))[2])
         except StorageError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
+            return None
+
+    def _cut(self, runs: Integers, data: bytes | None) -> dict[int, list[Found]]:
+        """The records of neighbouring runs in the bytes that were fetched; the cache gets the runs that are right."""
+        if data is None:
             return {run: self._missing(run) for run in runs.tolist()}
+        path, start, _ = self._range(int(runs[0]))
         found: dict[int, list[Found]] = {}
         for run in runs.tolist():
             _, first, last = self._range(run)

@@ -34,7 +34,7 @@ def place(gcs: Gcs, tmp_path: Path, remote: bool) -> Output:
 
 @pytest.mark.parametrize(
     ("mode", "remote", "shards"),
-    [("in_memory", False, 0), ("multi_processing", False, 3), ("in_memory", True, 3)],
+    [("multi_processing", False, 3), ("in_memory", True, 3)],
     ids=str,
 )
 def test_after_a_kill_the_same_command_keeps_finished_shards_and_gives_the_same_bytes(
