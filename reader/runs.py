@@ -84,7 +84,7 @@ class RunReader:
         missing = np.array([run for run in runs.tolist() if run not in found], np.int64)
         at_once = request_pool().map if self._storage.is_remote else map
         groups = self._neighbours(missing)
-        # Cut into records in this thread: in those of the requests, each with a heap of its own, they would leave holes.
+        # Cut into records here: in the threads of the requests, each with a heap of its own, they would leave holes.
         for group, data in zip(groups, at_once(self._fetch, groups), strict=True):
             found.update(self._cut(group, data))
         return found
