@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
-import tempfile
 import threading
 import time
 from types import TracebackType
 from typing import TextIO
+
+from beam_pipeline import scratch
 
 _FOLDER_VARIABLE = "IMAGESHARDS_PROGRESS"
 _WRITE_EVERY_S = 0.25
@@ -75,13 +77,15 @@ class ProgressLine:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty()
-        self._folder = tempfile.TemporaryDirectory(prefix="imageshards-progress-")
+        scratch.delete_abandoned()
+        self._folder = scratch.new_path()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._start = (0.0, 0)  # when the first images were seen done, and how many
 
     def __enter__(self) -> ProgressLine:
-        os.environ[_FOLDER_VARIABLE] = self._folder.name
+        os.mkdir(self._folder, 0o700)
+        os.environ[_FOLDER_VARIABLE] = self._folder
         self._thread.start()
         return self
 
@@ -91,7 +95,7 @@ class ProgressLine:
         self._stop.set()
         self._thread.join()
         os.environ.pop(_FOLDER_VARIABLE, None)
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
         if self._terminal:
             self._stream.write("\r\033[K")
             self._stream.flush()
@@ -110,7 +114,7 @@ class ProgressLine:
 
     def _sum(self) -> dict[str, int]:
         total: dict[str, int] = {}
-        for entry in os.scandir(self._folder.name):
+        for entry in os.scandir(self._folder):
             try:
                 with open(entry.path) as file:
                     counts = json.load(file)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from beam_pipeline import storage
+from beam_pipeline import scratch, storage
 from beam_pipeline.decoding.inflight import Inflight
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.options import Config
@@ -189,11 +188,13 @@ class JobState:
     @contextmanager
     def temporary_file(self) -> Iterator[IO[bytes]]:
         """A file to be published: beside a local output, else on this machine's disk; gone at the end in any case."""
-        folder = tempfile.gettempdir()
         if storage.is_local(self.url):
             folder = storage.join(self.url, "tmp")  # the same disk: publishing is a rename
             os.makedirs(folder, exist_ok=True)
-        path = os.path.join(folder, f"imageshards-{uuid.uuid4().hex}.tmp")
+            path = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
+        else:
+            scratch.delete_abandoned()
+            path = scratch.new_path()
         try:
             with open(path, "xb", buffering=1 << 20) as file:
                 yield file

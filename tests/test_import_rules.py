@@ -14,7 +14,7 @@ from tests.make import ROOT
 # The order of the write side's modules: each imports only from rows above its own, or its neighbours named here.
 ROWS = [
     {"schema", "errors", "metrics", "secrets", "extras", "wording"},
-    {"storage", "identity", "owner", "progress", "quiet"},
+    {"storage", "identity", "scratch", "owner", "progress", "quiet"},
     {"images", "examples", "sharding", "pools", "manifest_rows", "tfds_metadata"},
     {"flags", "flag_values"},
     {"options"},
@@ -43,7 +43,19 @@ PURE = {
     "sharding",
 }
 PURE |= {"pools", "tfds_metadata", "writer", "publish", "state", "sampling", "summary", "progress", "report"}
-PURE |= {"identity", "owner", "limits", "quiet", "secrets", "extras", "wording", "flags", "flag_values", "input_checks"}
+PURE |= {
+    "identity",
+    "scratch",
+    "owner",
+    "limits",
+    "quiet",
+    "secrets",
+    "extras",
+    "wording",
+    "flags",
+    "flag_values",
+    "input_checks",
+}
 PURE |= {"decoding", "duplicates", "published", "fetching", "sample_cache", "tally", "joined"}
 
 
