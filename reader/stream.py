@@ -30,6 +30,9 @@ _LOG = logging.getLogger("reader")
 
 # Runs that damaged records' places are filled from: those of a window, since its blocks draw from the same ones.
 _SUBSTITUTE_RUNS = WINDOW_RUNS
+# Windows of remote storage that somebody asked for before one is read on the chance that the next epoch is wanted: at
+# most a twentieth of the bytes is then fetched for nothing.
+_ASKED_BEFORE = 20
 
 
 class Source(NamedTuple):
@@ -207,8 +210,8 @@ def mender(source: Source, seed: int, for_training: bool) -> Mender:
 def _read_ahead(source: Source, windows: Iterator[order.Window]) -> Iterator[tuple[order.Window, list[Found]]]:
     """Each window with its records, read one window ahead in a thread of its own.
 
-    Remote storage isn't read ahead over an epoch's end before somebody asks: who reads one epoch fetches no other's
-    bytes, and the others wait for one window an epoch.
+    Remote storage isn't read ahead over an epoch's end until much was read: who reads one small epoch fetches no
+    other's bytes, and who reads many waits at the first ends only.
     """
     reader = RunReader(source.storage, source.table, source.cache)
 
@@ -224,10 +227,12 @@ def _read_ahead(source: Source, windows: Iterator[order.Window]) -> Iterator[tup
     is_finalizing = sys.is_finalizing  # `sys` itself may be gone by then
     try:
         pending: Future[tuple[order.Window, list[Found]] | None] = ahead.submit(load, next(windows, None))
+        asked = 0
         while (loaded := pending.result()) is not None:
+            asked += 1
             following = next(windows, None)
             is_over = following is not None and following.epoch != loaded[0].epoch
-            if is_over and source.storage.is_remote:
+            if is_over and source.storage.is_remote and asked < _ASKED_BEFORE:
                 yield loaded
                 pending = ahead.submit(load, following)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import queue
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,26 @@ def test_a_host_fetches_its_share_of_an_epoch_and_little_more(uneven: RunTable, 
             read.update(zip(block.epochs.tolist(), block.numbers.tolist(), strict=True))
             assert sum(fetched) <= 1.1 * dataset / hosts
     assert read == Counter({(epoch, number): 1 for epoch in range(2) for number in range(uneven.total)})
+
+
+def test_remote_windows_are_read_ahead_over_an_epochs_end_once_many_were_read(tmp_path: Path) -> None:
+    table, _ = make_files(tmp_path, [256])
+    fetched: queue.Queue[int] = queue.Queue()
+
+    class Remote(LocalStorage):
+        is_remote = True
+
+        def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+            fetched.put(start)
+            return super().read(path, start, stop)
+
+    stream = RecordStream.train(Source(Remote(), table, None, None), Position("", 256, 0, 1, 0, (Phase(1, 1),)), 0)
+    for epoch in range(4):  # of 4 windows each
+        stream.take(256)
+        assert fetched.qsize() == 4 * (epoch + 1), "who stops here has fetched nothing else"
+    stream.take(256)
+    for _ in range(21):
+        fetched.get(timeout=30)  # one more than was asked for
 
 
 def share_of(records: int, hosts: int, host: int, epoch: int) -> int:
