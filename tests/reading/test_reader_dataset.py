@@ -6,6 +6,7 @@ import gc
 import itertools
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,18 +215,43 @@ def test_strategies_distribute_it(info: reader.DatasetInfo, replicas: int) -> No
     if len(devices) < replicas:
         pytest.skip("one logical CPU: tests/reading/conftest.py makes two where TensorFlow wasn't started yet")
     strategy = tf.distribute.MirroredStrategy([device.name for device in devices[:replicas]])
-    expected = Counter(number % 3 for number in epoch_of(info))
-    whole = strategy.experimental_distribute_dataset(reader.train_dataset(info, "train", global_batch_size=50))
-    by_host = strategy.distribute_datasets_from_function(
-        lambda context: reader.train_dataset(info, "train", global_batch_size=50, host=context)
-    )
-    for distributed in (whole, by_host):
-        labels: Counter[int] = Counter()
-        for _, batch_labels in distributed:
-            for part in strategy.experimental_local_results(batch_labels):
-                labels.update(part.numpy().tolist())
-        assert sum(labels.values()) in (300, 600)  # from_function hands each replica a whole host batch
-        assert labels == expected or by_host is distributed
+    options: dict[str, Any] = {"global_batch_size": 50, "labels": "int"}
+    position = info.position("train", global_batch_size=50).after(2)
+    for build in (
+        partial(reader.train_dataset, info, "train", **options),
+        partial(reader.train_dataset, info, "train", position=position, **options),
+        partial(reader.eval_dataset, info, "train[:120]", **options),
+    ):
+        expected = [labels.numpy().tolist() for _, labels, *_ in build()]
+        whole = strategy.experimental_distribute_dataset(build())
+        by_host = strategy.distribute_datasets_from_function(lambda context, build=build: build(host=context))
+        for distributed in (whole, by_host):
+            steps = [
+                [part.numpy().tolist() for part in strategy.experimental_local_results(labels)]
+                for _, labels, *_ in distributed
+            ]
+            assert [np.concatenate(parts).tolist() for parts in steps] == expected
+            assert {len(part) for parts in steps for part in parts} == {50 // replicas}
+
+
+def test_a_batch_that_replicas_cannot_share_is_an_error(info: reader.DatasetInfo) -> None:
+    context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=0, num_replicas_in_sync=8)
+    for build in (reader.train_dataset, reader.eval_dataset):
+        with pytest.raises(ValueError, match="global_batch_size=100 can't be divided by 8 replicas: make it a mult"):
+            build(info, "train", global_batch_size=100, host=context)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"global_batch_size": 2.5}, r"global_batch_size=2\.5: a whole number"),
+        ({"global_batch_size": 2, "host": 3}, r"host=3: \(index, count\)"),
+        ({"global_batch_size": 2, "host": (1, 1)}, r"host=\(1, 1\): \(index, count\) with 0 <= index < count"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(info: reader.DatasetInfo, options: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        reader.train_dataset(info, "train", **options)
 
 
 def test_splits_that_make_no_full_batch_are_read_over_and_over(info: reader.DatasetInfo) -> None:
