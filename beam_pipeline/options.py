@@ -30,6 +30,8 @@ from beam_pipeline.schema import NAME_PATTERN, VERSION_PATTERN
 from beam_pipeline.sharding import Splits
 
 _FIRST_CONTACT_S = 15.0
+# Of a dataset's name: with split, number and an index's suffix, file names stay below 255 bytes.
+_LONGEST_NAME = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,6 +169,8 @@ class Config(Flags):
                 fix = "leave it out and put it into fsspec's configuration (~/.config/fsspec)"
                 raise UsageError(f"--{flag}: the URL holds a password: {fix}")
             why = storage.why_unusable(storage.normalize(place))
+            if flag == "output" and not _is_utf8(place):
+                why = "it isn't UTF-8, which a dataset's metadata is: rename the folder"
             if why:
                 raise wrong(f"--{flag}", place, why)
             object.__setattr__(self, flag, storage.normalize(place))
@@ -178,6 +182,8 @@ class Config(Flags):
             raise UsageError("--name is missing: give the dataset a name such as photos")
         if not NAME_PATTERN.fullmatch(self.name):
             raise wrong("--name", self.name, "use a-z, 0-9 and _, a letter first (TFDS reads no other)")
+        if len(self.name) > _LONGEST_NAME:
+            raise wrong("--name", self.name, f"use at most {_LONGEST_NAME} characters, files are named after it")
         if not VERSION_PATTERN.fullmatch(self.version):
             raise wrong("--version", self.version, "use N.N.N such as 1.0.0 (TFDS reads no other)")
 
@@ -218,3 +224,11 @@ class Config(Flags):
             raise UsageError("--progressive: leave it out, only --image_format jpeg is progressive")
         if self.overwrite and self.repair:
             raise UsageError("--repair and --overwrite exclude each other: leave out one")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

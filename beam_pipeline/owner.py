@@ -163,7 +163,7 @@ class _Lock:
         while True:
             try:
                 os.makedirs(os.path.dirname(self._path), exist_ok=True)
-                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
             except FileNotFoundError:  # its folder went in between
                 continue
             except OSError as error:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from typing import IO, TextIO
 
 _terminal: TextIO | None = None  # while stderr goes elsewhere
@@ -16,6 +16,31 @@ _terminal: TextIO | None = None  # while stderr goes elsewhere
 def terminal() -> TextIO:
     """Where stderr leads for the user of this process, also while a job runs in it."""
     return _terminal or sys.stderr
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print what nothing hangs on: whoever reads it may have gone, or may read no Unicode.
+
+    Args:
+        text: one or more lines.
+        stream: stdout if it is None.
+    """
+    stream = stream or sys.stdout
+    if stream is None:  # closed when the process began
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    except (OSError, ValueError):
+        _forget(stream)
+
+
+def _forget(stream: TextIO) -> None:
+    """What waits in a stream that leads nowhere, which Python would try to write once more at the end."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 class RunnerLog:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from typing import Any
 
 from beam_pipeline.options import Config
@@ -83,7 +84,8 @@ def published_text(manifest: Manifest) -> str:
         f"{plural(manifest.images - manifest.records, 'reject')}"
         f"{f' ({rejected}; see rejects.jsonl)' if rejected else ''}"
     )
-    lines += _skipped_text(manifest.run.get("skipped", {}))
+    with suppress(AttributeError, TypeError, ValueError):  # no hash covers run.json: anything may be in it
+        lines += _skipped_text(manifest.run.get("skipped", {}))
     passed = data["image"]["passed_through"]
     if any(passed.values()):
         lines.append(f"  {sum(passed.values()):,} stored as they were compressed, {passed['whole']:,} bit for bit")

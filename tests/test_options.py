@@ -128,6 +128,17 @@ def test_names_that_tfds_cannot_read(name: str) -> None:
     assert refused(name=name) == f"--name {name!r}: use a-z, 0-9 and _, a letter first (TFDS reads no other)"
 
 
+def test_a_name_that_makes_too_long_file_names() -> None:
+    Config(input="in", output="out", name="a" * 100)
+    assert refused(name="a" * 101) == f"--name {'a' * 101!r}: use at most 100 characters, files are named after it"
+
+
+def test_an_output_that_is_not_utf8() -> None:
+    assert refused(output="o\udcff") == (
+        "--output 'o\\udcff': it isn't UTF-8, which a dataset's metadata is: rename the folder"
+    )
+
+
 @pytest.mark.parametrize("version", ["1.0", "1", "v1.0.0", "1.0.0-rc1", "01.0.0", "1.0.0\n", ""])
 def test_versions_that_tfds_cannot_read(version: str) -> None:
     assert refused(version=version) == f"--version {version!r}: use N.N.N such as 1.0.0 (TFDS reads no other)"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from beam_pipeline import owner, storage
-from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.errors import ImageShardsError, StorageError
 from beam_pipeline.identity import Identity, Process
 from beam_pipeline.owner import Owner, owner_of
 from tests import make
@@ -232,6 +232,14 @@ def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
             job(place).acquire("")
         finally:
             os.killpg(child.pid, signal.SIGKILL)
+
+
+def test_a_link_in_its_place_is_an_error_not_a_loop(tmp_path: Path) -> None:
+    state = tmp_path / "photos" / "_state" / "1.0.0"
+    state.mkdir(parents=True)
+    (state / "owner.json").symlink_to(tmp_path / "missing" / "owner.json")
+    with pytest.raises(StorageError, match=r"owner\.json: too many levels of symbolic links"):
+        job(str(tmp_path / "photos")).acquire("")
 
 
 def test_a_lock_is_never_held_on_a_deleted_file(tmp_path: Path) -> None:

@@ -32,6 +32,29 @@ def test_stderr_of_this_process_and_its_children_goes_to_the_log(capfd: pytest.C
     assert set(capfd.readouterr().err.splitlines()) == {"progress", "afterwards", "by number"}
 
 
+SAYS = "import sys; from beam_pipeline.quiet import say; say('größe'); say('\\udcff', sys.stderr)"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "output"),
+    [("2>/dev/null", "größe\n"), ("| true", ""), (">/dev/full", "\\udcff\n"), (">&- 2>&-", "")],
+)
+def test_what_cannot_be_printed_fails_nothing(redirection: str, output: str) -> None:
+    command = f'"{sys.executable}" -c "{SAYS}" {redirection}'
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=make.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert done.returncode == 0
+    assert done.stdout.decode() in (output, "\\udcff\n" + output)
+
+
+def test_who_reads_no_unicode_is_told_nevertheless() -> None:
+    command = [sys.executable, "-c", SAYS]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=make.ROOT, env=environment, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"gr\\xf6\\xdfe\n", b"\\udcff\n")
+
+
 def test_an_empty_log_is_not_kept() -> None:
     with runner_log(quiet=True) as log:
         assert log.save() is None

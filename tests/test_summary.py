@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -111,6 +112,12 @@ def test_a_plan_tells_images_shards_and_their_size() -> None:
 def test_files_that_were_skipped_are_told(suffixes: dict[str, int], line: str) -> None:
     one = dataclasses.replace(manifest(), run={"skipped": {"hidden": 9, "suffixes": suffixes}})
     assert line in published_text(one).splitlines()
+
+
+@pytest.mark.parametrize("run", [{"skipped": 3}, {"skipped": {"suffixes": [1]}}, {"skipped": {"suffixes": {"x": "y"}}}])
+def test_a_run_json_that_says_nothing_sensible_is_passed_over(run: dict[str, Any]) -> None:
+    one = dataclasses.replace(manifest(), run=run)
+    assert published_text(one) == published_text(manifest())
 
 
 def test_hidden_files_alone_are_nothing_to_tell() -> None:
