@@ -16,7 +16,7 @@ def fetch(store: storage.Storage, url: str, ref: ImageRef, options: images.Image
     try:
         images.check_size(ref.source_bytes, options)
         return store.read(url)
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return Reject(RejectReason.VANISHED, "not found")
     except Reject as reject:
         return reject

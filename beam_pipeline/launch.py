@@ -12,22 +12,30 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from beam_pipeline import command_line, duplicates, extras, input_checks, manifest_rows, published, schema, storage
+from beam_pipeline import (
+    command_line,
+    duplicates,
+    extras,
+    input_checks,
+    manifest_rows,
+    output_checks,
+    published,
+    schema,
+    storage,
+)
 from beam_pipeline.errors import (
     EXIT_OK,
     ImageShardsError,
     NotPublishedError,
     OtherFormatError,
     StorageError,
-    UsageError,
     one_line,
 )
 from beam_pipeline.identity import Identity
 from beam_pipeline.options import Config
-from beam_pipeline.schema import ShardName
+from beam_pipeline.quiet import say
 from beam_pipeline.state import JobState
 from beam_pipeline.summary import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text, published_text, warnings
 
@@ -35,8 +43,6 @@ if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
     from beam_pipeline.running import Job
-
-_LOOKED_AT = 1000  # files of a folder that isn't ours, or is a job's whose manifest is gone
 
 
 def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
@@ -70,10 +76,12 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         if config.plan_only:
             _plan(config, job or _job(None, quiet))
             return None
+        if not config.overwrite:
+            output_checks.check_names(config)
         manifest = None if config.overwrite else read_manifest(config)
         damage = None if manifest is None else published.check(config, manifest)
         if manifest is None:
-            _check_output(config)
+            output_checks.check_unpublished(config)
     if manifest is not None and not damage:
         _tidy(config)
         return _result(config, manifest, ALREADY_PUBLISHED)
@@ -163,53 +171,17 @@ def resolve(config: Config) -> Config:
     """Check the input and read the small files that the configuration names.
 
     Raises:
-        UsageError: as `input_checks.check_input` and the readers of labels and manifests say.
+        UsageError: as `input_checks.check_input`, `output_checks.check_places` and the readers of labels and manifests
+            say.
     """
     seconds = config.first_contact_s
     if config.labels_file:
         config = dataclasses.replace(config, labels=input_checks.read_labels(config.labels_file, seconds))
     if config.manifest:
         config = dataclasses.replace(config, header=manifest_rows.read_header(config.manifest, seconds))
-    _check_places(config)
+    output_checks.check_places(config)
     input_checks.check_input(dataclasses.replace(config, io_deadline=seconds))
     return config
-
-
-def _check_places(config: Config) -> None:
-    """The output must not be listed as input the next time."""
-    if config.layout != "manifest" and f"{config.dataset_url}/".startswith(f"{config.input}/"):
-        raise UsageError(f"--output {config.output!r}: it lies inside --input {config.input!r}; choose another place")
-
-
-def _check_output(config: Config) -> None:
-    """The output can be written to, and what lies there is ours to replace.
-
-    Raises:
-        UsageError: no such bucket, a folder that can't be made, or files that no job of ours left.
-    """
-    try:
-        if storage.is_local(config.output):
-            os.makedirs(config.dataset_url, exist_ok=True)
-        store = storage.open_storage(config.output, config.first_contact_s)
-        found = list(islice(store.files(config.dataset_url), _LOOKED_AT))
-    except FileNotFoundError as error:
-        raise UsageError(f"--output {config.output!r}: no such bucket or folder ({one_line(error)})") from None
-    except (OSError, StorageError) as error:
-        if not storage.is_local(config.output):
-            raise
-        raise UsageError(f"--output {config.output!r}: can't be written: {one_line(error)}") from None
-    if config.overwrite or config.repair or JobState(config).exists():
-        return
-    if any(ShardName.parse(file.path) or file.path == schema.LABELS_FILE for file in found):
-        raise UsageError(
-            f"--output {config.output!r}: {config.dataset_url} has shards but no manifest.json: --repair writes them "
-            "anew in place, or choose another --version"
-        )
-    if found:
-        raise UsageError(
-            f"--output {config.output!r}: {config.dataset_url} holds files of another program ({found[0].path!r}); "
-            "choose another --name or --version, or --overwrite deletes them"
-        )
 
 
 def read_manifest(config: Config) -> dict[str, Any] | None:
@@ -234,6 +206,8 @@ def read_manifest(config: Config) -> dict[str, Any] | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stderr is None:  # closed when the process began; runners print there
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
     silenced_before = logging.root.manager.disable
     try:
         config, beam_arguments = command_line.parse(given)
@@ -247,14 +221,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         manifest = _run(config, options, ["python", "-m", "beam_pipeline", *given], quiet=True)
         if manifest is not None:
             for warning in warnings(config, manifest):
-                print(f"warning: {warning}", file=sys.stderr)
-            print(published_text(manifest))
+                say(f"warning: {warning}", sys.stderr)
+            say(published_text(manifest))
         return EXIT_OK
     except ImageShardsError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        say(f"error: {one_line(error)}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("error: interrupted; the same command resumes", file=sys.stderr)
+        say("error: interrupted; the same command resumes", sys.stderr)
         return 1
     finally:
         logging.disable(silenced_before)

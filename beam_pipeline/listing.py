@@ -163,7 +163,8 @@ def list_images(config: Config, folder: ClassFolder, skip: Skip) -> Iterator[Ima
     assert config.input is not None
     maker, suffixes = RefMaker(config), config.suffixes
     store = storage.open_storage(config.input, config.io_deadline)
-    for file in store.files(storage.join(config.input, folder.prefix.rstrip("/"))):
+    # Every name: an image whose link leads nowhere must not go unseen. It becomes a reject when it is read.
+    for file in store.files(storage.join(config.input, folder.prefix.rstrip("/")), every_name=True):
         why = why_skipped(file.path, suffixes)
         if why:
             skip(why, file.path)
@@ -182,7 +183,7 @@ def all_images(config: Config) -> Iterator[ImageRef]:
 
 def row_reader(config: Config) -> RowReader:
     """The reader of `--manifest`."""
-    return RowReader(config.manifest or "", config.header, config.io_deadline)
+    return RowReader(config.manifest or "", config.header, config.io_deadline, config.input or "")
 
 
 def needs_sizes(config: Config) -> bool:

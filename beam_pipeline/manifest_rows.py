@@ -11,6 +11,7 @@ import csv
 import io
 import itertools
 import json
+import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,9 @@ _OWN_COLUMNS = ("path", "label", "split", "bytes", "md5")
 _RANGE_BYTES = 32 << 20  # of a JSONL file that one element reads: some seconds of work
 _PIECE_BYTES = 1 << 20
 csv.field_size_limit(16 << 20)  # a cell may hold a long text or list
+_BEFORE_A_PATH = re.compile("^([.]/(?!/)|file://(?=/))")
+# NUL, and surrogates that stand for no byte of a name on disk.
+_IN_NO_PATH = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 _NUMBER_SEPARATORS = re.compile(r"[;,|\s]+")
 
 
@@ -40,7 +44,7 @@ class Row(NamedTuple):
     """One row.
 
     Attributes:
-        path: as written.
+        path: as written, but for `./` or `file://` before it.
         split, byte_count, md5: None where there is no such column or the cell is empty.
         features: serialized `tf.train.Feature`s in order of their names.
     """
@@ -123,10 +127,12 @@ class RowReader:
         url: of the manifest.
         header: of `read_header`.
         deadline_s: how long a storage request is retried.
+        images: folder or URL that the rows' paths are relative to.
     """
 
-    def __init__(self, url: str, header: Sequence[str], deadline_s: float) -> None:
+    def __init__(self, url: str, header: Sequence[str], deadline_s: float, images: str) -> None:
         self._url = url
+        self._images = images
         self._header = tuple(header)
         self._columns = columns(header, url)
         self._written = {_name_and_type(written)[0]: written for written in header}
@@ -206,11 +212,7 @@ class RowReader:
 
     def _row(self, where: str, cells: dict[str, Any]) -> Row:
         path, label, split, byte_count, md5 = (cells.get(name) for name in _OWN_COLUMNS)
-        path = str(path or "").removeprefix("./")
-        if not path:
-            raise self._wrong(where, "its path is empty")
-        if secrets.has_password(path):
-            raise self._wrong(where, "its path holds a password, which every record would hold too; leave it out")
+        path = self._path(where, str(path or ""))
         label, split = "" if label is None else str(label), str(split or "")
         if not label or label != label.strip() or len(label.splitlines()) != 1:
             raise self._wrong(where, f"label {label!r} is empty or has white space around it or a line break")
@@ -224,6 +226,25 @@ class RowReader:
             raise self._wrong(where, f"bytes {byte_count!r} is no whole number") from None
         features = tuple(self._feature(where, column, cells) for column in self._columns)
         return Row(path, label, split or None, size, str(md5).lower() if md5 else None, features)
+
+    def _path(self, where: str, written: str) -> str:
+        """A row's path, in the one spelling it has: a file of several names would be several images."""
+        path = _BEFORE_A_PATH.sub("", written)
+        if not path:
+            raise self._wrong(where, "its path is empty")
+        if secrets.has_password(path):
+            raise self._wrong(where, "its path holds a password, which every record would hold too; leave it out")
+        if _IN_NO_PATH.search(path):
+            raise self._wrong(where, f"no file can have the path {written!r}")
+        if storage.is_local(path) and (storage.is_local(self._images) or path.startswith("/")):
+            plain = os.path.normpath(path).replace("//", "/")
+            whole = os.path.normpath(os.path.join(self._images, path))
+            if plain.startswith("../"):  # out of the input, and perhaps back into it
+                plain = whole.removeprefix(f"{self._images}/") if whole.startswith(f"{self._images}/") else plain
+            if path != plain:
+                what = f"path {written!r} holds '//', '.' or '..', which give one image several names"
+                raise self._wrong(where, f"{what}: write {plain!r}")
+        return path
 
     def _feature(self, where: str, column: Column, cells: dict[str, Any]) -> bytes:
         cell = cells.get(self._written[column.name])

@@ -180,7 +180,7 @@ def _sidecars(
 
     def checked(name: ShardName) -> tuple[ShardName, dict[str, Any]]:
         sidecar = state.sidecar(name)
-        if sidecar is None or sidecar["plan"] != plan_hash:
+        if sidecar is None or sidecar["plan"] != plan_hash or not state.is_kept(sidecar):
             raise ImageShardsError(f"shard {name.file} was not written: run the same command again")
         _check_shard(config, store, name, sidecar, found)
         return name, sidecar

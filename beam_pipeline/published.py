@@ -12,6 +12,7 @@ from beam_pipeline import listing, schema, storage
 from beam_pipeline.errors import ImageShardsError, Reject, UsageError
 from beam_pipeline.fetching import fetch
 from beam_pipeline.options import Config
+from beam_pipeline.own_files import is_ours
 from beam_pipeline.pools import shared_pools
 from beam_pipeline.schema import ShardName, canonical_json
 from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listing_fields
@@ -63,12 +64,23 @@ def check(config: Config, manifest: dict[str, Any]) -> Damage:
         manifest: of the version.
 
     Raises:
-        UsageError: it was made with another configuration.
+        UsageError: it was made under another name, or with another configuration.
         ImageShardsError: its inputs were others.
     """
+    _check_name(config, manifest)
     _check_configuration(config, manifest)
     _check_inputs(config, manifest)
     return _find_damage(config, manifest)
+
+
+def _check_name(config: Config, manifest: dict[str, Any]) -> None:
+    """A renamed folder's shards and metadata keep the old name, so what repair wrote would lie beside them."""
+    for flag, ours in (("name", config.name), ("version", config.version)):
+        if manifest[flag] != ours:
+            raise UsageError(
+                f"--{flag} {ours!r}: {config.dataset_url} was published as {manifest['name']}/{manifest['version']}, "
+                "and its files say so: give its folder that name again, or use --overwrite"
+            )
 
 
 def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
@@ -169,8 +181,9 @@ def _find_damage(config: Config, manifest: dict[str, Any]) -> Damage:
     }
     if schema.REJECTS_FILE in files:  # its lines come from the shards that had rejects
         shards |= {key for key, shard in shards_of(manifest).items() if shard["records"] < shard["images"]}
-    ours = manifest["files"].keys() | {shard["file"] for shard in shards_of(manifest).values()}
-    foreign = (name for name in found.keys() - ours if ShardName.parse(name) or name.startswith(_INDEXES))
+    promised = manifest["files"].keys() | {shard["file"] for shard in shards_of(manifest).values()}
+    left_over = (name for name in found.keys() - promised if is_ours(name, config.name))
+    foreign = (name for name in left_over if ShardName.parse(name) or name.startswith(_INDEXES))
     return Damage(frozenset(shards), frozenset(files), frozenset(foreign))
 
 

@@ -1,7 +1,8 @@
 """What an unpublished job keeps in `ROOT/NAME/_state/VERSION/`: owner, plan, and a sidecar for every finished shard.
 
-A shard is finished when its sidecar carries this plan's hash and the object's size and CRC match. A plan that differs
-in any byte voids all of it. Only the owner writes here. The folder is gone once the version is published.
+A shard is finished when its sidecar is whole, carries this plan's hash and tells the sizes and CRCs of the shard, its
+index and its reject lines as they are. A plan that differs in any byte voids all of it. Only the owner writes here. The
+folder is gone once the version is published.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import uuid
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -18,8 +19,18 @@ from beam_pipeline import scratch, storage
 from beam_pipeline.decoding.inflight import Inflight
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.options import Config
+from beam_pipeline.own_files import delete_own_files
 from beam_pipeline.owner import OWNER_FILE, owner_of
-from beam_pipeline.schema import DATASET_INFO_FILE, MANIFEST_FILE, STATE_FOLDER, ShardName, canonical_json, sha256
+from beam_pipeline.schema import (
+    DATASET_INFO_FILE,
+    MANIFEST_FILE,
+    STATE_FOLDER,
+    ShardName,
+    canonical_json,
+    file_sums,
+    seal_manifest,
+    sha256,
+)
 from beam_pipeline.sharding import SplitPlan
 
 _PLAN_FILE = "plan.json"
@@ -128,7 +139,8 @@ class JobState:
         """Take the right to write, and make the output ready for this plan's shards; a second call changes nothing.
 
         The plan that is there already: its finished shards stay. Any other: all of it goes, and what a published
-        version of it left, the manifest first, so that a half-deleted dataset is never taken for a whole one.
+        version of it left, the manifest first, so that a half-deleted dataset is never taken for a whole one. With
+        `--overwrite` everything goes that lies there, else only what a job has written.
 
         Raises:
             ImageShardsError: another job is writing the version, or has published it since this one began.
@@ -148,38 +160,53 @@ class JobState:
         if not resumes:
             self.write(_PLAN_FILE, _NO_PLAN)  # half deleted, the version is still known as ours
         for file in (MANIFEST_FILE, DATASET_INFO_FILE):
-            self._store.delete(storage.join(self._dataset_url, file))
+            with suppress(IsADirectoryError):  # nobody reads a folder as one
+                self._store.delete(storage.join(self._dataset_url, file))
         if resumes:
             return
-        self._store.delete_tree(self._dataset_url)
+        if self._config.overwrite:
+            self._store.delete_tree(self._dataset_url)
+        else:
+            delete_own_files(self._store, self._dataset_url, self._config.name)
         self._delete_files(keep=(OWNER_FILE, _PLAN_FILE))
         self.write(_PLAN_FILE, data)
 
-    def save_sidecar(self, name: ShardName, sidecar: dict[str, Any], rejects: bytes) -> None:
-        """Note that a shard is finished; its object and index are in place."""
-        if rejects:
-            self.write(f"rejects/{_short(name)}.jsonl", rejects)
-        self.write(f"shards/{_short(name)}.json", canonical_json(sidecar))
+    def save_sidecar(self, name: ShardName, sidecar: dict[str, Any], rejects: bytes, digests: bytes = b"") -> None:
+        """Note that a shard is finished; its object and index are in place.
 
-    def save_digests(self, name: ShardName, packed: bytes) -> None:
-        """Keep the MD5s of a shard's images, in their order."""
-        self.write(f"digests/{_short(name)}", packed)
-
-    def digests(self, name: ShardName) -> bytes | None:
-        """What `save_digests` kept, or None."""
-        return self._read(f"digests/{_short(name)}")
+        Args:
+            name: of the shard.
+            sidecar: what is to be published of it.
+            rejects: its reject lines.
+            digests: MD5s of its images in their order, for those who look for duplicates.
+        """
+        kept = {_rejects_file(name): rejects, _digests_file(name): digests}
+        for file, data in kept.items():
+            if data:
+                self.write(file, data)
+        beside = {file: file_sums(data) for file, data in kept.items() if data}
+        self.write(_sidecar_file(name), seal_manifest({**sidecar, "beside": beside}))
 
     def sidecar(self, name: ShardName) -> dict[str, Any] | None:
-        """What a finished shard's sidecar says, or None."""
-        data = self._read(f"shards/{_short(name)}.json")
+        """What a finished shard's sidecar says; None where there is none, or one that isn't whole."""
+        data = self._read(_sidecar_file(name)) or b""
         try:
-            return None if data is None else dict(json.loads(data))
-        except ValueError:
+            sidecar: dict[str, Any] = json.loads(data)
+            return sidecar if seal_manifest(sidecar) == data else None
+        except (ValueError, AttributeError):  # no JSON, no object
             return None
 
+    def is_kept(self, sidecar: dict[str, Any]) -> bool:
+        """Whether all that was saved with a sidecar is as it was: after a power cut it may be cut short, or gone."""
+        return all(file_sums(self._read(file) or b"") == sums for file, sums in sidecar["beside"].items())
+
     def rejects(self, name: ShardName) -> bytes:
-        """Reject lines of a finished shard that has some."""
-        return self._store.read(storage.join(self.url, f"rejects/{_short(name)}.jsonl"))
+        """Reject lines of a finished shard."""
+        return self._read(_rejects_file(name)) or b""
+
+    def digests(self, name: ShardName) -> bytes:
+        """MD5s of a finished shard's images, where they are kept."""
+        return self._read(_digests_file(name)) or b""
 
     def write(self, file: str, data: bytes) -> None:
         """Write one of the state's files."""
@@ -239,6 +266,18 @@ class JobState:
             return self._store.read(storage.join(self.url, file))
         except FileNotFoundError:
             return None
+
+
+def _sidecar_file(name: ShardName) -> str:
+    return f"shards/{_short(name)}.json"
+
+
+def _rejects_file(name: ShardName) -> str:
+    return f"rejects/{_short(name)}.jsonl"
+
+
+def _digests_file(name: ShardName) -> str:
+    return f"digests/{_short(name)}"
 
 
 def _short(name: ShardName) -> str:

@@ -108,7 +108,7 @@ class ShardWriter:
         ordered = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
         sidecar = kept or self._write(name, ordered)
         if seen is not None:
-            for ref, md5 in zip(ordered, duplicates.unpack(self._state.digests(name) or b""), strict=True):
+            for ref, md5 in zip(ordered, duplicates.unpack(self._state.digests(name)), strict=True):
                 seen(ref, md5)
         report(shards=1, images=len(ordered) if kept else 0)
         return ShardSummary(
@@ -132,9 +132,7 @@ class ShardWriter:
     def finished(self, name: ShardName) -> dict[str, Any] | None:
         """The sidecar of a shard that an earlier attempt at this plan finished, or None."""
         sidecar = self._state.sidecar(name)
-        if sidecar is None or sidecar.get("plan") != self._plan_hash:
-            return None
-        if self._keeps_digests and self._state.digests(name) is None:
+        if sidecar is None or sidecar["plan"] != self._plan_hash or not self._state.is_kept(sidecar):
             return None
         promised = [(name.index_file, sidecar["index"]), (name.file, sidecar)]
         return sidecar if all(self._is_whole(file, one) for file, one in promised if one) else None
@@ -174,9 +172,8 @@ class ShardWriter:
             **tally.document(self._class_ids),
             **self._write_index(name, tally.record_bytes),
         }
-        if self._keeps_digests:
-            self._state.save_digests(name, duplicates.pack(tally.digests))
-        self._state.save_sidecar(name, sidecar, tally.reject_lines())
+        digests = duplicates.pack(tally.digests) if self._keeps_digests else b""
+        self._state.save_sidecar(name, sidecar, tally.reject_lines(), digests)
         return sidecar
 
     def _convert_all(self, refs: list[ImageRef], decoding: Decoding) -> Iterator[Converted]:

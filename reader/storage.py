@@ -6,6 +6,7 @@ training run of days; a local failure is final. Nothing here writes.
 
 from __future__ import annotations
 
+import errno
 import glob
 import logging
 import os
@@ -21,6 +22,7 @@ CHUNK_BYTES = 8 << 20  # of sequential reading: 50 ms of request latency are los
 # Range requests under way at once: two windows of 16 runs, each of which then costs one latency.
 _REQUESTS = 32
 _RANGE_NOT_SATISFIABLE = 416
+_NOTHING_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 class Storage(Protocol):
@@ -95,18 +97,12 @@ class LocalStorage:
             return os.stat(path).st_size
 
     def sizes(self, paths: Sequence[str]) -> list[int | None]:
-        found: list[int | None] = []
-        for path in paths:
-            try:
-                found.append(os.stat(path).st_size)
-            except (FileNotFoundError, NotADirectoryError):
-                found.append(None)
-        return found
+        return [_size(path) for path in paths]
 
     def names(self, folder: str) -> list[str]:
         try:
             with os.scandir(folder) as entries:
-                return sorted(entry.name + "/" * entry.is_dir() for entry in entries)
+                return sorted(entry.name + "/" * _is_folder(entry) for entry in entries)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -115,7 +111,8 @@ class LocalStorage:
         for parent, _, names in os.walk(folder):
             for name in names:
                 path = os.path.join(parent, name)
-                found.append((os.path.relpath(path, folder).replace(os.sep, "/"), os.stat(path).st_size))
+                if (size := _size(path)) is not None:
+                    found.append((os.path.relpath(path, folder).replace(os.sep, "/"), size))
         return sorted(found, key=lambda file: os.fsencode(file[0]))
 
     def glob(self, pattern: str) -> list[str]:
@@ -215,6 +212,22 @@ class _naming:
             raise StorageError(f"{self._path} is missing") from error
         if isinstance(error, OSError):
             raise StorageError(f"{self._path}: {error.strerror or error}") from error
+
+
+def _size(path: str) -> int | None:
+    """Bytes of a local file; None where there is none, or only a link that leads nowhere."""
+    try:
+        with _naming(path):
+            return os.stat(path).st_size
+    except StorageError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NOTHING_THERE:
+            return None
+        raise
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder or a link to one, also where a link leads round in circles."""
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 
 def _or_nothing(listing: Callable[[], Any]) -> Any:

@@ -162,6 +162,17 @@ def test_only_a_part_that_was_begun_before_and_an_earlier_job_s_sample_are_suspe
     assert not inflight().begin_sampling(["a/4.jpg"])
 
 
+def test_a_note_that_is_not_whole_is_none(tmp_path: Path) -> None:
+    inflight = Inflight(Config(input="in", output=str(tmp_path), name="photos"), str(tmp_path / "state"))
+    inflight.reject("whole", "a/1.jpg", Reject("decoder_crash", "signal 6"))
+    folder = tmp_path / "state/inflight/rejected"
+    broken = (b"", b"{}", b"[]", b'{"path":"a/2.jp', b'{"detail":"","path":"a/2.jpg","reason":"other"}')
+    for number, data in enumerate(broken):
+        (folder / f"{number}.json").write_bytes(data)
+    (noted,) = inflight.rejected("").values()
+    assert (noted.path, noted.reject.reason, noted.reject.detail) == ("a/1.jpg", "decoder_crash", "signal 6")
+
+
 # --- whole jobs, killed by their codec
 
 

@@ -14,7 +14,7 @@ from tests.make import ROOT
 # The order of the write side's modules: each imports only from rows above its own, or its neighbours named here.
 ROWS = [
     {"schema", "errors", "metrics", "secrets", "extras", "wording"},
-    {"storage", "identity", "scratch", "owner", "progress", "quiet"},
+    {"storage", "identity", "scratch", "owner", "own_files", "progress", "quiet"},
     {"images", "examples", "sharding", "pools", "manifest_rows", "tfds_metadata"},
     {"flags", "flag_values"},
     {"options"},
@@ -23,7 +23,7 @@ ROWS = [
     {"decoding"},
     {"writer", "publish", "state", "sampling", "report", "summary", "duplicates"}
     | {"fetching", "sample_cache", "tally", "joined"},
-    {"transforms", "published", "repair", "limits"},
+    {"transforms", "published", "repair", "limits", "output_checks"},
     {"pipeline"},
     {"running"},
     {"launch"},
@@ -57,6 +57,7 @@ PURE |= {
     "input_checks",
 }
 PURE |= {"decoding", "duplicates", "published", "fetching", "sample_cache", "tally", "joined"}
+PURE |= {"own_files", "output_checks"}
 
 
 def modules(package: str) -> dict[str, list[Path]]:

@@ -209,17 +209,6 @@ def test_a_missing_bucket_is_exit_2_and_names_the_flag(gcs: Gcs, photos: Path, t
     assert not any(request.object_read == "in" for request in gcs.requests()[before:])
 
 
-def test_a_folder_with_files_of_others_is_refused_and_left_alone(photos: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "photos" / "1.0.0" / "notes.txt"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("keep")
-    finished = make.job(photos, tmp_path)
-    assert finished.code == 2
-    assert "'notes.txt'" in finished.err
-    assert finished.err.count("\n") == 1
-    assert make.files(tmp_path) == {"photos/1.0.0/notes.txt": b"keep"}
-
-
 def test_help_is_exit_0_and_lists_every_flag_of_ours_in_its_group() -> None:
     finished = make.run("--help")
     assert finished.code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from pathlib import Path
 
@@ -202,5 +203,23 @@ def test_twins_in_both_normal_forms_are_two_images_of_one_place(tmp_path: Path) 
 def test_an_input_with_a_link_to_itself_is_listed(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg")
     (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
-    (tmp_path / "a" / "self.jpg").symlink_to(tmp_path / "a" / "self.jpg")
     assert [ref.path for ref in all_images(config(tmp_path))] == ["a/1.jpg"]
+
+
+def test_a_link_to_the_input_gives_no_image_a_second_class(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "b/2.jpg")
+    (tmp_path / "a" / "loop").symlink_to("..")
+    (tmp_path / "all").symlink_to(".")
+    assert sorted(ref.path for ref in all_images(config(tmp_path))) == ["a/1.jpg", "b/2.jpg"]
+
+
+def test_links_that_lead_nowhere_and_pipes_are_listed_or_counted(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg")
+    for name in ("a/2.jpg", "a/folder", "a/.hidden", "b", "c.jpg"):
+        (tmp_path / name).symlink_to("gone")
+    os.mkfifo(tmp_path / "a" / "3.jpg")
+    skipped = Skipped()
+    (folder,) = class_folders(config(tmp_path), skipped.add)
+    found = {ref.path: ref.source_bytes for ref in list_images(config(tmp_path), folder, skipped.add)}
+    assert found == {"a/1.jpg": 1, "a/2.jpg": 0, "a/3.jpg": 0}
+    assert skipped.document() == {"hidden": 1, "outside_classes": 1, "suffixes": {"none": 2}}

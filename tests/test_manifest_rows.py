@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from tests.servers import Gcs
 
 
 def reader(path: Path) -> RowReader:
-    return RowReader(str(path), read_header(str(path), 1), 1)
+    return RowReader(str(path), read_header(str(path), 1), 1, str(path.parent))
 
 
 def rows(path: Path) -> list[manifest_rows.Row]:
@@ -178,6 +180,59 @@ def test_rows_that_cannot_be_read_are_named(tmp_path: Path, header: str, row: st
 
 
 @pytest.mark.parametrize(
+    ("path", "write"),
+    [
+        ("cat//1.jpg", "'cat/1.jpg'"),
+        ("cat/./1.jpg", "'cat/1.jpg'"),
+        ("cat/../cat/1.jpg", "'cat/1.jpg'"),
+        (".//cat/1.jpg", "'cat/1.jpg'"),
+        ("././cat/1.jpg", "'cat/1.jpg'"),
+        ("cat/1.jpg/", "'cat/1.jpg'"),
+        ("/in//cat/1.jpg", "'/in/cat/1.jpg'"),
+        ("//in/cat/1.jpg", "'/in/cat/1.jpg'"),
+        ("../in/cat/1.jpg", "'cat/1.jpg'"),
+        ("../elsewhere//1.jpg", "'../elsewhere/1.jpg'"),
+    ],
+)
+def test_a_local_path_has_one_spelling(tmp_path: Path, path: str, write: str) -> None:
+    table = written(tmp_path, f"path,label\n{path},cat\n")
+    with pytest.raises(ImageShardsError) as caught:
+        rows(table)
+    assert str(caught.value) == (
+        f"--manifest '{table}': row 2: path {path!r} holds '//', '.' or '..', which give one image several names: "
+        f"write {write}"
+    )
+
+
+def test_a_path_may_lead_out_of_the_input(tmp_path: Path) -> None:
+    assert [row.path for row in rows(written(tmp_path, "path,label\n../images/1.jpg,cat\n"))] == ["../images/1.jpg"]
+
+
+def test_a_remote_path_may_hold_anything(tmp_path: Path) -> None:
+    table = written(tmp_path, "path,label\na//b/../1.jpg,cat\ngs://b/in//1.jpg,cat\n")
+    remote = RowReader(str(table), read_header(str(table), 1), 1, "gs://bucket/in")
+    found = [row.path for start, end in remote.ranges() for row in remote.rows(start, end)]
+    assert found == ["a//b/../1.jpg", "gs://b/in//1.jpg"]
+
+
+def test_a_file_url_is_a_local_path(photos: Path, tmp_path: Path) -> None:
+    table = [{"path": name, "label": "x"} for name in sorted(make.files(photos))]
+    table.append({"path": f"file://{photos}/{table[0]['path']}", "label": "x"})
+    path = jsonl(tmp_path / "m.jsonl", table)
+    finished = make.job(photos, tmp_path / "out", "--layout", "manifest", "--manifest", path)
+    assert finished.code == 1
+    assert "is given twice" in finished.err
+
+
+@pytest.mark.parametrize("path", ["a\0.jpg", "a\ud800.jpg"])
+def test_a_path_that_no_file_can_have_names_its_row(tmp_path: Path, path: str) -> None:
+    table = written(tmp_path, json.dumps({"path": path, "label": "cat"}), "m.jsonl")
+    with pytest.raises(ImageShardsError) as caught:
+        rows(table)
+    assert str(caught.value) == f"--manifest '{table}': line at byte 0: no file can have the path {path!r}"
+
+
+@pytest.mark.parametrize(
     ("name", "data"),
     [
         ("m.csv", b'path,label\na.jpg,"cat\n'),  # a quote that never ends
@@ -333,15 +388,16 @@ def test_remote_sizes_come_from_listings_never_from_a_request_a_row(gcs: Gcs, ph
 
 
 def test_a_row_without_a_file_is_a_reject(photos: Path, tmp_path: Path) -> None:
-    table = [
-        *table_of(photos),
-        {"path": "ant/no.jpg", "label": "ant", "split": "train", "number:int64": 1, "tags[]": []},
-    ]
-    path = jsonl(tmp_path / "m.jsonl", table)
-    version = make.published(
-        photos, tmp_path / "out", "--layout", "manifest", "--manifest", path, "--max_reject_fraction", "0.1"
-    )
-    assert make.manifest(version)["rejects"] == {"by_reason": {"vanished": 1}, "environment": 1}
+    folder = shutil.copytree(photos, tmp_path / "in")
+    os.mkfifo(folder / "ant" / "pipe.jpg")
+    lost = ["ant/no.jpg", "ant/pipe.jpg", "ant", "ant/0001.jpg/x.jpg"]
+    more = {"label": "ant", "split": "train", "number:int64": 1, "tags[]": []}
+    path = jsonl(tmp_path / "m.jsonl", [*table_of(folder), *({"path": name, **more} for name in lost)])
+    flags = ("--layout", "manifest", "--manifest", path, "--max_reject_fraction", "0.2")
+    version = make.published(folder, tmp_path / "out", *flags)
+    assert make.manifest(version)["rejects"] == {"by_reason": {"vanished": 4}, "environment": 4}
+    rejects = [json.loads(line) for line in (version / "rejects.jsonl").read_text().splitlines()]
+    assert sorted(reject["path"] for reject in rejects) == sorted(lost)
 
 
 def test_a_row_whose_md5_or_size_is_wrong_is_a_reject(photos: Path, tmp_path: Path) -> None:

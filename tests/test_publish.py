@@ -267,13 +267,32 @@ def test_a_manifest_of_another_job_is_not_overwritten(
     assert (Path(config.dataset_url) / "manifest.json").read_bytes() == theirs
 
 
+@pytest.mark.parametrize("data", [b"", None])
+def test_a_shard_whose_reject_lines_were_lost_is_not_published(
+    written: tuple[Config, JobPlan], data: bytes | None
+) -> None:
+    config, plan = written
+    state, name = JobState(config), ShardName("photos", "train", 1, 2)
+    sidecar = state.sidecar(name)
+    assert sidecar is not None
+    state.save_sidecar(name, sidecar | {"rejects": {"vanished": 1}, "images": sidecar["images"] + 1}, b"a line\n")
+    lines = Path(state.url) / "rejects" / "train-00001.jsonl"
+    if data is None:
+        lines.unlink()
+    else:
+        lines.write_bytes(data)
+    with pytest.raises(ImageShardsError, match=r"shard photos-train.tfrecord-00001-of-00002 was not written"):
+        publish(config, plan, {})
+    assert not (Path(config.dataset_url) / "manifest.json").exists()
+
+
 @pytest.mark.parametrize("key", ["records", "images"])
 def test_an_image_that_is_not_accounted_for_stops_publishing(written: tuple[Config, JobPlan], key: str) -> None:
     config, plan = written
     sidecar = Path(JobState(config).url) / "shards" / "train-00001.json"
     document = json.loads(sidecar.read_bytes())
     document[key] -= 1
-    sidecar.write_bytes(schema.canonical_json(document))
+    sidecar.write_bytes(schema.seal_manifest(document))
     with pytest.raises(ImageShardsError, match=r"are not the 40 images listed: nothing is published"):
         publish(config, plan, {})
     assert not (Path(config.dataset_url) / "manifest.json").exists()

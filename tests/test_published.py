@@ -117,6 +117,32 @@ def test_the_first_flag_that_differs_and_how_many_more(photos: Path, version: Pa
     assert "2 more flags differ" in text
 
 
+@pytest.mark.parametrize("flags", [(), ("--repair",)])
+@pytest.mark.parametrize(("flag", "value"), [("name", "pics"), ("version", "2.0.0")])
+def test_a_renamed_version_is_refused_and_left_alone(
+    photos: Path, version: Path, flag: str, value: str, flags: tuple[str, ...]
+) -> None:
+    output = version.parent.parent
+    moved = output / "pics" / "1.0.0" if flag == "name" else output / "photos" / value
+    moved.parent.mkdir(exist_ok=True)
+    version.rename(moved)
+    make.shard_files(moved)[0].write_bytes(b"cut")
+    before = make.traces(moved)
+    finished = make.job(photos, output, *FLAGS, f"--{flag}", value, *flags)
+    assert (finished.code, finished.err) == (
+        2,
+        f"error: --{flag} '{value}': {moved} was published as photos/1.0.0, and its files say so: give its folder that "
+        "name again, or use --overwrite\n",
+    )
+    assert make.traces(moved) == before
+
+
+def test_files_of_others_in_the_index_folder_stay(photos: Path, version: Path) -> None:
+    for name in ("index/notes.txt", "pics-train.tfrecord-00000-of-00001"):
+        (version / name).write_text("mine")
+    assert damage(photos, version, repair=True) == NONE
+
+
 def test_an_image_in_a_split_that_had_none_is_another_input(photos: Path, tmp_path: Path) -> None:
     make.class_folders(tmp_path / "in" / "train", {"a": 3})
     version = make.published(tmp_path / "in", tmp_path / "out", "--layout", "split_class_folders")

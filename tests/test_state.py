@@ -81,25 +81,32 @@ def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config
     before = files(config)
     state.prepare(PLAN)
     assert files(config) == before
-    assert state.sidecar(NAME) == {"plan": PLAN.sha256}
+    sidecar = state.sidecar(NAME)
+    assert sidecar is not None
+    assert sidecar["plan"] == PLAN.sha256
+    assert state.is_kept(sidecar)
     assert state.rejects(NAME) == b"reject\n"
 
 
-def test_another_plan_voids_all_and_what_was_published(config: Config) -> None:
+@pytest.mark.parametrize("flag", ["overwrite", "repair"])
+def test_another_plan_voids_all_and_what_was_published(config: Config, flag: str) -> None:
     state, store = JobState(config), storage.open_storage(config.output)
     state.prepare(PLAN)
     state.save_sidecar(NAME, {"plan": PLAN.sha256}, b"reject\n")
-    for file in (NAME.file, NAME.index_file, "manifest.json", "dataset_info.json"):
+    for file in (NAME.file, NAME.index_file, "manifest.json", "dataset_info.json", "notes.txt"):
         store.write(f"{config.dataset_url}/{file}", b"old")
     store.write(f"{config.output}/photos/2.0.0/manifest.json", b"another version")
     state.owner.release()
-    anew = dataclasses.replace(config, overwrite=True)
+    anew = dataclasses.replace(config, **{flag: True})
     JobState(anew).prepare(dataclasses.replace(PLAN, references="other"))
-    assert files(config) == {
+    assert files(config) - {"photos/1.0.0/notes.txt"} == {
         "photos/_state/1.0.0/owner.json",
         "photos/_state/1.0.0/plan.json",
         "photos/2.0.0/manifest.json",
     }
+    assert ("photos/1.0.0/notes.txt" in files(config)) == (flag == "repair"), (
+        "only --overwrite deletes the user's files"
+    )
     assert state.sidecar(NAME) is None
 
 
@@ -149,8 +156,27 @@ def test_clearing_takes_along_what_killed_writes_left(tmp_path: Path) -> None:
 def test_a_broken_sidecar_is_none(config: Config) -> None:
     state = JobState(config)
     assert state.sidecar(NAME) is None
-    state.write("shards/train-00001.json", b'{"plan": "x')
-    assert state.sidecar(NAME) is None
+    state.save_sidecar(NAME, {"plan": "x", "records": 3}, b"")
+    whole = storage.open_storage(config.output).read(f"{state.url}/shards/train-00001.json")
+    changed = (whole.replace(b'"records":3', b'"records":7'), whole.replace(b',"records":3', b""))
+    for data in (b"", b"{}\n", b"[]\n", b'{"plan":"x"}\n', whole[:-9], *changed):
+        state.write("shards/train-00001.json", data)
+        assert state.sidecar(NAME) is None, data
+    state.write("shards/train-00001.json", whole)
+    assert state.sidecar(NAME) is not None
+
+
+@pytest.mark.parametrize("file", ["rejects/train-00001.jsonl", "digests/train-00001"])
+def test_what_was_saved_with_a_sidecar_is_known_when_it_is_cut_short_or_gone(config: Config, file: str) -> None:
+    state, store = JobState(config), storage.open_storage(config.output)
+    state.save_sidecar(NAME, {"plan": "x"}, b"reject\n", b"digests")
+    sidecar = state.sidecar(NAME)
+    assert sidecar is not None
+    assert state.is_kept(sidecar)
+    state.write(file, b"")
+    assert not state.is_kept(sidecar)
+    store.delete(f"{state.url}/{file}")
+    assert not state.is_kept(sidecar)
 
 
 def test_clearing_leaves_nothing_of_the_state(config: Config) -> None:

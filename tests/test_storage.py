@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -226,7 +228,69 @@ def test_links_that_lead_nowhere_or_back_end(tmp_path: Path, target: str) -> Non
             {"self": folder / "self", ".": folder, "..": folder.parent}.get(target, folder / "no")
         )
     assert set(names_below(str(tmp_path / "in"))) == {"cat/x.jpg"}
-    assert set(open_storage("").names(str(folder))) <= {"x.jpg", "self/"}
+    assert set(open_storage("").names(str(folder))) <= {"x.jpg", "self/", "self", "a", "b"}
+
+
+@pytest.mark.parametrize("target", ["in", ".", "in/cat", "linked"])
+def test_a_link_to_a_folder_that_holds_the_listed_one_is_not_followed(tmp_path: Path, target: str) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / f"{name}.jpg").write_bytes(b"1")
+    (tmp_path / "linked").symlink_to("in")
+    (tmp_path / "in" / "cat" / "loop").symlink_to(tmp_path / target)
+    for folder in ("in", "linked"):
+        assert set(names_below(str(tmp_path / folder / "cat"))) == {"cat.jpg"}
+
+
+def test_a_listed_link_to_a_folder_that_holds_it_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "dog").mkdir()
+    (tmp_path / "dog" / "x.jpg").write_bytes(b"1")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "elsewhere").symlink_to("dog")
+    assert names_below(str(tmp_path / "loop")) == {}
+    assert set(names_below(str(tmp_path / "elsewhere"))) == {"x.jpg"}
+
+
+def no_files(folder: Path) -> list[str]:
+    """A name of each kind that leads to no file, right inside `folder`."""
+    folder.mkdir(parents=True)
+    (folder / "nowhere").symlink_to(folder / "gone")
+    (folder / "below a file").symlink_to(Path(__file__) / "x")
+    (folder / "circle").symlink_to(folder / "circle")
+    (folder / "device").symlink_to(os.devnull)
+    os.mkfifo(folder / "pipe")
+    with contextlib.chdir(folder), socket.socket(socket.AF_UNIX) as listening:  # an address has 107 bytes at most
+        listening.bind("socket")
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_no_file_is_listed_where_every_name_is_asked_for(tmp_path: Path) -> None:
+    names = no_files(tmp_path / "in")
+    (tmp_path / "in" / "x.jpg").write_bytes(b"1")
+    store, url = open_storage(""), str(tmp_path / "in")
+    assert [file.path for file in store.files(url)] == ["x.jpg"]
+    listed = {file.path: file for file in store.files(url, every_name=True)}
+    assert listed.pop("x.jpg").bytes == 1
+    assert listed == {name: ListedFile(name, 0, "") for name in names}
+    assert sorted(store.names(url)) == sorted([*names, "x.jpg"])
+
+
+def test_what_is_no_file_is_not_found_and_never_waited_for(tmp_path: Path) -> None:
+    store = open_storage("")
+    for name in [*no_files(tmp_path / "in"), "missing", "pipe/x"]:
+        url = str(tmp_path / "in" / name)
+        assert store.stat(url) is None, name
+        with pytest.raises(FileNotFoundError):
+            store.read(url)
+        with pytest.raises(FileNotFoundError):
+            store.open(url)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    store = open_storage("")
+    assert store.stat(str(tmp_path)) is None
+    with pytest.raises(IsADirectoryError):
+        store.read(str(tmp_path))
 
 
 def test_a_folder_that_goes_while_it_is_listed_is_no_failure(tmp_path: Path) -> None:
@@ -359,6 +423,16 @@ def test_a_local_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"):
         open_storage("").write(str(tmp_path / "x"), b"data")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_link_to_an_emptied_folder_stays(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    for names in (("x", "y"), ()):
+        for name in names:
+            (tmp_path / "disk" / name).write_bytes(b"1")
+        open_storage("").delete_tree(str(tmp_path / "link"))
+        assert list((tmp_path / "link").iterdir()) == []
 
 
 def test_one_read_is_one_request(gcs: Gcs) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -126,8 +129,6 @@ def test_pages_are_parted_by_shard_without_loss(photos: Path, tmp_path: Path) ->
 
 
 def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path) -> None:
-    import shutil
-
     folder = Path(shutil.copytree(photos, tmp_path / "in"))
     (folder / "ant" / "bad.jpg").write_bytes(b"bad")
     (folder / "ant" / "notes.txt").write_bytes(b"x")
@@ -160,6 +161,24 @@ def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path) -> None:
     }
     (msec,) = (one for one in found["distributions"] if one.key.metric.name == metrics.SHARD_MSEC)
     assert msec.committed.count == 2
+
+
+def test_links_that_lead_nowhere_and_pipes_are_rejects(photos: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "in"))
+    (folder / "ant" / "annexed.jpg").symlink_to(tmp_path / "annex")
+    os.mkfifo(folder / "bee" / "pipe.jpg")
+    flags = ("--max_reject_fraction", "0.1")
+    version = make.published(folder, tmp_path / "out", *flags)
+    manifest = make.manifest(version)
+    assert (manifest["images"], manifest["records"]) == (42, 40)
+    assert manifest["rejects"] == {"by_reason": {"vanished": 2}, "environment": 2}
+    rejects = [json.loads(line) for line in (version / "rejects.jsonl").read_text().splitlines()]
+    assert sorted(reject["path"] for reject in rejects) == ["ant/annexed.jpg", "bee/pipe.jpg"]
+    assert make.job(folder, tmp_path / "out", *flags).out.startswith("already published")
+    few = make.job(folder, tmp_path / "few")
+    assert few.code == 1
+    assert "2 of 42 images rejected" in few.err
+    assert "(vanished: not found)" in few.err
 
 
 def test_wanted_shards_follow_the_flags(photos: Path, tmp_path: Path) -> None:

@@ -135,7 +135,8 @@ def test_a_shard_of_another_plan_is_written_anew(job) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["truncated", "missing", "sidecar missing", "sidecar broken", "index missing", "index flipped"]
+    "damage",
+    ["truncated", "missing", "sidecar missing", "sidecar broken", "sidecar in part", "index missing", "index flipped"],
 )
 def test_a_shard_that_is_not_whole_is_written_anew(job, damage: str) -> None:
     some, plan, refs = job
@@ -148,6 +149,8 @@ def test_a_shard_that_is_not_whole_is_written_anew(job, damage: str) -> None:
         shard.write_bytes(whole[:-1])
     elif damage == "sidecar broken":
         sidecar.write_bytes(b"{")
+    elif damage == "sidecar in part":
+        sidecar.write_bytes(schema.canonical_json({"plan": plan.sha256}))
     elif damage == "index flipped":
         make.flip_byte(index)
     else:
@@ -155,6 +158,25 @@ def test_a_shard_that_is_not_whole_is_written_anew(job, damage: str) -> None:
     assert not ShardWriter(some, plan).write("train", 0, refs).kept
     assert shard.read_bytes() == whole
     assert index.read_bytes() == whole_index
+
+
+@pytest.mark.parametrize("data", [b"", b'{"path":"cut', None])
+@pytest.mark.parametrize("file", ["rejects/train-00000.jsonl", "digests/train-00000"])
+def test_a_shard_whose_rejects_or_digests_were_lost_is_written_anew(job, file: str, data: bytes | None) -> None:
+    some, plan, refs = job
+    refs[0] = refs[0]._replace(path="ant/gone.jpg")
+    some = dataclasses.replace(some, duplicates="report")
+    state = JobState(some)
+    ShardWriter(some, plan).write("train", 0, refs)
+    assert ShardWriter(some, plan).write("train", 0, refs).kept
+    path = Path(state.url) / file
+    whole = path.read_bytes()
+    if data is None:
+        path.unlink()
+    else:
+        path.write_bytes(data)
+    assert not ShardWriter(some, plan).write("train", 0, refs).kept
+    assert path.read_bytes() == whole
 
 
 def test_a_remote_shard_with_another_crc_is_written_anew(gcs: Gcs, photos: Path) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from beam_pipeline import storage
 from beam_pipeline.errors import Reject
 from beam_pipeline.options import Config
-from beam_pipeline.schema import ShardName, canonical_json
+from beam_pipeline.schema import RejectReason, ShardName, canonical_json
 
 
 class Noted(NamedTuple):
@@ -101,10 +101,18 @@ def _rejected(url: str, job: str, plan: str, deadline_s: float) -> Mapping[str, 
     store, folder = storage.open_storage(url, deadline_s), storage.join(url, "rejected")
     found: dict[str, Noted] = {}
     for name in _names(store, folder):
-        document = json.loads(store.read(storage.join(folder, name)))
-        reject = Reject(document["reason"], document["detail"])
-        found[name.removesuffix(".json")] = Noted(document["path"], reject)
+        if noted := _parsed(store.read(storage.join(folder, name))):
+            found[name.removesuffix(".json")] = noted
     return found
+
+
+def _parsed(data: bytes) -> Noted | None:
+    """A note; None for one that a power cut has left in part, whose image is then decoded apart once more."""
+    try:
+        document = json.loads(data)
+        return Noted(document["path"], Reject(RejectReason(document["reason"]), document["detail"]))
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _names(store: storage.Storage, folder: str) -> list[str]:

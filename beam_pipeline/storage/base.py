@@ -32,14 +32,20 @@ class Storage(Protocol):
     def names(self, url: str) -> Iterator[str]:
         """What lies right inside `url`, in no particular order, folders with a slash at the end."""
 
-    def files(self, url: str) -> Iterator[ListedFile]:
-        """Every file below `url` in no particular order, in pages: memory doesn't grow with their number."""
+    def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:
+        """Every file below `url` in no particular order, in pages: memory doesn't grow with their number.
+
+        Args:
+            url: of a folder.
+            every_name: also names that hold no file, of 0 bytes and without an etag: links that lead nowhere, pipes,
+                devices. Only a local folder has such names.
+        """
 
     def stat(self, url: str) -> ListedFile | None:
         """One file, or None; its `path` is the URL."""
 
     def read(self, url: str, start: int | None = None, end: int | None = None) -> bytes:
-        """Bytes [start, end) of a file in one request. Raises FileNotFoundError."""
+        """Bytes [start, end) of a file in one request. Raises FileNotFoundError, IsADirectoryError for a folder."""
 
     def open(self, url: str) -> IO[bytes]:
         """A file to be read from its start to its end. Raises FileNotFoundError."""

@@ -42,7 +42,7 @@ class GoogleStorage(FsspecStorage):
             files = (name for name in items if not name.endswith("/"))
             yield from (name[len(prefix) :] for name in (*page.get("prefixes", ()), *files))
 
-    def files(self, url: str) -> Iterator[ListedFile]:
+    def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:
         for prefix, page in self._pages(url, fields=f"nextPageToken,prefixes,items({_ITEM_FIELDS})"):
             for item in page.get("items", ()):
                 if not item["name"].endswith("/"):  # consoles make such placeholders for folders

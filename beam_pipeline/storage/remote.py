@@ -38,7 +38,7 @@ class FsspecStorage:
     def names(self, url: str) -> Iterator[str]:
         return (_last(entry["name"]) + "/" * (entry["type"] == "directory") for entry in self._entries(url))
 
-    def files(self, url: str) -> Iterator[ListedFile]:
+    def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:
         pending = [""]
         while pending:
             prefix = pending.pop()

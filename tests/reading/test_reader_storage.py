@@ -72,6 +72,16 @@ def check_same(url: str, folder: Path) -> None:
     assert len(names) == 9
 
 
+@pytest.mark.parametrize("target", ["gone", "link", "file/x"])
+def test_a_link_that_leads_nowhere_is_no_file(tmp_path: Path, target: str) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    (tmp_path / "link").symlink_to(tmp_path / target)
+    local = open_storage(str(tmp_path))
+    assert local.files(str(tmp_path)) == [("file", 1)]
+    assert local.sizes([str(tmp_path / "link"), str(tmp_path / "file")]) == [None, 1]
+    assert local.names(str(tmp_path)) == ["file", "link"]
+
+
 def test_memory_is_as_local(in_memory: str, folder: Path) -> None:
     check_same(in_memory, folder)
 

@@ -86,6 +86,19 @@ def test_cut_missing_and_foreign_files(folder: Path) -> None:
     ]
 
 
+def test_links_that_lead_nowhere_are_missing_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in (SHARD, "class.labels.txt"):
+        (folder / file).unlink()
+        (folder / file).symlink_to("/annex/gone")
+    found = [fault for fault in faults_of(folder) if fault[0] in (SHARD, "class.labels.txt")]
+    assert [(name, what) for name, _, _, what in found] == [
+        ("class.labels.txt", "the file is missing"),
+        (SHARD, "the file is missing"),
+    ]
+    assert main(["info", "--hash", str(folder)]) == 1
+    assert "is missing" in capsys.readouterr().err
+
+
 def test_what_a_wrong_length_hides_without_an_index_is_told(folder: Path) -> None:
     flip(folder / SHARD, offsets(folder)[30] + 2)
     (folder / "index" / f"{SHARD}.idx").unlink()

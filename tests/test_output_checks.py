@@ -1,0 +1,191 @@
+"""What lies where the output goes: nothing of the user's is read as input, replaced or deleted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from beam_pipeline import schema
+from tests import make
+from tests.servers import Gcs
+
+
+@pytest.fixture(scope="module")
+def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make.published(photos, tmp_path_factory.mktemp("original"))
+
+
+@pytest.fixture
+def version(original: Path, tmp_path: Path) -> Path:
+    """A published version to damage: `tmp_path`/out/photos/1.0.0."""
+    return Path(shutil.copytree(original, tmp_path / "out" / "photos" / "1.0.0"))
+
+
+def line_of(finished: make.Finished) -> str:
+    """The one line of a usage error."""
+    assert (finished.code, finished.out, finished.err.count("\n")) == (2, "", 1), finished
+    return finished.err.removeprefix("error: ").removesuffix("\n")
+
+
+# --- files that are not ours
+
+
+@pytest.mark.parametrize("flags", [(), ("--repair",)])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("notes.txt", "drafts/1.txt"),
+        # What TFDS itself writes, and a dataset that got another name and lost its manifest.
+        ("photos-train.tfrecord-00000-of-00001", "features.json", "dataset_info.json", "label.labels.txt"),
+        ("index/pics-train.tfrecord-00000-of-00001.idx", "index/train.runs.npy", "rejects.jsonl", "class.labels.txt"),
+    ],
+)
+def test_files_of_others_are_refused_and_left_alone(
+    photos: Path, tmp_path: Path, flags: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    for name in names:
+        path = tmp_path / "photos" / "1.0.0" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("keep")
+    assert "/photos/1.0.0 holds files of another program ('" in line_of(make.job(photos, tmp_path, *flags))
+    assert make.files(tmp_path) == {f"photos/1.0.0/{name}": b"keep" for name in names}
+
+
+def test_objects_of_others_are_refused_and_left_alone(photos: Path, gcs: Gcs, tmp_path: Path) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put(bucket, "out/photos/1.0.0/notes.txt", b"keep")
+    assert "('notes.txt')" in line_of(make.job(photos, f"gs://{bucket}/out", "--repair"))
+    assert make.files(gcs.download(bucket, "out", tmp_path)) == {"photos/1.0.0/notes.txt": b"keep"}
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_repair_anew_leaves_what_lies_beside_the_version(
+    photos: Path, original: Path, version: Path, damage: str
+) -> None:
+    mine = ("notes.txt", "drafts/1.txt", "index/notes.txt", "pics-train.tfrecord-00000-of-00001")
+    for name in mine:
+        (version / name).parent.mkdir(exist_ok=True)
+        (version / name).write_text("keep")
+    (version / "photos-train.tfrecord-00007-of-00009").write_text("of an older plan")
+    if damage == "flipped":
+        make.flip_byte(version / schema.MANIFEST_FILE)
+    else:
+        (version / schema.MANIFEST_FILE).unlink()
+    finished = make.job(photos, version.parent.parent, "--repair")
+    assert finished.code == 0, finished.err
+    assert make.same_each_time(version) == make.same_each_time(original) | dict.fromkeys(mine, b"keep")
+
+
+def test_overwrite_deletes_all(photos: Path, original: Path, version: Path) -> None:
+    (version / "drafts").mkdir()
+    (version / "drafts" / "1.txt").write_text("old")
+    assert make.job(photos, version.parent.parent, "--overwrite").code == 0
+    assert make.same_each_time(version) == make.same_each_time(original)
+
+
+# --- input and output in one another
+
+
+@pytest.mark.parametrize("flags", [(), ("--repair",), ("--overwrite",)])
+@pytest.mark.parametrize("place", ["1.0.0/source", "_state/source", "link"])
+def test_an_input_that_lies_in_the_version_is_refused(
+    photos: Path, version: Path, place: str, flags: tuple[str, ...]
+) -> None:
+    source = version.parent / place
+    if place == "link":
+        shutil.copytree(photos, version / "source")
+        source.symlink_to(version / "source")
+    else:
+        shutil.copytree(photos, source)
+    before = make.files(version.parent)
+    line = line_of(make.job(source, version.parent.parent, *flags))
+    folder = version.parent / "_state" if place.startswith("_") else version
+    assert line == f"--input '{source}': it lies in {folder}, which belongs to the job; move it elsewhere"
+    assert make.files(version.parent) == before
+
+
+@pytest.mark.parametrize("flag", ["--manifest", "--labels_file"])
+def test_a_file_of_the_input_that_lies_in_the_version_is_refused(photos: Path, version: Path, flag: str) -> None:
+    file = version / "mine.csv"
+    file.write_text("path,label\nant/0000.jpg,ant\n" if flag == "--manifest" else "ant\nbee\ncat\n")
+    more = ("--layout", "manifest") if flag == "--manifest" else ()
+    line = line_of(make.job(photos, version.parent.parent, flag, file, *more, "--overwrite"))
+    assert line == f"{flag} '{file}': it lies in {version}, which belongs to the job; move it elsewhere"
+    assert file.exists()
+
+
+def test_a_neighbour_of_the_version_is_no_part_of_it(photos: Path, original: Path, version: Path) -> None:
+    source = Path(shutil.copytree(photos, version.parent / "1.0.0-source"))
+    assert make.job(source, version.parent.parent).out.startswith("already published")
+
+
+@pytest.mark.parametrize("linked", ["output", "input"])
+def test_an_output_inside_the_input_is_seen_through_a_link(photos: Path, tmp_path: Path, linked: str) -> None:
+    images = Path(shutil.copytree(photos, tmp_path / "in"))
+    link = tmp_path / "link"
+    link.symlink_to(images)
+    source, output = (images, link) if linked == "output" else (link, images)
+    before = make.files(tmp_path)
+    line = line_of(make.job(source, output))
+    assert line == f"--output '{output}': it lies inside --input '{source}'; choose another place"
+    assert make.files(tmp_path) == before
+
+
+# --- folders where files belong
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("manifest.json", ()),
+        ("manifest.json", ("--repair",)),
+        ("features.json", ("--repair",)),
+        ("photos-train.tfrecord-00000-of-00001", ()),
+        ("index/train.runs.npy", ()),
+        ("index", ()),
+    ],
+)
+def test_what_is_in_the_way_of_a_file_is_named_until_it_is_moved(
+    photos: Path, original: Path, version: Path, name: str, flags: tuple[str, ...]
+) -> None:
+    path, output = version / name, version.parent.parent
+    moved = output / "moved"
+    path.rename(moved)
+    what = "a folder where a file belongs"
+    if name == "index":
+        path.write_text("mine")
+        what = "a file where a folder belongs"
+    else:
+        path.mkdir()
+    line = line_of(make.job(photos, output, *flags))
+    assert line == f"--output '{output}': {path} is {what}; move it away"
+    os.rename(path, output / "away")
+    if name == "manifest.json":
+        moved.rename(path)
+    finished = make.job(photos, output, *flags)
+    assert finished.code == 0, finished.err
+    assert make.files(version) == make.files(original)
+
+
+def test_what_is_in_the_way_of_a_new_version_is_named(photos: Path, tmp_path: Path) -> None:
+    path = tmp_path / "photos" / "1.0.0" / "manifest.json"
+    path.mkdir(parents=True)
+    assert str(path) in line_of(make.job(photos, tmp_path))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "dataset_info.json", "index"])
+def test_overwrite_deletes_what_is_in_the_way(photos: Path, original: Path, version: Path, name: str) -> None:
+    path = version / name
+    if name == "index":
+        shutil.rmtree(path)
+        path.write_text("mine")
+    else:
+        path.unlink()
+        path.mkdir()
+        (path / "mine").write_text("mine")
+    finished = make.job(photos, version.parent.parent, "--overwrite")
+    assert finished.code == 0, finished.err
+    assert make.same_each_time(version) == make.same_each_time(original)
