@@ -203,7 +203,8 @@ def unpack(packed: bytes) -> list[bytes]:
 
 def notice(config: Config) -> str | None:
     """What a user should know before the job runs, or None."""
-    if config.duplicates not in ("drop", "fail") or "md5" in config.header:
+    if config.duplicates not in ("drop", "fail"):
         return None
-    which = "every image" if storage.is_local(config.input or "") else "each image that is listed without an MD5"
+    all_are_read = storage.is_local(config.input or "") or "md5" in config.header
+    which = "every image" if all_are_read else "each image that is listed without an MD5"
     return f"--duplicates {config.duplicates} reads {which} once more, before planning"

@@ -10,6 +10,10 @@ from beam_pipeline.options import Config
 from beam_pipeline.schema import RejectReason
 from beam_pipeline.sharding import ImageRef
 
+_UNCONFIRMED = "unconfirmed-"
+# Of an etag: an MD5 that a manifest gives, and that the image didn't have when it was looked at.
+UNCONFIRMED_MD5 = f"{_UNCONFIRMED}md5:"
+
 
 def fetch(store: storage.Storage, url: str, ref: ImageRef, options: images.ImageOptions) -> bytes | Reject:
     """The bytes of one listed image in one request, or why there are none."""
@@ -43,7 +47,7 @@ def check_unchanged(ref: ImageRef, md5: bytes, data: bytes) -> None:
     """
     if len(data) != ref.source_bytes:
         raise Reject(RejectReason.CHANGED, f"listed with {ref.source_bytes} bytes, read {len(data)}")
-    kind, _, listed = ref.etag.partition(":")
+    kind, _, listed = ref.etag.removeprefix(_UNCONFIRMED).partition(":")
     if kind == "md5" and listed != md5.hex():
         raise Reject(RejectReason.CHANGED, f"listed with MD5 {listed}, read {md5.hex()}")
     if kind == "crc32c" and int(listed, 16) != google_crc32c.value(data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -201,6 +202,19 @@ def test_a_resumed_job_finds_the_same_duplicates(
     version = make.published(copied, tmp_path, *flags)
     assert make.same_each_time(version) == make.same_each_time(whole)
     assert {path: make.traces(path) for path in shards} == finished
+
+
+@pytest.mark.parametrize("mode", ["drop", "fail"])
+def test_a_manifest_s_wrong_md5_makes_no_duplicate(photos: Path, tmp_path: Path, mode: str) -> None:
+    names = sorted(make.files(photos))[:4]
+    right = hashlib.md5((photos / names[0]).read_bytes()).hexdigest()
+    rows = "".join(f"{name},x,{right if number < 2 else ''}\n" for number, name in enumerate(names))
+    (tmp_path / "rows.csv").write_text(f"path,label,md5\n{rows}")
+    flags = ("--layout", "manifest", "--manifest", tmp_path / "rows.csv", "--max_reject_fraction", "0.5")
+    finished = make.job(photos, tmp_path / "out", *flags, "--duplicates", mode)
+    assert finished.code == 0, finished.err
+    (reject,) = map(json.loads, (tmp_path / "out/photos/1.0.0/rejects.jsonl").read_text().splitlines())
+    assert (reject["path"], reject["reason"]) == (names[1], "changed"), "as without --duplicates"
 
 
 def test_fail_names_two_paths_and_publishes_nothing(copied: Path, tmp_path: Path) -> None:

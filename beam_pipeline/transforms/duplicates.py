@@ -13,7 +13,7 @@ from apache_beam.pvalue import AsSingleton
 from beam_pipeline import duplicates, storage
 from beam_pipeline.duplicates import Digest, Group, SavedGroups, Verdict
 from beam_pipeline.errors import Reject
-from beam_pipeline.fetching import check_unchanged, fetch
+from beam_pipeline.fetching import UNCONFIRMED_MD5, check_unchanged, fetch
 from beam_pipeline.listing import image_url
 from beam_pipeline.options import Config
 from beam_pipeline.pools import shared_pools
@@ -63,22 +63,28 @@ class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
 
 
 def _hash_pages(pages: tuple[int, Iterable[Page]], config: Config, survey: Survey) -> Iterator[tuple[int, Page]]:
-    """References with MD5s as etags, as far as they can be read, dealt to buckets."""
+    """References with MD5s as etags, as far as they can be read, dealt to buckets.
+
+    A store's listing is believed; what a manifest says may be wrong, and an image that only looks like another be lost.
+    """
     store = storage.open_storage(config.input or "", config.io_deadline)
+    believes = "md5" not in config.header
 
     def read(ref: ImageRef) -> bytes | Reject:
-        if duplicates.listed_md5(ref) is not None:
+        if believes and duplicates.listed_md5(ref) is not None:
             return b""
         return fetch(store, image_url(config, ref.path), ref, config.image_options)
 
     def with_md5(ref: ImageRef, data: bytes | Reject) -> ImageRef:
-        if isinstance(data, Reject) or duplicates.listed_md5(ref) is not None:
+        if believes and duplicates.listed_md5(ref) is not None:
             return ref
-        md5 = hashlib.md5(data, usedforsecurity=False).digest()
         try:
+            if isinstance(data, Reject):
+                raise data
+            md5 = hashlib.md5(data, usedforsecurity=False).digest()
             check_unchanged(ref, md5, data)
-        except Reject:
-            return ref  # the writer will find it so, and reject it
+        except Reject:  # the writer will find it so, and reject it
+            return ref._replace(etag=ref.etag.replace("md5:", UNCONFIRMED_MD5))
         return ref._replace(etag=f"md5:{md5.hex()}")
 
     buckets = duplicates.buckets_for(survey.images)
