@@ -146,7 +146,14 @@ class DiskCache:
         return self._folder / self._names[path]
 
 
-def open_cache(info: DatasetInfo, table: RunTable, cache: str | None) -> RunCache | None:
+def cache_name(cache: str | os.PathLike[str]) -> str:
+    """`memory` or a local folder, as a `cache` argument names it. Raises UsageError where it is neither."""
+    if not isinstance(cache, str | os.PathLike) or not os.fspath(cache) or "://" in os.fspath(cache):
+        raise UsageError(f"cache={cache!r}: give a local folder, 'memory' or None")
+    return os.fspath(cache)
+
+
+def open_cache(info: DatasetInfo, table: RunTable, cache: str | os.PathLike[str] | None) -> RunCache | None:
     """The cache that a dataset's `cache` argument names.
 
     Args:
@@ -159,6 +166,7 @@ def open_cache(info: DatasetInfo, table: RunTable, cache: str | None) -> RunCach
     """
     if cache is None:
         return None
+    cache = cache_name(cache)
     paths, needed = set(table.files), int(table.bytes.sum())
     if cache == "memory":
         memory = _memory_cache(info.manifest["self_sha256"])
@@ -196,8 +204,6 @@ def _memory_cache(identity: str) -> MemoryCache:
 
 def _folder(info: DatasetInfo, cache: str) -> Path:
     """Where the shards lie: in a folder of this version's own, except in a copy."""
-    if "://" in cache:
-        raise UsageError(f"cache={cache!r}: give a local folder, 'memory' or None")
     folder = Path(cache).expanduser().absolute()
     there = sorted(os.listdir(folder)) if folder.exists() else []
     identity = info.manifest["self_sha256"]

@@ -27,10 +27,18 @@ Bounds = tuple[float, float]
 
 def check_bounds(scale: Bounds, ratio: Bounds) -> None:
     """Raises UsageError where shares of the area, or aspect ratios, aren't in order."""
-    if not 0 < scale[0] <= scale[1] <= 1:
-        raise UsageError(f"scale={scale}: shares of the area, 0 < smallest <= largest <= 1")
-    if not 0 < ratio[0] <= ratio[1]:
-        raise UsageError(f"ratio={ratio}: 0 < smallest <= largest")
+    if not _are_bounds(scale) or scale[1] > 1:
+        raise UsageError(f"scale={scale!r}: shares of the area (smallest, largest), 0 < smallest <= largest <= 1")
+    if not _are_bounds(ratio):
+        raise UsageError(f"ratio={ratio!r}: width over height (smallest, largest), 0 < smallest <= largest")
+
+
+def _are_bounds(bounds: Bounds) -> bool:
+    try:
+        low, high = bounds
+        return bool(0 < low <= high)
+    except (TypeError, ValueError):  # not two numbers
+        return False
 
 
 def uniforms(seed: int, draws: npt.ArrayLike) -> Floats:

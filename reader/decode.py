@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from beam_pipeline.errors import UsageError
-from reader.augment.crops import RandomResizedCrop
+from reader.augment.crops import RandomResizedCrop, random_resized_crop
 from reader.augment.per_image import PerImage
 from reader.info import ImageInfo
 from reader.sizes import check_resize_mode, target_size
@@ -42,8 +42,9 @@ def batch_decoder(
     Raises:
         UsageError: stored sizes are mixed and `image_size` is None, or an argument has no such value.
     """
-    if augment is not None and not isinstance(augment, RandomResizedCrop) and not callable(augment):
-        raise UsageError(f"augment={augment!r}: a function of (images, seeds), such as reader.augment.flip")
+    _check_augment(augment)
+    if isinstance(augment, RandomResizedCrop):
+        _check_augment(augment.then, "then")
     if isinstance(augment, RandomResizedCrop) and image_size is None:
         raise UsageError("random_resized_crop resizes its crops: give image_size")
     height, width = target_size(image, image_size)
@@ -57,6 +58,17 @@ def batch_decoder(
         return pixels if is_stored_size else resize(pixels, height, width, resize_mode)
 
     return _then(_MapDecoder(lambda *_: (), decode, (height, width, image.channels)), augment)
+
+
+def _check_augment(augment: Any, name: str = "augment") -> None:
+    """Raises UsageError for what AutoGraph would only fail in later, with a page of text."""
+    if augment is random_resized_crop or augment is RandomResizedCrop:
+        raise UsageError(f"{name}={augment.__name__}: call it, {name}=reader.augment.random_resized_crop()")
+    if getattr(augment, "__module__", "") == "reader.pillow":
+        given = getattr(augment, "__name__", augment)
+        raise UsageError(f"{name}={given}: that is reader.pillow's, for ShardDataset; take reader.augment's")
+    if augment is not None and not isinstance(augment, RandomResizedCrop) and not callable(augment):
+        raise UsageError(f"{name}={augment!r}: a function of (images, seeds), such as reader.augment.flip")
 
 
 class _MapDecoder:

@@ -25,7 +25,8 @@ _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 def parse_example(record: bytes) -> dict[str, Value]:
     """The features of one serialized Example: bytes as a list, floats as float32 [n], integers as int64 [n].
 
-    A feature without a value is an empty list.
+    A list without a value is empty, and has the type that it says; a feature without a list is left out, as TensorFlow
+    takes it for missing.
 
     Raises:
         ValueError: not an Example.
@@ -37,20 +38,21 @@ def parse_example(record: bytes) -> dict[str, Value]:
                 for entry_field, entry in _fields(_expect(message)):
                     if entry_field == 1:
                         key, value = _parse_entry(_expect(entry))
-                        features[key] = value
+                        if value is not None:
+                            features[key] = value
     except (IndexError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"not a tf.train.Example ({error})") from None
     return features
 
 
-def _parse_entry(entry: bytes) -> tuple[str, Value]:
+def _parse_entry(entry: bytes) -> tuple[str, Value | None]:
     key, feature = "", b""
     for field, value in _fields(entry):
         if field == 1:
             key = _expect(value).decode("utf-8")
         elif field == 2:
             feature = _expect(value)
-    values: Value = []
+    values: Value | None = None
     for kind, message in _fields(feature):
         items = [item for field, item in _fields(_expect(message)) if field == 1]
         if kind == _BYTES_LIST:

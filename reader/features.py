@@ -48,6 +48,8 @@ def pick_features(info: DatasetInfo, names: Sequence[str]) -> dict[str, Feature]
     Raises:
         UsageError: there is no such feature; lists those that there are.
     """
+    if isinstance(names, str):
+        raise UsageError(f"features={names!r}: give a list, such as [{names!r}]")
     there = features_of(info)
     for name in names:
         if name not in there:
@@ -67,14 +69,15 @@ def read_features(record: bytes, wanted: Mapping[str, Feature]) -> tuple[Any, ..
     if not wanted:
         return ()
     parsed = parse_example(record)
-    return tuple(_value(name, parsed.get(name, []), feature) for name, feature in wanted.items())
+    return tuple(_value(name, parsed.get(name), feature) for name, feature in wanted.items())
 
 
 def _value(name: str, value: Any, feature: Feature) -> Any:
+    if value is None:
+        value = [] if feature.dtype == "bytes" else np.empty(0, feature.dtype)
     kind = "bytes" if isinstance(value, list) else str(value.dtype)
-    is_empty_list = feature.shape is None and not len(value)  # which has no type
     length = len(value) if feature.shape is None else (*feature.shape, 1)[0]
-    if (kind != feature.dtype and not is_empty_list) or len(value) != length:
+    if kind != feature.dtype or len(value) != length:  # an empty list of another type too: TensorFlow refuses it
         raise ValueError(f"{name!r} has {len(value)} values of {kind}")
     if feature.dtype != "bytes":
         return np.array(value, feature.dtype)[0 if feature.shape == () else slice(None)]

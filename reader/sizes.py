@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
+
 from beam_pipeline.errors import UsageError
 from reader.info import ImageInfo
 
@@ -14,6 +17,18 @@ def check_resize_mode(mode: str) -> None:
         raise UsageError(f"resize_mode={mode!r}: one of {', '.join(RESIZE_MODES)}")
 
 
+def checked_size(image_size: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width) of an `image_size` argument. Raises UsageError where it is no size."""
+    try:
+        height, width = image_size if isinstance(image_size, Iterable) else (image_size, image_size)
+        size = operator.index(height), operator.index(width)
+    except (TypeError, ValueError):
+        size = 0, 0
+    if min(size) < 1:
+        raise UsageError(f"image_size={image_size!r}: a side or (height, width) in pixels")
+    return size
+
+
 def target_size(image: ImageInfo, image_size: int | tuple[int, int] | None) -> tuple[int, int]:
     """(height, width) of the decoded images.
 
@@ -21,10 +36,7 @@ def target_size(image: ImageInfo, image_size: int | tuple[int, int] | None) -> t
         UsageError: stored sizes are mixed and `image_size` is None, or it is no size.
     """
     if image_size is not None:
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        if len(size) != 2 or min(size) < 1:
-            raise UsageError(f"image_size={image_size!r}: a side or (height, width) in pixels")
-        return size
+        return checked_size(image_size)
     if image.min_size is None or image.max_size is None:
         raise UsageError("the dataset holds no image, so its size isn't known: give image_size")
     if image.min_size != image.max_size:

@@ -53,8 +53,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (data / "no_label.csv").write_text("path,class\ncat/0.jpg,cat\n")
     (data / "reserved.csv").write_text("path,label,image:bytes\ncat/0.jpg,cat,x\n")
     (data / "number.csv").write_text("path,label,age:int64\ncat/0.jpg,cat,3\ncat/1.jpg,cat,old\n")
+    (data / "spelled.csv").write_text("path,label\ncat/0.jpg,cat\ncat//1.jpg,cat\n")
     (data / "twice.csv").write_text("path,label\ncat/1.jpg,cat\ncat/1.jpg,dog\n")
     assert launch.main(["--input", f"{data}/photos", "--output", f"{data}/done", "--name", "photos"]) == 0
+    shutil.copytree(data / "done/photos", data / "moved/pics")
     shutil.copytree(data / "done", data / "lost")
     (data / "lost/photos/1.0.0/manifest.json").unlink()
     here = Identity.new(ends_with_this_process=True)

@@ -22,9 +22,10 @@ import numpy as np
 
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError
+from reader.index.names import class_names, read_names
 from reader.index.scan import RecordKeys, Scan, find_keys, scan
 from reader.info import DatasetInfo, load_info
-from reader.patterns import Pattern, find_files
+from reader.patterns import PathLike, Pattern, find_files
 from reader.storage import cpu_count, normalize
 
 _LOG = logging.getLogger("reader")
@@ -34,16 +35,15 @@ VERSION = "1.0.0"
 _SPLIT = re.compile(r"(?:^|[^a-z0-9])(train|training|validation|valid|val|dev|eval|test)(?![a-z])")
 # Images that mean and std come from, dealt evenly to the files of `train`: as many as the write side samples.
 _SAMPLED_IMAGES = 512
-_MAX_CLASSES = 1_000_000
 
 
 def index(
     pattern: Pattern,
-    out: str,
+    out: PathLike,
     *,
     image_key: str | None = None,
     class_key: str | None = None,
-    labels_file: str | None = None,
+    labels_file: PathLike | None = None,
     threads: int | None = None,
     on_error: Literal["raise", "skip"] = "raise",
 ) -> DatasetInfo:
@@ -52,21 +52,24 @@ def index(
     A file's split is the word train, validation, val, test … in its name; files without one are `train`.
 
     Args:
-        pattern: files, such as `gs://any/where/*.tfrec`, or a list of patterns.
+        pattern: files, such as `gs://any/where/*.tfrec`, or a list of patterns; a file that several match counts once.
         out: a new local folder, or one that `index` made.
         image_key, class_key: features that hold the encoded image and the class id; None to look for the usual names.
-        labels_file: class names, one a line, line number from 0 = id; None for the names in the records, else the ids.
+        labels_file: class names, each once, one a line, line number from 0 = id; None for the names in the records,
+            else the ids.
         threads: files read at once; None for one a core.
         on_error: `raise`, or `skip` damaged records: they are logged, and keep their places, which a reader has to skip
             as well.
 
     Raises:
-        UsageError: no file, GZIP, images of another format, no feature for image or class, or `out` can't be used.
+        UsageError: no file, GZIP, images of another format, no feature for image or class, or `out` or `labels_file`
+            can't be used.
         CorruptRecordError: a record is damaged, or lacks image or class.
     """
     if on_error not in ("raise", "skip"):
         raise UsageError(f"on_error={on_error!r}: raise or skip")
-    folder = _folder(out)
+    folder = _folder(os.fspath(out))
+    given = None if labels_file is None else read_names(os.fspath(labels_file))
     files = find_files(pattern)
     keys = next(filter(None, (find_keys(file, image_key, class_key, on_error) for file in files)), None)
     if keys is None:
@@ -85,7 +88,7 @@ def index(
         _LOG.warning("%s: it keeps its place in the index; read with on_error='skip'", error)
     if not any(one.records for one in every):
         raise ImageShardsError(f"{files[0]}: no record that is right in {len(files)} files")
-    classes = _class_names(every, labels_file)
+    classes = class_names(every, given, labels_file)
     _write(folder, scans, classes, keys)
     return load_info(str(folder))
 
@@ -103,32 +106,6 @@ def _folder(out: str) -> Path:
 def _split_of(file: str) -> str:
     found = _SPLIT.search(file.rpartition("/")[2].lower())
     return found[1] if found else "train"
-
-
-def _class_names(scans: Sequence[Scan], labels_file: str | None) -> list[str]:
-    """A name for each id from 0 to the highest."""
-    count = 1 + max(max(one.classes, default=0) for one in scans)
-    if labels_file is not None:
-        given = Path(labels_file).read_text("utf-8").splitlines()
-        if len(given) < count:
-            raise UsageError(
-                f"--labels_file {labels_file}: {len(given)} names, and class id {count - 1} is in the records"
-            )
-        return given
-    if count > _MAX_CLASSES:
-        raise UsageError(
-            f"{scans[0].file} and others: class id {count - 1} is no place in a list; give another --class_key"
-        )
-    found: dict[int, set[str]] = {}
-    for one in scans:
-        for number, names in one.names.items():
-            found.setdefault(number, set()).update(names)
-    texts = [next(iter(names)) for names in found.values() if len(names) == 1]
-    if len(set(texts)) < len(found) or any(
-        not text or text != text.strip() or len(text.splitlines()) > 1 for text in texts
-    ):
-        return [str(number) for number in range(count)]  # the feature doesn't hold class names
-    return [next(iter(found.get(number, {str(number)}))) for number in range(count)]
 
 
 def _write(folder: Path, scans: dict[str, list[Scan]], classes: list[str], keys: RecordKeys) -> None:
@@ -187,13 +164,24 @@ def _manifest(folder: Path, scans: dict[str, list[Scan]], classes: list[str], ke
 
 
 def _features(scans: Sequence[Scan]) -> list[dict[str, Any]]:
-    """Name and type of what lies beside image and class; a list, unless each record of all files has one value."""
+    """Name and type of what lies beside image and class; a list, unless each record of all files has one value.
+
+    Without the features that TensorFlow refuses in some records, as lists of another type that have no value.
+    """
     types: dict[str, tuple[str, str]] = {}
     for one in scans:
         for key, kind in one.types.items():
             first, file = types.setdefault(key, (kind, one.file))
             if kind != first:
                 raise ImageShardsError(f"feature {key!r} is {first} in {file} and {kind} in {one.file}")
+    for one in scans:
+        for (key, kind), number in one.empty.items():
+            if key in types and types[key][0] != kind:
+                _LOG.warning(
+                    "%s: record %d: its %r is an empty list of %s, in others it is of %s: the index leaves this "
+                    "feature out, since TensorFlow can't read it",
+                    *(one.file, number, key, kind, types.pop(key)[0]),
+                )
     records, singles = sum(one.records for one in scans), sum((one.singles for one in scans), Counter[str]())
     return [{"name": key, "dtype": kind, "list": singles[key] < records} for key, (kind, _) in sorted(types.items())]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import google_crc32c
@@ -26,7 +27,8 @@ NAME_KEYS = (schema.LABEL_KEY, "image/class/text", "class_name", "label_name", s
 
 _FORMATS = {"JPEG": "jpeg", "PNG": "png"}
 _GREY_MODES = ("1", "L", "I", "I;16", "F")
-_NUMBER_TYPES = ("int64", "float32")
+# Records in which the names are looked for, so that a first one without a class is no end.
+_SEARCHED_RECORDS = 100
 
 
 class RecordKeys(NamedTuple):
@@ -46,7 +48,8 @@ class Scan:
         records: that are right.
         damaged: what is wrong with the others; they keep their places in the runs.
         names: every class name that a class id has.
-        types: of the features beside image and class, by name.
+        types: of the features beside image and class that have a value, by name.
+        empty: (name, type) of features without a value → number of the first such record.
         singles: how many records have exactly one value of a feature.
         fingerprint: sum mod 2^128 over the records of a hash of their bytes.
         histograms: of the first images' pixels, a list of 256 numbers a channel.
@@ -61,6 +64,7 @@ class Scan:
     classes: Counter[int] = field(default_factory=Counter)
     names: dict[int, set[str]] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
+    empty: dict[tuple[str, str], int] = field(default_factory=dict)
     singles: Counter[str] = field(default_factory=Counter)
     formats: Counter[str] = field(default_factory=Counter)
     channels: Counter[int] = field(default_factory=Counter)
@@ -124,19 +128,28 @@ def scan(keys: RecordKeys, sampled_images: int, on_error: str, number: int, file
 
 
 def find_keys(file: str, image_key: str | None, class_key: str | None, on_error: str = "raise") -> RecordKeys | None:
-    """The keys of image and class in a file's first record; None where it has no record.
+    """The keys of image and class in the first of a file's records that has both; None where there is no record.
 
     Args:
         image_key, class_key: what the user says, None to look for the names in use.
-        on_error: `raise`, or `skip` records before the first one that is right.
+        on_error: `raise`, or `skip` records that are damaged.
 
     Raises:
-        UsageError: the file has no such features; lists what it has.
+        UsageError: the first records have no such features; lists what the first one has.
         CorruptRecordError: it is no TFRecord file.
     """
-    features = _first_features(file, on_error)
-    if features is None:
-        return None
+    wrong: UsageError | None = None
+    for features in islice(_examples(file, on_error), _SEARCHED_RECORDS):
+        try:
+            return _keys_in(features, file, image_key, class_key)
+        except UsageError as error:
+            wrong = wrong or error
+    if wrong is not None:
+        raise wrong
+    return None
+
+
+def _keys_in(features: dict[str, Value], file: str, image_key: str | None, class_key: str | None) -> RecordKeys:
     texts = [key for key, value in features.items() if isinstance(value, list) and len(value) == 1]
     numbers = [
         key for key, value in features.items() if str(getattr(value, "dtype", "")) == "int64" and len(value) == 1
@@ -151,17 +164,17 @@ def find_keys(file: str, image_key: str | None, class_key: str | None, on_error:
     return RecordKeys(image, label, next((key for key in NAME_KEYS if key in texts and key != image), None))
 
 
-def _first_features(file: str, on_error: str) -> dict[str, Value] | None:
+def _examples(file: str, on_error: str) -> Iterator[dict[str, Value]]:
+    """The features of every record of a file."""
     for number, frame in enumerate(scan_file(open_storage(file), file)):
         try:
             if isinstance(frame.record, CorruptRecordError):
                 raise frame.record
-            return parse_example(frame.record)
+            yield parse_example(frame.record)
         except (CorruptRecordError, ValueError) as error:
             if on_error == "raise":
                 located = isinstance(error, CorruptRecordError)
                 raise error if located else CorruptRecordError(file, number, frame.offset, str(error)) from None
-    return None
 
 
 def _choose(given: str | None, known: Sequence[str], there: Sequence[str]) -> str | None:
@@ -195,16 +208,18 @@ def _note(found: Scan, record: bytes, keys: RecordKeys, is_sampled: bool) -> Non
         if len(value) and found.types.get(key, _type(value)) != _type(value):
             raise ValueError(f"its {key!r} is {_type(value)}, in the records before {found.types[key]}")
     _note_image(found, image[0], is_sampled)
+    for key, value in features.items():
+        if len(value):
+            found.types[key] = _type(value)
+            found.singles[key] += len(value) == 1
+        else:
+            found.empty.setdefault((key, _type(value)), found.records + len(found.damaged))
     number = int(label[0])
     found.records += 1
     found.classes[number] += 1
     name = features.get(keys.name or "", [])
     if isinstance(name, list) and len(name) == 1:
         found.names.setdefault(number, set()).add(name[0].decode("utf-8", "replace"))
-    for key, value in features.items():
-        if len(value):
-            found.types[key] = _type(value)
-            found.singles[key] += len(value) == 1
     digest = hashlib.blake2b(record, digest_size=16).digest()
     found.fingerprint = (found.fingerprint + int.from_bytes(digest, "big")) % (1 << 128)
 

@@ -133,12 +133,13 @@ def train(info: DatasetInfo, options: TrainOptions, tell: Callable[[str], None] 
 
 
 def _stored_side(info: DatasetInfo) -> int:
-    size = info.image.min_size
-    if size is None or size != info.image.max_size or size[0] != size[1]:
-        raise UsageError(
-            f"--image_size is missing: stored images are {size} to {info.image.max_size}; give a side in pixels"
-        )
-    return size[0]
+    """The side of the stored images. Raises UsageError where they aren't all squares of one size."""
+    least, most = info.image.min_size, info.image.max_size
+    if least is not None and least == most and least[0] == least[1]:
+        return least[0]
+    smallest, largest = (f"{size[0]}x{size[1]}" if size else "unknown" for size in (least, most))
+    stored = f"{smallest}, which is no square" if least == most else f"of mixed sizes, {smallest} to {largest}"
+    raise UsageError(f"--image_size is missing: the stored images are {stored}; give a side in pixels")
 
 
 def pick_strategy() -> tuple[Any, str]:

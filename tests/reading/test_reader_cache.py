@@ -77,7 +77,7 @@ def test_a_folder_fills_as_it_is_read_and_outlives_the_process(
     info = reader.load_info(url)
     table = info.run_table("train")
     some = np.arange(64, 100)  # the second run of the first shard
-    RunReader(info.shard_storage, table, open_cache(info, table, str(folder))).read(some)
+    RunReader(info.shard_storage, table, open_cache(info, table, folder)).read(some)
     (own,) = folder.iterdir()
     assert own.name == f"photos-1.0.0-{info.manifest['self_sha256'][:16]}"
     shard_reads.clear()
@@ -201,6 +201,9 @@ def test_a_folder_of_something_else_is_refused(url: str, tmp_path: Path) -> None
     ):
         with pytest.raises(UsageError, match=f"^cache='{folder}': {message}"):
             reader.train_dataset(info, "train", global_batch_size=2, cache=folder)
+    for wrong in ("", True, 3):
+        with pytest.raises(UsageError, match=f"^cache={wrong!r}: give a local folder, 'memory' or None$"):
+            open_cache(info, info.run_table("train"), wrong)  # type: ignore[arg-type]
 
 
 def test_recent_runs_stand_before_another_cache() -> None:

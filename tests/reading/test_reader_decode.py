@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+import reader
 from beam_pipeline.errors import UsageError
 from reader import augment, decode, sizes
 from reader.info import ImageInfo
@@ -57,8 +58,28 @@ def test_the_target_size_is_checked() -> None:
         sizes.target_size(IMAGE, None)
     with pytest.raises(UsageError, match="holds no image"):
         sizes.target_size(ImageInfo("jpeg", 3, None, None, (), ()), None)
-    with pytest.raises(UsageError, match="image_size=0"):
-        sizes.target_size(IMAGE, 0)
+    assert sizes.target_size(IMAGE, np.array((12, 18))) == (12, 18)  # type: ignore[arg-type]
+    for wrong in (0, 2.5, (12, 0), (12, 12, 3), "12"):
+        with pytest.raises(UsageError, match=r"^image_size=.*: a side or \(height, width\) in pixels$"):
+            sizes.target_size(IMAGE, wrong)  # type: ignore[arg-type]
+
+
+def test_what_is_no_augment_says_so() -> None:
+    for wrong, message in (
+        (augment.random_resized_crop, "random_resized_crop: call it, augment=reader.augment.random_resized_crop"),
+        (augment.RandomResizedCrop, "RandomResizedCrop: call it, augment=reader.augment.random_resized_crop"),
+        (reader.pillow.flip_crop, "flip_crop: that is reader.pillow's, for ShardDataset; take reader.augment's"),
+        (reader.pillow.random_resized_crop(), "RandomResizedCrop.*: that is reader.pillow's, for ShardDataset"),
+    ):
+        with pytest.raises(UsageError, match=f"^augment={message}"):
+            decode.batch_decoder(IMAGE, 12, augment=wrong)
+        with pytest.raises(UsageError, match=f"^then={message.replace('augment=', 'then=')}"):
+            decode.batch_decoder(IMAGE, 12, augment=augment.random_resized_crop(then=wrong))
+    for bounds in (0.5, (0.5, 1.5), (0.5, 0.2), ("a", "b"), (0.1, 0.2, 0.3)):
+        with pytest.raises(UsageError, match=r"^scale=.*: shares of the area \(smallest, largest\)"):
+            augment.random_resized_crop(scale=bounds)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"^ratio=2: width over height \(smallest, largest\)"):
+        augment.random_resized_crop(ratio=2)  # type: ignore[arg-type]
 
 
 def test_uniform_draws_are_splitmix64() -> None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 import reader
 from beam_pipeline.errors import UsageError
 from beam_pipeline.examples import bytes_feature, float_feature, int64_feature
+from reader.features import Feature, read_features
 from tests.reading.shards import make_dataset
 
 COLUMNS = (
@@ -72,6 +73,25 @@ def test_unknown_features_list_those_that_there_are(info: reader.DatasetInfo) ->
     there = "class, label, size, filename, one_hot_class, age, price, shop, tags, scores"
     with pytest.raises(UsageError, match=f"there is no 'weight'; the records have {there}$"):
         reader.train_dataset(info, "train", global_batch_size=2, features=["weight"])
+    with pytest.raises(UsageError, match=r"^features='age': give a list, such as \['age'\]$"):
+        reader.train_dataset(info, "train", global_batch_size=2, features="age")
+
+
+def test_values_without_tensorflow_are_refused_where_tensorflow_refuses_them() -> None:
+    """An empty list of another type; not a missing one, nor one of no type."""
+    wanted = {"scores": Feature("float32", None), "tags": Feature("bytes", None)}
+    example = tf.train.Example()
+    example.features.feature["scores"].SetInParent()
+    assert [list(value) for value in read_features(example.SerializeToString(), wanted)] == [[], []]
+    example.features.feature["scores"].float_list.SetInParent()
+    assert read_features(example.SerializeToString(), wanted)[0].dtype == np.float32
+    example.features.feature["scores"].bytes_list.SetInParent()
+    with pytest.raises(ValueError, match=r"^'scores' has 0 values of bytes$"):
+        read_features(example.SerializeToString(), wanted)
+    example.features.feature["scores"].float_list.SetInParent()
+    example.features.feature["tags"].int64_list.SetInParent()
+    with pytest.raises(ValueError, match=r"^'tags' has 0 values of int64$"):
+        read_features(example.SerializeToString(), wanted)
 
 
 def test_keras_fits_a_model_of_several_inputs(info: reader.DatasetInfo) -> None:

@@ -51,8 +51,8 @@ def test_a_disk_cache_is_read_by_the_next_process_but_not_for_other_files(folder
         path.write_bytes(b"\0" * path.stat().st_size)
     assert sorted(means(reader.image_files_dataset(str(images), image_size=16, cache=where))) == sorted(first)
     (images / "ant" / "0003.jpg").write_bytes(make.encoded(make.picture(seed=9)))
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        means(reader.image_files_dataset(str(images), image_size=16, cache=where))
+    with pytest.raises(tf.errors.OpError, match=r"/images/ant/000[012]\.jpg: the image doesn't decode \("):
+        means(reader.image_files_dataset(images, image_size=16, cache=tmp_path / "cache"))
 
 
 def test_files_in_a_bucket_are_one_request_each(folder: Path, gcs: servers.Gcs) -> None:
@@ -64,6 +64,14 @@ def test_files_in_a_bucket_are_one_request_each(folder: Path, gcs: servers.Gcs) 
     assert len([one for one in gcs.requests()[before:] if one.object_read]) == 70
 
 
-def test_a_folder_without_images_says_so(tmp_path: Path) -> None:
+def test_what_cannot_be_used_says_why(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no image in class folders there"):
-        reader.image_files_dataset(str(tmp_path))
+        reader.image_files_dataset(tmp_path)
+    for name, value, message in (
+        ("image_size", 0, r"image_size=0: a side or \(height, width\) in pixels"),
+        ("image_size", None, r"image_size=None: a side or \(height, width\) in pixels"),
+        ("cache", "", "cache='': give a local folder, 'memory' or None"),
+        ("cache", "gs://bucket/x", "cache='gs://bucket/x': give a local folder, 'memory' or None"),
+    ):
+        with pytest.raises(UsageError, match=f"^{message}$"):
+            reader.image_files_dataset(folder, **{name: value})  # type: ignore[arg-type]

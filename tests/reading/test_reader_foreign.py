@@ -134,6 +134,14 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
         UsageError, match=r"no feature image, class in .*: it has box, image/encoded, label, score, tags"
     ):
         reader.record_dataset(path, keys=["image", "label", "class"])
+    with pytest.raises(UsageError, match=r"^keys='image': give a list, such as \['image'\]$"):
+        reader.record_dataset(path, keys="image")
+    with pytest.raises(UsageError, match=r"^keys=\[\]: name a feature, or leave keys away"):
+        reader.record_dataset(path, keys=[])
+    with pytest.raises(UsageError, match=r"^no file is named by \[\]: give a pattern"):
+        reader.record_dataset([])
+    with pytest.raises(ImageShardsError, match="bare: the first records are Examples without a value"):
+        reader.record_dataset(write_examples(tmp_path / "bare", [tf.train.Example()]))
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(ImageShardsError, match="empty: no record in 1 files"):
         reader.record_dataset(str(tmp_path / "empty"))
@@ -177,6 +185,53 @@ def test_what_only_later_records_lack_or_have(tmp_path: Path) -> None:
     optional = {"label": tf.io.FixedLenFeature([], tf.int64), "score": tf.io.RaggedFeature(tf.float32)}
     records = list(reader.record_dataset(path, keys=optional, on_error="skip").as_numpy_iterator())
     assert [len(record["score"]) for record in records[119:]] == [1, 0, 1]
+
+
+def test_a_record_that_a_mapping_does_not_fit_is_named_and_skipped(tmp_path: Path) -> None:
+    """In the middle of a block, twice; a text where a number is wanted in the last one."""
+    text = foreign.example(label=b"cat", score=0.5)
+    examples = [labelled(number, None if number in (3, 70) else number / 8) for number in range(80)]
+    path = write_examples(tmp_path / "a", [*examples, text])
+    keys = {"label": tf.io.FixedLenFeature([], tf.int64), "score": tf.io.FixedLenFeature([], tf.float32)}
+    with pytest.raises(tf.errors.OpError, match=r"a: record 3 at byte \d+: it doesn't fit keys=.*: Feature: score"):
+        list(reader.record_dataset(path, keys=keys))
+    skipping = reader.record_dataset(path, keys=keys, on_error="skip")
+    labels = [record["label"] for record in skipping.as_numpy_iterator()]
+    assert labels == [number for number in range(80) if number not in (3, 70)]
+    assert reader.skipped(skipping) == 3
+    none = reader.record_dataset(path, keys={"nothing": tf.io.FixedLenFeature([], tf.int64)}, on_error="skip")
+    assert (len(list(none)), reader.skipped(none)) == (0, 81)
+
+
+def test_an_empty_list_of_another_type_is_named_and_skipped(tmp_path: Path) -> None:
+    """As writers store that knew no type for a list without a value."""
+    empty = labelled(1)
+    empty.features.feature["score"].int64_list.SetInParent()
+    path = write_examples(tmp_path / "a", [labelled(0, 0.5), empty, labelled(2)])
+    with pytest.raises(
+        tf.errors.OpError, match=r"a: record 1 at byte \d+: 'score' is an empty int64_list, .* a float_list; name other"
+    ):
+        list(reader.record_dataset(path))
+    skipping = reader.record_dataset(path, on_error="skip")
+    assert [record["label"] for record in skipping.as_numpy_iterator()] == [0, 2]
+    assert reader.skipped(skipping) == 1
+    assert len(list(reader.record_dataset(path, keys=["label"]))) == 3
+
+
+def test_a_file_that_several_patterns_match_is_read_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / name, 3)
+    pattern: list[str | Path] = [tmp_path / "b", f"{tmp_path}/*", f"{tmp_path}/a*"]
+    dataset = reader.record_dataset(pattern, keys=["label"])
+    assert [record["label"] for record in dataset.as_numpy_iterator()] == [0, 1, 2] * 2
+    assert len(list(reader.record_dataset(tmp_path / "a"))) == 3
+
+
+def test_a_file_whose_name_holds_brackets(tmp_path: Path) -> None:
+    path = write(tmp_path / "a[1].tfrec", 3)
+    write(tmp_path / "a1.tfrec", 5)
+    assert len(list(reader.record_dataset(path))) == 3
+    assert len(list(reader.record_dataset(str(tmp_path / "a[0-9].tfrec")))) == 5
 
 
 def test_features_are_inferred_from_several_files(tmp_path: Path) -> None:

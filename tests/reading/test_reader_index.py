@@ -112,6 +112,67 @@ def test_features_that_some_records_or_files_lack_are_lists(tmp_path: Path) -> N
         index(f"{tmp_path}/c", str(tmp_path / "index"))
 
 
+def write_examples(path: Path, *examples: tf.train.Example) -> str:
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for one in examples:
+            writer.write(one.SerializeToString())
+    return str(path)
+
+
+def test_a_feature_that_tensorflow_refuses_in_some_records_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Writers that know no type for a list without a value take any."""
+    images = [example(image=draw(number, SIZE), label=number % 2, tags=[7] * (1 + number % 2)) for number in range(6)]
+    for number, one in enumerate(images):
+        xmin = one.features.feature["xmin"]
+        if number in (0, 3):
+            xmin.int64_list.SetInParent()
+        elif number != 5:  # which has none at all: that is no other type
+            xmin.float_list.value.append(0.5)
+    file = write_examples(tmp_path / "a", *images)
+    info = index(file, str(tmp_path / "index"))
+    assert [(column["name"], column["list"]) for column in info.manifest["features"]] == [("tags", True)]
+    assert caplog.messages == [
+        f"{file}: record 0: its 'xmin' is an empty list of int64, in others it is of float32: the index leaves this "
+        "feature out, since TensorFlow can't read it"
+    ]
+    ((inputs, *_),) = reader.eval_dataset(info, "train", global_batch_size=6, features=["tags"])
+    assert inputs["tags"].to_list() == [[7], [7, 7]] * 3
+    with pytest.raises(UsageError, match="there is no 'xmin'; the records have tags"):
+        reader.eval_dataset(info, "train", global_batch_size=6, features=["xmin"])
+
+
+def test_a_first_record_without_its_class(tmp_path: Path) -> None:
+    images = [example(image=draw(number, SIZE), label=number % 3) for number in range(4)]
+    images[0].features.feature.pop("label")
+    file = write_examples(tmp_path / "a", *images)
+    with pytest.raises(CorruptRecordError, match="a: record 0 at byte 0: its 'label' isn't one class id"):
+        index(file, str(tmp_path / "index"))
+    info = index(tmp_path / "a", tmp_path / "index", on_error="skip")
+    assert (info.records("train"), info.splits["train"].class_counts) == (4, (1, 1, 1))
+
+
+def test_files_that_several_patterns_match_are_indexed_once(tmp_path: Path) -> None:
+    files = write(tmp_path / "files", "keras", {"a": 3, "b": 2})
+    assert index([f"{files}/b", f"{files}/*"], str(tmp_path / "index")).records("train") == 5
+
+
+def test_the_lines_of_a_labels_file_are_class_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, names = write(tmp_path / "files", "keras", {"a": 3}), tmp_path / "names.txt"
+    names.write_text("\ufeffant\nbee \ncat\n\n", "utf-8")
+    assert index(f"{files}/a", tmp_path / "index", labels_file=names).classes == ("ant", "bee", "cat")
+    for text, message in (
+        (b"ant\n\ncat\n", "line 2 is empty; the line's number is the class id"),
+        (b"ant\nbee\nant\n", "class 'ant' stands in lines 1 and 3; write each once"),
+        (b"\xff\xfe", "no UTF-8; give a text file, one class a line"),
+        (None, f"{names} is missing; give a text file, one class a line"),
+    ):
+        names.unlink() if text is None else names.write_bytes(text)
+        assert main(["index", f"{files}/a", "--out", str(tmp_path / "other"), "--labels_file", str(names)]) == 2
+        assert capsys.readouterr().err == f"error: --labels_file {names}: {message}\n"
+
+
 def test_damaged_records_are_skipped_and_keep_their_places(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = write(tmp_path / "files", "keras", {"a": 70, "b": 30})
     data = bytearray((files / "a").read_bytes())

@@ -70,4 +70,13 @@ def test_wrong_values_are_told_before_anything_is_built(
     ):
         assert main(["train", folder, "--out", str(tmp_path / "out"), *arguments]) == 2
         assert capsys.readouterr().err == f"error: {message}\n"
+    for name, size_of, stored in (
+        ("oblong", lambda number: (20, 30), "20x30, which is no square"),
+        ("mixed", lambda number: (20, 20 + number), "of mixed sizes, 20x20 to 20x22"),
+    ):
+        other = make_dataset(tmp_path / name / "1.0.0", {"train": [3]}, size_of=size_of)
+        assert main(["train", other, "--out", str(tmp_path / "out")]) == 2
+        assert capsys.readouterr().err == (
+            f"error: --image_size is missing: the stored images are {stored}; give a side in pixels\n"
+        )
     assert not (tmp_path / "out").exists()
