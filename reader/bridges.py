@@ -43,14 +43,16 @@ class JaxBatches:
     def __iter__(self) -> Iterator[Any]:
         import jax
 
-        batches = self._dataset.as_numpy_iterator()
         # Putting a batch on the devices only begins the copy.
-        put = (jax.tree.map(self._put, batch) for batch in batches)
-        ahead = deque(itertools.islice(put, _BATCHES_AHEAD))
+        put = (jax.tree.map(self._put, batch) for batch in self._dataset.as_numpy_iterator())
+        # Taking the last batch ends the iteration for the dataset, so it isn't taken before it is asked for.
+        most = len(self) - 1 if self._dataset.cardinality() > 0 else None
+        early = itertools.islice(put, most)
+        ahead = deque(itertools.islice(early, _BATCHES_AHEAD))
         while ahead:
-            batch = ahead.popleft()
-            yield batch
-            ahead.extend(itertools.islice(put, 1))
+            yield ahead.popleft()
+            ahead.extend(itertools.islice(early, 1))
+        yield from put
 
     def __len__(self) -> int:
         return int(self._dataset.cardinality())
@@ -72,7 +74,7 @@ def as_numpy(dataset: Dataset) -> NumpyBatches:
 
 
 def as_jax(dataset: Dataset, mesh: Any) -> JaxBatches:
-    """The batches of a dataset as global `jax.Array`s, copied to the devices two ahead.
+    """The batches of a dataset as global `jax.Array`s, copied to the devices two ahead (but for an iteration's last).
 
     Each process reads its own part: give the dataset `host=(jax.process_index(), jax.process_count())`.
 
@@ -84,7 +86,7 @@ def as_jax(dataset: Dataset, mesh: Any) -> JaxBatches:
     Raises:
         ModuleNotFoundError: JAX isn't installed.
         UsageError: TensorFlow has taken the accelerator (call `keep_tensorflow_off_accelerators` before the first
-            dataset is made), or the batch can't be spread evenly.
+            dataset is made), the batch can't be spread evenly, or JAX has no array for a feature: strings, lists.
     """
     try:
         import jax
@@ -92,6 +94,7 @@ def as_jax(dataset: Dataset, mesh: Any) -> JaxBatches:
         raise explained(error) from None
 
     keep_tensorflow_off_accelerators()
+    _check_features(dataset)
     sharding = mesh
     if isinstance(mesh, jax.sharding.Mesh):
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(mesh.axis_names[0]))
@@ -114,6 +117,18 @@ def keep_tensorflow_off_accelerators() -> None:
                     f"TensorFlow uses the {kind} already: call reader.keep_tensorflow_off_accelerators() before the "
                     "first dataset is made"
                 ) from None
+
+
+def _check_features(dataset: Dataset) -> None:
+    """Raise UsageError where JAX has no array for something in a batch."""
+    import jax
+
+    for path, spec in jax.tree_util.tree_flatten_with_path(dataset.element_spec)[0]:
+        is_list = not isinstance(spec, tf.TensorSpec)
+        if is_list or spec.dtype == tf.string:
+            name = getattr(path[-1], "key", jax.tree_util.keystr(path)) if path else "the dataset"
+            what = "lists of different lengths" if is_list else "strings"
+            raise UsageError(f"{name!r} holds {what}, for which JAX has no array: leave it out, or use reader.as_numpy")
 
 
 def _check_batch(dataset: Dataset, mesh: Any) -> None:

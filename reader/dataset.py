@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -39,7 +40,7 @@ def train_dataset(
     labels: Labels = "int",
     features: Sequence[str] = (),
     window_runs: int = WINDOW_RUNS,
-    cache: str | None = None,
+    cache: str | os.PathLike[str] | None = None,
     on_error: OnError = "raise",
 ) -> Dataset:
     """An endless stream of epochs without a seam, as a `tf.data.Dataset` of (images, labels).

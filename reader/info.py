@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageError, UsageError
-from reader.position import WINDOW_RUNS, Phase, Position, host_batch_size
+from reader.position import WINDOW_RUNS, Phase, Position, host_batch_size, whole
 from reader.run_table import RunTable
 from reader.splits import RecordRange, parse_split
 from reader.storage import Storage, normalize, open_storage
@@ -130,15 +131,16 @@ class DatasetInfo:
 
     def steps_per_epoch(self, split: str, global_batch_size: int) -> int:
         """Batches of one iteration of `train_dataset`: the whole batches that the split's records fill, at least 1."""
-        return max(1, self.records(split) // global_batch_size)
+        return max(1, self.records(split) // host_batch_size(global_batch_size, 1))
 
     def position(
         self, split: str, *, global_batch_size: int, hosts: int = 1, seed: int = 0, window_runs: int = WINDOW_RUNS
     ) -> Position:
         """Where training begins; arguments as `train_dataset` takes them."""
-        host_batch_size(global_batch_size, hosts)
-        phase = Phase(hosts, window_runs)
-        return Position(self._source(split), self.records(split), seed, global_batch_size, 0, (phase,))
+        hosts = whole("hosts", hosts)
+        global_batch_size = host_batch_size(global_batch_size, hosts) * hosts
+        phase = Phase(hosts, whole("window_runs", window_runs))
+        return Position(self._source(split), self.records(split), whole("seed", seed), global_batch_size, 0, (phase,))
 
     def _source(self, split: str) -> str:
         """Names the records of a split string, their order and their runs; a copy's are the same.
@@ -199,7 +201,7 @@ class DatasetInfo:
         return wrong
 
 
-def load_info(url: str) -> DatasetInfo:
+def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
     """Read and check the manifest of a published dataset.
 
     Args:
@@ -209,7 +211,8 @@ def load_info(url: str) -> DatasetInfo:
         NotPublishedError: no manifest there, or one that can't be believed; says what was found and what to do.
         StorageError: the storage can't be reached.
     """
-    given, url = url, normalize(url)
+    given = os.fspath(url)
+    url = normalize(given)
     storage = open_storage(url)
     path = f"{url}/{schema.MANIFEST_FILE}"
     try:

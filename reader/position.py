@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from typing import Any
 
 from beam_pipeline.errors import UsageError
 
@@ -19,6 +20,21 @@ _FORMAT = 1
 # Runs of 64 records that are read and shuffled together: a batch of 64 then mixes all of them (15.7 of 16 on average),
 # and two windows of 224×224 JPEGs are 32 MB.
 WINDOW_RUNS = 16
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number of any kind as an int: NumPy's, a tensor, a variable such as Keras' `optimizer.iterations`.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    try:
+        number = int(value)
+        if number == value:
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise UsageError(f"{name}={value!r}: a whole number")
 
 
 def share_before(records: int, hosts: int, host: int) -> int:
@@ -88,12 +104,13 @@ class Position:
         """Records that one host reads in a step."""
         return self.global_batch_size // self.hosts
 
-    def after(self, steps: int) -> Position:
-        """The position `steps` trained steps later.
+    def after(self, steps: Any) -> Position:
+        """The position `steps` trained steps later; `steps` may be an array or a variable, such as a step counter.
 
         Raises:
-            ValueError: `steps` is negative.
+            ValueError: `steps` is negative or no whole number.
         """
+        steps = whole("steps", steps)
         if steps < 0:
             raise ValueError(f"steps={steps}: a position only moves forward")
         last = self.phases[-1]
@@ -114,6 +131,8 @@ class Position:
         Raises:
             ValueError: the batch can't be divided by the hosts (`host_batch_size` says how), or a number is below 1.
         """
+        global_batch_size, hosts = whole("global_batch_size", global_batch_size), whole("hosts", hosts)
+        window_runs = whole("window_runs", window_runs)
         host_batch_size(global_batch_size, hosts)
         before = tuple(phase for phase in self.phases if phase.read)
         now = Phase(hosts, window_runs)
@@ -141,7 +160,11 @@ class Position:
                 raise ValueError
             phases = tuple(Phase(*map(int, phase)) for phase in value.pop("phases"))
             position = cls(phases=phases, **value)
-            if not phases or min(position.records, position.global_batch_size) < 1:
+            numbers = position.records, position.global_batch_size, position.epoch, position.seed
+            if not phases or any(type(number) is not int for number in numbers):
+                raise ValueError
+            least = min(min(phase.lead, phase.taken) for phase in phases)
+            if min(position.records, position.global_batch_size) < 1 or min(position.epoch, least) < 0:
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(f"not a reader.Position: {text[:80]!r}") from None
@@ -154,6 +177,7 @@ def host_batch_size(global_batch_size: int, hosts: int) -> int:
     Raises:
         ValueError: not divisible; names both and the nearest batch sizes that fit.
     """
+    hosts, global_batch_size = whole("hosts", hosts), whole("global_batch_size", global_batch_size)
     if hosts < 1:
         raise ValueError(f"hosts={hosts}: at least 1")
     if global_batch_size < 1:

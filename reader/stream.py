@@ -7,6 +7,7 @@ trainer. Memory: two windows of undecoded records, about 2 × 16 MB at 224×224 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,7 +51,9 @@ class Source(NamedTuple):
     skips: Skips | None
 
 
-def open_source(info: DatasetInfo, split: str, *, on_error: str = "raise", cache: str | None = None) -> Source:
+def open_source(
+    info: DatasetInfo, split: str, *, on_error: str = "raise", cache: str | os.PathLike[str] | None = None
+) -> Source:
     """Find the records of a split string and check that their files are there, as long as the manifest says.
 
     Args:

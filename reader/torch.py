@@ -27,7 +27,7 @@ from reader.info import DatasetInfo, check_info
 from reader.packages import explained
 from reader.pillow import RandomResizedCrop
 from reader.pillow_batches import BatchDecoder, Sample, Transform
-from reader.position import WINDOW_RUNS
+from reader.position import WINDOW_RUNS, whole
 from reader.skips import Skips
 from reader.storage import cpu_count
 from reader.stream import EvalStream, RecordStream, Source, open_source
@@ -118,6 +118,7 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
         cache: str | None = None,
     ) -> None:
         check_info(info)
+        batch_size = whole("batch_size", batch_size)
         if batch_size < 1:
             raise UsageError(f"batch_size={batch_size}: at least 1")
         self._rank, self._world_size = _rank(rank, world_size)
@@ -151,7 +152,7 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
         whole = self._part(max(1, num_workers))
         return EpochParts(self._beginning.records, self._shuffle, (whole,)).steps(self._rank)
 
-    def state_dict(self, steps: int | None = None, num_workers: int = 0) -> dict[str, Any]:
+    def state_dict(self, steps: Any = None, num_workers: int = 0) -> dict[str, Any]:
         """Where training stands in this epoch, as JSON can hold it; the same for all ranks.
 
         Args:
@@ -160,8 +161,11 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
             num_workers: of the `DataLoader`.
         """
         worker = get_worker_info()
-        parts = self._epoch_parts(max(1, num_workers if worker is None else worker.num_workers)).parts
-        trained = self._steps if steps is None else steps
+        workers = whole("num_workers", num_workers) if worker is None else worker.num_workers
+        parts = self._epoch_parts(max(1, workers)).parts
+        trained = self._steps if steps is None else whole("steps", steps)
+        if trained < 0:
+            raise UsageError(f"steps={trained}: at least 0")
         if worker is None:
             parts = (*parts[:-1], replace(parts[-1], steps=parts[-1].steps + trained))
         return {
@@ -202,6 +206,11 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
         self._steps = 0
         consumer = self._rank * workers + self._worker
         sizes = parts.sizes(consumer)
+        if not sizes and len(parts.parts) == 1:
+            raise UsageError(
+                f"batch_size={self._batch_size} with drop_last: {self._beginning.records} records for {last.consumers} "
+                "readers (ranks x workers) fill no batch; give a smaller batch_size, or drop_last=False"
+            )
         stream = self._open(parts, consumer, sum(sizes[: self._batches]))
         threads = self._threads or (cpu_count() if worker is None else 1)
         for samples in self._decoder.batches(stream, [size for size in sizes[self._batches :] if size], threads):
@@ -275,6 +284,7 @@ def _rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     rank = rank if rank is not None else torch.distributed.get_rank() if is_distributed else 0
     world_size = world_size if world_size is not None else torch.distributed.get_world_size() if is_distributed else 1
+    rank, world_size = whole("rank", rank), whole("world_size", world_size)
     if not 0 <= rank < world_size:
         raise UsageError(f"rank={rank}, world_size={world_size}: 0 <= rank < world_size")
     return rank, world_size

@@ -13,15 +13,17 @@ uninterrupted one would. Written in `keras.ops`: the same on TensorFlow, JAX and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import keras
 import numpy as np
 
 from beam_pipeline.errors import UsageError
-from reader.augment.rand_augment import rand_augment
+from reader.augment.rand_augment import MOST_MAGNITUDE, rand_augment
 from reader.augment.stateless import beta, uniform
 from reader.info import DatasetInfo
 
@@ -74,6 +76,9 @@ class Augment:
         cutmix: the same for pasted boxes; with both, each image gets one of the two.
         label_smoothing: share of a label that goes to all classes alike.
         seed: of all of it.
+
+    Raises:
+        UsageError: an argument is outside its range.
     """
 
     info: DatasetInfo
@@ -82,6 +87,18 @@ class Augment:
     cutmix: float = 0.0
     label_smoothing: float = 0.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):
+            if not (_is_number(alpha) and 0 <= alpha < math.inf):
+                raise UsageError(f"{name}={alpha!r}: alpha of a Beta distribution, 0 for none")
+        if not (_is_number(self.label_smoothing) and 0 <= self.label_smoothing <= 1):
+            raise UsageError(f"label_smoothing={self.label_smoothing!r}: a share, 0 to 1")
+        if self.rand_augment is not None and not _is_rand_augment(self.rand_augment):
+            raise UsageError(
+                f"rand_augment={self.rand_augment!r}: (operations an image, magnitude 0 to {MOST_MAGNITUDE}), "
+                "such as (2, 9)"
+            )
 
     def images(self, images: Tensor, step: Tensor) -> Tensor:
         """uint8 [b, h, w, c] → uint8, without what needs labels.
@@ -97,9 +114,7 @@ class Augment:
     def pair(self, images: Tensor, labels: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """Images as of `images`, mixed; labels int [b] or float [b, classes] → float32 [b, classes]."""
         images = self.images(images, step)
-        if len(labels.shape) == 1:
-            labels = ops.one_hot(labels, self.info.num_classes)
-        labels = ops.cast(labels, "float32")
+        labels = self.shares(labels)
         if self.label_smoothing:
             labels = labels * (1 - self.label_smoothing) + self.label_smoothing / labels.shape[-1]
         if not self.mixup and not self.cutmix:
@@ -114,6 +129,12 @@ class Augment:
         mixed = ops.cast(images, "float32") * share + ops.cast(ops.flip(images, 0), "float32") * (1 - share)
         own = ops.mean(share, axis=(1, 2))  # [b, 1]
         return ops.cast(ops.round(mixed), "uint8"), labels * own + ops.flip(labels, 0) * (1 - own)
+
+    def shares(self, labels: Tensor) -> Tensor:
+        """Labels int [b] or float [b, classes] → float32 [b, classes]."""
+        if len(labels.shape) == 1:
+            labels = ops.one_hot(labels, self.info.num_classes)
+        return ops.cast(labels, "float32")
 
     def _mixup_shares(self, images: Tensor, step: Tensor) -> Tensor:
         """What share of each pixel stays its own: one number an image, [b, h, w, 1]."""
@@ -136,7 +157,8 @@ class Augment:
 class AugmentedModel(keras.Model):  # type: ignore[misc]
     """A functional model whose training steps augment their batch first: set its `augment` to an `Augment`.
 
-    Compile it with a loss for [b, classes] labels, such as `CategoricalCrossentropy`.
+    Compile it with a loss for [b, classes] labels, such as `CategoricalCrossentropy`; int labels become such ones, also
+    those of validation data.
     """
 
     augment: Augment | None = None
@@ -149,6 +171,28 @@ class AugmentedModel(keras.Model):  # type: ignore[misc]
         step = state[0][2][0] if state else self.optimizer.iterations
         images, labels = self.augment.pair(images, labels, step)
         return super().train_step(*state, keras.utils.pack_x_y_sample_weight(images, labels, weights))
+
+    # Evaluation, and Keras' building of losses and metrics before the first step, see the dataset's own labels.
+    def compute_loss(self, x: Any = None, y: Any = None, *arguments: Any, **options: Any) -> Any:
+        return super().compute_loss(x, self._shares(y), *arguments, **options)
+
+    def compute_metrics(self, x: Any, y: Any, *arguments: Any, **options: Any) -> Any:
+        return super().compute_metrics(x, self._shares(y), *arguments, **options)
+
+    def _shares(self, labels: Tensor) -> Tensor:
+        return labels if self.augment is None or labels is None else self.augment.shares(labels)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real)
+
+
+def _is_rand_augment(value: Any) -> bool:
+    if not isinstance(value, Sequence) or len(value) != 2:
+        return False
+    operations, magnitude = value
+    is_count = isinstance(operations, Integral) and int(operations) >= 0
+    return is_count and _is_number(magnitude) and 0 <= magnitude <= MOST_MAGNITUDE
 
 
 def _normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from reader.augment.stateless import uniform
 
@@ -18,6 +19,7 @@ Tensor = Any  # Keras ships no types
 
 ops = keras.ops
 
+MOST_MAGNITUDE = 10
 _GREY = (0.299, 0.587, 0.114)
 _FILL = 128.0
 _MOST_SHEAR, _MOST_SHIFT, _MOST_TURN = 0.3, 0.3, math.radians(30)  # at magnitude 10
@@ -36,7 +38,7 @@ def rand_augment(images: Tensor, step: Tensor, seed: int, operations: int = 2, m
     Returns:
         float32 [b, h, w, c] in [0, 255].
     """
-    level = magnitude / 10
+    level = magnitude / MOST_MAGNITUDE
     count = ops.shape(images)[0]
     for number in range(operations):
         choice = ops.floor(uniform(seed, step, f"operation {number}", count) * (len(_COLOURS) + _GEOMETRIC + 1))
@@ -110,10 +112,35 @@ def _move(images: Tensor, choice: Tensor, strength: Tensor) -> Tensor:
     middle_x, middle_y = (width - 1) / 2, (height - 1) / 2
     to_x = middle_x - a * middle_x - b * middle_y + _MOST_SHIFT * width * shift_x
     to_y = middle_y - c * middle_x - d * middle_y + _MOST_SHIFT * height * shift_y
-    nothing = ops.zeros_like(a)
-    matrix = ops.stack([a, b, to_x, c, d, to_y, nothing, nothing], axis=1)
-    moved = ops.image.affine_transform(
-        images, matrix, interpolation="bilinear", fill_mode="constant", fill_value=_FILL, data_format="channels_last"
-    )
+    a, b, to_x, c, d, to_y = (each[:, None, None] for each in (a, b, to_x, c, d, to_y))
+    x = ops.arange(width, dtype="float32")[None, None, :]
+    y = ops.arange(height, dtype="float32")[None, :, None]
     is_moved = ((choice >= 0) & (choice < _GEOMETRIC))[:, None, None, None]
-    return ops.where(is_moved, moved, images)
+    return ops.where(is_moved, _sample(images, a * x + b * y + to_x, c * x + d * y + to_y), images)
+
+
+def _sample(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Bilinear values of each image at its places x, y [b, h, w]; `_FILL` outside.
+
+    Gathers, which every compiler has, each within its own image, so that a batch may be spread over devices; not
+    `ops.image.affine_transform`, whose TensorFlow kernel XLA lacks.
+    """
+    height, width, channels = images.shape[1:]
+    x, y = ops.clip(x, -1.0, width) + 1, ops.clip(y, -1.0, height) + 1  # in an image with a border of 1
+    left, top = ops.minimum(ops.floor(x), width), ops.minimum(ops.floor(y), height)
+    row = width + 2
+    place = ops.cast(top, "int32") * row + ops.cast(left, "int32")
+    place, to_right, down = (ops.reshape(each, (-1, height * width, 1)) for each in (place, x - left, y - top))
+    bordered = ops.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=_FILL)
+    pixels = ops.reshape(bordered, (-1, (height + 2) * row, channels))
+    upper, lower = (
+        _pick(pixels, place + step) * (1 - to_right) + _pick(pixels, place + step + 1) * to_right for step in (0, row)
+    )
+    return ops.reshape(upper * (1 - down) + lower * down, (-1, height, width, channels))
+
+
+def _pick(pixels: Tensor, places: Tensor) -> Tensor:
+    """Of pixels [b, n, c] those at places int32 [b, m, 1]: [b, m, c]."""
+    if keras.backend.backend() == "tensorflow":  # Keras' own would gather each channel by itself, in twice the time
+        return tf.gather(pixels, places[..., 0], batch_dims=1)
+    return ops.take_along_axis(pixels, places, axis=1)

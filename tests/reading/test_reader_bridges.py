@@ -14,13 +14,16 @@ import pytest
 
 import reader
 from beam_pipeline.errors import UsageError
+from beam_pipeline.examples import float_feature
 from tests.make import ROOT
 from tests.reading.shards import make_dataset
 
 
 @pytest.fixture(scope="module")
 def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
-    return reader.load_info(make_dataset(tmp_path_factory.mktemp("bridges") / "1.0.0", {"train": [60, 40]}))
+    scores = ("scores", "float32", True, float_feature, lambda number: [1.0] * (number % 3))
+    folder = tmp_path_factory.mktemp("bridges") / "1.0.0"
+    return reader.load_info(make_dataset(folder, {"train": [60, 40]}, columns=[scores]))
 
 
 def test_numpy_batches_are_those_of_the_dataset(info: reader.DatasetInfo) -> None:
@@ -70,12 +73,38 @@ try:
 except ValueError as error:
     print(error)
 
+abandoned = reader.train_dataset(info, "train", global_batch_size=20, seed=3)
+for number, _ in enumerate(reader.as_jax(abandoned, mesh)):
+    if number == 3:  # the fourth of five
+        break
+np.testing.assert_array_equal(next(iter(abandoned))[1], expected[0][1])
+for name in ("filename", "scores"):
+    try:
+        reader.as_jax(reader.train_dataset(info, "train", global_batch_size=20, features=[name]), mesh)
+    except ValueError as error:
+        print(error)
+
 layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3)]
 model = keras.Sequential([keras.Input((16, 24, 3)), *layers])
 model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), weighted_metrics=["accuracy"])
 train = reader.train_dataset(info, "train", global_batch_size=20, augment=reader.augment.flip_crop)
 history = model.fit(train, epochs=3, validation_data=evals, verbose=0)
 print(keras.backend.backend(), len(history.history["val_accuracy"]), int(model.optimizer.iterations))
+
+from reader.augment import on_device
+
+inputs = keras.Input((16, 24, 3), dtype="uint8")
+outputs = keras.layers.Dense(3)(keras.layers.Flatten()(on_device.Normalize(info)(inputs)))
+model = on_device.AugmentedModel(inputs, outputs)
+model.augment = on_device.Augment(info, rand_augment=(1, 9), mixup=0.2)
+loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+model.compile("adam", loss, weighted_metrics=["accuracy"])
+history = model.fit(train, validation_data=evals, verbose=0).history
+right = [
+    ((model.predict_on_batch(images).argmax(-1) == labels) * weights).sum()
+    for images, labels, weights in reader.as_numpy(evals)
+]
+print("augmented", abs(history["val_accuracy"][0] - sum(right) / 100) < 1e-6)
 """
 
 
@@ -95,7 +124,10 @@ def test_jax_arrays_are_spread_over_the_mesh_and_keras_on_jax_fits(info: reader.
         "100.0",
         "a batch of 5 can't be spread over the 2 devices of mesh axis 'data'; give a global_batch_size that is a "
         "multiple of 2",
+        "'filename' holds strings, for which JAX has no array: leave it out, or use reader.as_numpy",
+        "'scores' holds lists of different lengths, for which JAX has no array: leave it out, or use reader.as_numpy",
         "jax 3 15",
+        "augmented True",
     ]
 
 

@@ -31,7 +31,7 @@ def test_it_holds_what_the_manifest_says(dataset: str) -> None:
     assert info.image.mean == (0.5, 0.5, 0.5)
     assert info.records("train[:10%]+validation") == 29
     assert info.manifest["images"] == 209
-    assert load_info(f"file://{dataset}/") == info == pickle.loads(pickle.dumps(info))
+    assert load_info(f"file://{dataset}/") == load_info(Path(dataset)) == info == pickle.loads(pickle.dumps(info))
 
 
 @pytest.mark.parametrize(("split", "batch", "steps"), [("train", 64, 3), ("train", 201, 1), ("validation", 64, 1)])
@@ -107,6 +107,16 @@ def test_a_position_names_the_records_and_their_order(tmp_path: Path) -> None:
     assert source("a", [70, 130]) == source("copy", [70, 130])
     others = [source("b", [100, 100]), source("c", [70, 130], first=1), source("d", [70, 130], split="train[:50%]")]
     assert len({source("e", [70, 130]), *others}) == 4
+
+
+def test_a_position_takes_numbers_of_any_kind(dataset: str) -> None:
+    info = load_info(dataset)
+    numbers = {"global_batch_size": 4, "hosts": 2, "seed": 3, "window_runs": 8}
+    arrays = {name: np.int64(number) for name, number in numbers.items()}
+    assert info.position("train", **arrays).to_json() == info.position("train", **numbers).to_json()
+    for wrong in ({"seed": None}, {"global_batch_size": 2.5}, {"window_runs": 1.5}):
+        with pytest.raises(UsageError, match="a whole number"):
+            info.position("train", **{**numbers, **wrong})
 
 
 @pytest.mark.parametrize("window_runs", [0, -1])

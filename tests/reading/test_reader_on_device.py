@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import reader
 from beam_pipeline.errors import UsageError
 from reader.augment import on_device
-from reader.augment.rand_augment import _move, rand_augment
+from reader.augment.rand_augment import _move, _sample, rand_augment
 from reader.augment.stateless import beta, uniform
 from tests.reading.shards import make_dataset
 
@@ -112,6 +114,48 @@ def test_shifts_turns_and_shears_move_the_right_way() -> None:
     assert places[3] == (10, 6)
     assert places[4] == (4, 15)
     assert np.array_equal(array(_move(image, np.array([7.0]), np.array([1.0], np.float32))), image)
+
+
+@pytest.mark.parametrize("size", [(21, 31), (32, 20)])
+def test_moved_pixels_are_bilinear_and_grey_outside(size: tuple[int, int]) -> None:
+    image = np.random.default_rng(1).uniform(0, 255, (*size, 3)).astype(np.float32)
+    y, x = (place.astype(np.float32) for place in np.indices(size))
+    a, b, to_x, c, d, to_y = 0.9, -0.3, 1.7, 0.2, 0.9, -3.2
+    sampled = array(_sample(image[None], (a * x + b * y + to_x)[None], (c * x + d * y + to_y)[None]))
+    expected = keras.ops.image.affine_transform(
+        image[None], np.array([[a, b, to_x, c, d, to_y, 0, 0]], np.float32), "bilinear", "constant", 128.0
+    )
+    assert np.abs(sampled - array(expected)).max() < 0.01
+
+
+def test_xla_compiles_all_of_it_and_does_the_same(info: reader.DatasetInfo) -> None:
+    """Keras compiles with XLA wherever it sees a GPU, and TPUs have nothing else."""
+    augment = on_device.Augment(info, (1, 9), mixup=0.2, cutmix=1.0, label_smoothing=0.1)
+    images, labels = augment.pair(IMAGES, LABELS, 3)
+    compiled = tf.function(augment.pair, jit_compile=True)
+    xla_images, xla_labels = compiled(tf.constant(IMAGES), tf.constant(LABELS), tf.constant(3))
+    difference = np.abs(array(images).astype(int) - array(xla_images).astype(int))
+    assert difference.mean() < 0.1  # its mathematical functions round otherwise
+    assert np.abs(array(labels) - array(xla_labels)).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"label_smoothing": 2.0}, r"label_smoothing=2\.0: a share, 0 to 1"),
+        ({"mixup": -1}, "mixup=-1: alpha of a Beta distribution, 0 for none"),
+        ({"cutmix": "1"}, "cutmix='1': alpha of a Beta distribution"),
+        ({"rand_augment": (-1, 9)}, r"rand_augment=\(-1, 9\): \(operations an image, magnitude 0 to 10\)"),
+        ({"rand_augment": (2, 99)}, r"rand_augment=\(2, 99\): "),
+        ({"rand_augment": (2, None)}, r"rand_augment=\(2, None\): "),
+        ({"rand_augment": 2}, r"rand_augment=2: .* such as \(2, 9\)"),
+    ],
+)
+def test_an_argument_outside_its_range_is_named(
+    info: reader.DatasetInfo, argument: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        on_device.Augment(info, **argument)
 
 
 def test_fit_learns_on_mixed_batches_and_serves_without(info: reader.DatasetInfo, tmp_path: Path) -> None:

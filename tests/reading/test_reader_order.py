@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import Counter
 
 import numpy as np
@@ -226,16 +227,47 @@ def test_other_text_is_no_position(text):
         Position.from_json(text)
 
 
-def test_a_position_with_no_phase_is_refused():
+@pytest.mark.parametrize(
+    "wrong",
+    [{"phases": []}, {"phases": [[1, 16, 0, -1]]}, {"epoch": "x"}, {"epoch": -1}, {"seed": 1.5}, {"records": 0}],
+    ids=str,
+)
+def test_an_impossible_position_is_refused(wrong):
     value = json.loads(start(first_of([3])).to_json())
-    with pytest.raises(UsageError):
-        Position.from_json(json.dumps({**value, "phases": []}))
+    with pytest.raises(UsageError, match=r"not a reader\.Position"):
+        Position.from_json(json.dumps({**value, **wrong}))
+
+
+class Variable:
+    """A step counter as frameworks have it, such as Keras' `optimizer.iterations`: no `__index__`."""
+
+    def __int__(self):
+        return 5
+
+    def __eq__(self, other):
+        return np.array(other == 5)
+
+
+@pytest.mark.parametrize("steps", [np.int64(5), np.array(5), 5.0, Variable()])
+def test_step_counters_of_any_kind_make_the_same_position(steps):
+    begin = start(first_of([64]))
+    assert begin.after(steps).to_json() == begin.after(5).to_json()
+    numbers = {"global_batch_size": np.int64(4), "hosts": np.int64(2), "window_runs": np.int64(3)}
+    assert begin.on(**numbers).to_json() == begin.on(global_batch_size=4, hosts=2, window_runs=3).to_json()
+
+
+@pytest.mark.parametrize("steps", [2.5, "5", None, math.nan])
+def test_other_step_counters_are_refused(steps):
+    with pytest.raises(UsageError, match=f"steps={steps!r}: a whole number"):
+        start(first_of([64])).after(steps)
 
 
 def test_batches_that_hosts_cannot_divide_name_the_nearest():
     position = start(first_of([10]))
     with pytest.raises(ValueError, match=r"global_batch_size=100 .* 7 hosts; the nearest that fit: 98 or 105"):
         position.on(global_batch_size=100, hosts=7)
+    with pytest.raises(UsageError, match=r"global_batch_size=2\.5: a whole number"):
+        position.on(global_batch_size=2.5, hosts=1)
     with pytest.raises(ValueError, match="the nearest that fit: 7"):
         position.on(global_batch_size=3, hosts=7)
     with pytest.raises(ValueError, match="only moves forward"):

@@ -147,6 +147,17 @@ def test_drop_last_gives_full_batches_only(info: reader.DatasetInfo, number_of: 
     batches = [seen(dataset(info, drop_last=True, rank=rank, world_size=3), number_of) for rank in range(3)]
     assert {len(batch) for rank in batches for batch in rank} == {8}
     assert {len(rank) for rank in batches} == {RECORDS // 3 // 8}
+    with pytest.raises(UsageError, match=r"batch_size=302 with drop_last: 301 records for 1 readers .* fill no batch"):
+        next(iter(dataset(info, batch_size=302, drop_last=True)))
+    ended = dataset(info, drop_last=True, batch_size=RECORDS)
+    ended.load_state_dict(ended.state_dict(steps=1))
+    assert list(ended) == []
+
+
+def test_numbers_of_any_kind_make_the_same_state(info: reader.DatasetInfo) -> None:
+    plain = dataset(info).state_dict(steps=5, num_workers=2)
+    others = dataset(info, batch_size=np.int64(8), rank=np.int64(0), world_size=np.int64(1), seed=np.int64(0))
+    assert json.dumps(others.state_dict(steps=torch.tensor(5), num_workers=np.int64(2))) == json.dumps(plain)
 
 
 @pytest.mark.parametrize("workers", [0, 3])
@@ -397,6 +408,7 @@ def test_16_bit_gray_pngs_have_the_pixels_that_tensorflow_gives(channels: int) -
 def test_wrong_arguments_say_so(info: reader.DatasetInfo, tmp_path: Path) -> None:
     for options, message in (
         ({"batch_size": 0}, "batch_size=0: at least 1"),
+        ({"batch_size": 2.5}, "batch_size=2.5: a whole number"),
         ({"rank": 2, "world_size": 2}, "rank=2, world_size=2"),
         ({"resize_mode": "squash"}, "resize_mode='squash': one of stretch, crop, pad"),
         ({"split": "test"}, "there is no split 'test'"),
@@ -407,6 +419,8 @@ def test_wrong_arguments_say_so(info: reader.DatasetInfo, tmp_path: Path) -> Non
             dataset(info, **options)
     with pytest.raises(UsageError, match=r"give what reader\.load_info"):
         dataset("datasets/photos/1.0.0")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="steps=-1: at least 0"):
+        dataset(info).state_dict(steps=-1)
     with pytest.raises(UsageError, match="made with another seed: 1"):
         dataset(info).load_state_dict(dataset(info, seed=1).state_dict())
     with pytest.raises(UsageError, match="not a state"):
