@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from beam_pipeline import (
@@ -122,8 +122,15 @@ def _is_local(options: PipelineOptions) -> bool:
 
 def _plan(config: Config, job: Job) -> None:
     config = job.configured(config)
-    job.plan(config)
-    print(plan_text(JobState(config).take_plan_only()))
+    is_new = storage.is_local(config.output) and not os.path.exists(config.output)
+    try:
+        job.plan(config)
+        text = plan_text(JobState(config).take_plan_only())
+    finally:
+        if is_new:
+            with suppress(OSError):  # it is empty, unless another job has begun there
+                os.rmdir(config.output)
+    say(text)
 
 
 @contextmanager

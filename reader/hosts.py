@@ -30,11 +30,12 @@ def share_of_host(host: Host) -> tuple[int, int, int]:
 
 
 def batch_size_of(global_batch_size: int, hosts: int, replicas: int) -> int:
-    """Records in one batch of one host."""
-    try:
-        size = host_batch_size(operator.index(global_batch_size), hosts)
-    except TypeError:
-        raise UsageError(f"global_batch_size={global_batch_size!r}: a whole number") from None
+    """Records in one batch of one host.
+
+    Raises:
+        ValueError: the hosts and their replicas can't share the records of a step evenly.
+    """
+    size = host_batch_size(global_batch_size, hosts)
     if size % replicas:
         raise ValueError(
             f"global_batch_size={global_batch_size} can't be divided by {hosts * replicas} replicas: "

@@ -722,12 +722,14 @@ def test_a_shard_of_rejects_only_stays_with_no_record(tmp_path: Path, gcs: Gcs) 
 # --- other outcomes ----------------------------------------------------------------------------------------------
 
 
-def test_plan_only_prints_the_plan_and_leaves_no_file(photos: Path, tmp_path: Path) -> None:
-    finished = make.job(photos, tmp_path, *TWO_SPLITS, "--plan_only")
-    assert finished.code == 0
-    assert "train: " in finished.out
-    assert "in 2 shards" in finished.out
-    assert make.files(tmp_path) == {}
+def test_plan_only_prints_the_plan_and_leaves_nothing(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for output in ("new", "mine"):
+        finished = make.job(photos, tmp_path / output, *TWO_SPLITS, "--plan_only")
+        assert finished.code == 0
+        assert "train: " in finished.out
+        assert "in 2 shards" in finished.out
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
 
 
 def test_plan_only_leaves_a_published_version_alone(photos: Path, copy: Path) -> None:
