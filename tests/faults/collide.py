@@ -48,8 +48,8 @@ def collide(images: Path, output: Output, expected: Reference, apart_s: float, s
     )
 
 
-def take_over(images: Path, output: Output, expected: Reference, delay_s: float, scratch: Path) -> str:
-    """A job owns the output, a second is refused, the first is killed, a third publishes; returns what was seen.
+def take_over(images: Path, output: Output, expected: Reference, shards: int, scratch: Path) -> str:
+    """A job owns the output, a second is refused, the first is killed after some shards, a third publishes.
 
     Raises:
         AssertionError: otherwise.
@@ -57,7 +57,7 @@ def take_over(images: Path, output: Output, expected: Reference, delay_s: float,
     owner = Job(images, output)
     owner.wait_for("owner.json")
     refused = Job(images, output)
-    time.sleep(delay_s)
+    owner.wait_for_shards(shards)
     phase = output.phase()
     owner.kill()
     told = refused.result()
@@ -94,9 +94,7 @@ def main() -> int:
                     if number % 4:
                         seen = collide(images, output, expected, chance.choice((0.0, chance.uniform(0, 1))), scratch)
                     else:
-                        seen = take_over(
-                            images, output, expected, chance.uniform(0, expected.seconds["owner.json"]), scratch
-                        )
+                        seen = take_over(images, output, expected, chance.randrange(jobs.SHARDS), scratch)
                     print(f"{'gs://' if remote else 'local':6}  {seen}", flush=True)
                 except AssertionError as error:
                     failures += 1
