@@ -38,7 +38,9 @@ def check_files(info: DatasetInfo, sizes: Mapping[str, int]) -> list[Fault]:
             faults += [of_file(info.path(file), what) for what in _contradictions(info, file)]
     for file in sorted(set(sizes) - {*published, *shards}):
         if schema.ShardName.parse(file) or file.startswith(f"{schema.INDEX_FOLDER}/"):
-            faults.append(of_file(info.path(file), "the file doesn't belong to the dataset"))
+            faults.append(
+                of_file(info.path(file), "the file doesn't belong to the dataset; move it away if --repair leaves it")
+            )
     return faults
 
 
