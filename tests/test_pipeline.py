@@ -80,8 +80,8 @@ def test_shuffled_listings_in_small_pages(
 
     files, names = LocalStorage.files, LocalStorage.names
 
-    def shuffled(self: LocalStorage, url: str) -> Iterator[ListedFile]:
-        found = list(files(self, url))
+    def shuffled(self: LocalStorage, url: str, every_name: bool = False) -> Iterator[ListedFile]:
+        found = list(files(self, url, every_name))
         random.Random(seed).shuffle(found)
         return iter(found)
 
