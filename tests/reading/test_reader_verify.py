@@ -82,7 +82,10 @@ def test_cut_missing_and_foreign_files(folder: Path) -> None:
         ("class.labels.txt", "the file is missing"),
         (f"{SHARD}.idx", "the file is missing"),
         (SHARD, "the file is missing"),
-        ("photos-train.tfrecord-00000-of-00003", "the file doesn't belong to the dataset; move it away if --repair leaves it"),
+        (
+            "photos-train.tfrecord-00000-of-00003",
+            "the file doesn't belong to the dataset; move it away if --repair leaves it",
+        ),
     ]
 
 
