@@ -15,7 +15,7 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.images.files import EXTENSIONS
 from beam_pipeline.manifest_rows import Row, RowReader
 from beam_pipeline.options import Config
-from beam_pipeline.schema import NAME_PATTERN
+from beam_pipeline.schema import NAME_PATTERN, is_utf8
 from beam_pipeline.sharding import ImageRef, Splits, order_key
 from beam_pipeline.storage import ListedFile
 
@@ -84,7 +84,7 @@ def class_name(name: str) -> str:
         raise UsageError(
             f"class folder {name!r}: rename it, white space around a class name and line breaks are lost by TFDS"
         )
-    if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
+    if not is_utf8(name):
         raise UsageError(f"class folder {name!r}: rename it, a class name must be UTF-8")
     return name
 

@@ -238,9 +238,9 @@ class RowReader:
             raise self._wrong(where, f"no file can have the path {written!r}")
         if storage.is_local(path) and (storage.is_local(self._images) or path.startswith("/")):
             plain = os.path.normpath(path).replace("//", "/")
-            whole = os.path.normpath(os.path.join(self._images, path))
             if plain.startswith("../"):  # out of the input, and perhaps back into it
-                plain = whole.removeprefix(f"{self._images}/") if whole.startswith(f"{self._images}/") else plain
+                whole, inside = os.path.normpath(os.path.join(self._images, path)), f"{self._images}/"
+                plain = whole.removeprefix(inside) if whole.startswith(inside) else plain
             if path != plain:
                 what = f"path {written!r} holds '//', '.' or '..', which give one image several names"
                 raise self._wrong(where, f"{what}: write {plain!r}")

@@ -26,7 +26,7 @@ from beam_pipeline.flag_values import (
 )
 from beam_pipeline.flags import Flags
 from beam_pipeline.identity import Identity
-from beam_pipeline.schema import NAME_PATTERN, VERSION_PATTERN
+from beam_pipeline.schema import NAME_PATTERN, VERSION_PATTERN, is_utf8
 from beam_pipeline.sharding import Splits
 
 _FIRST_CONTACT_S = 15.0
@@ -169,7 +169,7 @@ class Config(Flags):
                 fix = "leave it out and put it into fsspec's configuration (~/.config/fsspec)"
                 raise UsageError(f"--{flag}: the URL holds a password: {fix}")
             why = storage.why_unusable(storage.normalize(place))
-            if flag == "output" and not _is_utf8(place):
+            if flag == "output" and not is_utf8(place):
                 why = "it isn't UTF-8, which a dataset's metadata is: rename the folder"
             if why:
                 raise wrong(f"--{flag}", place, why)
@@ -224,11 +224,3 @@ class Config(Flags):
             raise UsageError("--progressive: leave it out, only --image_format jpeg is progressive")
         if self.overwrite and self.repair:
             raise UsageError("--repair and --overwrite exclude each other: leave out one")
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -213,6 +213,11 @@ def canonical_json(value: Any) -> bytes:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a name can be written as UTF-8: one on disk need not be."""
+    return _SURROGATE.search(text) is None
+
+
 def sha256(data: bytes) -> str:
     """SHA-256 of `data` as 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()

@@ -29,10 +29,13 @@ def new_path() -> str:
 def delete_abandoned() -> None:
     """Delete what processes left that ran here and are gone. Never raises."""
     here = Process.here()
+    if here is None:
+        return
+    place = _place(here)
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             name = _NAME.fullmatch(entry.name)
-            if here is None or name is None or name[1] != _place(here):
+            if name is None or name[1] != place:
                 continue
             if here._replace(pid=int(name[2]), started=int(name[3])).is_dead():
                 with contextlib.suppress(OSError):  # another user's, or another job has just deleted it

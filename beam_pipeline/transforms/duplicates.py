@@ -70,13 +70,16 @@ def _hash_pages(pages: tuple[int, Iterable[Page]], config: Config, survey: Surve
     store = storage.open_storage(config.input or "", config.io_deadline)
     believes = "md5" not in config.header
 
+    def is_known(ref: ImageRef) -> bool:
+        return believes and duplicates.listed_md5(ref) is not None
+
     def read(ref: ImageRef) -> bytes | Reject:
-        if believes and duplicates.listed_md5(ref) is not None:
+        if is_known(ref):
             return b""
         return fetch(store, image_url(config, ref.path), ref, config.image_options)
 
     def with_md5(ref: ImageRef, data: bytes | Reject) -> ImageRef:
-        if believes and duplicates.listed_md5(ref) is not None:
+        if is_known(ref):
             return ref
         try:
             if isinstance(data, Reject):

@@ -34,8 +34,8 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, pipeline: Any) -> tuple[Any, Any]:
         start = pipeline | "Start" >> beam.Impulse()
-        listed = self._read_manifest(start) if self._config.layout == "manifest" else self._list_folders(start)
-        pages, found = listed
+        is_manifest = self._config.layout == "manifest"
+        pages, found = self._read_manifest(start) if is_manifest else self._list_folders(start)
         pages.element_type = KEYED_PAGE  # outputs with tags know no types of their own
         join = _JoinFound(self._config.labels, self._config.most_references)
         joined = found | "JoinFound" >> beam.CombinePerKey(join)
