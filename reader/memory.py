@@ -1,11 +1,8 @@
-"""How much memory this process may still take, of the machine or of its container; and what is given back to it."""
+"""How much memory this process may still take, of the machine or of its container."""
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 _GROUP = Path("sys/fs/cgroup")
 # Limit and usage of the control group that a container sees at the top, versions 2 and 1,
@@ -26,22 +23,6 @@ def free_memory_bytes(root: str = "/") -> int | None:
             pages = int(fields.get("inactive_file", fields.get("total_inactive_file", 0)))  # given back on demand
             found.append(max(1, int(most) - int(used) + pages))
     return min((left for left in found if left), default=None)
-
-
-def give_back() -> None:
-    """Give the pages that this process has freed back to the system, where the C library can (glibc); takes some 10 ms.
-
-    Buffers of a remote store's replies leave holes in the heap of the thread that received them: without this the
-    process grows by some 20 MB in each epoch of 6,400 records, and is 100 MB larger in the end.
-    """
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-@cache
-def _malloc_trim() -> Any:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def _fields(path: Path) -> dict[str, str]:

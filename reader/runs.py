@@ -13,9 +13,10 @@ import numpy as np
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, StorageError
 from reader.cache import RunCache
+from reader.ranges import read_ranges
 from reader.run_table import Integers, RunTable
 from reader.scanning import check_frame, frame_bytes
-from reader.storage import Storage, request_pool
+from reader.storage import Storage
 
 # Neighbouring runs of a remote window are read at once up to this size: evaluation in file order makes one request a
 # window. Local reads aren't joined: a buffer of many MB is mapped, faulted in and unmapped, 8 µs a record.
@@ -82,10 +83,10 @@ class RunReader:
             if records is not None:
                 found[run] = list(records)
         missing = np.array([run for run in runs.tolist() if run not in found], np.int64)
-        at_once = request_pool().map if self._storage.is_remote else map
         groups = self._neighbours(missing)
+        ranges = [(*self._range(int(group[0]))[:2], self._range(int(group[-1]))[2]) for group in groups]
         # Cut into records here: in the threads of the requests, each with a heap of its own, they would leave holes.
-        for group, data in zip(groups, at_once(self._fetch, groups), strict=True):
+        for group, data in zip(groups, read_ranges(self._storage, ranges), strict=True):
             found.update(self._cut(group, data))
         return found
 
@@ -94,17 +95,7 @@ class RunReader:
         data = None if self._cache is None else self._cache.get(*self._range(run))
         return None if data is None else self._right(run, data)
 
-    def _fetch(self, runs: Integers) -> bytes | None:
-        """The bytes of neighbouring runs, by one range read; None where the file is missing."""
-        path, start, _ = self._range(int(runs[0]))
-        try:
-            return self._storage.read(path, start, self._range(int(runs[-1]))[2])
-        except StorageError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-            return None
-
-    def _cut(self, runs: Integers, data: bytes | None) -> dict[int, list[Found]]:
+    def _cut(self, runs: Integers, data: bytes | memoryview | None) -> dict[int, list[Found]]:
         """The records of neighbouring runs in the bytes that were fetched; the cache gets the runs that are right."""
         if data is None:
             return {run: self._missing(run) for run in runs.tolist()}
@@ -112,7 +103,7 @@ class RunReader:
         found: dict[int, list[Found]] = {}
         for run in runs.tolist():
             _, first, last = self._range(run)
-            part = data if len(runs) == 1 else data[first - start : last - start]
+            part = bytes(data[first - start : last - start])  # no copy of what is bytes, and whole
             records = self._right(run, part)
             if records is not None and self._cache is not None:
                 self._cache.put(path, first, part)

@@ -1,27 +1,20 @@
 """Reading bytes of local files and of any fsspec URL: ranges, listings, globs.
 
-A range read is one request. Remote requests that fail in passing are tried again, so that one lost packet doesn't end a
-training run of days; a local failure is final. Nothing here writes.
+A range read is one request; `remote` says what URLs add. A local failure is final. Nothing here writes.
 """
 
 from __future__ import annotations
 
 import errno
 import glob
-import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from beam_pipeline.errors import StorageError
-from reader.retries import http_status, retry
+from reader.remote import open_remote
 
 CHUNK_BYTES = 8 << 20  # of sequential reading: 50 ms of request latency are lost in its transfer time
-# Range requests under way at once: two windows of 16 runs, each of which then costs one latency.
-_REQUESTS = 32
-_RANGE_NOT_SATISFIABLE = 416
 _NOTHING_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
@@ -33,6 +26,9 @@ class Storage(Protocol):
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes [start, stop) of a file, fewer where it ends before. Raises StorageError, also where it is missing."""
+
+    def read_into(self, path: str, start: int, buffer: memoryview) -> int:
+        """Fill `buffer` with a file's bytes from `start` on: how many, fewer where it ends before. Raises as `read`."""
 
     def size(self, path: str) -> int:
         """Bytes of a file. Raises StorageError, also where it is missing."""
@@ -57,7 +53,7 @@ def open_storage(url: str) -> Storage:
         StorageError: no such protocol, or its fsspec package isn't installed.
     """
     scheme, separator, _ = url.partition("://")
-    return _remote(scheme.lower()) if separator and scheme != "file" else LocalStorage()
+    return open_remote(scheme.lower()) if separator and scheme != "file" else LocalStorage()
 
 
 def normalize(url: str) -> str:
@@ -92,6 +88,11 @@ class LocalStorage:
                 start, length = start + len(part), length - len(part)
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def read_into(self, path: str, start: int, buffer: memoryview) -> int:
+        data = self.read(path, start, start + len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     def size(self, path: str) -> int:
         with _naming(path):
             return os.stat(path).st_size
@@ -117,85 +118,6 @@ class LocalStorage:
 
     def glob(self, pattern: str) -> list[str]:
         return sorted(path for path in glob.glob(normalize(pattern), recursive=True) if os.path.isfile(path))
-
-
-class RemoteStorage:
-    """Any fsspec filesystem."""
-
-    is_remote = True
-
-    def __init__(self, scheme: str, filesystem: Any) -> None:
-        self._scheme = scheme
-        self._fs = filesystem
-
-    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        if stop is not None and stop <= start:
-            return b""
-        # cat_file, since cat() takes `[`, `*` and `?` in a name for a pattern.
-        try:
-            data: bytes = retry(lambda: self._fs.cat_file(path, start=start if stop or start else None, end=stop), path)
-        except StorageError as error:
-            if http_status(error.__cause__) == _RANGE_NOT_SATISFIABLE:  # the file ends before `start`
-                return b""
-            raise
-        return data
-
-    def size(self, path: str) -> int:
-        return int(retry(lambda: self._fs.info(path), path)["size"])
-
-    def sizes(self, paths: Sequence[str]) -> list[int | None]:
-        found: dict[str, int] = {}
-        for folder in sorted({path.rpartition("/")[0] for path in paths}):
-            for entry in self._entries(folder):
-                found[f"{folder}/{entry['name'].removeprefix(self._inside(folder))}"] = entry["size"]
-        return [found.get(path) for path in paths]
-
-    def _entries(self, folder: str) -> list[dict[str, Any]]:
-        return list(_or_nothing(lambda: retry(lambda: self._fs.ls(folder, detail=True), folder)))
-
-    def names(self, folder: str) -> list[str]:
-        paths = [entry["name"].rstrip("/") + "/" * (entry["type"] == "directory") for entry in self._entries(folder)]
-        return sorted(path.removeprefix(self._inside(folder)) for path in paths)
-
-    def files(self, folder: str) -> list[tuple[str, int]]:
-        found = dict(_or_nothing(lambda: retry(lambda: self._fs.find(folder, detail=True), folder)))
-        files = [(path.removeprefix(self._inside(folder)), int(entry["size"])) for path, entry in found.items()]
-        return sorted((file for file in files if not file[0].endswith("/")), key=lambda file: file[0].encode())
-
-    def _inside(self, folder: str) -> str:
-        """How the paths of a listing of `folder` begin."""
-        return str(self._fs._strip_protocol(folder)).rstrip("/") + "/"
-
-    def glob(self, pattern: str) -> list[str]:
-        return sorted(f"{self._scheme}://{path.lstrip('/')}" for path in retry(lambda: self._fs.glob(pattern), pattern))
-
-
-@cache  # one client, one connection pool and one event loop a process
-def _remote(scheme: str) -> Storage:
-    # gcsfs otherwise asks for the bucket's type over gRPC, which stalls for a minute without that permission.
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    options: dict[str, Any] = {"use_listings_cache": False}
-    if scheme in ("gs", "gcs"):
-        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback for each request it gives up
-        if os.environ.get("STORAGE_EMULATOR_HOST"):
-            options["token"] = "anon"  # the emulator knows no credentials
-    try:
-        import fsspec
-
-        return RemoteStorage(scheme, fsspec.filesystem(scheme, **options))
-    except (ImportError, ValueError) as error:
-        raise StorageError(f"can't open {scheme}:// URLs: {error}") from None
-
-
-@cache
-def request_pool() -> ThreadPoolExecutor:
-    """Where remote range requests run at once, of all datasets of this process."""
-    return ThreadPoolExecutor(_REQUESTS, "reader-request")
-
-
-if hasattr(os, "register_at_fork"):  # a forked child (a PyTorch worker) has its parent's client, not its threads
-    os.register_at_fork(after_in_child=_remote.cache_clear)
-    os.register_at_fork(after_in_child=request_pool.cache_clear)
 
 
 class _naming:
@@ -228,13 +150,3 @@ def _size(path: str) -> int | None:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a folder or a link to one, also where a link leads round in circles."""
     return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
-
-
-def _or_nothing(listing: Callable[[], Any]) -> Any:
-    """The listing, or an empty one where there is no such folder."""
-    try:
-        return listing()
-    except StorageError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return []
-        raise

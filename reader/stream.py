@@ -20,7 +20,6 @@ from reader import order
 from reader.cache import RecentRuns, RunCache, open_cache
 from reader.damage import Block, Mender
 from reader.info import DatasetInfo
-from reader.memory import give_back
 from reader.position import WINDOW_RUNS, Position
 from reader.run_table import RunTable
 from reader.runs import Found, RunReader
@@ -221,10 +220,7 @@ def _read_ahead(source: Source, windows: Iterator[order.Window]) -> Iterator[tup
     def load(window: order.Window | None) -> tuple[order.Window, list[Found]] | None:
         if window is None:
             return None
-        records = reader.find(window.numbers)
-        if source.storage.is_remote:
-            give_back()
-        return window, records
+        return window, reader.find(window.numbers)
 
     ahead = ThreadPoolExecutor(1, "reader-window")
     is_finalizing = sys.is_finalizing  # `sys` itself may be gone by then

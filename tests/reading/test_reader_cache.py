@@ -15,8 +15,8 @@ import reader
 from beam_pipeline.errors import UsageError
 from reader.cache import MemoryCache, RecentRuns, _memory_cache, open_cache
 from reader.memory import free_memory_bytes
+from reader.remote import RemoteStorage
 from reader.runs import RunReader
-from reader.storage import RemoteStorage
 from reader.stream import EvalStream, open_source
 from tests.reading.shards import make_dataset, train_stream
 

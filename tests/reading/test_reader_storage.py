@@ -16,7 +16,7 @@ from aiohttp import ServerDisconnectedError
 
 import reader
 from beam_pipeline.errors import CorruptRecordError, NotPublishedError, StorageError
-from reader import retries, storage
+from reader import remote, retries
 from reader.hashing import dataset_hash
 from reader.runs import RunReader
 from reader.storage import open_storage
@@ -35,9 +35,9 @@ def bucket(gcs: Gcs, folder: Path) -> Iterator[str]:
     """URL of the dataset on the server; this process' client is made anew for its address."""
     name = gcs.new_bucket()
     gcs.put_folder(name, "data sets/1.0.0", folder)
-    storage._remote.cache_clear()
+    remote.open_remote.cache_clear()
     yield f"gs://{name}/data sets/1.0.0"
-    storage._remote.cache_clear()
+    remote.open_remote.cache_clear()
 
 
 @pytest.fixture

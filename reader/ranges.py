@@ -1,0 +1,101 @@
+"""Many ranges of files: local ones one by one, remote ones at once, into one buffer that the next ones use again."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import accumulate
+
+from beam_pipeline.errors import StorageError
+from reader.storage import Storage, cpu_count
+
+Range = tuple[str, int, int]  # file, first byte, byte behind the last
+
+# Requests under way at once, of all datasets of a process. Each thread costs its switches and, since it spreads the
+# process' allocations over more heaps (glibc's arenas), up to 5 MB: few for large ranges on few cores, whose decoders
+# they outrun at 50 ms a request; many for small ones, where the latency is all.
+_MOST_REQUESTS, _FEWEST_REQUESTS, _REQUESTS_PER_CORE = 32, 8, 4
+_SMALL_BYTES = 256 << 10
+
+# A page that is touched for the first time costs 3 µs on a virtual machine, so that a MB in fresh memory costs as much
+# as receiving it; and many replies that are freed one by one leave holes in the heaps of the threads that received
+# them. Of two datasets that are read in turns (training, evaluation) each finds the buffer of the other.
+_SPARE: deque[memoryview] = deque(maxlen=2)
+_MOST_SPARE_BYTES = 64 << 20  # windows of full-sized photos: not kept
+_STEP_BYTES = 1 << 20
+
+
+def read_ranges(storage: Storage, ranges: Sequence[Range]) -> Iterator[bytes | memoryview | None]:
+    """The bytes of each range in turn, fewer where its file ends before; None where the file is missing.
+
+    A view of remote bytes is valid until the iteration ends.
+
+    Raises:
+        StorageError: a file can't be read.
+    """
+    if not storage.is_remote:
+        for path, start, stop in ranges:
+            try:
+                yield storage.read(path, start, stop)
+            except StorageError as error:
+                _raise_unless_missing(error)
+                yield None
+    elif ranges:
+        yield from _read_at_once(storage, ranges)
+
+
+def _read_at_once(storage: Storage, ranges: Sequence[Range]) -> Iterator[memoryview | None]:
+    ends = list(accumulate(stop - start for _, start, stop in ranges))
+    buffer = _take_buffer(ends[-1])
+    parts = [buffer[end - (stop - start) : end] for (_, start, stop), end in zip(ranges, ends, strict=True)]
+
+    def fill(one: Range, part: memoryview) -> int | None:
+        path, start, _ = one
+        try:
+            return storage.read_into(path, start, part)
+        except StorageError as error:
+            _raise_unless_missing(error)
+            return None
+
+    requests = _request_pool(_requests_at_once(ends[-1] // len(ranges)))
+    for part, received in zip(parts, requests.map(fill, ranges, parts), strict=True):
+        yield None if received is None else part[:received]
+    if len(buffer) <= _MOST_SPARE_BYTES:
+        _SPARE.append(buffer)  # not after an error: other requests may still be writing
+
+
+def _take_buffer(size: int) -> memoryview:
+    try:
+        spare = _SPARE.pop()
+    except IndexError:
+        spare = memoryview(b"")
+    if len(spare) >= size:
+        return spare
+    # Not by malloc: once a block of this size was freed, each thread's heap would keep twice as much (mallopt(3) on its
+    # dynamic M_MMAP_THRESHOLD). Private, so that a forked child reads into pages of its own.
+    rounded = -(-size // _STEP_BYTES) * _STEP_BYTES
+    return memoryview(mmap.mmap(-1, rounded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def _requests_at_once(range_bytes: int) -> int:
+    if range_bytes < _SMALL_BYTES:
+        return _MOST_REQUESTS
+    return min(_MOST_REQUESTS, max(_FEWEST_REQUESTS, _REQUESTS_PER_CORE * cpu_count()))
+
+
+@cache
+def _request_pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "reader-request")
+
+
+if hasattr(os, "register_at_fork"):  # a forked child (a PyTorch worker) has none of its parent's threads
+    os.register_at_fork(after_in_child=_request_pool.cache_clear)
+
+
+def _raise_unless_missing(error: StorageError) -> None:
+    if not isinstance(error.__cause__, FileNotFoundError):
+        raise error
