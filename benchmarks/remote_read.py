@@ -3,8 +3,9 @@
     python benchmarks/remote_read.py [IMAGES] [--count 6400] [--latency_ms 50] [--repeats 7]
 
 A real fake-gcs-server (from `.[test]`) behind a proxy that sleeps before it forwards; both run on this
-machine and take their part of its CPUs, so the clock is pessimistic and CPU seconds count the reader alone. Bytes
-fetched are those of objects; bytes used are those of the records that were handed out.
+machine and take their part of its CPUs, so the clock is pessimistic and CPU seconds count the reader alone; one row has
+the latency without them, local files after a sleep. Bytes fetched are those of objects; bytes used are those of the
+records that were handed out.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import material
 import turns
 
 import reader
+from reader.bench.latency import delayed
 from tests import servers
 
 SIZE, BATCH = 224, 64
@@ -75,6 +77,7 @@ def measure(local: str, bucket: str, proxy: str, cache: str, flags: argparse.Nam
     cases: dict[str, tuple[Callable[..., turns.Reader], tuple[Any, ...]]] = {
         "shards, local": (shards, (local,)),
         "shards, gs://": (shards, (f"{bucket}/bench/1.0.0",)),
+        "shards, a sleep for each request": (slept, (local, flags.latency_ms / 1000)),
     }
     before = went_through(proxy)
     runs = turns.in_turns(cases, flags.count, flags.repeats)
@@ -115,6 +118,11 @@ def shards(url: str, cache: str | None = None) -> turns.Reader:
     """`train_dataset`."""
     info = reader.load_info(url)
     return _counted(reader.train_dataset(info, "train", global_batch_size=BATCH, image_size=SIZE, cache=cache))
+
+
+def slept(folder: str, latency_s: float) -> turns.Reader:
+    """`train_dataset` of local files that wait as remote ones do."""
+    return shards(delayed(folder, latency_s))
 
 
 def individual(root: str) -> turns.Reader:
