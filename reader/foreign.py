@@ -5,6 +5,7 @@ Files are read by our own reader, so any fsspec URL works and a wrong record is 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -90,33 +91,32 @@ class _Place(NamedTuple):
 def _good_records(
     files: Sequence[str], wanted: Wanted, skips: Skips | None, place: _Place
 ) -> Iterator[tuple[list[bytes], _Place]]:
-    """Every record from `place` on that fits `wanted`, some at a time; the others are raised, or counted."""
+    """Every record from `place` on that fits `wanted`, some at a time; others are counted, or the first is raised."""
     for index in range(place.file, len(files)):
-        file, block = files[index], list[tuple[int, Frame]]()
-        frames = scan_file(open_storage(file), file, place.offset, place.record)
-        for number, frame in enumerate(frames, place.record):
-            if len(block) == schema.RUN_RECORDS:
-                if records := _sift(file, block, wanted, skips, index):
-                    yield records, _Place(index, number, frame.offset)
-                block = []
-            block.append((number, frame))
-        place = _Place(index + 1, 0, 0)
-        if records := _sift(file, block, wanted, skips, index):
-            yield records, place
+        for block, behind in _blocks(files, place if index == place.file else _Place(index, 0, 0)):
+            records: list[bytes] = []
+            for (number, frame), error in zip(block, faults(files[index], block, wanted), strict=True):
+                if error is None:
+                    records.append(frame.record)  # type: ignore[arg-type]  # a record, since there is no fault
+                elif skips is not None:
+                    skips.add((index, number), error)
+                else:
+                    if records:
+                        yield records, _Place(index, number, frame.offset)
+                    raise error
+            if records:
+                yield records, behind
     if skips is not None:
         skips.report()
 
 
-def _sift(
-    file: str, block: Sequence[tuple[int, Frame]], wanted: Wanted, skips: Skips | None, index: int
-) -> list[bytes]:
-    """The records of a block that fit; `index` is the file's."""
-    records: list[bytes] = []
-    for (number, frame), error in zip(block, faults(file, block, wanted), strict=True):
-        if error is None:
-            records.append(frame.record)  # type: ignore[arg-type]  # a record, since there is no fault
-        elif skips is None:
-            raise error
-        else:
-            skips.add((index, number), error)
-    return records
+def _blocks(files: Sequence[str], place: _Place) -> Iterator[tuple[list[tuple[int, Frame]], _Place]]:
+    """The numbered frames of one file from `place` on, some at a time, each time with the place behind them."""
+    file = files[place.file]
+    frames = enumerate(scan_file(open_storage(file), file, place.offset, place.record), place.record)
+    block = list(itertools.islice(frames, schema.RUN_RECORDS))
+    while block:
+        following = list(itertools.islice(frames, schema.RUN_RECORDS))
+        behind = _Place(place.file, following[0][0], following[0][1].offset) if following else None
+        yield block, behind or _Place(place.file + 1, 0, 0)
+        block = following

@@ -11,6 +11,7 @@ import tensorflow as tf
 import reader
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from reader.open_streams import OpenStreams
+from reader.scanning import scan_file
 from reader.storage import LocalStorage
 from tests.reading import foreign
 from tests.reading.foreign import KINDS
@@ -290,11 +291,18 @@ def test_many_datasets_in_turns_read_their_files_once(
     assert found == list(range(200))
 
 
-def test_damage_behind_the_first_records_names_file_record_and_offset(tmp_path: Path) -> None:
-    path = tmp_path / "a"
+@pytest.mark.parametrize("wrong", [101, 127, 128, 199])
+def test_damage_is_raised_behind_all_records_before_it(tmp_path: Path, wrong: int) -> None:
+    write(tmp_path / "a", 200)
+    path = tmp_path / "b"
     write(path, 200)
+    frames = list(scan_file(LocalStorage(), str(path)))
     data = bytearray(path.read_bytes())
-    data[-6] ^= 1
+    data[frames[wrong].offset + 20] ^= 1
     path.write_bytes(data)
-    with pytest.raises(tf.errors.OpError, match=r"a: record 199 at byte \d+: the CRC of the data is wrong"):
-        list(reader.record_dataset(str(path)))
+    dataset = reader.record_dataset([str(tmp_path / "a"), str(path)])
+    for _ in range(2):
+        records = dataset.as_numpy_iterator()
+        assert [next(records)["label"] for _ in range(200 + wrong)] == [*range(200), *range(wrong)]
+        with pytest.raises(tf.errors.OpError, match=rf"b: record {wrong} at byte \d+: the CRC of the data is wrong"):
+            next(records)
