@@ -233,8 +233,10 @@ def train_windows(first: Integers, position: Position, host: int) -> Iterator[Wi
 
 
 def eval_share(records: int, hosts: int, host: int) -> tuple[int, int]:
-    """The record numbers [start, stop) that one host evaluates: contiguous, equal but for one record."""
-    return records * host // hosts, records * (host + 1) // hosts
+    """The record numbers [start, stop) that one host evaluates: contiguous, the first hosts' one record larger."""
+    share, larger = divmod(records, hosts)
+    start = share * host + min(host, larger)
+    return start, start + share + (host < larger)
 
 
 def eval_windows(first: Integers, start: int, stop: int) -> Iterator[Window]:

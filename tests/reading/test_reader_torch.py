@@ -227,6 +227,19 @@ def test_evaluation_is_in_file_order(info: reader.DatasetInfo) -> None:
     assert torch.cat([labels for part in parts for _, labels in part]).tolist() == labels.tolist()
 
 
+@pytest.mark.parametrize("records", [7, 8])
+def test_evaluation_of_single_records_resumes_in_its_last_round(info: reader.DatasetInfo, records: int) -> None:
+    def make() -> Any:
+        return dataset(info, split=f"train[:{records}]", shuffle=False, batch_size=1, features=["filename"])
+
+    every = [batch["filename"] for batch, _ in loader(make(), 3)]
+    assert len(every) == records
+    for steps in range(5, records):
+        resumed = make()
+        resumed.load_state_dict(make().state_dict(steps, num_workers=3))
+        assert [batch["filename"] for batch, _ in loader(resumed, 3)] == every[steps:]
+
+
 def test_transforms_get_the_seeds_of_train_dataset(info: reader.DatasetInfo) -> None:
     theirs = reader.train_dataset(info, "train", global_batch_size=7, augment=reader.augment.flip_crop, seed=1)
     ours = dataset(info, batch_size=7, transform=reader.pillow.flip_crop, seed=1)
