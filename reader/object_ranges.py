@@ -51,10 +51,9 @@ class ObjectRanges:
     def _connection(self, scheme: str, host: str) -> http.client.HTTPConnection:
         kept: dict[str, http.client.HTTPConnection] = self._mine.__dict__.setdefault("connections", {})
         if host not in kept:
-            is_secure = scheme == "https"
             kept[host] = (
                 http.client.HTTPSConnection(host, timeout=_TIMEOUT_S, context=_certificates())
-                if is_secure
+                if scheme == "https"
                 else http.client.HTTPConnection(host, timeout=_TIMEOUT_S)
             )
         return kept[host]

@@ -11,6 +11,7 @@ from functools import cache
 from itertools import accumulate
 
 from beam_pipeline.errors import StorageError
+from reader.retries import is_missing
 from reader.storage import Storage, cpu_count
 
 Range = tuple[str, int, int]  # file, first byte, byte behind the last
@@ -42,7 +43,8 @@ def read_ranges(storage: Storage, ranges: Sequence[Range]) -> Iterator[bytes | m
             try:
                 yield storage.read(path, start, stop)
             except StorageError as error:
-                _raise_unless_missing(error)
+                if not is_missing(error):
+                    raise
                 yield None
     elif ranges:
         yield from _read_at_once(storage, ranges)
@@ -58,7 +60,8 @@ def _read_at_once(storage: Storage, ranges: Sequence[Range]) -> Iterator[memoryv
         try:
             return storage.read_into(path, start, part)
         except StorageError as error:
-            _raise_unless_missing(error)
+            if not is_missing(error):
+                raise
             return None
 
     requests = _request_pool(_requests_at_once(ends[-1] // len(ranges)))
@@ -94,8 +97,3 @@ def _request_pool(threads: int) -> ThreadPoolExecutor:
 
 if hasattr(os, "register_at_fork"):  # a forked child (a PyTorch worker) has none of its parent's threads
     os.register_at_fork(after_in_child=_request_pool.cache_clear)
-
-
-def _raise_unless_missing(error: StorageError) -> None:
-    if not isinstance(error.__cause__, FileNotFoundError):
-        raise error

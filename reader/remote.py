@@ -13,7 +13,7 @@ from typing import Any
 
 from beam_pipeline.errors import StorageError
 from reader.object_ranges import ObjectRanges
-from reader.retries import http_status, retry
+from reader.retries import http_status, is_missing, retry
 
 _RANGE_NOT_SATISFIABLE = 416
 
@@ -117,6 +117,6 @@ def _or_nothing(listing: Callable[[], Any]) -> Any:
     try:
         return listing()
     except StorageError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+        if is_missing(error):
             return []
         raise

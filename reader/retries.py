@@ -83,6 +83,11 @@ def _is_passing(error: Exception) -> bool:
     return any(kind.__name__ in _PASSING_NAMES for kind in type(error).__mro__)
 
 
+def is_missing(error: StorageError) -> bool:
+    """Whether there is no such file."""
+    return isinstance(error.__cause__, FileNotFoundError)
+
+
 def http_status(error: BaseException | None) -> int | None:
     """The HTTP status that an exception of gcsfs, aiohttp or s3fs carries, if any."""
     status = getattr(error, "code", None) or getattr(error, "status", None)
