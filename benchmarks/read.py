@@ -6,14 +6,13 @@ IMAGES is a folder of class folders (drawn pictures without); its files are repe
 
 A ceiling does a case's work on each image (`tf.io.decode_jpeg`, for random_resized_crop `tf.io.decode_and_crop_jpeg`
 and the resize) in the same batched map over the same image bytes in memory, same batch and threads. Wall clock on
-shared cores jumps, so CPU seconds come beside it; medians of the repeats after a warm-up.
+shared cores jumps, so CPU seconds come beside it; medians of the repeats after a warm-up, ratios of neighbouring runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -24,12 +23,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import material
 import numpy as np
 import psutil
-import tensorflow as tf
 
 import reader
+from reader.bench import ceilings
+from reader.bench.measure import Runnable, measure, ratio
 from reader.decode import batch_decoder
 from reader.example import parse_example
-from reader.order import augment_seeds
 from reader.runs import RunReader
 
 
@@ -43,62 +42,38 @@ def main() -> None:
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
         source = material.images(flags.images, Path(scratch), flags.count)
-        measure(reader.load_info(material.dataset(source, Path(scratch))), flags.batch_size, flags.repeats)
+        compare(reader.load_info(material.dataset(source, Path(scratch))), flags.batch_size, flags.repeats)
 
 
-def measure(info: reader.DatasetInfo, batch_size: int, repeats: int) -> None:
+def compare(info: reader.DatasetInfo, batch_size: int, repeats: int) -> None:
     """Run every case and its ceiling in turn and print medians."""
     begin = time.perf_counter()
     next(iter(reader.train_dataset(info, "train", global_batch_size=batch_size)))
     print(f"first batch after {time.perf_counter() - begin:.2f} s")
-    height, width = info.image.min_size or (0, 0)
+    size = info.image.min_size or (0, 0)
     crop = reader.augment.random_resized_crop()
-    augments: dict[str, Any] = {"plain": None, "flip": reader.augment.flip, "flip_crop": reader.augment.flip_crop}
+    augments = {"plain": None, "flip": reader.augment.flip, "flip_crop": reader.augment.flip_crop}
+    images = info.steps_per_epoch("train", batch_size) * batch_size
+    records = RunReader(info.shard_storage, info.run_table("train")).read(np.arange(images))
+    encoded = [parse_example(record)["image"][0] for record in records]
     datasets: dict[str, Any] = {}
     for name, augment in {**augments, "random_resized_crop": crop}.items():
-        datasets[f"{name}, ceiling"] = ceiling(info, "train", batch_size, (height, width), augment)
+        work = batch_decoder(info.image, size, "crop", augment)
+        datasets[f"{name}, ceiling"] = ceilings.of_images(encoded, work, batch_size)()
         datasets[name] = reader.train_dataset(
-            info, "train", global_batch_size=batch_size, image_size=(height, width), augment=augment
+            info, "train", global_batch_size=batch_size, image_size=size, augment=augment
         )
-    images = info.steps_per_epoch("train", batch_size) * batch_size
-    wall: dict[str, list[float]] = {name: [] for name in datasets}
-    cpu: dict[str, list[float]] = {name: [] for name in datasets}
-    memory = []
-    for _ in range(repeats + 1):
-        for name, dataset in datasets.items():
-            start, cpu_start = time.perf_counter(), time.process_time()
-            for _ in dataset:
-                pass
-            wall[name].append(time.perf_counter() - start)
-            cpu[name].append(time.process_time() - cpu_start)
-        memory.append(psutil.Process().memory_info().rss >> 20)
-    print(f"{images} images an iteration, batch {batch_size}, {repeats} repeats; RSS MB {memory}")
-    for name in datasets:
-        seconds, cpu_seconds = (statistics.median(times[name][1:]) for times in (wall, cpu))
-        of_ceiling = [median_ratio(times[f"{name.split(',')[0]}, ceiling"], times[name]) for times in (wall, cpu)]
+    runnables = {name: Runnable(dataset, batch_size) for name, dataset in datasets.items()}
+    rates = measure(runnables, images, repeats, lambda line: None)
+    rss_mb = psutil.Process().memory_info().rss / 1e6
+    print(f"{images} images an iteration, batch {batch_size}, {repeats} repeats; RSS {rss_mb:,.0f} MB")
+    for name, rate in rates.items():
+        by_clock, by_cpu = ratio(rate, rates[f"{name.partition(',')[0]}, ceiling"])
+        slowest, fastest = rate.spread
         print(
-            f"{name:28} {images / seconds:7.0f} images/s, {cpu_seconds / images * 1e6:5.0f} us CPU an image; "
-            f"of its ceiling: {of_ceiling[0]:.3f} by wall clock, {of_ceiling[1]:.3f} by CPU"
+            f"{name:28} {rate.images_per_s:6.0f} images/s ({slowest:.0f} to {fastest:.0f}), CPU s/1,000 "
+            f"{rate.cpu_per_1000:.3f}; of its ceiling: {by_clock:.3f} by wall clock, {by_cpu:.3f} by CPU"
         )
-
-
-def median_ratio(ceilings: list[float], times: list[float]) -> float:
-    """Of neighbouring runs, without the first."""
-    return statistics.median(c / t for c, t in zip(ceilings[1:], times[1:], strict=True))
-
-
-def ceiling(
-    info: reader.DatasetInfo, split: str, batch_size: int, size: tuple[int, int], augment: Any
-) -> tf.data.Dataset:
-    """The work on each image alone, for as many images from memory."""
-    table = info.run_table(split)
-    count = info.steps_per_epoch(split, batch_size) * batch_size
-    records = RunReader(info.shard_storage, table).read(np.arange(count))
-    images = [parse_example(record)["image"][0] for record in records]
-    seeds = augment_seeds(np.arange(count), 0, 0)
-    dataset = tf.data.Dataset.from_tensor_slices((images, seeds)).batch(batch_size, drop_remainder=True)
-    decode = batch_decoder(info.image, size, "crop", augment)
-    return dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2)
 
 
 if __name__ == "__main__":

@@ -149,7 +149,9 @@ def eval_dataset(
 def _finish(dataset: Dataset, graph: BatchGraph, batches: int, skips: Any) -> Dataset:
     """Hosts are split by record ranges already, and batches keep their order."""
     options = tf.data.Options()
-    options.autotune.enabled = True
+    # Its thread may miss that an iterator is closed (TensorFlow 2.21 calls it before it sets the flag that it looks at)
+    # and sleeps on: half of the epochs of 1.5 s ended 1 s late. What it would find is set: see `sources`.
+    options.autotune.enabled = False
     options.deterministic = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.experimental_optimization.inject_prefetch = False  # what notes the end of an iteration has to stay last

@@ -13,6 +13,7 @@ from reader.blocks import StepBlocks
 
 Tensor = Any  # TensorFlow ships no types
 
+BEGIN = -(1 << 62)  # due where nothing of an iteration was handed out, which is no step's number or complement
 END = 1 << 62  # the "step" behind an iteration's last
 
 
@@ -35,42 +36,48 @@ class GapFiller:
     Args:
         blocks: where the records come from.
         graph: what is done with them.
-        specs: of the tensors handed out, [b, …] each.
     """
 
-    def __init__(self, blocks: StepBlocks, graph: Graph, specs: Sequence[Any]) -> None:
+    def __init__(self, blocks: StepBlocks, graph: Graph) -> None:
         self._blocks = blocks
         self._graph = graph
-        self._specs = specs
 
-    def fill(self, due: Any, step: Any) -> tuple[Any, ...]:
-        """What is handed out when batch number `due` of an iteration should come next, and `step` (or `END`) arrives.
+    def fill(self, due: Any, step: Any, *batch: Any) -> tuple[Any, ...]:
+        """What is handed out when step `due` should come next, and the batch of `step` arrives.
+
+        Args:
+            due: number of a step, or `BEGIN`.
+            step: number of a step, its complement (`~step`) where that is the iteration's last, or `END`.
+            batch: what was made of the records, [b, …] each; [0, …] with `END`.
 
         Returns:
-            The number of the batch that is due next, how many rows of what arrived are handed out (all or none), and
-            the rows that come before them, [n, …] for each of `specs`.
+            The step that is due next, and the rows that are handed out, [n, …] for each of `batch`.
 
         Raises:
-            ImageShardsError: why batch `due` can't be made.
+            ImageShardsError: why step `due` can't be made.
         """
         due, step, steps = int(due), int(step), self._blocks.steps
-        begin = self._blocks.next_begin if step == END else step - step % steps
-        arrived = steps if step == END else step - begin
-        made = self._make_again(begin + due, begin + arrived)
-        due += len(made[0]) // self._blocks.batch_size
-        kept = 0
-        if due == arrived and step != END:  # else an error follows, and what arrived is made again behind it
-            due, kept = due + 1, self._blocks.batch_size
-        if due == steps:
+        is_end = step == END
+        step = step if step >= 0 else ~step
+        if due == BEGIN:
+            due = self._blocks.next_begin if is_end else step - step % steps
+        begin = due - due % steps
+        arrives = begin + steps if is_end else step
+        made = self._make_again(due, arrives)
+        due += len(made)
+        if due == arrives and not is_end:  # else an error follows, and what arrived is made again behind it
+            made.append(batch)
+            due += 1
+        if due == begin + steps:
             self._blocks.finish(begin)
-        return np.int64(due), np.int64(kept), *made
+        return np.int64(due), *(made[0] if len(made) == 1 else map(np.concatenate, zip(*made, strict=True)))
 
-    def _make_again(self, step: int, stop: int) -> list[Any]:
+    def _make_again(self, step: int, stop: int) -> list[Sequence[Any]]:
         """Steps [step, stop) again, with another record where one is damaged; TensorFlow runs eagerly.
 
         Raises: the error of step `step`; the steps before a later one with an error are made.
         """
-        made: list[list[Any]] = []
+        made: list[Sequence[Any]] = []
         for number in range(step, stop):
             try:
                 block = self._blocks.again(number, self._graph.fault)
@@ -81,6 +88,4 @@ class GapFiller:
                 if not made:
                     raise
                 break
-        if not made:
-            return [np.zeros([0, *spec.shape[1:]], spec.dtype.as_numpy_dtype) for spec in self._specs]
-        return [np.concatenate(column) for column in zip(*made, strict=True)]
+        return made

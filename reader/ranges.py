@@ -8,18 +8,18 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from beam_pipeline.errors import StorageError
 from reader.retries import is_missing
-from reader.storage import Storage, cpu_count
+from reader.storage import Range, Storage, cpu_count
 
-Range = tuple[str, int, int]  # file, first byte, byte behind the last
-
-# Requests under way at once, of all datasets of a process. Each thread costs its switches and, since it spreads the
+# Threads that wait for requests, of all datasets of a process. Each costs its switches and, since it spreads the
 # process' allocations over more heaps (glibc's arenas), up to 5 MB: few for large ranges on few cores, whose decoders
 # they outrun at 50 ms a request; many for small ones, where the latency is all.
-_MOST_REQUESTS, _FEWEST_REQUESTS, _REQUESTS_PER_CORE = 32, 8, 4
+_MOST_THREADS, _FEWEST_THREADS, _THREADS_PER_CORE = 32, 8, 4
+# Ranges that a thread asks for at once, where the storage can: the 16 of a window on two cores take one latency.
+_RANGES_A_THREAD = 2
 _SMALL_BYTES = 256 << 10
 
 # A page that is touched for the first time costs 3 µs on a virtual machine, so that a MB in fresh memory costs as much
@@ -55,18 +55,15 @@ def _read_at_once(storage: Storage, ranges: Sequence[Range]) -> Iterator[memoryv
     buffer = _take_buffer(ends[-1])
     parts = [buffer[end - (stop - start) : end] for (_, start, stop), end in zip(ranges, ends, strict=True)]
 
-    def fill(one: Range, part: memoryview) -> int | None:
-        path, start, _ = one
-        try:
-            return storage.read_into(path, start, part)
-        except StorageError as error:
-            if not is_missing(error):
-                raise
-            return None
+    pool = _request_pool(_threads(ends[-1] // len(ranges)))
 
-    requests = _request_pool(_requests_at_once(ends[-1] // len(ranges)))
-    for part, received in zip(parts, requests.map(fill, ranges, parts), strict=True):
-        yield None if received is None else part[:received]
+    def receive(first: int) -> list[int | None]:
+        some = slice(first, first + _RANGES_A_THREAD)
+        return storage.read_into(ranges[some], parts[some])
+
+    received = pool.map(receive, range(0, len(ranges), _RANGES_A_THREAD))
+    for part, size in zip(parts, chain.from_iterable(received), strict=True):
+        yield None if size is None else part[:size]
     if len(buffer) <= _MOST_SPARE_BYTES:
         _SPARE.append(buffer)  # not after an error: other requests may still be writing
 
@@ -84,10 +81,10 @@ def _take_buffer(size: int) -> memoryview:
     return memoryview(mmap.mmap(-1, rounded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
-def _requests_at_once(range_bytes: int) -> int:
+def _threads(range_bytes: int) -> int:
     if range_bytes < _SMALL_BYTES:
-        return _MOST_REQUESTS
-    return min(_MOST_REQUESTS, max(_FEWEST_REQUESTS, _REQUESTS_PER_CORE * cpu_count()))
+        return _MOST_THREADS
+    return min(_MOST_THREADS, max(_FEWEST_THREADS, _THREADS_PER_CORE * cpu_count()))
 
 
 @cache

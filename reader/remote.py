@@ -14,6 +14,7 @@ from typing import Any
 from beam_pipeline.errors import StorageError
 from reader.object_ranges import ObjectRanges
 from reader.retries import http_status, is_missing, retry
+from reader.storage import Range, Storage
 
 _RANGE_NOT_SATISFIABLE = 416
 
@@ -42,7 +43,7 @@ if hasattr(os, "register_at_fork"):  # a forked child (a PyTorch worker) has no 
     os.register_at_fork(after_in_child=open_remote.cache_clear)
 
 
-class RemoteStorage:
+class RemoteStorage(Storage):
     """Any fsspec filesystem."""
 
     is_remote = True
@@ -62,11 +63,6 @@ class RemoteStorage:
                 return b""
             raise
         return data
-
-    def read_into(self, path: str, start: int, buffer: memoryview) -> int:
-        data = self.read(path, start, start + len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
     def size(self, path: str) -> int:
         return int(retry(lambda: self._fs.info(path), path)["size"])
@@ -105,11 +101,15 @@ class GcsStorage(RemoteStorage):
         super().__init__(scheme, filesystem)
         self._ranges = ObjectRanges()
 
-    def read_into(self, path: str, start: int, buffer: memoryview) -> int:
+    def read_into(self, ranges: Sequence[Range], parts: Sequence[memoryview]) -> list[int | None]:
         headers: dict[str, str] = {}
-        retry(lambda: self._fs.credentials.apply(headers), path)
-        received = self._ranges.receive(self._fs.url(path), headers, start, buffer)
-        return super().read_into(path, start, buffer) if received is None else received
+        retry(lambda: self._fs.credentials.apply(headers), ranges[0][0])
+        asks = [(self._fs.url(path), start, part) for (path, start, _), part in zip(ranges, parts, strict=True)]
+        received = self._ranges.receive(asks, headers)
+        for place, size in enumerate(received):
+            if size is None:
+                received[place : place + 1] = super().read_into(ranges[place : place + 1], parts[place : place + 1])
+        return received
 
 
 def _or_nothing(listing: Callable[[], Any]) -> Any:

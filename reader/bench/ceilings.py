@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from reader.files import decode_files
-from reader.storage import open_storage
+from reader.storage import cpu_count, open_storage
 
 Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
 Tensor = Any
@@ -21,7 +21,9 @@ def of_images(images: Sequence[bytes], work: Callable[..., Tensor], batch_size: 
     def make() -> Dataset:
         seeds = np.random.default_rng(0).integers(-(2**31), 2**31, (len(images), 2)).astype(np.int32)
         source = tf.data.Dataset.from_tensor_slices((list(images), seeds)).repeat()
-        return source.batch(batch_size).map(work, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2)
+        options = tf.data.Options()
+        options.autotune.enabled = False  # as many calls as `train_dataset` makes
+        return source.batch(batch_size).map(work, num_parallel_calls=cpu_count()).prefetch(2).with_options(options)
 
     return make
 

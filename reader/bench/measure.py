@@ -77,9 +77,11 @@ def measure(
             tell(f"{f'repeat {repeat} of {repeats}' if repeat else 'warm-up'}: {name}")
             most = None if one.is_cached and not repeat else max(1, images // one.batch_size)
             wall_start, cpu_start = time.perf_counter(), time.process_time()
-            batches[name] = sum(1 for _ in itertools.islice(one.dataset, most))
+            iterator = iter(one.dataset)
+            batches[name] = sum(1 for _ in itertools.islice(iterator, most))
             wall[name].append(time.perf_counter() - wall_start)
             cpu[name].append(time.process_time() - cpu_start)
+            del iterator  # with AUTOTUNE that may take as long as the run itself: see dataset.py
     return {
         name: Rate(batches[name] * one.batch_size, tuple(wall[name][1:]), tuple(cpu[name][1:]))
         for name, one in datasets.items()

@@ -254,6 +254,23 @@ def test_arguments_of_another_kind_are_named(info: reader.DatasetInfo, options: 
         reader.train_dataset(info, "train", **options)
 
 
+def test_no_tuning_thread_holds_up_the_end_of_an_epoch(info: reader.DatasetInfo) -> None:
+    for make in (reader.train_dataset, reader.eval_dataset):
+        dataset = make(info, "train", global_batch_size=8)
+        assert dataset.options().autotune.enabled is False
+        assert dataset.map(lambda *batch: batch).options().autotune.enabled is False
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3, 5])
+def test_iterations_shorter_than_a_block_begin_and_end_where_they_should(
+    info: reader.DatasetInfo, batches: int
+) -> None:
+    train = reader.train_dataset(info, f"train[:{4 * batches}]", global_batch_size=4, features=["filename"])
+    for _ in range(3):
+        names = [name for inputs, _ in train for name in inputs["filename"].numpy().tolist()]
+        assert len(names) == len(set(names)) == 4 * batches
+
+
 def test_splits_that_make_no_full_batch_are_read_over_and_over(info: reader.DatasetInfo) -> None:
     train = reader.train_dataset(info, "train[:5]", global_batch_size=12)
     assert int(train.cardinality()) == 1
