@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
-from reader.memory import free_memory_bytes
+from reader.limits import free_memory_bytes
 from reader.run_table import RunTable
 
 if TYPE_CHECKING:

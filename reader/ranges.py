@@ -11,8 +11,9 @@ from functools import cache
 from itertools import accumulate, chain
 
 from beam_pipeline.errors import StorageError
+from reader.limits import cpu_count
 from reader.retries import is_missing
-from reader.storage import Range, Storage, cpu_count
+from reader.storage import Range, Storage
 
 # Threads that wait for requests, of all datasets of a process. Each costs its switches and, since it spreads the
 # process' allocations over more heaps (glibc's arenas), up to 5 MB: few for large ranges on few cores, whose decoders

@@ -29,8 +29,8 @@ import tensorflow as tf
 
 from reader.blocks import StepBlocks
 from reader.gaps import BEGIN, END, GapFiller, Graph
+from reader.limits import cpu_count
 from reader.open_streams import OpenStreams
-from reader.storage import cpu_count
 
 Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
 Tensor = Any

@@ -88,11 +88,6 @@ def normalize(url: str) -> str:
     return os.path.abspath(os.path.expanduser(url.removeprefix("file://")))
 
 
-def cpu_count() -> int:
-    """Cores that this process may use, which in a container are fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def chunks(storage: Storage, path: str, size: int, offset: int = 0) -> Iterator[bytes]:
     """Bytes [offset, size) of a file in chunks of `CHUNK_BYTES`, less where it ends before."""
     for start in range(offset, size, CHUNK_BYTES):

@@ -24,12 +24,12 @@ from beam_pipeline.errors import UsageError
 from reader.epoch_parts import EpochParts, Part, parts_from_lists, parts_to_lists
 from reader.features import Feature, pick_features
 from reader.info import DatasetInfo, check_info
+from reader.limits import cpu_count
 from reader.packages import explained
 from reader.pillow import RandomResizedCrop
 from reader.pillow_batches import BatchDecoder, Sample, Transform
 from reader.position import WINDOW_RUNS, whole
 from reader.skips import Skips
-from reader.storage import cpu_count
 from reader.stream import EvalStream, RecordStream, Source, open_source
 
 try:

@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from reader.files import decode_files
-from reader.storage import cpu_count, open_storage
+from reader.limits import cpu_count
+from reader.storage import open_storage
 
 Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
 Tensor = Any

@@ -21,7 +21,8 @@ from reader.bench.material import Material, prepare
 from reader.bench.measure import Runnable, measure
 from reader.bench.report import Row, chart, document, explain, table
 from reader.info import DatasetInfo, load_info
-from reader.storage import LocalStorage, cpu_count, normalize
+from reader.limits import cpu_count
+from reader.storage import LocalStorage, normalize
 from reader.words import count
 
 _PROFILED_STEPS = 50

@@ -10,7 +10,8 @@ from beam_pipeline import schema
 from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError, one_line
 from reader.commands.flags import one_of, whole_number
 from reader.info import DatasetInfo, load_info
-from reader.storage import cpu_count, normalize
+from reader.limits import cpu_count
+from reader.storage import normalize
 from reader.verify.dataset import verify
 from reader.verify.faults import Fault, of_file
 from reader.verify.shard import DECODE

@@ -25,8 +25,9 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.index.names import class_names, read_names
 from reader.index.scan import RecordKeys, Scan, find_keys, scan
 from reader.info import DatasetInfo, load_info
+from reader.limits import cpu_count
 from reader.patterns import PathLike, Pattern, find_files
-from reader.storage import cpu_count, normalize
+from reader.storage import normalize
 
 _LOG = logging.getLogger("reader")
 

@@ -19,7 +19,7 @@ import numpy as np
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
 from reader.info import DatasetInfo, SplitInfo
-from reader.storage import cpu_count
+from reader.limits import cpu_count
 from reader.verify.faults import Fault, of_file
 from reader.verify.files import RunIndex, check_files, check_sums
 from reader.verify.names import repeated_names

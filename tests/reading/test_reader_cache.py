@@ -14,7 +14,6 @@ import pytest
 import reader
 from beam_pipeline.errors import UsageError
 from reader.cache import MemoryCache, RecentRuns, _memory_cache, open_cache
-from reader.memory import free_memory_bytes
 from reader.remote import RemoteStorage
 from reader.runs import RunReader
 from reader.stream import EvalStream, open_source
@@ -214,18 +213,3 @@ def test_recent_runs_stand_before_another_cache() -> None:
     assert recent.get("a", 3, 8) == b"other"
     assert recent.get("a", 0, 3) == b"run"  # of the one behind
     assert RecentRuns(None, 1).get("a", 0, 3) is None
-
-
-def test_free_memory_is_that_of_the_machine_or_of_its_group(tmp_path: Path) -> None:
-    assert free_memory_bytes(str(tmp_path)) is None
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 8000 kB\nMemAvailable:    3000 kB\n")
-    assert free_memory_bytes(str(tmp_path)) == 3000 << 10
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("max\n")
-    (group / "memory.current").write_text("500000\n")
-    assert free_memory_bytes(str(tmp_path)) == 3000 << 10
-    (group / "memory.max").write_text("900000\n")
-    (group / "memory.stat").write_text("anon 1\ninactive_file 70000\n")
-    assert free_memory_bytes(str(tmp_path)) == 470000

@@ -1,7 +1,8 @@
-"""How much memory this process may still take, of the machine or of its container."""
+"""How many cores and how much memory this process may take, of the machine or of its container."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _GROUP = Path("sys/fs/cgroup")
@@ -11,6 +12,18 @@ _GROUP_FILES = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
 )
+# Its quota and the period that is for, both in µs.
+_CPU_FILES = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
+
+
+def cpu_count(root: str = "/") -> int:
+    """Cores that this process may keep busy: those it may run on, fewer where its control group has a quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for files in _CPU_FILES:
+        words = " ".join(_text(Path(root, _GROUP, file)) for file in files).split()
+        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():  # "max" or -1 where there is no quota
+            cores = min(cores, max(1, -(-int(words[0]) // int(words[1]))))
+    return cores
 
 
 def free_memory_bytes(root: str = "/") -> int | None:
