@@ -45,6 +45,8 @@ class GapFiller:
     def fill(self, due: Any, step: Any, *batch: Any) -> tuple[Any, ...]:
         """What is handed out when step `due` should come next, and the batch of `step` arrives.
 
+        Not called after the iteration's last step was handed out.
+
         Args:
             due: number of a step, or `BEGIN`.
             step: number of a step, its complement (`~step`) where that is the iteration's last, or `END`.

@@ -17,7 +17,8 @@ Ask = tuple[str, int, memoryview]  # URL, first byte, where to
 
 _TIMEOUT_S = 60.0  # without a byte
 _PARTIAL_CONTENT = 206
-# Where not one request was answered and so many were not, a server or proxy isn't one for plain requests.
+# Where the first so many requests all fail, a server or proxy isn't one for plain requests. Later failures say less:
+# after a pause the server may have closed every connection.
 _TRIALS = 32
 
 
@@ -27,6 +28,7 @@ class ObjectRanges:
     def __init__(self) -> None:
         self._mine = threading.local()
         self._failures = 0
+        self._has_worked = False
 
     def receive(self, asks: Sequence[Ask], headers: dict[str, str]) -> list[int | None]:
         """Fill each buffer with its object's bytes. All are asked for before the first reply is awaited.
@@ -43,7 +45,7 @@ class ObjectRanges:
 
     def _ask(self, ask: Ask, headers: dict[str, str], place: int) -> http.client.HTTPConnection | None:
         url, start, buffer = ask
-        if not len(buffer) or self._failures >= _TRIALS:
+        if not len(buffer) or (self._failures >= _TRIALS and not self._has_worked):
             return None
         scheme, host, path, query, _ = urlsplit(url)
         connection = self._connection(scheme, host, place)
@@ -63,7 +65,7 @@ class ObjectRanges:
         if received is None:
             self._fail(connection)
         else:
-            self._failures = 0
+            self._has_worked = True
         return received
 
     def _fail(self, connection: http.client.HTTPConnection) -> None:

@@ -19,8 +19,6 @@ from reader.storage import Range, Storage
 # process' allocations over more heaps (glibc's arenas), up to 5 MB: few for large ranges on few cores, whose decoders
 # they outrun at 50 ms a request; many for small ones, where the latency is all.
 _MOST_THREADS, _FEWEST_THREADS, _THREADS_PER_CORE = 32, 8, 4
-# Ranges that a thread asks for at once, where the storage can: the 16 of a window on two cores take one latency.
-_RANGES_A_THREAD = 2
 _SMALL_BYTES = 256 << 10
 
 # A page that is touched for the first time costs 3 µs on a virtual machine, so that a MB in fresh memory costs as much
@@ -59,10 +57,10 @@ def _read_at_once(storage: Storage, ranges: Sequence[Range]) -> Iterator[memoryv
     pool = _request_pool(_threads(ends[-1] // len(ranges)))
 
     def receive(first: int) -> list[int | None]:
-        some = slice(first, first + _RANGES_A_THREAD)
+        some = slice(first, first + storage.ranges_at_once)
         return storage.read_into(ranges[some], parts[some])
 
-    received = pool.map(receive, range(0, len(ranges), _RANGES_A_THREAD))
+    received = pool.map(receive, range(0, len(ranges), storage.ranges_at_once))
     for part, size in zip(parts, chain.from_iterable(received), strict=True):
         yield None if size is None else part[:size]
     if len(buffer) <= _MOST_SPARE_BYTES:

@@ -97,6 +97,8 @@ class RemoteStorage(Storage):
 class GcsStorage(RemoteStorage):
     """Google Cloud Storage: runs are received where they are wanted; all else, and what goes wrong, is for gcsfs."""
 
+    ranges_at_once = 2  # the 16 of a window take one latency on two cores (docs/decisions/009)
+
     def __init__(self, scheme: str, filesystem: Any) -> None:
         super().__init__(scheme, filesystem)
         self._ranges = ObjectRanges()

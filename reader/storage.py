@@ -25,6 +25,8 @@ class Storage(Protocol):
 
     #: Whether a request is slow enough that several should be under way at once.
     is_remote: bool
+    #: How many ranges `read_into` asks for before it awaits the first.
+    ranges_at_once: int = 1
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes [start, stop) of a file, fewer where it ends before. Raises StorageError, also where it is missing."""

@@ -81,7 +81,7 @@ class _SummingStorage:
         self.is_remote = storage.is_remote
         self.size, self.sizes, self.names = storage.size, storage.sizes, storage.names
         self.files, self.glob = storage.files, storage.glob
-        self.read_into = storage.read_into  # of runs, which aren't known yet
+        self.read_into, self.ranges_at_once = storage.read_into, 1  # of runs, which aren't known yet
         self.crc32c = 0
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:

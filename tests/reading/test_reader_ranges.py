@@ -106,6 +106,11 @@ class TestReceive:
             assert client.receive([(f"{server}/whole", 0, buffer)], {}) == [None]
         assert len(_Handler.seen) == object_ranges._TRIALS
 
+    def test_a_server_that_gave_ranges_is_asked_again_however_many_fail(self, server: str) -> None:
+        client, buffer = ObjectRanges(), memoryview(bytearray(1000))
+        for fault in ("object", *["cut"] * (2 * object_ranges._TRIALS), "object"):
+            assert client.receive([(f"{server}/{fault}", 0, buffer)], {}) == [None if fault == "cut" else 1000]
+
     def test_a_thread_asks_for_all_before_it_awaits_a_reply(self, server: str) -> None:
         client, buffers = ObjectRanges(), [memoryview(bytearray(1 << 20)) for _ in range(4)]
         faults = ["together", "whole", "together", "together"]
@@ -152,6 +157,27 @@ def test_ranges_come_in_order_and_a_missing_file_as_none(storage: LocalStorage, 
     assert list(read_ranges(storage, [])) == []
 
 
+def test_ranges_are_asked_for_in_threads_unless_the_storage_asks_for_several_at_once(files: list[Range]) -> None:
+    asked: list[int] = []
+
+    class One(Remote):
+        together = threading.Barrier(8)
+
+        def read_into(self, ranges: Sequence[Range], parts: Sequence[memoryview]) -> list[int | None]:
+            self.together.wait(30)
+            asked.append(len(ranges))
+            return super().read_into(ranges, parts)
+
+    class Several(One):
+        ranges_at_once = 2
+
+    wanted = [(files[0][0], start, start + 100) for start in range(16)]
+    for storage, sizes in ((One(), [1] * 16), (Several(), [2] * 8)):
+        asked.clear()
+        assert [bytes(part or b"") for part in read_ranges(storage, wanted)] == [OBJECT[a:b] for _, a, b in wanted]
+        assert asked == sizes
+
+
 def test_readers_in_several_threads_dont_share_a_buffer(files: list[Range]) -> None:
     path = files[0][0]
 
@@ -182,7 +208,7 @@ def test_a_buffer_that_requests_may_still_write_to_is_not_used_again(files: list
     ranges._SPARE.clear()
     path = files[0][0]
     with pytest.raises(StorageError, match="broken"):
-        list(read_ranges(Failing(), [(path, start, start + 100) for start in range(1 + ranges._RANGES_A_THREAD)]))
+        list(read_ranges(Failing(), [(path, start, start + 100) for start in (0, 5)]))
     right = read_ranges(Remote(), [(path, 0, 100), (path, 100, 200)])
     first = next(right)
     late.set()
