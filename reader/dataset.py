@@ -22,7 +22,7 @@ from reader.stream import EvalStream, RecordStream, open_source
 Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
 OnError = Literal["raise", "skip"]
 
-# Decoded batches that wait for the trainer: one under way to the device, one behind it. More only costs memory.
+# Decoded batches that wait for the trainer besides those that each core holds: one under way to the device, one behind.
 _PREFETCHED_BATCHES = 2
 
 
@@ -149,8 +149,9 @@ def eval_dataset(
 def _finish(dataset: Dataset, graph: BatchGraph, batches: int, skips: Any) -> Dataset:
     """Hosts are split by record ranges already, and batches keep their order."""
     options = tf.data.Options()
-    # Its thread may miss that an iterator is closed (TensorFlow 2.21 calls it before it sets the flag that it looks at)
-    # and sleeps on: half of the epochs of 1.5 s ended 1 s late. What it would find is set: see `sources`.
+    # TensorFlow 2.21 wakes autotuning's thread before it sets the flag by which that sees that its iterator was closed;
+    # then it may sleep on, and who closes the iterator waits: half of the epochs of 1.5 s ended 1 s late. What it would
+    # tune is set in `sources`.
     options.autotune.enabled = False
     options.deterministic = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF

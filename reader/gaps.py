@@ -1,4 +1,4 @@
-"""Batches that a damaged record kept from being decoded: made again in Python, where they are due."""
+"""The batches of an iteration in Python: its first and its last, and what a damaged record kept from being decoded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reader.blocks import StepBlocks
 
 Tensor = Any  # TensorFlow ships no types
 
-BEGIN = -(1 << 62)  # due where nothing of an iteration was handed out, which is no step's number or complement
+BEGIN = -(1 << 62)  # due before an iteration's first batch: never equal to what arrives, a step, its complement or END
 END = 1 << 62  # the "step" behind an iteration's last
 
 
@@ -31,7 +31,7 @@ class Graph(Protocol):
 
 
 class GapFiller:
-    """Fills what is missing before a batch.
+    """Notes where an iteration begins and ends, and fills what is missing before a batch.
 
     Args:
         blocks: where the records come from.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 _GROUP = Path("sys/fs/cgroup")
@@ -19,11 +20,16 @@ _CPU_FILES = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 def cpu_count(root: str = "/") -> int:
     """Cores that this process may keep busy: those it may run on, fewer where its control group has a quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _quota_cores(root) or cores)
+
+
+@cache  # asked for each window
+def _quota_cores(root: str) -> int | None:
     for files in _CPU_FILES:
         words = " ".join(_text(Path(root, _GROUP, file)) for file in files).split()
         if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():  # "max" or -1 where there is no quota
-            cores = min(cores, max(1, -(-int(words[0]) // int(words[1]))))
-    return cores
+            return max(1, -(-int(words[0]) // int(words[1])))
+    return None
 
 
 def free_memory_bytes(root: str = "/") -> int | None:

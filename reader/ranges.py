@@ -7,12 +7,11 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, chain
 
-from beam_pipeline.errors import StorageError
 from reader.limits import cpu_count
-from reader.retries import is_missing
+from reader.retries import unless_missing
 from reader.storage import Range, Storage
 
 # Threads that wait for requests, of all datasets of a process. Each costs its switches and, since it spreads the
@@ -38,13 +37,8 @@ def read_ranges(storage: Storage, ranges: Sequence[Range]) -> Iterator[bytes | m
         StorageError: a file can't be read.
     """
     if not storage.is_remote:
-        for path, start, stop in ranges:
-            try:
-                yield storage.read(path, start, stop)
-            except StorageError as error:
-                if not is_missing(error):
-                    raise
-                yield None
+        for one in ranges:
+            yield unless_missing(partial(storage.read, *one))
     elif ranges:
         yield from _read_at_once(storage, ranges)
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from beam_pipeline.errors import StorageError
 from reader.object_ranges import ObjectRanges
-from reader.retries import http_status, is_missing, retry
+from reader.retries import http_status, retry, unless_missing
 from reader.storage import Range, Storage
 
 _RANGE_NOT_SATISFIABLE = 416
@@ -75,14 +75,14 @@ class RemoteStorage(Storage):
         return [found.get(path) for path in paths]
 
     def _entries(self, folder: str) -> list[dict[str, Any]]:
-        return list(_or_nothing(lambda: retry(lambda: self._fs.ls(folder, detail=True), folder)))
+        return unless_missing(lambda: retry(lambda: self._fs.ls(folder, detail=True), folder)) or []
 
     def names(self, folder: str) -> list[str]:
         paths = [entry["name"].rstrip("/") + "/" * (entry["type"] == "directory") for entry in self._entries(folder)]
         return sorted(path.removeprefix(self._inside(folder)) for path in paths)
 
     def files(self, folder: str) -> list[tuple[str, int]]:
-        found = dict(_or_nothing(lambda: retry(lambda: self._fs.find(folder, detail=True), folder)))
+        found = unless_missing(lambda: retry(lambda: self._fs.find(folder, detail=True), folder)) or {}
         files = [(path.removeprefix(self._inside(folder)), int(entry["size"])) for path, entry in found.items()]
         return sorted((file for file in files if not file[0].endswith("/")), key=lambda file: file[0].encode())
 
@@ -110,15 +110,5 @@ class GcsStorage(RemoteStorage):
         received = self._ranges.receive(asks, headers)
         for place, size in enumerate(received):
             if size is None:
-                received[place : place + 1] = super().read_into(ranges[place : place + 1], parts[place : place + 1])
+                (received[place],) = super().read_into([ranges[place]], [parts[place]])
         return received
-
-
-def _or_nothing(listing: Callable[[], Any]) -> Any:
-    """The listing, or an empty one where there is no such folder."""
-    try:
-        return listing()
-    except StorageError as error:
-        if is_missing(error):
-            return []
-        raise

@@ -88,6 +88,16 @@ def is_missing(error: StorageError) -> bool:
     return isinstance(error.__cause__, FileNotFoundError)
 
 
+def unless_missing(request: Callable[[], T]) -> T | None:
+    """What `request` returns; None where it finds no such file."""
+    try:
+        return request()
+    except StorageError as error:
+        if is_missing(error):
+            return None
+        raise
+
+
 def http_status(error: BaseException | None) -> int | None:
     """The HTTP status that an exception of gcsfs, aiohttp or s3fs carries, if any."""
     status = getattr(error, "code", None) or getattr(error, "status", None)

@@ -8,11 +8,12 @@ The life of a batch of 64, eight of which are a block:
     rebatch(64)               64 rows of one step: step, seed, weight, parsed features
     map: prepare              decoded, many batches at once; `ignore_errors` leaves out one that doesn't decode
     concatenate: END          behind the last step, so that a gap before it is noticed too
-    scan: fill                the batch that is due is handed on; where a later one arrives, Python makes the missing
-                              ones again (`gaps`): it raises the error that names the record, or takes another record
+    scan: fill                the batch that is due is handed on. The first and the last of an iteration pass through
+                              Python (`gaps`), and one that arrives before it is due: there the missing ones are made
+                              again, which raises the error that names the record, or takes another record
     rebatch(64), take(steps)  batches again, also where several filled a gap; END is never handed out
 
-Whole batches pay one comparison for that; a try in TensorFlow itself (a dataset of one element) would cost each 0.8 ms.
+The others pay one comparison for that; a try in TensorFlow itself (a dataset of one element) would cost each 0.8 ms.
 
 Not `Dataset.from_generator`: its kernel fixes glibc's mmap threshold at 128 kB for the whole process (mallopt in
 `ApplyPython311MemoryPatch`, TensorFlow 2.21 on Python 3.11), so that every decoded image is mapped, faulted in and
@@ -21,7 +22,7 @@ unmapped: 400 µs of CPU an image instead of 270 at 224×224.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,9 +70,7 @@ def _prepared(blocks: StepBlocks, graph: Graph) -> Dataset:
         types = [tf.int64, tf.int64, tf.int32, tf.float32, tf.string]
         # Not numpy_function, which copies strings twice and one by one: 14 µs of CPU a record of 16 kB instead of 5.
         taken = tf.py_function(take, [begin, place], types)
-        for tensor, shape in zip(taken, ([], [None], [None, 2], [None], [None]), strict=True):
-            tensor.set_shape(shape)
-        begin, steps, seeds, weights, records = taken
+        begin, steps, seeds, weights, records = _shaped(taken, [[], [None], [None, 2], [None], [None]])
         return begin, (steps, seeds, weights, *graph.parse(records))
 
     def prepare(steps: Tensor, seeds: Tensor, weights: Tensor, *parsed: Tensor) -> tuple[Tensor, ...]:
@@ -98,19 +97,22 @@ def _without_gaps(prepared: Dataset, blocks: StepBlocks, graph: Graph) -> Datase
         step, batch = element[0], element[1:]
 
         def first_gap_or_last() -> tuple[Tensor, ...]:
-            following, *whole = tf.numpy_function(
-                filler.fill, [due, step, *batch], [tf.int64, *(tensor.dtype for tensor in batch)]
-            )
-            following.set_shape([])
-            for new, old in zip(whole, batch, strict=True):
-                new.set_shape([None, *old.shape[1:]])
-            return following, *whole
+            types = [tf.int64, *(tensor.dtype for tensor in batch)]
+            filled = tf.numpy_function(filler.fill, [due, step, *batch], types)
+            return _shaped(filled, [[], *([None, *tensor.shape[1:]] for tensor in batch)])
 
         following, *whole = tf.cond(tf.equal(step, due), lambda: (due + 1, *batch), first_gap_or_last)
         return following, tuple(whole)
 
     filled = prepared.concatenate(ends).scan(np.int64(BEGIN), as_it_is(fill))
     return filled.rebatch(blocks.batch_size, drop_remainder=True).take(blocks.steps)
+
+
+def _shaped(tensors: Sequence[Tensor], shapes: Sequence[list[int | None]]) -> tuple[Tensor, ...]:
+    """What a Python function returned, with the shapes that TensorFlow can't know."""
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        tensor.set_shape(shape)
+    return tuple(tensors)
 
 
 # Where a stream of blocks goes on: a few integers, whatever they mean to it.
@@ -136,9 +138,7 @@ def record_blocks(open_at: Callable[[Place], Iterator[tuple[list[bytes], Place]]
             return tf.constant(following, tf.int64), tf.constant(records, tf.string)
 
     def block(place: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-        following, records = tf.py_function(take, [place], [tf.int64, tf.string])
-        following.set_shape([len(beginning)])
-        records.set_shape([None])
+        following, records = _shaped(tf.py_function(take, [place], [tf.int64, tf.string]), [[len(beginning)], [None]])
         return following, records
 
     counter = tf.data.Dataset.counter().scan(np.array(beginning, np.int64), as_it_is(block))

@@ -9,10 +9,11 @@ import errno
 import glob
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 from beam_pipeline.errors import StorageError
-from reader.retries import is_missing
+from reader.retries import unless_missing
 
 Range = tuple[str, int, int]  # file, first byte, byte behind the last
 
@@ -42,15 +43,10 @@ class Storage(Protocol):
         """
         received: list[int | None] = []
         for one, part in zip(ranges, parts, strict=True):
-            try:
-                data = self.read(*one)
-            except StorageError as error:
-                if not is_missing(error):
-                    raise
-                received.append(None)
-            else:
+            data = unless_missing(partial(self.read, *one))
+            if data is not None:
                 part[: len(data)] = data
-                received.append(len(data))
+            received.append(None if data is None else len(data))
         return received
 
     def size(self, path: str) -> int:
