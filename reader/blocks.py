@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from beam_pipeline.errors import ImageShardsError
 from reader.damage import Block, Decodes, Mender
+from reader.limits import cpu_count
 from reader.open_streams import OpenStreams
 from reader.skips import Skips
 
-# Blocks whose records are kept in the whole process, in case one of their batches doesn't decode: those between reading
-# and handing out of one dataset. 512 records of 224×224 are 7 MB, and a batch of 4,096, which is a block, 55 MB. One
-# that was dropped is read again.
-_KEPT_BLOCKS = 3
+# Blocks that are under way besides those whose batches are being decoded: one is cut into batches, one waits.
+_BLOCKS_AHEAD = 2
 
 
 class Stream(Protocol):
@@ -33,6 +29,9 @@ class Stream(Protocol):
 class StepBlocks:
     """The batches of an endless stream, `steps` of them in each iteration of a dataset.
 
+    Where damage is skipped, the records of blocks that are under way are kept, in case one of their batches doesn't
+    decode: 512 records of 224×224 are 7 MB, a batch of 4,096, which is a block, 55 MB. Others are read again.
+
     A step's number counts batches through all iterations. An iteration begins after the last one whose final batch was
     handed out: that number is the only state, since any step's batch can be had by opening the stream there.
 
@@ -44,10 +43,6 @@ class StepBlocks:
         skips: where skipped records are counted; None to raise.
     """
 
-    _serial_numbers = itertools.count()
-    _kept: ClassVar[OrderedDict[tuple[int, int, int], tuple[Mender, Block]]] = OrderedDict()
-    _lock = threading.Lock()
-
     def __init__(
         self, open_at: Callable[[int], Stream], batch_size: int, steps: int, is_endless: bool, skips: Skips | None
     ) -> None:
@@ -58,7 +53,9 @@ class StepBlocks:
         self._open_at = open_at
         self._is_endless = is_endless
         self._skips = skips
-        self._serial = next(self._serial_numbers)
+        self._kept: tuple[
+            tuple[int, int, Mender, Block], ...
+        ] = ()  # replaced whole: iterators have threads of their own
         self._failure: ImageShardsError | None = None
 
     def take(self, begin: int, place: int, batches: int) -> tuple[int, int, Block]:
@@ -85,14 +82,12 @@ class StepBlocks:
             block = stream.find(count)
             if self._skips is not None:
                 block = stream.mender.mend(block)
+                under_way = _BLOCKS_AHEAD + -(-cpu_count() // (stop - step))
+                self._kept = (*self._kept[1 - under_way :], (step, stop, stream.mender, block))
             self.streams.leave(stop, stream)
         except ImageShardsError as error:
             self._failure = error
             return step, stop, _empty_records(count)
-        with self._lock:
-            self._kept[self._serial, step, stop] = stream.mender, block
-            while len(self._kept) > _KEPT_BLOCKS:
-                self._kept.popitem(last=False)
         return step, stop, block
 
     def again(self, step: int, fault: Decodes) -> Block:
@@ -116,11 +111,10 @@ class StepBlocks:
             self._skips.report()
 
     def _kept_batch(self, step: int) -> tuple[Mender, Block] | None:
-        with self._lock:
-            for (serial, first, stop), (mender, block) in reversed(self._kept.items()):
-                if serial == self._serial and first <= step < stop:
-                    row = (step - first) * self.batch_size
-                    return mender, block.slice(row, row + self.batch_size)
+        for first, stop, mender, block in self._kept:
+            if first <= step < stop:
+                row = (step - first) * self.batch_size
+                return mender, block.slice(row, row + self.batch_size)
         return None
 
     def _read_batch(self, step: int) -> tuple[Mender, Block]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from reader import order
 from reader.cache import RecentRuns, RunCache, open_cache
 from reader.damage import Block, Mender
@@ -33,6 +34,8 @@ _SUBSTITUTE_RUNS = WINDOW_RUNS
 # Windows of remote storage that somebody asked for before one is read on the chance that the next epoch is wanted: at
 # most a twentieth of the bytes is then fetched for nothing.
 _ASKED_BEFORE = 20
+
+Loaded = tuple[order.Window, list[Found]]
 
 
 class Source(NamedTuple):
@@ -92,11 +95,11 @@ class RecordStream:
         self, source: Source, windows: Iterator[order.Window], seed: int = 0, for_training: bool = True
     ) -> None:
         self.mender = mender(source, seed, for_training)
-        self._loaded = _read_ahead(source, windows)
+        self._loading = _read_ahead(source, windows)
         self._skips = source.skips
         self._seed = seed
-        self._pending: list[tuple[order.Window, list[Found]]] = []
-        self._failure: StorageError | None = None
+        self._pending: list[Loaded] = []
+        self._failure: Exception | None = None
         self._epoch = -1
 
     @classmethod
@@ -126,12 +129,13 @@ class RecordStream:
             parts.append((window, records))
         return self._block(parts)
 
-    def _next(self) -> tuple[order.Window, list[Found]] | None:
+    def _next(self) -> Loaded | None:
         if self._failure is not None:
             raise self._failure
         try:
-            loaded = next(self._loaded, None)
-        except StorageError as error:
+            loading = next(self._loading, None)
+            loaded = None if loading is None else loading.result()
+        except Exception as error:
             self._failure = error
             raise
         epoch = -1 if loaded is None else loaded[0].epoch
@@ -140,7 +144,7 @@ class RecordStream:
         self._epoch = epoch
         return loaded
 
-    def _block(self, parts: list[tuple[order.Window, list[Found]]]) -> Block:
+    def _block(self, parts: list[Loaded]) -> Block:
         found = [record for _, records in parts for record in records]
         windows = [order.Window(0, np.zeros(0, np.int64)), *(window for window, _ in parts)]
         numbers = np.concatenate([window.numbers for window in windows])
@@ -209,34 +213,34 @@ def mender(source: Source, seed: int, for_training: bool) -> Mender:
     return Mender(reader, seed, source.skips, for_training)
 
 
-def _read_ahead(source: Source, windows: Iterator[order.Window]) -> Iterator[tuple[order.Window, list[Found]]]:
-    """Each window with its records, read one window ahead in a thread of its own.
+def _read_ahead(source: Source, windows: Iterator[order.Window]) -> Iterator[Future[Loaded]]:
+    """Each window with its records, read one window ahead in a thread of its own; nothing here holds on to them.
 
     Remote storage isn't read ahead over an epoch's end until much was read: who reads one small epoch fetches no
     other's bytes, and who reads many waits at the first ends only.
     """
     reader = RunReader(source.storage, source.table, source.cache)
 
-    def load(window: order.Window | None) -> tuple[order.Window, list[Found]] | None:
-        if window is None:
-            return None
+    def load(window: order.Window) -> Loaded:
         return window, reader.find(window.numbers)
 
     ahead = ThreadPoolExecutor(1, "reader-window")
     is_finalizing = sys.is_finalizing  # `sys` itself may be gone by then
+    loading: deque[Future[Loaded]] = deque()  # the window that is asked for, the one behind it
     try:
-        pending: Future[tuple[order.Window, list[Found]] | None] = ahead.submit(load, next(windows, None))
-        asked = 0
-        while (loaded := pending.result()) is not None:
-            asked += 1
-            following = next(windows, None)
-            is_over = following is not None and following.epoch != loaded[0].epoch
-            if is_over and source.storage.is_remote and asked < _ASKED_BEFORE:
-                yield loaded
-                pending = ahead.submit(load, following)
-            else:
-                pending = ahead.submit(load, following)
-                yield loaded
+        epoch = 0
+        for asked, window in enumerate(windows):
+            if loading:
+                has_failed = loading[0].exception() is not None
+                is_over = window.epoch != epoch and source.storage.is_remote and asked < _ASKED_BEFORE
+                if has_failed or is_over:
+                    yield loading.popleft()
+            loading.append(ahead.submit(load, window))
+            epoch = window.epoch
+            if len(loading) > 1:
+                yield loading.popleft()
+        while loading:
+            yield loading.popleft()
     finally:  # also when nobody reads on
         if not is_finalizing():  # the interpreter has ended the threads itself
             ahead.shutdown(wait=False, cancel_futures=True)
