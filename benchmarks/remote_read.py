@@ -2,10 +2,10 @@
 
     python benchmarks/remote_read.py [IMAGES] [--count 6400] [--latency_ms 50] [--repeats 7]
 
-A real fake-gcs-server (from `.[test]`) behind a proxy that sleeps before it forwards; both run on this
-machine and take their part of its CPUs, so the clock is pessimistic and CPU seconds count the reader alone; one row has
-the latency without them, local files after a sleep. Bytes fetched are those of objects; bytes used are those of the
-records that were handed out.
+A real fake-gcs-server (from `.[test]`) behind a proxy that sleeps before it forwards. Both run on this machine and take
+their part of its CPUs, which is printed: the clock is pessimistic, and CPU seconds count the reader alone. One row has
+the latency without them, local files after a sleep. A run is two epochs of COUNT images. Bytes fetched are those of
+objects; bytes used are those of the records that were handed out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the server that tests use
 
 import material
+import psutil
 import turns
 
 import reader
@@ -79,22 +80,26 @@ def measure(local: str, bucket: str, proxy: str, cache: str, flags: argparse.Nam
         "shards, gs://": (shards, (f"{bucket}/bench/1.0.0",)),
         "shards, a sleep for each request": (slept, (local, flags.latency_ms / 1000)),
     }
-    before = went_through(proxy)
-    runs = turns.in_turns(cases, flags.count, flags.repeats)
-    after = went_through(proxy)
+    serving = psutil.Process().children(recursive=True)  # the one that is real, and the proxy
+    before, servers_before_s = went_through(proxy), cpu_s(serving)
+    runs = turns.in_turns(cases, 2 * flags.count, flags.repeats)
+    after, servers_s = went_through(proxy), cpu_s(serving) - servers_before_s
     images = sum(run.images for run in runs["shards, gs://"]) * (flags.repeats + 1) / flags.repeats  # and the warm-up
     info = reader.load_info(local)
     used = info.splits["train"].bytes / info.records("train") * images
     fetched = after["bytes"] - before["bytes"]
-    print(f"{flags.latency_ms:g} ms a request, {flags.count} images a run, {flags.repeats} runs in turns")
+    print(f"{flags.latency_ms:g} ms a request, {2 * flags.count} images a run, {flags.repeats} runs in turns")
     print(turns.table(runs, "shards, gs://"))
+    print(f"server and proxy took {servers_s / images * 1000:.3f} CPU s/1,000 images of the same {os.cpu_count()} CPUs")
     print(f"fetched {fetched / 1e6:,.0f} MB, used {used / 1e6:,.0f} MB: {fetched / used:.3f} times")
     cached: dict[str, tuple[Callable[..., turns.Reader], tuple[Any, ...]]] = {
         "shards, gs://": cases["shards, gs://"],
         "cached in memory, filled": (shards, (f"{bucket}/bench/1.0.0", "memory")),
         "cached on disk, filled": (shards, (f"{bucket}/bench/1.0.0", cache)),
     }
-    print(turns.table(turns.in_turns(cached, flags.count, flags.repeats), "shards, gs://"))  # the warm-up fills them
+    print(
+        turns.table(turns.in_turns(cached, 2 * flags.count, flags.repeats), "shards, gs://")
+    )  # the warm-up fills them
     files: dict[str, tuple[Callable[..., turns.Reader], tuple[Any, ...]]] = {
         "shards, gs://": cases["shards, gs://"],
         "individual files, 32 at once": (individual, (f"{bucket}/files",)),
@@ -108,6 +113,11 @@ def went_through(proxy: str) -> dict[str, int]:
     """What the proxy counted so far."""
     with urllib.request.urlopen(f"{proxy}/proxied", timeout=10) as reply:
         return dict(json.load(reply))
+
+
+def cpu_s(processes: list[psutil.Process]) -> float:
+    """CPU seconds that they have taken so far."""
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def _counted(dataset: Any) -> turns.Reader:

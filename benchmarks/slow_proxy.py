@@ -1,66 +1,120 @@
-"""A proxy that adds a latency to each request: `python slow_proxy.py UPSTREAM_PORT LATENCY_MS`.
+"""A proxy that adds a latency to each request: `python slow_proxy.py UPSTREAM_PORT LATENCY_MS`. Linux only.
 
 Prints its port, then runs until it is killed. `GET /proxied` tells how many requests and bytes of objects went through.
+It shares its CPUs with what is measured: a body passes from socket to socket inside the kernel.
 """
 
 from __future__ import annotations
 
-import asyncio
+import fcntl
 import json
+import os
 import re
+import socket
 import sys
+import time
+from collections.abc import Iterator
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from typing import IO
+
+_SPLICED_BYTES = 1 << 20
 
 
-class SlowProxy:
-    """Forwards HTTP/1.1 with keep-alive to a port of this machine."""
+class SlowProxy(ThreadingTCPServer):
+    """Forwards HTTP/1.1 with keep-alive to a port of this machine, each connection in a thread."""
+
+    daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, upstream: int, latency_s: float) -> None:
-        self._upstream = upstream
-        self._latency_s = latency_s
-        self._requests = 0
-        self._bytes = 0
+        super().__init__(("127.0.0.1", 0), _Connection)
+        self.upstream = upstream
+        self.latency_s = latency_s
+        self.counts = {"requests": 0, "bytes": 0}
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
-        there: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+class _Connection(StreamRequestHandler):
+    server: SlowProxy
+    disable_nagle_algorithm = True
+
+    def handle(self) -> None:
+        upstream = _Upstream(self.server.upstream)
         try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                body = await reader.readexactly(_length(head) or 0)
+            while head := _head(self.rfile):
+                body = self.rfile.read(_length(head) or 0)
                 if head.startswith(b"GET /proxied "):
-                    text = json.dumps({"requests": self._requests, "bytes": self._bytes}).encode()
-                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
+                    text = json.dumps(self.server.counts).encode()
+                    self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
                     continue
-                self._requests += 1
-                await asyncio.sleep(self._latency_s)
-                there = there or await asyncio.open_connection("127.0.0.1", self._upstream, limit=1 << 20)
-                there[1].write(head + body)
-                await self._reply(there[0], writer, is_object=b"alt=media" in head.split(b"\r\n")[0])
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
+                self.server.counts["requests"] += 1
+                time.sleep(self.server.latency_s)
+                count = upstream.forward(head + body, self.connection)
+                if b"alt=media" in head.partition(b"\r\n")[0]:
+                    self.server.counts["bytes"] += count
+        except ConnectionError:
             pass  # the client has gone
         finally:
-            for one in (writer, *(there or ())[1:]):
-                one.close()
+            upstream.close()
 
-    async def _reply(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter, is_object: bool) -> None:
-        head = await there.readuntil(b"\r\n\r\n")
-        writer.write(head)
+
+class _Upstream:
+    """One connection to the server."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._replies = self._socket.makefile("rb")
+        self._pipe = os.pipe()
+        fcntl.fcntl(self._pipe[0], fcntl.F_SETPIPE_SZ, _SPLICED_BYTES)
+
+    def close(self) -> None:
+        for end in self._pipe:
+            os.close(end)
+        self._replies.close()
+        self._socket.close()
+
+    def forward(self, request: bytes, client: socket.socket) -> int:
+        """Pass a request on and its reply back; returns the bytes of the reply's body."""
+        self._socket.sendall(request)
+        head = _head(self._replies)
         length = _length(head)
-        if length is not None:
-            while length:
-                data = await there.read(min(length, 1 << 20))
-                writer.write(data)
-                length -= len(data)
-                self._bytes += len(data) * is_object
-        elif b"chunked" in head.lower():
-            while True:
-                line = await there.readline()
-                data = await there.readexactly(int(line, 16) + 2)
-                writer.write(line + data)
-                self._bytes += (len(data) - 2) * is_object
-                if len(data) == 2:
-                    return
+        if length is None:  # a listing
+            chunks = list(_chunks(self._replies)) if b"chunked" in head.lower() else []
+            client.sendall(head + b"".join(chunks))
+            return sum(map(len, chunks))
+        start = self._replies.read1(length) if length else b""
+        client.sendall(head + start)
+        self._splice(length - len(start), client)
+        return length
+
+    def _splice(self, length: int, client: socket.socket) -> None:
+        there, here = self._pipe
+        while length:
+            moved = os.splice(self._socket.fileno(), here, min(length, _SPLICED_BYTES))
+            if not moved:
+                raise ConnectionError("the server ended a body early")
+            length -= moved
+            while moved:
+                moved -= os.splice(there, client.fileno(), moved)
+
+
+def _head(stream: IO[bytes]) -> bytes:
+    """Up to the empty line; nothing where the connection was closed."""
+    lines = []
+    while line := stream.readline():
+        lines.append(line)
+        if line == b"\r\n":
+            break
+    return b"".join(lines)
+
+
+def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    """The parts of a chunked body as they came, the empty last one too."""
+    while True:
+        line = stream.readline()
+        data = stream.read(int(line, 16) + 2)
+        yield line + data
+        if len(data) == 2:
+            return
 
 
 def _length(head: bytes) -> int | None:
@@ -68,13 +122,7 @@ def _length(head: bytes) -> int | None:
     return int(found[1]) if found else None
 
 
-async def main(upstream: int, latency_ms: float) -> None:
-    """Serve for ever."""
-    proxy = SlowProxy(upstream, latency_ms / 1000)
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0, limit=1 << 20)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-
-
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), float(sys.argv[2])))
+    with SlowProxy(int(sys.argv[1]), float(sys.argv[2]) / 1000) as proxy:
+        print(proxy.server_address[1], flush=True)
+        proxy.serve_forever()

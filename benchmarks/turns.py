@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -19,7 +20,7 @@ Reader = Callable[[], Iterable[int]]  # each call is a pass: it yields the numbe
 
 
 class Run(NamedTuple):
-    """One pass: images, seconds by the clock, CPU seconds of the process and its children, its memory in MB."""
+    """One pass: images, seconds by the clock, CPU seconds with those of children, peak RSS so far in MB."""
 
     images: int
     wall_s: float
@@ -87,9 +88,9 @@ def _read(connection: Connection, reader: Reader) -> None:
                 count += size
                 if count >= wanted:
                     break
-        wall, cpu, rss_mb = time.perf_counter() - wall, _cpu_s() - cpu, psutil.Process().memory_info().rss / 1e6
+        wall, cpu = time.perf_counter() - wall, _cpu_s() - cpu
         del batches  # TensorFlow with AUTOTUNE may take as long to close an iterator as it read: isn't counted
-        connection.send(Run(count, wall, cpu, rss_mb))
+        connection.send(Run(count, wall, cpu, _peak_mb()))
 
 
 def _cpu_s() -> float:
@@ -106,10 +107,16 @@ def _cpu_s() -> float:
     )
 
 
+def _peak_mb() -> float:
+    """Peak RSS of this process in 10⁶ bytes; not by getrusage, which begins with what the parent process had."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
 def table(runs: Mapping[str, list[Run]], base: str) -> str:
     """A line a case: medians, spread, and how much faster `base` is, by clock and by CPU, repeat by repeat."""
     width = max(map(len, runs))
-    lines = [f"{'':{width}}  images/s (slowest to fastest)  CPU s/1,000   RSS MB   {base} is faster: clock   CPU"]
+    lines = [f"{'':{width}}  images/s (slowest to fastest)  CPU s/1,000  peak MB   {base} is faster: clock   CPU"]
     for name, own in runs.items():
         rates = [run.images / run.wall_s for run in own]
         cpu = statistics.median(run.cpu_s / run.images * 1000 for run in own)
