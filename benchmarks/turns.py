@@ -89,7 +89,7 @@ def _read(connection: Connection, reader: Reader) -> None:
                 if count >= wanted:
                     break
         wall, cpu = time.perf_counter() - wall, _cpu_s() - cpu
-        del batches  # TensorFlow with AUTOTUNE may take as long to close an iterator as it read: isn't counted
+        del batches  # where tf.data autotunes, closing may take as long as reading did: isn't counted
         connection.send(Run(count, wall, cpu, _peak_mb()))
 
 

@@ -78,10 +78,12 @@ def _fetcher(storage: Storage) -> Any:
     executor = ThreadPoolExecutor(_FILES_AT_ONCE, "reader-file")
 
     def read(paths: Any) -> Any:
-        return np.array(list(executor.map(storage.read, [path.decode() for path in paths])), object)
+        files = list(executor.map(storage.read, [path.decode() for path in paths.numpy()]))
+        with tf.device("CPU"):
+            return tf.constant(files, tf.string)
 
     def fetch(paths: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return paths, tf.ensure_shape(tf.numpy_function(read, [paths], tf.string), [None]), labels
+        return paths, tf.ensure_shape(tf.py_function(read, [paths], tf.string), [None]), labels
 
     return fetch
 

@@ -1,7 +1,7 @@
 """The ways to read the same images that are compared.
 
-A case's ceiling does its own work (decode, resize, augment, cast) on bytes that are in memory already, in the same
-batched map with the same batch and threads: what lies between the two is what reading, checking and handing over cost.
+A case's ceiling does its own work (decode, resize, augment, cast) on bytes that are in memory already, in one batched
+map with the same batch, on every core: what lies between the two is what reading, checking and handing over cost.
 """
 
 from __future__ import annotations

@@ -194,12 +194,14 @@ def test_readers_in_several_threads_dont_share_a_buffer(files: list[Range]) -> N
 
 
 def test_a_buffer_that_requests_may_still_write_to_is_not_used_again(files: list[Range]) -> None:
-    late, written = threading.Event(), threading.Event()
+    started, late, written = threading.Event(), threading.Event(), threading.Event()
 
     class Failing(Remote):
         def read_into(self, ranges: Sequence[Range], parts: Sequence[memoryview]) -> list[int | None]:
             if ranges[0][1] == 0:
+                started.wait(30)
                 raise StorageError("broken")
+            started.set()
             late.wait(30)
             parts[0][:] = b"\xee" * len(parts[0])
             written.set()
