@@ -80,15 +80,16 @@ def measure(local: str, bucket: str, proxy: str, cache: str, flags: argparse.Nam
         "shards, gs://": (shards, (f"{bucket}/bench/1.0.0",)),
         "shards, a sleep for each request": (slept, (local, flags.latency_ms / 1000)),
     }
-    serving = psutil.Process().children(recursive=True)  # the one that is real, and the proxy
+    serving = psutil.Process().children(recursive=True)  # fake-gcs-server and the proxy
     before, servers_before_s = went_through(proxy), cpu_s(serving)
-    runs = turns.in_turns(cases, 2 * flags.count, flags.repeats)
+    images_a_run = 2 * flags.count
+    runs = turns.in_turns(cases, images_a_run, flags.repeats)
     after, servers_s = went_through(proxy), cpu_s(serving) - servers_before_s
     images = sum(run.images for run in runs["shards, gs://"]) * (flags.repeats + 1) / flags.repeats  # and the warm-up
     info = reader.load_info(local)
     used = info.splits["train"].bytes / info.records("train") * images
     fetched = after["bytes"] - before["bytes"]
-    print(f"{flags.latency_ms:g} ms a request, {2 * flags.count} images a run, {flags.repeats} runs in turns")
+    print(f"{flags.latency_ms:g} ms a request, {images_a_run} images a run, {flags.repeats} runs in turns")
     print(turns.table(runs, "shards, gs://"))
     print(f"server and proxy took {servers_s / images * 1000:.3f} CPU s/1,000 images of the same {os.cpu_count()} CPUs")
     print(f"fetched {fetched / 1e6:,.0f} MB, used {used / 1e6:,.0f} MB: {fetched / used:.3f} times")
@@ -97,9 +98,8 @@ def measure(local: str, bucket: str, proxy: str, cache: str, flags: argparse.Nam
         "cached in memory, filled": (shards, (f"{bucket}/bench/1.0.0", "memory")),
         "cached on disk, filled": (shards, (f"{bucket}/bench/1.0.0", cache)),
     }
-    print(
-        turns.table(turns.in_turns(cached, 2 * flags.count, flags.repeats), "shards, gs://")
-    )  # the warm-up fills them
+    filled = turns.in_turns(cached, images_a_run, flags.repeats)  # the warm-up fills them
+    print(turns.table(filled, "shards, gs://"))
     files: dict[str, tuple[Callable[..., turns.Reader], tuple[Any, ...]]] = {
         "shards, gs://": cases["shards, gs://"],
         "individual files, 32 at once": (individual, (f"{bucket}/files",)),

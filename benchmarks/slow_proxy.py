@@ -12,12 +12,13 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import IO
 
-_SPLICED_BYTES = 1 << 20
+_PIPE_BYTES = 256 << 10  # a user may have 64 MB of them
 
 
 class SlowProxy(ThreadingTCPServer):
@@ -30,7 +31,15 @@ class SlowProxy(ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), _Connection)
         self.upstream = upstream
         self.latency_s = latency_s
-        self.counts = {"requests": 0, "bytes": 0}
+        self._counts = {"requests": 0, "bytes": 0}
+        self._lock = threading.Lock()
+
+    def count(self, **more: int) -> dict[str, int]:
+        """Add to what went through, and return it."""
+        with self._lock:
+            for name, number in more.items():
+                self._counts[name] += number
+            return dict(self._counts)
 
 
 class _Connection(StreamRequestHandler):
@@ -43,14 +52,13 @@ class _Connection(StreamRequestHandler):
             while head := _head(self.rfile):
                 body = self.rfile.read(_length(head) or 0)
                 if head.startswith(b"GET /proxied "):
-                    text = json.dumps(self.server.counts).encode()
+                    text = json.dumps(self.server.count()).encode()
                     self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
                     continue
-                self.server.counts["requests"] += 1
                 time.sleep(self.server.latency_s)
-                count = upstream.forward(head + body, self.connection)
-                if b"alt=media" in head.partition(b"\r\n")[0]:
-                    self.server.counts["bytes"] += count
+                length = upstream.forward(head + body, self.connection)
+                is_object = b"alt=media" in head.partition(b"\r\n")[0]
+                self.server.count(requests=1, bytes=length * is_object)
         except ConnectionError:
             pass  # the client has gone
         finally:
@@ -64,7 +72,7 @@ class _Upstream:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._replies = self._socket.makefile("rb")
         self._pipe = os.pipe()
-        fcntl.fcntl(self._pipe[0], fcntl.F_SETPIPE_SZ, _SPLICED_BYTES)
+        fcntl.fcntl(self._pipe[0], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def close(self) -> None:
         for end in self._pipe:
@@ -73,28 +81,30 @@ class _Upstream:
         self._socket.close()
 
     def forward(self, request: bytes, client: socket.socket) -> int:
-        """Pass a request on and its reply back; returns the bytes of the reply's body."""
+        """Pass a request on and its reply back; returns the length of its body, 0 where it has none beforehand."""
         self._socket.sendall(request)
         head = _head(self._replies)
+        if not head:
+            raise ConnectionError("the server closed the connection")
         length = _length(head)
-        if length is None:  # a listing
+        if length is None:  # a listing: objects have a length
             chunks = list(_chunks(self._replies)) if b"chunked" in head.lower() else []
             client.sendall(head + b"".join(chunks))
-            return sum(map(len, chunks))
+            return 0
         start = self._replies.read1(length) if length else b""
         client.sendall(head + start)
         self._splice(length - len(start), client)
         return length
 
     def _splice(self, length: int, client: socket.socket) -> None:
-        there, here = self._pipe
+        read_end, write_end = self._pipe
         while length:
-            moved = os.splice(self._socket.fileno(), here, min(length, _SPLICED_BYTES))
+            moved = os.splice(self._socket.fileno(), write_end, min(length, _PIPE_BYTES))
             if not moved:
                 raise ConnectionError("the server ended a body early")
             length -= moved
             while moved:
-                moved -= os.splice(there, client.fileno(), moved)
+                moved -= os.splice(read_end, client.fileno(), moved)
 
 
 def _head(stream: IO[bytes]) -> bytes:

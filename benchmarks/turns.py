@@ -25,7 +25,7 @@ class Run(NamedTuple):
     images: int
     wall_s: float
     cpu_s: float
-    rss_mb: float
+    peak_rss_mb: float
 
 
 def in_turns(
@@ -90,7 +90,7 @@ def _read(connection: Connection, reader: Reader) -> None:
                     break
         wall, cpu = time.perf_counter() - wall, _cpu_s() - cpu
         del batches  # where tf.data autotunes, closing may take as long as reading did: isn't counted
-        connection.send(Run(count, wall, cpu, _peak_mb()))
+        connection.send(Run(count, wall, cpu, _peak_rss_mb()))
 
 
 def _cpu_s() -> float:
@@ -107,7 +107,7 @@ def _cpu_s() -> float:
     )
 
 
-def _peak_mb() -> float:
+def _peak_rss_mb() -> float:
     """Peak RSS of this process in 10⁶ bytes; not by getrusage, which begins with what the parent process had."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024 / 1e6
@@ -121,7 +121,7 @@ def table(runs: Mapping[str, list[Run]], base: str) -> str:
         rates = [run.images / run.wall_s for run in own]
         cpu = statistics.median(run.cpu_s / run.images * 1000 for run in own)
         line = f"{name:{width}} {statistics.median(rates):9,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-        line = f"{line:{width + 33}} {cpu:10.3f} {max(run.rss_mb for run in own):8,.0f}"
+        line = f"{line:{width + 33}} {cpu:10.3f} {max(run.peak_rss_mb for run in own):8,.0f}"
         pairs = list(zip(runs[base], own, strict=True))
         by_clock = statistics.median((b.images / b.wall_s) / (o.images / o.wall_s) for b, o in pairs)
         by_cpu = statistics.median((o.cpu_s / o.images) / (b.cpu_s / b.images) for b, o in pairs)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from beam_pipeline.errors import ImageShardsError
 from reader.damage import Block, Decodes, Mender
-from reader.limits import cpu_count
 from reader.open_streams import OpenStreams
 from reader.skips import Skips
-
-# Blocks that are under way besides those whose batches are being decoded: one is cut into batches, one waits.
-_BLOCKS_AHEAD = 2
 
 
 class Stream(Protocol):
@@ -29,8 +28,9 @@ class Stream(Protocol):
 class StepBlocks:
     """The batches of an endless stream, `steps` of them in each iteration of a dataset.
 
-    Where damage is skipped, the records of blocks that are under way are kept, in case one of their batches doesn't
-    decode: 512 records of 224×224 are 7 MB, a batch of 4,096, which is a block, 55 MB. Others are read again.
+    A batch that doesn't decode is wanted again. Where damage is skipped, blocks are kept for that until their batches
+    are handed out: 512 records of 224×224 are 7 MB, a batch of 4,096, which is a block, 55 MB. With `raise`, or where
+    a block was dropped, its window is read again.
 
     A step's number counts batches through all iterations. An iteration begins after the last one whose final batch was
     handed out: that number is the only state, since any step's batch can be had by opening the stream there.
@@ -43,6 +43,11 @@ class StepBlocks:
         skips: where skipped records are counted; None to raise.
     """
 
+    _serial_numbers = itertools.count()
+    # Of all datasets of the process, since TensorFlow never lets go of one.
+    _kept: ClassVar[OrderedDict[tuple[int, int, int], tuple[Mender, Block]]] = OrderedDict()
+    _lock = threading.Lock()
+
     def __init__(
         self, open_at: Callable[[int], Stream], batch_size: int, steps: int, is_endless: bool, skips: Skips | None
     ) -> None:
@@ -53,12 +58,10 @@ class StepBlocks:
         self._open_at = open_at
         self._is_endless = is_endless
         self._skips = skips
-        self._kept: tuple[
-            tuple[int, int, Mender, Block], ...
-        ] = ()  # replaced whole: iterators have threads of their own
-        self._failure: ImageShardsError | None = None
+        self._serial = next(self._serial_numbers)
+        self._failure: tuple[int, ImageShardsError] | None = None  # and the first step that it kept from being read
 
-    def take(self, begin: int, place: int, batches: int) -> tuple[int, int, Block]:
+    def take(self, begin: int, place: int, batches: int, kept: int) -> tuple[int, int, Block]:
         """Up to `batches` batches of an iteration. Never raises where records can't be read: see `again`.
 
         An error here would end the iteration before the batches on their way were handed out.
@@ -66,6 +69,7 @@ class StepBlocks:
         Args:
             begin: the iteration's first step, -1 where it begins now.
             place: number of the first batch in the iteration.
+            kept: blocks, this one too, that are kept where damage is skipped.
 
         Returns:
             The first step, the one behind the last, and their records.
@@ -77,16 +81,15 @@ class StepBlocks:
         count = (stop - step) * self.batch_size
         try:
             if self._failure is not None:
-                raise self._failure
+                raise self._failure[1]
             stream = self.streams.at(step)
             block = stream.find(count)
             if self._skips is not None:
                 block = stream.mender.mend(block)
-                under_way = _BLOCKS_AHEAD + -(-cpu_count() // (stop - step))
-                self._kept = (*self._kept[1 - under_way :], (step, stop, stream.mender, block))
+                self._keep(step, stop, stream.mender, block, kept)
             self.streams.leave(stop, stream)
         except ImageShardsError as error:
-            self._failure = error
+            self._failure = self._failure or (step, error)
             return step, stop, _empty_records(count)
         return step, stop, block
 
@@ -110,16 +113,24 @@ class StepBlocks:
         if self._skips is not None:
             self._skips.report()
 
+    def _keep(self, step: int, stop: int, mender: Mender, block: Block, kept: int) -> None:
+        with self._lock:
+            self._kept[self._serial, step, stop] = mender, block
+            self._kept.move_to_end((self._serial, step, stop))
+            while len(self._kept) > kept:
+                self._kept.popitem(last=False)
+
     def _kept_batch(self, step: int) -> tuple[Mender, Block] | None:
-        for first, stop, mender, block in self._kept:
-            if first <= step < stop:
-                row = (step - first) * self.batch_size
-                return mender, block.slice(row, row + self.batch_size)
+        with self._lock:
+            for (serial, first, stop), (mender, block) in self._kept.items():
+                if serial == self._serial and first <= step < stop:
+                    row = (step - first) * self.batch_size
+                    return mender, block.slice(row, row + self.batch_size)
         return None
 
     def _read_batch(self, step: int) -> tuple[Mender, Block]:
-        if self._failure is not None:
-            raise self._failure
+        if self._failure is not None and step >= self._failure[0]:
+            raise self._failure[1]
         stream = self._open_at(step)
         return stream.mender, stream.find(self.batch_size)
 

@@ -79,7 +79,7 @@ def _fetcher(storage: Storage) -> Any:
 
     def read(paths: Any) -> Any:
         files = list(executor.map(storage.read, [path.decode() for path in paths.numpy()]))
-        with tf.device("CPU"):
+        with tf.device("CPU"):  # by py_function, as in `sources`
             return tf.constant(files, tf.string)
 
     def fetch(paths: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,7 +23,7 @@ def cpu_count(root: str = "/") -> int:
     return min(cores, _quota_cores(root) or cores)
 
 
-@cache  # asked for each window
+@cache  # asked for each window; a quota that changes while the process runs isn't seen
 def _quota_cores(root: str) -> int | None:
     for files in _CPU_FILES:
         words = " ".join(_text(Path(root, _GROUP, file)) for file in files).split()

@@ -46,19 +46,22 @@ as_it_is = tf.autograph.experimental.do_not_convert
 
 def batch_dataset(blocks: StepBlocks, graph: Graph, prefetched_batches: int) -> Dataset:
     """A dataset of what `graph.prepare` makes of each batch: tuples of tensors [b, …]."""
-    dataset = _without_gaps(_prepared(blocks, graph).prefetch(prefetched_batches), blocks, graph)
+    prepared = _prepared(blocks, graph, prefetched_batches).prefetch(prefetched_batches)
+    dataset = _without_gaps(prepared, blocks, graph)
     blocks.streams.serve(dataset)
     return dataset
 
 
-def _prepared(blocks: StepBlocks, graph: Graph) -> Dataset:
+def _prepared(blocks: StepBlocks, graph: Graph, prefetched_batches: int) -> Dataset:
     """(step, what is made of it) of the batches that decode, in order."""
     block_batches = max(1, _BLOCK_RECORDS // blocks.batch_size)
     first_batches = min(cpu_count(), block_batches)  # decoded while the next block is read
+    # One is cut into batches, one waits; the others' are decoded, wait for the trainer, or show a gap by their number.
+    under_way = 2 + -(-(cpu_count() + prefetched_batches + 1) // block_batches)
 
     def take(begin: Any, place: Any) -> tuple[Any, ...]:
         place, behind = max(0, int(place)), int(place) + block_batches
-        step, stop, block = blocks.take(int(begin), place, behind - place)
+        step, stop, block = blocks.take(int(begin), place, behind - place, under_way)
         steps = np.arange(step, stop)
         if behind >= blocks.steps:
             steps[-1] = ~steps[-1]  # the last of an iteration: `GapFiller` wants to hear of it
@@ -137,9 +140,8 @@ def record_blocks(open_at: Callable[[Place], Iterator[tuple[list[bytes], Place]]
         with tf.device("CPU"):
             return tf.constant(following, tf.int64), tf.constant(records, tf.string)
 
-    def block(place: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-        following, records = _shaped(tf.py_function(take, [place], [tf.int64, tf.string]), [[len(beginning)], [None]])
-        return following, records
+    def block(place: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+        return _shaped(tf.py_function(take, [place], [tf.int64, tf.string]), [[len(beginning)], [None]])
 
     counter = tf.data.Dataset.counter().scan(np.array(beginning, np.int64), as_it_is(block))
     dataset = counter.take_while(lambda records: tf.size(records) > 0)

@@ -95,7 +95,7 @@ class RecordStream:
         self, source: Source, windows: Iterator[order.Window], seed: int = 0, for_training: bool = True
     ) -> None:
         self.mender = mender(source, seed, for_training)
-        self._loading = _read_ahead(source, windows)
+        self._loaded = _read_ahead(source, windows)
         self._skips = source.skips
         self._seed = seed
         self._pending: list[Loaded] = []
@@ -133,10 +133,9 @@ class RecordStream:
         if self._failure is not None:
             raise self._failure
         try:
-            loading = next(self._loading, None)
-            loaded = None if loading is None else loading.result()
+            loaded = next(self._loaded, None)
         except Exception as error:
-            self._failure = error
+            self._failure = error  # of any kind: asked again, what failed would seem to have ended
             raise
         epoch = -1 if loaded is None else loaded[0].epoch
         if self._skips is not None and self._epoch not in (-1, epoch):
@@ -213,7 +212,7 @@ def mender(source: Source, seed: int, for_training: bool) -> Mender:
     return Mender(reader, seed, source.skips, for_training)
 
 
-def _read_ahead(source: Source, windows: Iterator[order.Window]) -> Iterator[Future[Loaded]]:
+def _read_ahead(source: Source, windows: Iterator[order.Window]) -> Iterator[Loaded]:
     """Each window with its records, read one window ahead in a thread of its own; nothing here holds on to them.
 
     Remote storage isn't read ahead over an epoch's end until much was read: who reads one small epoch fetches no
@@ -227,20 +226,19 @@ def _read_ahead(source: Source, windows: Iterator[order.Window]) -> Iterator[Fut
     ahead = ThreadPoolExecutor(1, "reader-window")
     is_finalizing = sys.is_finalizing  # `sys` itself may be gone by then
     loading: deque[Future[Loaded]] = deque()  # the window that is asked for, the one behind it
+    epoch = 0
     try:
-        epoch = 0
         for asked, window in enumerate(windows):
             if loading:
-                has_failed = loading[0].exception() is not None
-                is_over = window.epoch != epoch and source.storage.is_remote and asked < _ASKED_BEFORE
-                if has_failed or is_over:
-                    yield loading.popleft()
+                loading[0].result()  # an error ends it here, before another window is asked for
+                if window.epoch != epoch and source.storage.is_remote and asked < _ASKED_BEFORE:
+                    yield loading.popleft().result()
             loading.append(ahead.submit(load, window))
             epoch = window.epoch
             if len(loading) > 1:
-                yield loading.popleft()
+                yield loading.popleft().result()
         while loading:
-            yield loading.popleft()
+            yield loading.popleft().result()
     finally:  # also when nobody reads on
         if not is_finalizing():  # the interpreter has ended the threads itself
             ahead.shutdown(wait=False, cancel_futures=True)

@@ -16,7 +16,9 @@ import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from beam_pipeline.examples import image_example, int64_feature
+from reader.blocks import StepBlocks
 from reader.storage import LocalStorage
+from reader.stream import RecordStream, open_source
 from tests.make import ROOT
 from tests.reading.shards import CLASSES, make_dataset, make_record, train_stream
 
@@ -262,6 +264,51 @@ def test_a_storage_that_fails_in_the_first_block_is_asked_once(folder: Path, mon
         with pytest.raises(tf.errors.OpError, match="the bucket is on fire"):
             list(one)
         assert len(asked) == 1
+
+
+def test_a_damaged_record_is_named_though_storage_fails_behind_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that dies gives both: the block behind was asked for before the first batch was decoded."""
+    info = reader.load_info(str(folder))
+    source, position = open_source(info, "train"), info.position("train", global_batch_size=4, window_runs=1)
+    blocks = StepBlocks(lambda step: RecordStream.train(source, position.after(step), 0), 4, 64, True, None)
+    right: list[tuple[Any, ...]] = []
+
+    def spoil(_: LocalStorage, *asked: Any) -> bytes:
+        right.append(asked)
+        if asked != right[0]:
+            raise StorageError("the disk is gone")
+        return bytes(asked[2] - asked[1])
+
+    monkeypatch.setattr(LocalStorage, "read", spoil)
+    assert blocks.take(-1, 0, 1, 1)[:2] == (0, 1)
+    assert blocks.take(0, 1, 63, 1)[:2] == (1, 64)
+    with pytest.raises(CorruptRecordError, match=": record"):
+        blocks.again(0, lambda record: None)
+    with pytest.raises(StorageError, match="the disk is gone"):
+        blocks.again(1, lambda record: None)
+
+
+@pytest.mark.parametrize("block_records", [4, 64])
+def test_a_block_is_at_hand_when_a_batch_of_it_does_not_decode(
+    folder: Path, block_records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil_image(folder, 10)
+    monkeypatch.setattr("reader.sources._BLOCK_RECORDS", block_records)
+    read, again = StepBlocks._read_batch, []
+    monkeypatch.setattr(StepBlocks, "_read_batch", lambda self, step: again.append(step) or read(self, step))
+    dataset = train(folder, "skip", 4)
+    assert len(names(dataset)) == RECORDS
+    assert (reader.skipped(dataset), again) == (1, [])
+
+
+def test_blocks_that_are_kept_are_those_of_one_dataset(folder: Path) -> None:
+    """TensorFlow never lets go of a dataset: one for each evaluation must not keep its own."""
+    for _ in range(3):
+        assert len(names(train(folder, "skip"))) == RECORDS
+        assert len({serial for serial, _, _ in StepBlocks._kept}) <= 2
+    assert 0 < len(StepBlocks._kept) <= 5
 
 
 def test_a_missing_shard_costs_no_more_than_its_own_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
