@@ -1,11 +1,12 @@
 """Reading from gs:// with a latency on each request: beside the local disk, through caches, beside individual files.
 
-    python benchmarks/remote_read.py [IMAGES] [--count 6400] [--latency_ms 50] [--repeats 7]
+    python benchmarks/remote_read.py [IMAGES] [--count 6400] [--latency_ms 50] [--repeats 7] [--apart]
 
 A real fake-gcs-server (from `.[test]`) behind a proxy that sleeps before it forwards. Both run on this machine and take
-their part of its CPUs, which is printed: the clock is pessimistic, and CPU seconds count the reader alone. One row has
-the latency without them, local files after a sleep. A run is two epochs of COUNT images. Bytes fetched are those of
-objects; bytes used are those of the records that were handed out.
+their part of its CPUs, which is printed: the clock is pessimistic, and CPU seconds count the reader alone. With --apart
+they have the last CPU for themselves, and all readers the others. One row has the latency without servers: local files
+after a sleep. A run is two epochs of COUNT images. Bytes fetched are those of objects; bytes used are those of the
+records that were handed out.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=6400)
     parser.add_argument("--latency_ms", type=float, default=50)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--apart", action="store_true")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="imageshards-remote-") as folder:
         scratch = Path(folder)
@@ -81,6 +83,8 @@ def measure(local: str, bucket: str, proxy: str, cache: str, flags: argparse.Nam
         "shards, a sleep for each request": (slept, (local, flags.latency_ms / 1000)),
     }
     serving = psutil.Process().children(recursive=True)  # fake-gcs-server and the proxy
+    if flags.apart:
+        keep_apart(serving)
     before, servers_before_s = went_through(proxy), cpu_s(serving)
     images_a_run = 2 * flags.count
     runs = turns.in_turns(cases, images_a_run, flags.repeats)
@@ -91,7 +95,8 @@ def measure(local: str, bucket: str, proxy: str, cache: str, flags: argparse.Nam
     fetched = after["bytes"] - before["bytes"]
     print(f"{flags.latency_ms:g} ms a request, {images_a_run} images a run, {flags.repeats} runs in turns")
     print(turns.table(runs, "shards, gs://"))
-    print(f"server and proxy took {servers_s / images * 1000:.3f} CPU s/1,000 images of the same {os.cpu_count()} CPUs")
+    where = "of a CPU of their own" if flags.apart else f"of the same {os.cpu_count()} CPUs"
+    print(f"server and proxy took {servers_s / images * 1000:.3f} CPU s/1,000 images {where}")
     print(f"fetched {fetched / 1e6:,.0f} MB, used {used / 1e6:,.0f} MB: {fetched / used:.3f} times")
     cached: dict[str, tuple[Callable[..., turns.Reader], tuple[Any, ...]]] = {
         "shards, gs://": cases["shards, gs://"],
@@ -113,6 +118,16 @@ def went_through(proxy: str) -> dict[str, int]:
     """What the proxy counted so far."""
     with urllib.request.urlopen(f"{proxy}/proxied", timeout=10) as reply:
         return dict(json.load(reply))
+
+
+def keep_apart(servers: list[psutil.Process]) -> None:
+    """Run them on the last CPU, and this process with all that it starts from now on on the others."""
+    *others, last = sorted(os.sched_getaffinity(0))
+    if not others:
+        sys.exit("--apart: there is one CPU only")
+    for thread in (thread for server in servers for thread in server.threads()):
+        os.sched_setaffinity(thread.id, {last})
+    os.sched_setaffinity(0, others)
 
 
 def cpu_s(processes: list[psutil.Process]) -> float:
