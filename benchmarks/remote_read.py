@@ -31,6 +31,7 @@ import turns
 
 import reader
 from reader.bench.latency import delayed
+from reader.limits import cpu_count
 from tests import servers
 
 SIZE, BATCH = 224, 64
@@ -95,7 +96,7 @@ def measure(local: str, bucket: str, proxy: str, cache: str, flags: argparse.Nam
     fetched = after["bytes"] - before["bytes"]
     print(f"{flags.latency_ms:g} ms a request, {images_a_run} images a run, {flags.repeats} runs in turns")
     print(turns.table(runs, "shards, gs://"))
-    where = "of a CPU of their own" if flags.apart else f"of the same {os.cpu_count()} CPUs"
+    where = "of a CPU of their own" if flags.apart else f"of the same {cpu_count()} CPUs"
     print(f"server and proxy took {servers_s / images * 1000:.3f} CPU s/1,000 images {where}")
     print(f"fetched {fetched / 1e6:,.0f} MB, used {used / 1e6:,.0f} MB: {fetched / used:.3f} times")
     cached: dict[str, tuple[Callable[..., turns.Reader], tuple[Any, ...]]] = {

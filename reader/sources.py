@@ -55,9 +55,10 @@ def batch_dataset(blocks: StepBlocks, graph: Graph, prefetched_batches: int) -> 
 def _prepared(blocks: StepBlocks, graph: Graph, prefetched_batches: int) -> Dataset:
     """(step, what is made of it) of the batches that decode, in order."""
     block_batches = max(1, _BLOCK_RECORDS // blocks.batch_size)
-    first_batches = min(cpu_count(), block_batches)  # decoded while the next block is read
+    cores = cpu_count()
+    first_batches = min(cores, block_batches)  # decoded while the next block is read
     # One is cut into batches, one waits; the others' are decoded, wait for the trainer, or show a gap by their number.
-    under_way = 2 + -(-(cpu_count() + prefetched_batches + 1) // block_batches)
+    under_way = 2 + -(-(cores + prefetched_batches + 1) // block_batches)
 
     def take(begin: Any, place: Any) -> tuple[Any, ...]:
         place, behind = max(0, int(place)), int(place) + block_batches
@@ -84,7 +85,7 @@ def _prepared(blocks: StepBlocks, graph: Graph, prefetched_batches: int) -> Data
     places = tf.data.Dataset.range(first_batches - block_batches, blocks.steps, block_batches)
     read = places.scan(np.int64(-1), as_it_is(block))
     batches = read.prefetch(1).rebatch(blocks.batch_size, drop_remainder=True)
-    return batches.map(as_it_is(prepare), num_parallel_calls=cpu_count()).ignore_errors()
+    return batches.map(as_it_is(prepare), num_parallel_calls=cores).ignore_errors()
 
 
 def _without_gaps(prepared: Dataset, blocks: StepBlocks, graph: Graph) -> Dataset:

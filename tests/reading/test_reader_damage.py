@@ -303,8 +303,9 @@ def test_a_block_is_at_hand_when_a_batch_of_it_does_not_decode(
     assert (reader.skipped(dataset), again) == (1, [])
 
 
-def test_blocks_that_are_kept_are_those_of_one_dataset(folder: Path) -> None:
+def test_blocks_that_are_kept_are_those_of_one_dataset(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorFlow never lets go of a dataset: one for each evaluation must not keep its own."""
+    monkeypatch.setattr("reader.sources.cpu_count", lambda: 2)  # more decode more batches at once, and keep more
     for _ in range(3):
         assert len(names(train(folder, "skip"))) == RECORDS
         assert len({serial for serial, _, _ in StepBlocks._kept}) <= 2
