@@ -7,7 +7,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 
 # What .venv holds; .ci/run adds the frameworks that only some users have.
-EXTRAS ?= pipeline,heic,reader,test
+EXTRAS ?= pipeline,heic,reader,tensorflow,train,test
 STAMP := .venv/.installed
 BIN := .venv/bin
 # Class folders to measure with, drawn pictures without: make bench IMAGES=/path/to/photos
