@@ -5,14 +5,17 @@ https://www.tensorflow.org/datasets/splits; percentages are rounded to the close
 
 from __future__ import annotations
 
+import difflib
 import re
+import reprlib
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from beam_pipeline.errors import UsageError
 
 _PART = re.compile(r"(?P<split>\w+)(?:\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?")
-_BOUND = re.compile(r"(?P<value>-?[\d_]+|-?\d*\.?\d+(?=%))(?P<percent>%?)")
+_BOUND = re.compile(r"(?P<value>-?[0-9]{1,15}|-?[0-9]{0,15}\.?[0-9]{1,15}(?=%))(?P<percent>%?)")
+_EXAMPLES = "write train, train[:10%], train[100:-100] or train+validation"
 
 
 class RecordRange(NamedTuple):
@@ -33,24 +36,26 @@ def parse_split(text: str, records: Mapping[str, int]) -> tuple[RecordRange, ...
     Raises:
         UsageError: not a split string, an unknown split, a bound outside the split, or nothing is left.
     """
+    if not isinstance(text, str):
+        raise UsageError(f"split={_shown(text)}: {_EXAMPLES}")
     parts = [part.strip() for part in text.split("+")]
     if parts == ["all"] and "all" not in records:
         parts = list(records)
     ranges = tuple(_parse_part(part, records) for part in parts)
     if not sum(part.stop - part.start for part in ranges):
-        raise UsageError(f"split {text!r} holds no record: there are {_counts(records)}")
+        raise UsageError(f"split {_shown(text)} holds no record: there are {_counts(records)}")
     return ranges
 
 
 def _parse_part(text: str, records: Mapping[str, int]) -> RecordRange:
     match = _PART.fullmatch(text)
     if match is None:
-        raise UsageError(
-            f"split {text!r} isn't understood: write train, train[:10%], train[100:-100] or train+validation"
-        )
+        raise UsageError(f"split {_shown(text)} isn't understood: {_EXAMPLES}")
     split = match["split"]
     if split not in records:
-        raise UsageError(f"there is no split {split!r}: there are {_counts(records)}")
+        nearest = _nearest(split, records)
+        meant = f" (did you mean {nearest!r}?)" if nearest else ""
+        raise UsageError(f"there is no split {_shown(split)}{meant}: there are {_counts(records)}")
     count = records[split]
     start = _bound(match["start"] or "", 0, count, text)
     stop = _bound(match["stop"] or "", count, count, text)
@@ -60,15 +65,29 @@ def _parse_part(text: str, records: Mapping[str, int]) -> RecordRange:
 def _bound(text: str, default: int, count: int, part: str) -> int:
     if not text:
         return default
-    match = _BOUND.fullmatch(text)
+    match = _BOUND.fullmatch(text.replace("_", ""))
     if match is None:
-        raise UsageError(f"{text!r} in split {part!r} isn't understood: write a number of records or a percentage")
+        raise UsageError(
+            f"{_shown(text)} in split {_shown(part)} isn't understood: write a number of records or a percentage"
+        )
     value = float(match["value"]) * count / 100.0 if match["percent"] else int(match["value"])
     bound = round(value)
     if abs(bound) > count:
-        raise UsageError(f"{text!r} in split {part!r} lies outside the split's {count} records")
+        raise UsageError(f"{text!r} in split {part!r} is outside the split's {count} records")
     return bound + count if bound < 0 else bound
+
+
+def _nearest(split: str, records: Mapping[str, int]) -> str:
+    """The split that was probably meant: `validation` for `val`, `train` for `trian`; "" if none is near."""
+    given = split.lower()
+    longer = [name for name in records if name.startswith(given) or given.startswith(name)]
+    return next(iter(longer or difflib.get_close_matches(given, records, 1)), "")
 
 
 def _counts(records: Mapping[str, int]) -> str:
     return ", ".join(f"{split} ({count} records)" for split, count in records.items()) or "no splits"
+
+
+def _shown(value: Any) -> str:
+    """A bad value on one line, long ones cut."""
+    return repr(value) if isinstance(value, str) and len(value) <= 100 else reprlib.repr(value)
