@@ -1,0 +1,260 @@
+"""What the reader does, seen from outside: the same functions record it and test it.
+
+A *case* is what is asked, as JSON holds it; the result of an `observe_…` function is what was seen, as JSON holds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import reader
+
+Case = Mapping[str, Any]
+Seen = dict[str, Any]
+_SHOWN_NAMES = 8
+
+
+class _TensorFlowBatches:
+    """A `tf.data.Dataset` as the NumPy door gives its batches."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return int(self._dataset.cardinality())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._dataset.as_numpy_iterator())
+
+
+def open_train(info: reader.DatasetInfo, split: str, *, door: str = "numpy", **options: Any) -> Any:
+    """Training batches; a host as JSON has it, a position as text or as it is."""
+    options = {**options, "host": tuple(options.get("host", (0, 1)))}
+    if isinstance(options.get("position"), str):
+        options["position"] = reader.Position.from_json(options["position"])
+    if door == "numpy" and hasattr(reader, "train_batches"):
+        return reader.train_batches(info, split, **options)
+    return _TensorFlowBatches(reader.train_dataset(info, split, **options))
+
+
+def open_eval(info: reader.DatasetInfo, split: str, *, door: str = "numpy", **options: Any) -> Any:
+    """Evaluation batches; the rest as `open_train`."""
+    options = {**options, "host": tuple(options.get("host", (0, 1)))}
+    if door == "numpy" and hasattr(reader, "eval_batches"):
+        return reader.eval_batches(info, split, **options)
+    return _TensorFlowBatches(reader.eval_dataset(info, split, **options))
+
+
+def names_of(batch: Any) -> list[str]:
+    """The file names of a batch."""
+    return [bytes(name).decode() for name in batch[0]["filename"]]
+
+
+def summary(batches: Iterable[Any]) -> Seen:
+    """File names, labels and weights of batches: how many, the first names, and a hash of all.
+
+    What fills up a batch, with weight 0, may be any image: `-` stands for it.
+    """
+    lines: list[str] = []
+    first: list[str] = []
+    for batch in batches:
+        labels = np.asarray(batch[1])
+        values = [label.tolist() for label in labels] if labels.ndim > 1 else labels.tolist()
+        items = [f"{name}:{label}" for name, label in zip(names_of(batch), values, strict=True)]
+        if len(batch) > 2:
+            weights = np.asarray(batch[2]).tolist()
+            items = [f"{item}:{weight}" if weight else "-" for item, weight in zip(items, weights, strict=True)]
+        first += items[: _SHOWN_NAMES - len(first)]
+        lines.append(" ".join(items))
+    return {"batches": len(lines), "first": first, "sha256": _sha256("\n".join(lines))}
+
+
+def observe_train(info: reader.DatasetInfo, case: Case, door: str = "numpy") -> Seen:
+    """The first `steps` batches of one host, over as many iterations as it takes."""
+    batches = open_train(info, case["split"], door=door, features=["filename"], **case["options"])
+    endless = itertools.chain.from_iterable(itertools.repeat(batches))
+    return {"len": len(batches), **summary(itertools.islice(endless, case["steps"]))}
+
+
+def observe_iterations(info: reader.DatasetInfo, case: Case) -> list[Seen]:
+    """One iteration after the other: so many batches of it and no more, or all for None."""
+    batches = open_train(info, case["split"], features=["filename"], **case["options"])
+    return [summary(itertools.islice(batches, count)) for count in case["iterations"]]
+
+
+def observe_eval(info: reader.DatasetInfo, case: Case, door: str = "numpy") -> list[Seen]:
+    """All that each host evaluates."""
+    seen = []
+    for host in range(case["hosts"]):
+        options = {**case["options"], "host": (host, case["hosts"]), "features": ["filename"]}
+        batches = open_eval(info, case["split"], door=door, **options)
+        seen.append({"len": len(batches), **summary(batches)})
+    return seen
+
+
+def position_of(info: reader.DatasetInfo, case: Case) -> reader.Position:
+    """The position that the case's moves lead to, each saved and loaded on the way."""
+    position = info.position(case["split"], **case["begin"])
+    for name, value in case["moves"]:
+        position = position.after(value) if name == "after" else position.on(**value)
+        position = reader.Position.from_json(position.to_json())
+    return position
+
+
+def observe_position(info: reader.DatasetInfo, case: Case, position: reader.Position) -> list[Seen]:
+    """What each host reads from a position on, for each of the case's ways to go on."""
+    seen = []
+    for way in case["ways"]:
+        for host in range(way["hosts"]):
+            options = {key: value for key, value in way.items() if key not in ("hosts", "steps")}
+            options |= {"host": (host, way["hosts"]), "seed": case["begin"]["seed"], "position": position}
+            seen.append(observe_train(info, {**case, "options": options, "steps": way["steps"]}))
+    return seen
+
+
+def state_of(info: reader.DatasetInfo, case: Case) -> dict[str, Any]:
+    """The state that a case's runs lead to, each saved and loaded on the way; the same on all ranks."""
+    state: dict[str, Any] | None = None
+    for run in case["runs"]:
+        texts = set()
+        for rank in range(run["ranks"]):
+            dataset = _shard_dataset(info, {**case, **run}, rank)
+            if state is None:
+                dataset.set_epoch(case["epoch"])
+            else:
+                dataset.load_state_dict(state)
+            texts.add(json.dumps(dataset.state_dict(run["steps"], run["workers"])))
+        assert len(texts) == 1, texts
+        state = json.loads(texts.pop())
+    assert state is not None
+    return state
+
+
+def observe_torch(info: reader.DatasetInfo, case: Case, state: Mapping[str, Any] | None = None) -> list[Seen]:
+    """An epoch, or the rest of one and the epoch after it, as each rank's `DataLoader` gives it."""
+    seen = []
+    for rank in range(case["ranks"]):
+        dataset = _shard_dataset(info, case, rank)
+        epochs: Sequence[int] = [case["epoch"]]
+        if state is None:
+            dataset.set_epoch(case["epoch"])
+        else:
+            dataset.load_state_dict(state)
+            epochs = [case["epoch"], case["epoch"] + 1]
+        steps = dataset.steps_per_epoch(case["workers"])
+        for epoch in epochs:
+            dataset.set_epoch(epoch)
+            seen.append({"steps_per_epoch": steps, **summary(_loaded(dataset, case["workers"]))})
+    return seen
+
+
+def _shard_dataset(info: reader.DatasetInfo, case: Case, rank: int) -> Any:
+    options = {"rank": rank, "world_size": case["ranks"], "features": ["filename"]}
+    return reader.torch.ShardDataset(
+        info, case["split"], batch_size=case["batch_size"], **options, **case.get("options", {})
+    )
+
+
+def _loaded(dataset: Any, workers: int | None) -> Iterable[Any]:
+    """The batches through a `DataLoader`, or by iterating the dataset itself if there are no workers."""
+    if not workers:
+        return iter(dataset)
+    import torch
+
+    loader: Iterable[Any] = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers)
+    return loader
+
+
+def torchdata_state(info: reader.DatasetInfo, case: Case) -> dict[str, Any]:
+    """What torchdata's loader saves after some steps of an epoch."""
+    loader = _stateful_loader(info, case)
+    for _ in itertools.islice(loader, case["steps"]):
+        pass
+    state: dict[str, Any] = loader.state_dict()
+    return state
+
+
+def observe_torchdata(info: reader.DatasetInfo, case: Case, state: Mapping[str, Any]) -> Seen:
+    """The rest of the epoch, as torchdata's loader gives it from a state on."""
+    loader = _stateful_loader(info, case)
+    loader.load_state_dict(state)
+    return summary(loader)
+
+
+def _stateful_loader(info: reader.DatasetInfo, case: Case) -> Any:
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    torch.manual_seed(0)  # part of torchdata's own state, and of nothing here
+    dataset = _shard_dataset(info, case, rank=case["ranks"] - 1)
+    dataset.set_epoch(case["epoch"])
+    return StatefulDataLoader(dataset, batch_size=None, num_workers=case["workers"], snapshot_every_n_steps=1)
+
+
+def write_seed(image: Any, seed: int) -> Any:
+    """An augment that shows its seed: the first 8 bytes of the image are the seed's, little endian."""
+    image = image.copy()
+    image.reshape(-1)[:8] = np.frombuffer(int(seed).to_bytes(8, "little"), np.uint8)
+    return image
+
+
+def _write_seeds(images: Any, seeds: Any) -> Any:
+    """The same for the batches of TensorFlow that augments were given before."""
+    import tensorflow as tf
+
+    flat = tf.reshape(images, [tf.shape(images)[0], -1])
+    stamped = tf.concat([tf.reshape(tf.bitcast(seeds, tf.uint8), [-1, 8]), flat[:, 8:]], 1)
+    return tf.reshape(stamped, tf.shape(images))
+
+
+def observe_seeds(info: reader.DatasetInfo, case: Case) -> list[Seen]:
+    """The seed that each record is augmented with, epoch by epoch, whatever the order; of some, and a hash of all."""
+    augment = write_seed if hasattr(reader, "train_batches") else _write_seeds
+    epochs = _augmented(info, case, augment, lambda image: int.from_bytes(image.tobytes()[:8], "little"))
+    return [
+        {
+            "records": len(seeds),
+            "some": dict(sorted(seeds.items())[:: len(seeds) // _SHOWN_NAMES]),
+            "sha256": _sha256(json.dumps(seeds, sort_keys=True)),
+        }
+        for seeds in epochs
+    ]
+
+
+def observe_augment(info: reader.DatasetInfo, case: Case) -> list[Seen]:
+    """What a named augment makes of each record, epoch by epoch; every record's image is the same one."""
+    augment = getattr(reader.augment, case["augment"])
+    epochs = _augmented(info, case, augment, lambda image: _sha256(image.tobytes())[:16])
+    return [
+        {
+            "pictures": dict(sorted(Counter(pictures.values()).items())),
+            "first": dict(sorted(pictures.items())[:_SHOWN_NAMES]),
+            "sha256": _sha256(json.dumps(pictures, sort_keys=True)),
+        }
+        for pictures in epochs
+    ]
+
+
+def _augmented(info: reader.DatasetInfo, case: Case, augment: Any, look: Any) -> list[dict[str, Any]]:
+    """File name → what `look` sees in its augmented image, for each epoch of all hosts together."""
+    epochs: list[dict[str, Any]] = [{} for _ in range(case["epochs"])]
+    for host in range(case["hosts"]):
+        options = {**case["options"], "host": (host, case["hosts"]), "augment": augment, "features": ["filename"]}
+        batches = open_train(info, case["split"], **options)
+        for epoch in epochs:
+            for batch in batches:
+                for name, image in zip(names_of(batch), np.asarray(batch[0]["image"]), strict=True):
+                    assert name not in epoch
+                    epoch[name] = look(image)
+    return epochs
+
+
+def _sha256(text: str | bytes) -> str:
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
