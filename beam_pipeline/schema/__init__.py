@@ -6,21 +6,28 @@ This module knows no storage, no Beam and no TensorFlow.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import google_crc32c
 import numpy as np
 
-from beam_pipeline.errors import CorruptRecordError, NotPublishedError, OtherFormatError
-
-FORMAT_VERSION = 1
+from beam_pipeline.errors import CorruptRecordError
+from beam_pipeline.schema.manifest import FOREIGN_KEY as FOREIGN_KEY
+from beam_pipeline.schema.manifest import FORMAT_VERSION as FORMAT_VERSION
+from beam_pipeline.schema.manifest import open_manifest as open_manifest
+from beam_pipeline.schema.manifest import parse_manifest as parse_manifest
+from beam_pipeline.schema.manifest import seal_manifest as seal_manifest
+from beam_pipeline.schema.text import NAME_PATTERN as NAME_PATTERN
+from beam_pipeline.schema.text import VERSION_PATTERN as VERSION_PATTERN
+from beam_pipeline.schema.text import canonical_json as canonical_json
+from beam_pipeline.schema.text import file_sums as file_sums
+from beam_pipeline.schema.text import is_utf8 as is_utf8
+from beam_pipeline.schema.text import relative_path_bytes as relative_path_bytes
+from beam_pipeline.schema.text import sha256 as sha256
 
 # Files of a published version, beside its shards.
 MANIFEST_FILE = "manifest.json"
@@ -44,11 +51,6 @@ SIZE_KEY = "size"  # int64[2]: height, width in pixels
 FILENAME_KEY = "filename"  # bytes: path relative to the input, as listed
 ONE_HOT_KEY = "one_hot_class"  # float[classes], with --one_hot
 RECORD_KEYS = (IMAGE_KEY, CLASS_KEY, LABEL_KEY, SIZE_KEY, FILENAME_KEY, ONE_HOT_KEY)
-
-FOREIGN_KEY = "record_keys"  # in a manifest: `reader index` made it, its shards may lie anywhere
-
-NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]*")  # TFDS reads no other dataset and split names
-VERSION_PATTERN = re.compile(r"(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)")
 
 # A run is the unit of reading and shuffling: 64 records of ~13 kB are one range read of ~0.8 MB, long enough that
 # seeking costs nothing, short enough that a window of 16 mixes well.
@@ -193,92 +195,3 @@ def run_rows(shard: int, record_bytes: Iterable[int]) -> list[tuple[int, int, in
     if records:
         rows.append((shard, start, offset - start, records))
     return rows
-
-
-def relative_path_bytes(path: str) -> bytes:
-    """A listed path as bytes: UTF-8, and a local name that is no UTF-8 as the bytes it has on disk."""
-    return path.encode("utf-8", "surrogateescape")
-
-
-def canonical_json(value: Any) -> bytes:
-    """The one JSON text of `value`: sorted keys, UTF-8, no white space to choose, a line break at the end.
-
-    A name on disk that is no UTF-8 keeps its lone surrogates as `\\udcXX` escapes, which Python's parser reads back.
-    """
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    escaped = _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-    return escaped.encode("utf-8") + b"\n"
-
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def is_utf8(text: str) -> bool:
-    """Whether a name can be written as UTF-8: one on disk need not be."""
-    return _SURROGATE.search(text) is None
-
-
-def sha256(data: bytes) -> str:
-    """SHA-256 of `data` as 64 hexadecimal digits."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def file_sums(data: bytes) -> dict[str, Any]:
-    """What the manifest says of a small file: its hash, and what a listing shows of it."""
-    return {"sha256": sha256(data), "bytes": len(data), "crc32c": google_crc32c.value(data)}
-
-
-def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
-    """The bytes of `manifest.json`: canonical JSON with `self_sha256` over the same text without that key."""
-    body = {key: value for key, value in manifest.items() if key != "self_sha256"}
-    return canonical_json({**body, "self_sha256": sha256(canonical_json(body))})
-
-
-def open_manifest(data: bytes, where: str) -> dict[str, Any]:
-    """Parse and check the bytes of a `manifest.json`.
-
-    Args:
-        data: the file's bytes.
-        where: its URL, for errors.
-
-    Raises:
-        OtherFormatError: another release wrote it.
-        NotPublishedError: not JSON, `self_sha256` doesn't match, or a file that it names lies outside its folder.
-    """
-    try:
-        manifest = json.loads(data)
-        _, version = manifest["self_sha256"], manifest["format_version"]
-    except (ValueError, KeyError, TypeError):
-        raise NotPublishedError(
-            f"{where} is damaged: no manifest can be read from it; run the job with --repair"
-        ) from None
-    # The seal first, which is the same in every format: a flipped bit in the version's number is damage.
-    if seal_manifest(manifest) != data:  # the seal's own hash included
-        raise NotPublishedError(f"{where} is damaged: its self_sha256 doesn't match; run the job with --repair")
-    if version != FORMAT_VERSION:
-        raise OtherFormatError(
-            f"{where} has format_version {version!r}, this release reads {FORMAT_VERSION}: use the one that wrote it"
-        )
-    _check_file_names(manifest, where)
-    return manifest  # type: ignore[no-any-return]
-
-
-def _check_file_names(manifest: dict[str, Any], where: str) -> None:
-    """A manifest may come from anybody, and a copy writes under the names that it gives: all must stay in its folder.
-
-    `reader index` also names shards that lie elsewhere, by their whole path or URL: these are only read.
-    """
-    try:
-        shards = [shard["file"] for split in manifest.get("splits", {}).values() for shard in split["shards"]]
-        if FOREIGN_KEY in manifest:
-            shards = [file for file in shards if not (file.startswith("/") or "://" in file)]
-        outside = [file for file in (*manifest.get("files", {}), *shards) if not _lies_below(file)]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise NotPublishedError(f"{where} lacks or misstates {error}; run the job with --repair") from None
-    if outside:
-        raise NotPublishedError(f"{where} names {outside[0]!r}, which lies outside its folder: don't use this dataset")
-
-
-def _lies_below(file: str) -> bool:
-    """Whether a relative path stays in the folder that it is relative to, on every system and storage."""
-    return not (set(file.split("/")) & {"", ".", ".."} or "\\" in file or "\0" in file)
