@@ -1,37 +1,41 @@
-"""`load_info`: what a published dataset says about itself, checked, for trainers and tools."""
+"""`load_info`: what a published dataset holds, from its checked manifest, for trainers and tools."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import logging
+import operator
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageError, UsageError
+from beam_pipeline.schema.manifest import Manifest
+from beam_pipeline.schema.manifest import Shard as ShardInfo
+from beam_pipeline.storage import Storage, is_missing, normalize, open_storage
 from reader.position import WINDOW_RUNS, Phase, Position, host_batch_size, whole
-from reader.run_table import RunTable
+from reader.records import RunTable
 from reader.splits import RecordRange, parse_split
-from reader.storage import Storage, normalize, open_storage
+
+_LOG = logging.getLogger("reader")
+
+RESIZE_MODES = ("stretch", "crop", "pad")
+
+# Undecoded records of one shuffle window: a larger one is cut to fewer runs. Windows of 16 runs reach it at 262 kB a
+# record; several of them are in memory.
+MAX_WINDOW_BYTES = 256 << 20
 
 _SHOWN_NAMES = 3
 _MISTYPED_URL = re.compile(r"(?P<scheme>gs|gcs|s3|az|abfs|https?):?/+(?P<rest>[^/].*)")
-
-
-@dataclass(frozen=True, slots=True)
-class ShardInfo:
-    """One shard: its file name in the dataset's folder, what it holds, and the CRC-32C of the whole file."""
-
-    file: str
-    records: int
-    bytes: int
-    crc32c: int
+_IMAGE_FILE = re.compile(r".*\.(jpe?g|jfif|png|webp|gif|bmp|tiff?|heic|heif|avif)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class ImageInfo:
     Attributes:
         format: `jpeg` or `png`.
         channels: 3 (RGB) or 1 (grey).
-        min_size, max_size: smallest and largest (height, width) stored, in pixels; None where there is no record.
+        min_size, max_size: smallest and largest (height, width) stored, in pixels; None if there is no record.
         mean, std: of the train split's sampled pixels scaled to [0, 1], one number a channel.
     """
 
@@ -64,18 +68,18 @@ class ImageInfo:
     std: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DatasetInfo:
     """A published dataset. Made by `load_info`; holds no open file and pickles.
 
     Attributes:
         url: the version's folder.
         name, version: as published.
-        classes: class names; a class id is a place in it.
+        classes: class names; a class id is an index into it.
         splits: split name → `SplitInfo`.
         image: how images are stored.
-        compression: `none` or `gzip` (of whole shards).
-        manifest: everything else that manifest.json says, as parsed.
+        compression: `none` or `gzip` (of complete shards).
+        manifest: all of manifest.json, as parsed.
     """
 
     url: str
@@ -85,7 +89,15 @@ class DatasetInfo:
     splits: Mapping[str, SplitInfo]
     image: ImageInfo
     compression: str
-    manifest: Mapping[str, Any] = field(repr=False)
+    manifest: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{name} {split.records}" for name, split in self.splits.items()) or "no"
+        sizes = [_pixels(size) for size in (self.image.min_size, self.image.max_size) if size]
+        size = " to ".join(dict.fromkeys(sizes))
+        classes = "1 class" if self.num_classes == 1 else f"{self.num_classes} classes"
+        stored = " ".join(filter(None, (self.image.format, "grey" if self.image.channels == 1 else "", size)))
+        return f"DatasetInfo({self.name} {self.version} at {self.url}: {counts} records; {classes}; {stored})"
 
     @property
     def num_classes(self) -> int:
@@ -94,12 +106,12 @@ class DatasetInfo:
 
     @property
     def storage(self) -> Storage:
-        """Where the files lie."""
+        """The storage of the dataset's files."""
         return open_storage(self.url)
 
     @property
     def shard_storage(self) -> Storage:
-        """Where the shards lie: elsewhere, where the dataset is an index of somebody's files."""
+        """The storage of the shards: another one if the dataset is an index of somebody's files."""
         files = [shard.file for split in self.splits.values() for shard in split.shards]
         return open_storage(self.path(files[0])) if files else self.storage
 
@@ -114,7 +126,7 @@ class DatasetInfo:
         return str(self.manifest.get(schema.FOREIGN_KEY, {}).get("class", schema.CLASS_KEY))
 
     def path(self, file: str) -> str:
-        """The full path or URL of a file of the dataset; a path or URL stays as it is."""
+        """The full path or URL of a file of the dataset; a full one is returned unchanged."""
         return file if file.startswith("/") or "://" in file else f"{self.url}/{file}"
 
     def ranges(self, split: str) -> tuple[RecordRange, ...]:
@@ -130,17 +142,92 @@ class DatasetInfo:
         return sum(part.stop - part.start for part in self.ranges(split))
 
     def steps_per_epoch(self, split: str, global_batch_size: int) -> int:
-        """Batches of one iteration of `train_dataset`: the whole batches that the split's records fill, at least 1."""
+        """Batches of one iteration of a train builder: the full batches that the split's records give, at least 1."""
         return max(1, self.records(split) // host_batch_size(global_batch_size, 1))
 
     def position(
-        self, split: str, *, global_batch_size: int, hosts: int = 1, seed: int = 0, window_runs: int = WINDOW_RUNS
+        self,
+        split: str,
+        *,
+        global_batch_size: int,
+        hosts: int | None = None,
+        seed: int = 0,
+        window_runs: int = WINDOW_RUNS,
     ) -> Position:
-        """Where training begins; arguments as `train_dataset` takes them."""
+        """The position at which training begins; arguments as the train builders take them.
+
+        `hosts` has to be given: a position for one host that several resume from reads records twice and others never.
+        """
+        if hosts is None:
+            raise UsageError("hosts= is missing: how many hosts read together, 1 for this one alone")
         hosts = whole("hosts", hosts)
         global_batch_size = host_batch_size(global_batch_size, hosts) * hosts
-        phase = Phase(hosts, whole("window_runs", window_runs))
+        phase = Phase(hosts, self.capped_window_runs(split, whole("window_runs", window_runs)))
         return Position(self._source(split), self.records(split), whole("seed", seed), global_batch_size, 0, (phase,))
+
+    def capped_window_runs(self, split: str, window_runs: int) -> int:
+        """`window_runs`, or fewer if such a window would hold more than `MAX_WINDOW_BYTES` undecoded.
+
+        By the manifest alone, so that every host and every resume comes to the same number.
+        """
+        shards = [shard for name in self._names(split) for shard in self.splits[name].shards if shard.records]
+        run_bytes = max((-(-shard.bytes * schema.RUN_RECORDS // shard.records) for shard in shards), default=0)
+        there = min(window_runs, sum(-(-shard.records // schema.RUN_RECORDS) for shard in shards))
+        return window_runs if run_bytes * there <= MAX_WINDOW_BYTES else max(1, MAX_WINDOW_BYTES // run_bytes)
+
+    def load_runs(self, split: str) -> npt.NDArray[np.void]:
+        """One split's run index, an array of `schema.RUN_DTYPE` in file order (18 bytes a run of 64 records).
+
+        Raises:
+            ImageShardsError: the dataset has none (gzip), or the file isn't the one that was published.
+        """
+        if self.compression != "none":
+            raise ImageShardsError(
+                f"{self.url} is compressed with {self.compression}, so no record can be found by its offset: read it "
+                "with reader.record_dataset, or write it with --compression none"
+            )
+        path = self.path(schema.runs_file(split))
+        data = self.storage.read(path)
+        if schema.sha256(data) != self.manifest["files"].get(schema.runs_file(split)):
+            raise ImageShardsError(f"{path} isn't the file that was published; run the job with --repair")
+        try:
+            rows: npt.NDArray[np.void] = np.load(io.BytesIO(data), allow_pickle=False)
+            fits = _fits(rows, self.splits[split])
+        except (ValueError, EOFError, OSError):  # a hash says who wrote it, not that it was written well
+            fits = False
+        if not fits:
+            raise ImageShardsError(f"{path} doesn't fit the manifest's shards; run the job with --repair")
+        return rows
+
+    def run_table(self, split: str) -> RunTable:
+        """Which run of which shard holds the records of a split string: what the readers work from."""
+        rows = {name: self.load_runs(name) for name in self._names(split)}
+        tables = []
+        for part in self.ranges(split):
+            shards = self.splits[part.split].shards
+            files = [self.path(shard.file) for shard in shards]
+            names = [schema.ShardName.parse(shard.file) for shard in shards]
+            indexes = [self.path(name.index_file) if name else "" for name in names]
+            tables.append(RunTable.select(files, rows[part.split], part.start, part.stop, indexes))
+        return RunTable.concatenate(tables)
+
+    def wrong_sizes(self, split: str) -> list[str]:
+        """A line for each shard of a split string that is missing or has another size than the manifest says.
+
+        Costs one listing of the folder if it is remote, a page for each 1,000 files.
+        """
+        shards = [shard for name in self._names(split) for shard in self.splits[name].shards]
+        sizes = self.shard_storage.sizes([self.path(shard.file) for shard in shards])
+        wrong = []
+        for shard, size in zip(shards, sizes, strict=True):
+            if size != shard.bytes:
+                found = "is missing" if size is None else f"has {size} bytes"
+                wrong.append(f"{self.path(shard.file)} {found}, the manifest says {shard.bytes}")
+        return wrong
+
+    def _names(self, split: str) -> list[str]:
+        """The splits that a split string names, each once."""
+        return list(dict.fromkeys(part.split for part in self.ranges(split)))
 
     def _source(self, split: str) -> str:
         """Names the records of a split string, their order and their runs; a copy's are the same.
@@ -153,53 +240,6 @@ class DatasetInfo:
         text = f"{self.manifest['content_fingerprint']}\0{ranges}\0{runs}\0{shards}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def load_runs(self, split: str) -> npt.NDArray[np.void]:
-        """One split's run index, an array of `schema.RUN_DTYPE` in file order (18 bytes a run of 64 records).
-
-        Raises:
-            ImageShardsError: the dataset has none (gzip), or the file isn't the one that was published.
-        """
-        file = schema.runs_file(split)
-        if self.compression != "none":
-            raise ImageShardsError(
-                f"{self.url} is compressed with {self.compression}, so no record can be found by its offset: read it "
-                "with reader.record_dataset, or write it with --compression none"
-            )
-        data = self.storage.read(self.path(file))
-        if schema.sha256(data) != self.manifest["files"].get(file):
-            raise ImageShardsError(f"{self.path(file)} isn't the file that was published; run the job with --repair")
-        rows: npt.NDArray[np.void] = np.load(io.BytesIO(data), allow_pickle=False)
-        return rows
-
-    def run_table(self, split: str) -> RunTable:
-        """Where the records of a split string lie: what the readers work from."""
-        tables = []
-        rows = {part.split: self.load_runs(part.split) for part in self.ranges(split)}
-        for part in self.ranges(split):
-            shards = self.splits[part.split].shards
-            files = [self.path(shard.file) for shard in shards]
-            indexes = [self._index_path(shard.file) for shard in shards]
-            tables.append(RunTable.select(files, rows[part.split], part.start, part.stop, indexes))
-        return RunTable.concatenate(tables)
-
-    def _index_path(self, file: str) -> str:
-        name = schema.ShardName.parse(file)
-        return "" if name is None else self.path(name.index_file)
-
-    def wrong_sizes(self, split: str) -> list[str]:
-        """A line for each shard of a split string that is missing or has another size than the manifest says.
-
-        Costs one listing of the folder, a page for each 1,000 files, where it is remote.
-        """
-        shards = [shard for part in self.ranges(split) for shard in self.splits[part.split].shards]
-        sizes = self.shard_storage.sizes([self.path(shard.file) for shard in shards])
-        wrong = []
-        for shard, size in zip(shards, sizes, strict=True):
-            if size != shard.bytes:
-                found = "is missing" if size is None else f"has {size} bytes"
-                wrong.append(f"{self.path(shard.file)} {found}, the manifest says {shard.bytes}")
-        return wrong
-
 
 def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
     """Read and check the manifest of a published dataset.
@@ -211,6 +251,8 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
         NotPublishedError: no manifest there, or one that can't be believed; says what was found and what to do.
         StorageError: the storage can't be reached.
     """
+    if not isinstance(url, str | os.PathLike) or not isinstance(os.fspath(url), str):
+        raise UsageError(f"url={reprlib.repr(url)}: the folder or URL of a dataset's version")
     given = os.fspath(url)
     url = normalize(given)
     storage = open_storage(url)
@@ -218,52 +260,63 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
     try:
         data = storage.read(path)
     except StorageError as error:
-        if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+        if is_missing(error):
             raise NotPublishedError(_what_is_there(storage, url, given)) from None
         raise
-    manifest = schema.open_manifest(data, path)
-    try:
-        return _from_manifest(url, manifest)
-    except (KeyError, TypeError, ValueError) as error:
-        raise NotPublishedError(f"{path} lacks or misstates {error}; run the job with --repair") from None
+    return _typed(url, *schema.parse_manifest(data, path))
 
 
-def check_info(info: DatasetInfo) -> None:
-    """Raises UsageError where a builder was given something else, such as a dataset's folder."""
-    if not isinstance(info, DatasetInfo):
-        raise UsageError(f"info={info!r}: give what reader.load_info({info!r}) returns")
+def as_info(info: DatasetInfo | str | os.PathLike[str]) -> DatasetInfo:
+    """What a builder was given as `info`: a `DatasetInfo`, or the URL or path of which one is loaded."""
+    if isinstance(info, DatasetInfo):
+        return info
+    if isinstance(info, str | os.PathLike):
+        return load_info(info)
+    raise UsageError(f"info={reprlib.repr(info)}: give a dataset's URL or path, or what reader.load_info returns")
 
 
-def _from_manifest(url: str, manifest: dict[str, Any]) -> DatasetInfo:
-    image = manifest["image"]
+def warn_if_batch_exceeds(info: DatasetInfo, split: str, global_batch_size: int) -> None:
+    """Log a warning if a batch is larger than the split: an iteration then has one batch, with records repeated."""
+    records = info.records(split)
+    if global_batch_size > records:
+        _LOG.warning(
+            "global_batch_size=%d is larger than split %r (%d records): records repeat within a batch",
+            *(global_batch_size, split, records),
+        )
+
+
+def _typed(url: str, raw: dict[str, Any], manifest: Manifest) -> DatasetInfo:
+    image = manifest.image
+    mean, std = (tuple(map(float, values)) for values in (image.mean, image.std))
     return DatasetInfo(
         url=url,
-        name=manifest["name"],
-        version=manifest["version"],
-        classes=tuple(manifest["classes"]),
-        splits={name: _split_info(name, split) for name, split in manifest["splits"].items()},
-        image=ImageInfo(
-            image["format"],
-            image["channels"],
-            _size(image["min_size"]),
-            _size(image["max_size"]),
-            tuple(map(float, image["mean"])),
-            tuple(map(float, image["std"])),
-        ),
-        compression=manifest["configuration"]["compression"],
-        manifest=manifest,
+        name=manifest.name,
+        version=manifest.version,
+        classes=manifest.classes,
+        splits={
+            name: SplitInfo(name, split.records, split.bytes, split.class_counts, split.shards)
+            for name, split in manifest.splits.items()
+        },
+        image=ImageInfo(image.format, image.channels, image.min_size, image.max_size, mean, std),
+        compression=manifest.configuration.compression,
+        manifest=raw,
     )
 
 
-def _split_info(name: str, split: Mapping[str, Any]) -> SplitInfo:
-    shards = tuple(
-        ShardInfo(shard["file"], shard["records"], shard["bytes"], shard["crc32c"]) for shard in split["shards"]
-    )
-    return SplitInfo(name, split["records"], split["bytes"], tuple(split["class_counts"]), shards)
+def _fits(rows: npt.NDArray[np.void], split: SplitInfo) -> bool:
+    """Whether the rows of a run index are runs of the split's shards, in order, with all their records."""
+    if rows.dtype != schema.RUN_DTYPE or rows.ndim != 1:
+        return False
+    shard = rows["shard"].astype(np.int64)
+    if len(rows) and (shard.max() >= len(split.shards) or (np.diff(shard) < 0).any()):
+        return False
+    records = np.bincount(shard, rows["records"], len(split.shards))
+    ends = rows["offset"].astype(np.float64) + rows["bytes"]
+    sizes = np.array([one.bytes for one in split.shards], np.float64)[shard]
+    return records.tolist() == [one.records for one in split.shards] and bool((ends <= sizes).all())
 
 
-def _size(size: list[int] | None) -> tuple[int, int] | None:
-    return None if size is None else (size[0], size[1])
+# --- a folder without a manifest
 
 
 def _what_is_there(storage: Storage, url: str, given: str) -> str:
@@ -283,9 +336,112 @@ def _what_is_there(storage: Storage, url: str, given: str) -> str:
         return f"{missing}; name a version: {_some(versions)}"
     if any(schema.ShardName.parse(name) for name in names):
         return f"{missing}, only an unfinished job's files: {_some(names)}; run the same beam_pipeline command again"
+    images = _images_in(storage, url, names)
+    if images:
+        write = f"python -m beam_pipeline --input {given} --output DIR --name NAME"
+        return f"{url} holds {images}, not a dataset: write one first: {write}"
     return f"{missing}; found {_some(names)}"
+
+
+def _images_in(storage: Storage, url: str, names: Sequence[str], depth: int = 2) -> str:
+    """`image files` or `folders of image files`, "" if there are none; looks into the first few folders only."""
+    if any(_IMAGE_FILE.fullmatch(name) for name in names):
+        return "image files"
+    folders = [f"{url}/{name.rstrip('/')}" for name in names if name.endswith("/")][:_SHOWN_NAMES] if depth else []
+    found = any(_images_in(storage, folder, storage.names(folder), depth - 1) for folder in folders)
+    return "folders of image files" if found else ""
 
 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return ", ".join(names[:_SHOWN_NAMES]) + more
+
+
+# --- features beside the image
+
+
+class Feature(NamedTuple):
+    """A feature of a record beside its image.
+
+    Attributes:
+        dtype: `int64`, `float32` or `bytes`.
+        shape: (n,) for lists that have n values in each record, () for one value; None for lists of any length.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] | None
+
+
+def features_of(info: DatasetInfo) -> dict[str, Feature]:
+    """What a record holds beside its image, by name."""
+    features = {}
+    if schema.FOREIGN_KEY not in info.manifest:
+        features = {
+            schema.CLASS_KEY: Feature("int64", ()),
+            schema.LABEL_KEY: Feature("bytes", ()),
+            schema.SIZE_KEY: Feature("int64", (2,)),
+            schema.FILENAME_KEY: Feature("bytes", ()),
+        }
+    if info.manifest["configuration"]["one_hot"]:
+        features[schema.ONE_HOT_KEY] = Feature("float32", (info.num_classes,))
+    for column in info.manifest["features"]:
+        features[column["name"]] = Feature(column["dtype"], None if column["list"] else ())
+    return features
+
+
+def pick_features(info: DatasetInfo, names: Sequence[str]) -> dict[str, Feature]:
+    """The features with these names.
+
+    Raises:
+        UsageError: there is no such feature; lists those that there are.
+    """
+    if isinstance(names, str):
+        raise UsageError(f"features={names!r}: give a list, such as [{names!r}]")
+    if not isinstance(names, Iterable):
+        raise UsageError(f"features={reprlib.repr(names)}: give a list of names")
+    there = features_of(info)
+    for name in names:
+        if name not in there:
+            raise UsageError(f"features={list(names)}: there is no {name!r}; the records have {', '.join(there)}")
+    return {name: there[name] for name in names}
+
+
+# --- sizes of decoded images
+
+
+def check_resize_mode(mode: str) -> None:
+    """Raises UsageError if there is no such mode."""
+    if mode not in RESIZE_MODES:
+        raise UsageError(f"resize_mode={mode!r}: one of {', '.join(RESIZE_MODES)}")
+
+
+def checked_size(image_size: int | Iterable[int]) -> tuple[int, int]:
+    """(height, width) of an `image_size` argument. Raises UsageError if it is no size."""
+    try:
+        height, width = image_size if isinstance(image_size, Iterable) else (image_size, image_size)
+        size = operator.index(height), operator.index(width)
+    except (TypeError, ValueError):
+        size = 0, 0
+    if min(size) < 1:
+        raise UsageError(f"image_size={reprlib.repr(image_size)}: a side or (height, width) in pixels")
+    return size
+
+
+def target_size(image: ImageInfo, image_size: int | Iterable[int] | None) -> tuple[int, int]:
+    """(height, width) of the decoded images.
+
+    Raises:
+        UsageError: stored sizes are mixed and `image_size` is None, or it is no size.
+    """
+    if image_size is not None:
+        return checked_size(image_size)
+    if image.min_size is None or image.max_size is None:
+        raise UsageError("the dataset holds no image, so its size isn't known: give image_size")
+    if image.min_size != image.max_size:
+        sizes = f"{_pixels(image.min_size)} to {_pixels(image.max_size)}"
+        raise UsageError(f"the stored images have mixed sizes ({sizes}), which make no batch: give image_size")
+    return image.min_size
+
+
+def _pixels(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
