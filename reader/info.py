@@ -7,7 +7,6 @@ import io
 import logging
 import operator
 import os
-import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from beam_pipeline.storage import Storage, is_missing, normalize, open_storage
 from reader.position import WINDOW_RUNS, Phase, Position, host_batch_size, whole
 from reader.records import RunTable
 from reader.splits import RecordRange, parse_split
+from reader.unpublished import what_is_there
 
 _LOG = logging.getLogger("reader")
 
@@ -32,10 +32,6 @@ RESIZE_MODES = ("stretch", "crop", "pad")
 # Undecoded records of one shuffle window: a larger one is cut to fewer runs. Windows of 16 runs reach it at 262 kB a
 # record; several of them are in memory.
 MAX_WINDOW_BYTES = 256 << 20
-
-_SHOWN_NAMES = 3
-_MISTYPED_URL = re.compile(r"(?P<scheme>gs|gcs|s3|az|abfs|https?):?/+(?P<rest>[^/].*)")
-_IMAGE_FILE = re.compile(r".*\.(jpe?g|jfif|png|webp|gif|bmp|tiff?|heic|heif|avif)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +257,7 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
         data = storage.read(path)
     except StorageError as error:
         if is_missing(error):
-            raise NotPublishedError(_what_is_there(storage, url, given)) from None
+            raise NotPublishedError(what_is_there(storage, url, given)) from None
         raise
     return _typed(url, *schema.parse_manifest(data, path))
 
@@ -314,47 +310,6 @@ def _fits(rows: npt.NDArray[np.void], split: SplitInfo) -> bool:
     ends = rows["offset"].astype(np.float64) + rows["bytes"]
     sizes = np.array([one.bytes for one in split.shards], np.float64)[shard]
     return records.tolist() == [one.records for one in split.shards] and bool((ends <= sizes).all())
-
-
-# --- a folder without a manifest
-
-
-def _what_is_there(storage: Storage, url: str, given: str) -> str:
-    """Why a folder without a manifest is no dataset, and what to do about it."""
-    names = storage.names(url)
-    missing = f"{url} holds no {schema.MANIFEST_FILE}, so no dataset is published there"
-    mistyped = None if "://" in given else _MISTYPED_URL.fullmatch(given)
-    if not names and mistyped:
-        return f"there is no folder {given}: did you mean {mistyped['scheme']}://{mistyped['rest']}?"
-    parent, _, name = url.rpartition("/")
-    if not names and name in storage.names(parent):
-        return f"{url} is a file: name the folder {parent}"
-    versions = [f"{url}/{name.rstrip('/')}" for name in names if schema.VERSION_PATTERN.fullmatch(name.rstrip("/"))]
-    if not names:
-        return f"{missing}: there is no such folder, or it is empty"
-    if versions:
-        return f"{missing}; name a version: {_some(versions)}"
-    if any(schema.ShardName.parse(name) for name in names):
-        return f"{missing}, only an unfinished job's files: {_some(names)}; run the same beam_pipeline command again"
-    images = _images_in(storage, url, names)
-    if images:
-        write = f"python -m beam_pipeline --input {given} --output DIR --name NAME"
-        return f"{url} holds {images}, not a dataset: write one first: {write}"
-    return f"{missing}; found {_some(names)}"
-
-
-def _images_in(storage: Storage, url: str, names: Sequence[str], depth: int = 2) -> str:
-    """`image files` or `folders of image files`, "" if there are none; looks into the first few folders only."""
-    if any(_IMAGE_FILE.fullmatch(name) for name in names):
-        return "image files"
-    folders = [f"{url}/{name.rstrip('/')}" for name in names if name.endswith("/")][:_SHOWN_NAMES] if depth else []
-    found = any(_images_in(storage, folder, storage.names(folder), depth - 1) for folder in folders)
-    return "folders of image files" if found else ""
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(names[:_SHOWN_NAMES]) + more
 
 
 # --- features beside the image

@@ -14,9 +14,6 @@ from PIL import Image
 
 from beam_pipeline import schema
 from beam_pipeline.examples import image_example
-from reader.info import DatasetInfo
-from reader.position import Position
-from reader.stream import EvalStream, RecordStream, open_source
 
 CLASSES = ("bird", "cat", "dog")
 Size = tuple[int, int]
@@ -148,13 +145,3 @@ def make_dataset(
     (folder / schema.MANIFEST_FILE).write_bytes(schema.seal_manifest(manifest))
     (folder / schema.RUN_FILE).write_text("{}\n")
     return str(folder)
-
-
-def train_stream(info: DatasetInfo, split: str, position: Position, host: int, **more: Any) -> RecordStream:
-    """What one host reads of a split from a position on; the rest as `open_source` takes it."""
-    return RecordStream.train(open_source(info, split, **more), position, host)
-
-
-def eval_stream(info: DatasetInfo, split: str, hosts: int, host: int, **more: Any) -> EvalStream:
-    """What one host evaluates of a split; the rest as `open_source` takes it."""
-    return EvalStream(open_source(info, split, **more), hosts, host)
