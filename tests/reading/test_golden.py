@@ -20,7 +20,7 @@ from tests.reading.golden.dataset import DATASETS, make_dataset
 FOLDER = Path(__file__).parent / "golden"
 
 
-def golden(kind: str) -> Any:
+def golden(kind: str) -> pytest.MarkDecorator:
     """Parametrizes a test by the recorded cases of a kind; `one` is a case and what was seen."""
     cases = json.loads((FOLDER / f"{kind}.json").read_text())
     assert cases
@@ -60,7 +60,7 @@ def test_an_iteration_begins_behind_the_last_that_was_read_to_its_end(
 
 
 def test_iterations_join_without_a_seam_whatever_is_abandoned_between(infos: dict[str, reader.DatasetInfo]) -> None:
-    options = {"global_batch_size": 17, "features": ["filename"], "seed": 2}
+    options: dict[str, Any] = {"global_batch_size": 17, "features": ["filename"], "seed": 2}
     batches = observe.open_train(infos["medium"], "train", **options)
     assert len(batches) == infos["medium"].steps_per_epoch("train", 17) == 7
     read = []

@@ -162,14 +162,13 @@ def _shard_dataset(info: reader.DatasetInfo, case: Case, rank: int) -> Any:
     )
 
 
-def _loaded(dataset: Any, workers: int | None) -> Iterable[Any]:
+def _loaded(dataset: Any, workers: int) -> Any:
     """The batches through a `DataLoader`, or by iterating the dataset itself if there are no workers."""
     if not workers:
-        return iter(dataset)
+        return dataset
     import torch
 
-    loader: Iterable[Any] = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers)
-    return loader
+    return torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers)
 
 
 def torchdata_state(info: reader.DatasetInfo, case: Case) -> dict[str, Any]:

@@ -81,8 +81,8 @@ def eval_cases() -> Iterator[dict[str, Any]]:
         for count, batch in itertools.product(hosts, batches):
             options = {"global_batch_size": batch * count}
             yield {"dataset": dataset, "split": split, "hosts": count, "options": options}
-    options = {"global_batch_size": 14, "labels": "one_hot"}
-    yield {"dataset": "small", "split": "train", "hosts": 7, "options": options}
+    one_hot = {"global_batch_size": 14, "labels": "one_hot"}
+    yield {"dataset": "small", "split": "train", "hosts": 7, "options": one_hot}
 
 
 def position_cases() -> Iterator[dict[str, Any]]:
@@ -221,14 +221,14 @@ def record(infos: dict[str, reader.DatasetInfo]) -> Iterator[tuple[str, list[dic
     torchdata = []
     for case in torchdata_cases():
         state = observe.torchdata_state(infos[case["dataset"]], case)
-        seen = observe.observe_torchdata(infos[case["dataset"]], case, state)
-        torchdata.append({"case": case, "state": state, "seen": seen})
+        rest = observe.observe_torchdata(infos[case["dataset"]], case, state)
+        torchdata.append({"case": case, "state": state, "seen": rest})
     yield "torchdata", torchdata
     states = []
     for case in state_cases():
         state = observe.state_of(infos[case["dataset"]], case)
-        seen = [observe.observe_torch(infos[case["dataset"]], {**case, **way}, state) for way in case["ways"]]
-        states.append({"case": case, "state": state, "seen": seen})
+        ways = [observe.observe_torch(infos[case["dataset"]], {**case, **way}, state) for way in case["ways"]]
+        states.append({"case": case, "state": state, "seen": ways})
     yield "states", states
 
 
