@@ -1,12 +1,11 @@
-"""imageshards, the read side: the `tf.data` pipeline over image shards, and what a trainer needs around it.
+"""imageshards, the read side: batches of sharded image datasets for any trainer, and the tools around them.
 
     import reader
 
     info = reader.load_info("gs://bucket/datasets/flowers/1.0.0")
     train = reader.train_dataset(info, "train", global_batch_size=1024, augment=reader.augment.flip_crop)
 
-`import reader` is cheap and needs neither TensorFlow nor Beam: the first use of a dataset builder imports TensorFlow.
-`reader.torch` needs PyTorch and no TensorFlow.
+`import reader` is cheap and imports no framework: a door does, on first use.
 """
 
 from __future__ import annotations
@@ -14,53 +13,80 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from reader.info import DatasetInfo, load_info
-from reader.packages import explained
-from reader.position import Position
-from reader.skips import skipped
+from beam_pipeline import __version__
 
 if TYPE_CHECKING:
-    from reader import augment, pillow, torch
-    from reader.bridges import as_jax, as_numpy, keep_tensorflow_off_accelerators
-    from reader.dataset import eval_dataset, train_dataset
+    from reader import augment, torch
+    from reader.batches import as_numpy, eval_batches, train_batches
     from reader.files import image_files_dataset
     from reader.foreign import record_dataset
+    from reader.info import DatasetInfo, load_info
+    from reader.jax_arrays import as_jax, keep_tensorflow_off_accelerators
+    from reader.position import Position
+    from reader.tf_data import eval_dataset, skipped, train_dataset
+    from reader.tools.copy import copy
+    from reader.tools.index import index
+    from reader.tools.verify import verify
 
 __all__ = [
     "DatasetInfo",
     "Position",
+    "__version__",
     "as_jax",
     "as_numpy",
     "augment",
+    "copy",
+    "eval_batches",
     "eval_dataset",
     "image_files_dataset",
+    "index",
     "keep_tensorflow_off_accelerators",
     "load_info",
-    "pillow",
     "record_dataset",
     "skipped",
     "torch",
+    "train_batches",
     "train_dataset",
+    "verify",
 ]
 
-# What is loaded on first use (PEP 562), since it needs TensorFlow, PyTorch or Pillow: modules, functions of modules.
-_MODULES = ("augment", "pillow", "torch")
-_FUNCTIONS = {
-    "as_jax": "bridges",
-    "as_numpy": "bridges",
-    "eval_dataset": "dataset",
+# Loaded on first use (PEP 562): what each name is a part of, "" for a module.
+_HOMES = {
+    "DatasetInfo": "info",
+    "Position": "position",
+    "as_jax": "jax_arrays",
+    "as_numpy": "batches",
+    "augment": "",
+    "copy": "tools.copy",
+    "eval_batches": "batches",
+    "eval_dataset": "tf_data",
     "image_files_dataset": "files",
-    "keep_tensorflow_off_accelerators": "bridges",
+    "index": "tools.index",
+    "keep_tensorflow_off_accelerators": "jax_arrays",
+    "load_info": "info",
     "record_dataset": "foreign",
-    "train_dataset": "dataset",
+    "skipped": "tf_data",
+    "torch": "",
+    "train_batches": "batches",
+    "train_dataset": "tf_data",
+    "verify": "tools.verify",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES and name not in _FUNCTIONS:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from reader.packages import explained
+
+    home = _HOMES[name]
     try:
-        module = importlib.import_module(f"reader.{_FUNCTIONS.get(name, name)}")
+        module = importlib.import_module(f"reader.{home or name}")
     except ModuleNotFoundError as error:
         raise explained(error) from None
-    return module if name in _MODULES else getattr(module, name)
+    value = getattr(module, name) if home else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

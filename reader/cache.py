@@ -22,15 +22,14 @@ import os
 import re
 import shutil
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
 from reader.limits import free_memory_bytes
-from reader.run_table import RunTable
+from reader.records import RunCache, RunTable
 
 if TYPE_CHECKING:
     from reader.info import DatasetInfo
@@ -41,16 +40,6 @@ _LOG = logging.getLogger("reader")
 RESERVE_BYTES = 1 << 30
 _SHOWN_NAMES = 3
 _FOLDER = re.compile(rf"{schema.NAME_PATTERN.pattern}-{schema.VERSION_PATTERN.pattern}-[0-9a-f]{{16}}")
-
-
-class RunCache(Protocol):
-    """What keeps runs by their place. Thread-safe."""
-
-    def get(self, path: str, start: int, stop: int) -> bytes | None:
-        """Bytes [start, stop) of a shard, or None; they may be wrong (see above). Never raises."""
-
-    def put(self, path: str, start: int, data: bytes) -> None:
-        """Keep one whole run, whose records are right, from byte `start` of a shard on. Never raises."""
 
 
 class MemoryCache:
@@ -68,29 +57,6 @@ class MemoryCache:
     def held_bytes(self, paths: set[str]) -> int:
         """Bytes of these shards that are here."""
         return sum(len(data) for (path, _, _), data in list(self._runs.items()) if path in paths)
-
-
-class RecentRuns:
-    """The last `runs` runs in memory, before another cache or none."""
-
-    def __init__(self, behind: RunCache | None, runs: int) -> None:
-        self._behind = behind
-        self._most = runs
-        self._recent: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, path: str, start: int, stop: int) -> bytes | None:
-        with self._lock:
-            data = self._recent.get((path, start, stop))
-        return data if data is not None or self._behind is None else self._behind.get(path, start, stop)
-
-    def put(self, path: str, start: int, data: bytes) -> None:
-        with self._lock:
-            self._recent[path, start, start + len(data)] = data
-            if len(self._recent) > self._most:
-                self._recent.popitem(last=False)
-        if self._behind is not None:
-            self._behind.put(path, start, data)
 
 
 class DiskCache:

@@ -1,203 +1,232 @@
-"""Encoded images → pixels of one size, many at a time, inside tf.data.
+"""Encoded images → pixels in a given row of a batch: JPEG by libjpeg-turbo, whatever it refuses by Pillow.
 
-`INTEGER_ACCURATE` gives exactly Pillow's pixels at the default's cost. TensorFlow's JPEG kernel tells formats apart by
-their first bytes and decodes PNG as well; only cropping while decoding is for JPEG alone.
+At the stored size the pixels are exactly Pillow's (accurate DCT, fancy upsampling).
 """
 
 from __future__ import annotations
 
+import io
+import threading
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+from PIL import Image
 
-from beam_pipeline.errors import UsageError
-from reader.augment.crops import RandomResizedCrop, random_resized_crop
-from reader.augment.per_image import PerImage
-from reader.info import ImageInfo
-from reader.sizes import check_resize_mode, target_size
+from beam_pipeline.errors import UsageError, one_line
+from reader.augment import Augment, RandomResizedCrop, check_augment, crop_into
+from reader.info import ImageInfo, check_resize_mode, target_size
+from reader.records import InvalidRecordError
 
-Tensor = Any  # TensorFlow ships no types
-Augment = Callable[[Tensor, Tensor], Tensor] | RandomResizedCrop
-BatchDecoder = Callable[..., Tensor]
+Pixels = npt.NDArray[np.uint8]
+Encoded = bytes | memoryview
 
-_JPEG = b"\xff\xd8\xff"
+# Colour spaces whose pixels libjpeg-turbo and Pillow agree on, by channels wanted; CMYK differs by 1.
+_SAME_AS_PILLOW = {1: {"Gray"}, 3: {"YCbCr", "RGB", "Gray"}}
+_COLOUR = {1: "GRAY", 3: "RGB"}
 
 
-def batch_decoder(
-    image: ImageInfo,
-    image_size: int | tuple[int, int] | None,
-    resize_mode: str = "crop",
-    augment: Augment | None = None,
-) -> BatchDecoder:
-    """A function from encoded images string [b] (and seeds int32 [b, 2]) to uint8 [b, height, width, channels].
+class UndecodableImageError(InvalidRecordError):
+    """The bytes hold no image that Pillow can decode, or one of another size than the manifest says."""
+
+
+class ImageDecoder:
+    """Decodes, resizes and augments one image after the other into rows of a batch. Thread-safe; pickles.
 
     Args:
         image: how the dataset's images are stored.
-        image_size: side or (height, width) in pixels to resize to, None for the stored size.
-        resize_mode: `stretch` to the size, `crop` the middle after scaling the shorter side, `pad` with black after
-            scaling the longer side.
-        augment: of `reader.augment`, or your own `f(images, seeds)`.
+        image_size: side or (height, width) in pixels; None for the stored size.
+        resize_mode: `crop`, `stretch` or `pad`.
+        augment: `f(image, seed)`, or a `RandomResizedCrop`, which takes the place of resizing.
+        is_foreign: whether anybody may have encoded the images, in any colour space.
+
+    Attributes:
+        shape: (height, width, channels) of a row.
 
     Raises:
         UsageError: stored sizes are mixed and `image_size` is None, or an argument has no such value.
     """
-    _check_augment(augment)
-    if isinstance(augment, RandomResizedCrop):
-        _check_augment(augment.then, "then")
-    if isinstance(augment, RandomResizedCrop) and image_size is None:
-        raise UsageError("random_resized_crop resizes its crops: give image_size")
-    height, width = target_size(image, image_size)
-    check_resize_mode(resize_mode)
-    if isinstance(augment, RandomResizedCrop):
-        return _then(_crop_decoder(image, (height, width), augment), augment.then)
-    is_stored_size = image.min_size == image.max_size == (height, width)
-
-    def decode(encoded: Tensor) -> Tensor:
-        pixels = decode_image(encoded, image.format, image.channels)
-        return pixels if is_stored_size else resize(pixels, height, width, resize_mode)
-
-    return _then(_MapDecoder(lambda *_: (), decode, (height, width, image.channels)), augment)
-
-
-def _check_augment(augment: Any, name: str = "augment") -> None:
-    """Raises UsageError for what AutoGraph would only fail in later, with a page of text."""
-    if augment is random_resized_crop or augment is RandomResizedCrop:
-        raise UsageError(f"{name}={augment.__name__}: call it, {name}=reader.augment.random_resized_crop()")
-    if getattr(augment, "__module__", "") == "reader.pillow":
-        given = getattr(augment, "__name__", augment)
-        raise UsageError(f"{name}={given}: that is reader.pillow's, for ShardDataset; take reader.augment's")
-    if augment is not None and not isinstance(augment, RandomResizedCrop) and not callable(augment):
-        raise UsageError(f"{name}={augment!r}: a function of (images, seeds), such as reader.augment.flip")
-
-
-class _MapDecoder:
-    """Decodes one image after the other, in one pass over the batch: the batches are what runs in parallel.
-
-    Args:
-        draw: (encoded string [b], seeds int32 [b, 2]) → tensors [b, …] that `decode` takes too.
-        decode: (encoded string [], *what was drawn for it) → uint8 `shape`.
-        shape: of an image.
-        last: what is done to each image at once, while it lies in the CPU's cache.
-    """
 
     def __init__(
         self,
-        draw: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
-        decode: Callable[..., Tensor],
-        shape: tuple[int, int, int],
-        last: PerImage | None = None,
+        image: ImageInfo,
+        image_size: int | tuple[int, int] | None = None,
+        resize_mode: str = "crop",
+        augment: Augment | None = None,
+        is_foreign: bool = True,
     ) -> None:
-        self.draw, self.decode, self.shape, self.last = draw, decode, shape, last
+        check_augment(augment)
+        check_resize_mode(resize_mode)
+        self._crop = augment if isinstance(augment, RandomResizedCrop) else None
+        self._augment = augment if self._crop is None else self._crop.then
+        if self._crop is not None and image_size is None:
+            raise UsageError("random_resized_crop resizes its crops: give image_size")
+        self.shape = (*target_size(image, image_size), image.channels)
+        # None if sizes are mixed: then each image's header tells.
+        self._stored = (
+            (*image.min_size, image.channels) if image.min_size and image.min_size == image.max_size else None
+        )
+        self._resize_mode = resize_mode
+        self._is_foreign = is_foreign
+        self._scratch = _Scratch()
 
-    def __call__(self, encoded: Tensor, seeds: Tensor | None = None) -> Tensor:
-        drawn = self.draw(encoded, seeds)
-        drawn_last = self.last.draw(seeds) if self.last is not None else ()
+    def __call__(self, encoded: Encoded, row: Pixels, seed: int) -> None:
+        """Decode an image into `row`, uint8 `shape`.
 
-        def one(items: tuple[Tensor, ...]) -> Tensor:
-            pixels = tf.ensure_shape(self.decode(*items[: 1 + len(drawn)]), self.shape)
-            return pixels if self.last is None else self.last.apply(pixels, *items[1 + len(drawn) :])
+        Args:
+            encoded: JPEG or PNG.
+            row: part of a batch, contiguous.
+            seed: of the record's augmentation.
 
-        spec = tf.TensorSpec(self.shape, tf.uint8)
-        return tf.map_fn(one, (encoded, *drawn, *drawn_last), fn_output_signature=spec, parallel_iterations=1)
-
-
-def _then(decoder: _MapDecoder, augment: Any) -> BatchDecoder:
-    """`decoder`, then `augment`."""
-    if augment is None:
-        return decoder
-    if isinstance(augment, PerImage):
-        return _MapDecoder(decoder.draw, decoder.decode, decoder.shape, augment)
-
-    given = tf.function(augment)  # with AutoGraph, as users of tf.data are used to
-
-    def decode(encoded: Tensor, seeds: Tensor) -> Tensor:
-        images = decoder(encoded, seeds)
-        return tf.ensure_shape(given(images, seeds), images.shape)
-
-    return decode
-
-
-def _crop_decoder(image: ImageInfo, size: tuple[int, int], augment: RandomResizedCrop) -> _MapDecoder:
-    """Decodes the window of each image that `augment` chooses, and resizes it."""
-    is_fixed_size = image.min_size is not None and image.min_size == image.max_size
-
-    def windows(encoded: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
-        if is_fixed_size:
-            sizes = tf.tile(tf.constant([image.min_size], tf.int64), [tf.shape(encoded)[0], 1])
+        Raises:
+            UndecodableImageError: as its class says.
+            UsageError: the augment returned something else than an image of this shape.
+        """
+        if self._crop is None and self._stored == self.shape:
+            self._decode(encoded, row)
         else:
-            spec = tf.TensorSpec([2], tf.int64)
-            sizes = tf.map_fn(_stored_size, encoded, fn_output_signature=spec, parallel_iterations=1)
-        return (augment.windows(sizes, seeds),)
+            pixels = self._decode(encoded, self._scratch.array(self._stored or stored_shape(encoded, self.shape[2])))
+            if self._crop is None:
+                resize_into(pixels, row, self._resize_mode)
+            else:
+                crop_into(pixels, self._crop.window(pixels.shape[0], pixels.shape[1], seed), row)
+        if self._augment is not None:
+            _store(call(self._augment, row, seed), row)
 
-    def decode(encoded: Tensor, window: Tensor) -> Tensor:
-        def slice_png() -> Tensor:
-            pixels = decode_image(encoded, image.format, image.channels)
-            return tf.slice(pixels, [window[0], window[1], 0], [window[2], window[3], -1])
-
-        def crop_jpeg() -> Tensor:
-            return tf.io.decode_and_crop_jpeg(encoded, window, channels=image.channels, dct_method="INTEGER_ACCURATE")
-
-        if image.format == "jpeg":
-            pixels = crop_jpeg()
-        elif image.format == "png":
-            pixels = slice_png()
-        else:
-            pixels = tf.cond(_is_jpeg(encoded), crop_jpeg, slice_png)
-        return resize(pixels, *size, "stretch")
-
-    return _MapDecoder(windows, decode, (*size, image.channels))
+    def _decode(self, encoded: Encoded, out: Pixels) -> Pixels:
+        """Decode at the stored size, into `out`."""
+        pixels = decode_pixels(encoded, out.shape[2], out, self._is_foreign)
+        if pixels.shape != out.shape:  # a smaller one decodes without an error
+            found, expected = (f"{height}x{width}" for height, width in (pixels.shape[:2], out.shape[:2]))
+            raise UndecodableImageError(f"the image is {found}, the manifest says {expected}")
+        return pixels
 
 
-def _is_jpeg(encoded: Tensor) -> Tensor:
-    return tf.strings.substr(encoded, 0, len(_JPEG)) == _JPEG
+class _Scratch(threading.local):
+    """Memory for images at their stored size, one a thread, used again: fresh pages cost more than resizing."""
+
+    def __init__(self) -> None:
+        self._buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def array(self, shape: tuple[int, ...]) -> Pixels:
+        size = int(np.prod(shape))
+        if size > len(self._buffer):
+            self._buffer = np.empty(size, np.uint8)
+        return self._buffer[:size].reshape(shape)
+
+    def __reduce__(self) -> Any:
+        return _Scratch, ()
 
 
-def _stored_size(encoded: Tensor) -> Tensor:
-    """Height and width int64 [2] of a JPEG (3 µs) or PNG (decoded for it)."""
-    shape = tf.cond(
-        _is_jpeg(encoded),
-        lambda: tf.io.extract_jpeg_shape(encoded),
-        lambda: tf.shape(tf.io.decode_png(encoded)),
-    )
-    return tf.cast(shape[:2], tf.int64)
+def decode_pixels(encoded: Encoded, channels: int, out: Pixels | None = None, is_foreign: bool = True) -> Pixels:
+    """A JPEG or PNG as pixels.
 
+    Args:
+        encoded: the file's bytes.
+        channels: 3 (RGB) or 1 (grey).
+        out: uint8 [height, width, channels], contiguous: used if the image has this shape.
+        is_foreign: whether the JPEG may have another colour space than `channels` says (reading its header: 2 µs).
 
-def decode_image(encoded: Tensor, image_format: str, channels: int) -> Tensor:
-    """string [] → uint8 [height, width, channels]; `image_format` is jpeg, png or mixed."""
-    if image_format == "png":
-        return tf.io.decode_png(encoded, channels=channels)
-    return tf.io.decode_jpeg(encoded, channels=channels, dct_method="INTEGER_ACCURATE")
+    Returns:
+        uint8 [height, width, channels] of the image; in the memory of `out` if the shape is the same.
 
-
-def resize(pixels: Tensor, height: int, width: int, mode: str) -> Tensor:
-    """uint8 [h, w, c] → uint8 [height, width, c]; box filter when it shrinks (no aliasing), bilinear when it grows.
-
-    From 500×375 to 224×224 the box filter costs 0.8 ms; TensorFlow's bilinear 1.9 with and 0.5 without antialiasing.
+    Raises:
+        UndecodableImageError: Pillow can't decode it either.
     """
-    shape = tf.shape(pixels)
-    size = tf.stack([height, width])
-    if mode == "stretch":
-        return _scale(pixels, size)
-    ratios = tf.cast(size, tf.float64) / tf.cast(shape[:2], tf.float64)
+    try:
+        if not is_foreign or simplejpeg.decode_jpeg_header(encoded)[2] in _SAME_AS_PILLOW[channels]:
+            pixels: Pixels = simplejpeg.decode_jpeg(encoded, _COLOUR[channels], False, False, 0, 0, 1, out, True)
+            return pixels
+    except (
+        ValueError
+    ):  # no JPEG, one that it doesn't know (12 bits, arithmetic coding), or a corrupt one: Pillow decides
+        pass
+    pixels = _decode_with_pillow(encoded, channels)
+    if out is None or pixels.shape != out.shape:
+        return pixels
+    out[:] = pixels
+    return out
+
+
+def stored_shape(encoded: Encoded, channels: int) -> tuple[int, int, int]:
+    """(height, width, channels) of an image by its header. Raises UndecodableImageError."""
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(encoded)
+    except ValueError:
+        width, height = _opened(encoded).size
+    return height, width, channels
+
+
+def resize_pixels(pixels: Pixels, height: int, width: int, mode: str = "crop") -> Pixels:
+    """uint8 [h, w, c] → uint8 [height, width, c]; `mode` as in `resize_into`."""
+    out = np.empty((height, width, pixels.shape[2]), np.uint8)
+    resize_into(pixels, out, mode)
+    return out
+
+
+def resize_into(pixels: Pixels, out: Pixels, mode: str) -> None:
+    """Resize `pixels` to the size of `out`.
+
+    Args:
+        mode: `stretch`, `crop` the middle after scaling the shorter side, or `pad` with black after scaling the longer.
+    """
+    (from_height, from_width), (height, width) = pixels.shape[:2], out.shape[:2]
+    ratios = height / from_height, width / from_width
     if mode == "crop":
-        # The largest window of the wanted shape in the middle, then one resize: nothing outside it is computed.
-        window = tf.maximum(tf.cast(tf.round(tf.cast(size, tf.float64) / tf.reduce_max(ratios)), tf.int32), 1)
-        window = tf.minimum(window, shape[:2])
-        begin = (shape[:2] - window) // 2
-        return _scale(tf.slice(pixels, [begin[0], begin[1], 0], [window[0], window[1], -1]), size)
-    inner = tf.cast(tf.round(tf.cast(shape[:2], tf.float64) * tf.reduce_min(ratios)), tf.int32)
-    inner = tf.clip_by_value(inner, 1, size)
-    before = (size - inner) // 2
-    after = size - inner - before
-    return tf.pad(_scale(pixels, inner), [[before[0], after[0]], [before[1], after[1]], [0, 0]])
+        high = min(max(round(height / max(ratios)), 1), from_height)
+        wide = min(max(round(width / max(ratios)), 1), from_width)
+        crop_into(pixels, ((from_height - high) // 2, (from_width - wide) // 2, high, wide), out)
+        return
+    if mode == "pad":
+        high = min(max(round(from_height * min(ratios)), 1), height)
+        wide = min(max(round(from_width * min(ratios)), 1), width)
+        top, left = (height - high) // 2, (width - wide) // 2
+        out[:] = 0
+        out = out[top : top + high, left : left + wide]
+    crop_into(pixels, (0, 0, from_height, from_width), out)
 
 
-def _scale(pixels: Tensor, size: Tensor) -> Tensor:
-    shrinks = tf.reduce_all(tf.shape(pixels)[:2] >= size)
-    scaled = tf.cond(
-        shrinks,
-        lambda: tf.image.resize(pixels, size, method="area"),
-        lambda: tf.image.resize(pixels, size, method="bilinear"),
-    )
-    return tf.cast(tf.round(scaled), tf.uint8)
+def _decode_with_pillow(encoded: Encoded, channels: int) -> Pixels:
+    image = _opened(encoded)
+    try:
+        if image.mode.startswith("I"):  # grey of 16 bits, which Pillow's `convert` would clip at 255
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        pixels: Pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+    except MemoryError:
+        raise  # no fault of the image
+    except Exception as error:  # Pillow raises a dozen types for corrupt images
+        raise _undecodable(error) from None
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def _opened(encoded: Encoded) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(encoded))
+    except Exception as error:
+        raise _undecodable(error) from None
+
+
+def _undecodable(error: Exception) -> UndecodableImageError:
+    return UndecodableImageError(f"the image doesn't decode ({type(error).__name__})")
+
+
+def call(augment: Callable[..., Any], *arguments: Any) -> Any:
+    """What a user's function returns. Raises UsageError, in a line, if it fails."""
+    try:
+        return augment(*arguments)
+    except Exception as error:  # a StopIteration too, which would end the reader's own loops
+        name = getattr(augment, "__name__", None) or type(augment).__name__
+        raise UsageError(f"{name} failed: {type(error).__name__}: {one_line(error)[:200]}") from error
+
+
+def _store(image: Any, row: Pixels) -> None:
+    """Take over what an augment returned."""
+    if image is row:
+        return
+    found = np.asarray(image)
+    if found.shape != row.shape or found.dtype != row.dtype:
+        kind = f"{found.dtype} {list(found.shape)}" if found.dtype != object else type(image).__name__
+        raise UsageError(f"the augment returned {kind}: it has to return uint8 {list(row.shape)}, the image's shape")
+    row[:] = found

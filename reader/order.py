@@ -1,13 +1,11 @@
 """The order of training as arithmetic: which records each host reads, when, and where a stopped job goes on.
 
-Records lie in their shards in a global random order already. An epoch therefore permutes whole runs, gives each host
-an equal contiguous share of the records in that order, and shuffles inside windows of about 16 runs of the share.
-Nothing is stateful: any part of any epoch follows from (seed, epoch, number), so hosts are exact and resuming is
-instant.
+The records of a dataset are globally shuffled already. An epoch therefore permutes runs, gives each host an equal
+contiguous share of the records in that order, and shuffles inside windows of about 16 runs of the share. Nothing is
+stateful: any part of any epoch follows from (seed, epoch, number), so hosts are exact and resuming is instant.
 
 Pure integers and NumPy: no storage, no framework. A *record number* counts the records that a split string selects,
-from 0 in file order; a *run* is a range of them that is read at once; a *stretch* is the part of a run that somebody
-reads.
+from 0 in file order; a *run* is a range of them that is read at once; a *span* is the part of a run that is wanted.
 """
 
 from __future__ import annotations
@@ -57,8 +55,8 @@ def stream_key(seed: int, epoch: int, purpose: str) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
 
-class Stretches(NamedTuple):
-    """Records in reading order: int64 arrays of one length; stretch i is records [start[i], stop[i]) of run[i]."""
+class Spans(NamedTuple):
+    """Records in reading order: int64 arrays of one length; span i is records [start[i], stop[i]) of run[i]."""
 
     run: Integers
     start: Integers
@@ -69,11 +67,11 @@ class Stretches(NamedTuple):
         """How many records these are."""
         return int((self.stop - self.start).sum())
 
-    def slice(self, first: int, last: int) -> Stretches:
-        """Stretches number [first, last)."""
-        return Stretches(self.run[first:last], self.start[first:last], self.stop[first:last])
+    def slice(self, first: int, last: int) -> Spans:
+        """Spans number [first, last)."""
+        return Spans(self.run[first:last], self.start[first:last], self.stop[first:last])
 
-    def cut(self, first: int, last: int) -> Stretches:
+    def cut(self, first: int, last: int) -> Spans:
         """The records at positions [first, last) of this order."""
         ends = np.cumsum(self.stop - self.start)
         low = int(np.searchsorted(ends, first, "right"))
@@ -83,7 +81,7 @@ class Stretches(NamedTuple):
             return self.slice(0, 0)
         start[0] += first - (int(ends[low - 1]) if low else 0)
         stop[-1] -= int(ends[low + len(run) - 1]) - last
-        return Stretches(run, start, stop)
+        return Spans(run, start, stop)
 
     def numbers(self) -> Integers:
         """The record numbers, in this order."""
@@ -98,25 +96,27 @@ class Window(NamedTuple):
     Attributes:
         epoch: the pass over the records that it belongs to.
         numbers: int64 [n], record numbers in training order.
+        weight: 1, or 0 for records that only fill up the last batches of an evaluation.
     """
 
     epoch: int
     numbers: Integers
+    weight: int = 1
 
 
-def file_order(first: Integers) -> Stretches:
+def file_order(first: Integers) -> Spans:
     """Every record in file order. `first`: int64 [runs + 1], the number of each run's first record, then the total."""
-    return Stretches(np.arange(len(first) - 1), first[:-1], first[1:])
+    return Spans(np.arange(len(first) - 1), first[:-1], first[1:])
 
 
-def epoch_order(first: Integers, seed: int, epoch: int) -> Stretches:
+def epoch_order(first: Integers, seed: int, epoch: int) -> Spans:
     """All runs in the order of one epoch (before windows are shuffled); arguments as in `file_order`."""
     keys = splitmix64(stream_key(seed, epoch, "runs"), np.arange(len(first) - 1))
     run = np.argsort(keys, kind="stable")
-    return Stretches(run, first[run], first[run + 1])
+    return Spans(run, first[run], first[run + 1])
 
 
-def share(order: Stretches, lead: int, hosts: int, host: int) -> Stretches:
+def share(order: Spans, lead: int, hosts: int, host: int) -> Spans:
     """One host's equal, contiguous share of `order`; `lead` says which hosts get the odd records (see `Phase`)."""
     end = lead + order.records
     return order.cut(
@@ -125,8 +125,8 @@ def share(order: Stretches, lead: int, hosts: int, host: int) -> Stretches:
     )
 
 
-def window_bounds(order: Stretches, window_runs: int) -> Integers:
-    """Where `order` is cut into windows: stretches [bounds[i], bounds[i + 1]) are window i.
+def window_bounds(order: Spans, window_runs: int) -> Integers:
+    """How `order` is cut into windows: spans [bounds[i], bounds[i + 1]) are window i.
 
     Windows are equal in runs and hold at least `window_runs` where there are so many: a short last one would mix badly.
     """
@@ -144,17 +144,16 @@ def shuffled(numbers: Integers, seed: int, epoch: int) -> Integers:
     return numbers[np.argsort(keys, kind="stable")]
 
 
-def augment_seeds(numbers: Integers, seed: int, epoch: int) -> npt.NDArray[np.int32]:
-    """Stateless seeds int32 [n, 2], one a record: they depend on (seed, epoch, record number) and nothing else."""
-    keys = splitmix64(stream_key(seed, epoch, "augment"), numbers)
-    return keys.astype("<u8").view("<i4").reshape(-1, 2)
+def augment_seeds(numbers: Integers, seed: int, epoch: int) -> Keys:
+    """Seeds of augmentation, uint64 [n], one a record: they depend on (seed, epoch, record number) and nothing else."""
+    return splitmix64(stream_key(seed, epoch, "augment"), numbers)
 
 
 def substitute(first: Integers, seed: int, epoch: int, number: int, draw: int) -> int:
-    """The record that takes the place of damaged record `number` in an epoch: draw `draw` from 0 on.
+    """The record that is read instead of corrupt record `number` in an epoch: draw `draw` from 0 on.
 
-    A run is drawn for a run, so that a missing shard costs as many reads as it had runs, and how far its records are
-    turned, so that even the only run finds others.
+    One run is drawn for each run, so that a missing shard costs as many reads as it had runs, and an offset between
+    their records, so that even a single run has substitutes.
     """
     run = int(np.searchsorted(first, number, "right")) - 1
     drawn, turn = map(int, splitmix64(stream_key(seed, epoch, f"substitute {run}"), [2 * draw, 2 * draw + 1]))
@@ -163,7 +162,7 @@ def substitute(first: Integers, seed: int, epoch: int, number: int, draw: int) -
     return begin + (number - int(first[run]) + turn) % (end - begin)
 
 
-def unread(first: Integers, position: Position) -> Stretches:
+def unread(first: Integers, position: Position) -> Spans:
     """What the position's current epoch still held when its last phase began, in the order that is dealt to hosts."""
     order = epoch_order(first, position.seed, position.epoch)
     for phase in position.phases[:-1]:
@@ -171,7 +170,7 @@ def unread(first: Integers, position: Position) -> Stretches:
     return order
 
 
-def _rest(order: Stretches, phase: Phase, first: Integers, seed: int, epoch: int) -> Stretches:
+def _rest(order: Spans, phase: Phase, first: Integers, seed: int, epoch: int) -> Spans:
     """What a phase left unread of `order`, host after host."""
     parts = [order.slice(0, 0)]
     for host in range(phase.hosts):
@@ -180,29 +179,29 @@ def _rest(order: Stretches, phase: Phase, first: Integers, seed: int, epoch: int
         window, within = _find_window(mine, bounds, phase.read_by(host))
         if window < len(bounds) - 1:
             numbers = shuffled(mine.slice(bounds[window], bounds[window + 1]).numbers(), seed, epoch)
-            parts += [_stretches(numbers[within:], first), mine.slice(bounds[window + 1], len(mine.run))]
-    return Stretches(
+            parts += [_spans(numbers[within:], first), mine.slice(bounds[window + 1], len(mine.run))]
+    return Spans(
         np.concatenate([part.run for part in parts]),
         np.concatenate([part.start for part in parts]),
         np.concatenate([part.stop for part in parts]),
     )
 
 
-def _find_window(order: Stretches, bounds: Integers, read: int) -> tuple[int, int]:
+def _find_window(order: Spans, bounds: Integers, read: int) -> tuple[int, int]:
     """The window that holds the record after the first `read` ones, and how many of its records were read."""
     before = np.concatenate(([0], np.cumsum(order.stop - order.start)))[bounds]
     window = int(np.searchsorted(before, read, "right")) - 1
     return window, read - int(before[window])
 
 
-def _stretches(numbers: Integers, first: Integers) -> Stretches:
-    """The fewest stretches that hold `numbers` (at least one, in any order)."""
+def _spans(numbers: Integers, first: Integers) -> Spans:
+    """The fewest spans that hold `numbers` (at least one, in any order)."""
     numbers = np.sort(numbers)
     run = np.searchsorted(first, numbers, "right") - 1
     breaks = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(run) != 0)) + 1
     heads = np.concatenate(([0], breaks))
     tails = np.concatenate((breaks, [len(numbers)])) - 1
-    return Stretches(run[heads], numbers[heads], numbers[tails] + 1)
+    return Spans(run[heads], numbers[heads], numbers[tails] + 1)
 
 
 def train_windows(first: Integers, position: Position, host: int) -> Iterator[Window]:
@@ -239,9 +238,12 @@ def eval_share(records: int, hosts: int, host: int) -> tuple[int, int]:
     return start, start + share + (host < larger)
 
 
-def eval_windows(first: Integers, start: int, stop: int) -> Iterator[Window]:
-    """Records [start, stop) in file order, `WINDOW_RUNS` runs at a time."""
+def eval_windows(first: Integers, start: int, stop: int, padding: int = 0) -> Iterator[Window]:
+    """Records [start, stop) in file order, `WINDOW_RUNS` runs at a time, then one of them `padding` times."""
     order = file_order(first).cut(start, stop)
     bounds = window_bounds(order, WINDOW_RUNS)
     for begin, end in itertools.pairwise(bounds):
         yield Window(0, order.slice(begin, end).numbers())
+    if padding:
+        # A real image decodes like the others; zeros could make a normalisation divide by zero.
+        yield Window(0, np.full(padding, max(start, stop - 1) % first[-1]), weight=0)

@@ -1,0 +1,378 @@
+"""The engine: records in a given order become finished batches, read and decoded in threads ahead of who takes them.
+
+    windows    what to read, in order (`order.train_windows`); read ahead within a bound in bytes
+    pieces     up to 16 rows of a batch: the unit of decoding, so that every core works on the same few batches
+    batches    handed out in order; a few are finished ahead
+
+Its threads share it under one lock. Read threads bring runs of 64 records into memory. Decode threads cut the
+next piece off the window at hand, check each record's CRC and decode its image into its row. A corrupt record is known
+by its number: it fails its batch, or another record of the split takes its row.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError
+from reader import order
+from reader.buffers import BufferPool
+from reader.records import InvalidRecordError, Run, RunReader
+from reader.skips import Skips
+
+# Rows of a piece: a batch of 64 keeps 4 cores busy, and taking a piece costs 10 µs.
+PIECE_ROWS = 16
+# Finished batches that wait for the trainer besides those that the cores work on; 1 of large ones.
+_BATCHES_AHEAD = 2
+_LARGE_BATCH_BYTES = 32 << 20
+# Undecoded bytes read ahead of decoding: remote, 64 runs of 1 MB are under way, 20,000 images/s of 16 kB at 200 ms of
+# latency; local files need two windows only, the one at hand and the next.
+_REMOTE_BYTES_AHEAD = 64 << 20
+_LOCAL_READS, _REMOTE_READS = 8, 32
+# Draws of a substitute for a corrupt record. With half of a split corrupt, one in 65,000 of them all fail.
+_DRAWS = 16
+_SUBSTITUTE_RUNS = 16  # kept in memory: the records of a window draw from as many
+
+
+class Source(NamedTuple):
+    """The records of a split string and how they are read.
+
+    Attributes:
+        reader: of the runs.
+        skips: counts the records that are skipped; None to raise.
+    """
+
+    reader: RunReader
+    skips: Skips | None
+
+
+class Rows(Protocol):
+    """What a record becomes. Thread-safe."""
+
+    #: (height, width, channels) of an image; None if images are objects of any kind.
+    shape: tuple[int, int, int] | None
+
+    def fill(self, record: bytes, row: Any, seed: int) -> tuple[Any, int, tuple[Any, ...]]:
+        """Decode a record's image into `row`: (image, class id, further features). Raises InvalidRecordError."""
+
+
+class Batch(NamedTuple):
+    """One finished batch of b records.
+
+    Attributes:
+        images: uint8 [b, height, width, channels], 64-byte aligned; or a list of objects.
+        labels: int64 [b], class ids.
+        weights: float32 [b], 0 for padding and for records skipped in evaluation.
+        features: for each record the values of the features that were asked for.
+    """
+
+    images: Any
+    labels: npt.NDArray[np.int64]
+    weights: npt.NDArray[np.float32]
+    features: list[tuple[Any, ...]]
+
+
+class Rest(NamedTuple):
+    """What an iteration leaves to the next: windows to come, the one that was cut last, and how much of it was read."""
+
+    windows: Iterator[order.Window]
+    window: _Window | None
+
+
+class _Window:
+    """A window under way: its records' runs, indexes and seeds; who counts on it."""
+
+    def __init__(self, window: order.Window, reader: RunReader, seed: int) -> None:
+        table = reader.table
+        run_of, index = table.runs_of(window.numbers)
+        runs, which = np.unique(run_of, return_inverse=True)
+        self.epoch, self.weight = window.epoch, window.weight
+        self.numbers: list[int] = window.numbers.tolist()
+        self.seeds: list[int] = order.augment_seeds(window.numbers, seed, window.epoch).tolist()
+        self.which: list[int] = which.tolist()
+        self.index: list[int] = index.tolist()
+        self.runs: list[int] = runs.tolist()
+        self.sizes: list[int] = table.bytes[runs].tolist()
+        self.bytes = sum(self.sizes)
+        self.found: list[Run | BaseException | None] = [None] * len(self.runs)
+        self.buffers: list[Any] = []
+        self.missing = len(self.runs)  # runs that aren't read yet
+        self.cut = 0  # rows handed to decode threads
+        self.unfinished = len(self.numbers)
+
+
+class _Filling:
+    """A batch under way."""
+
+    def __init__(self, size: int, shape: tuple[int, int, int] | None, pool: BufferPool) -> None:
+        self.images: Any = [None] * size if shape is None else pool.array((size, *shape))
+        self.labels = np.empty(size, np.int64)
+        self.weights = np.ones(size, np.float32)
+        self.features: list[tuple[Any, ...]] = [()] * size
+        self.size = size
+        self.cut = 0
+        self.unfinished = size
+        self.error: tuple[int, BaseException] | None = None  # of the first row that has one
+
+    def fail(self, row: int, error: BaseException) -> None:
+        if self.error is None or row < self.error[0]:
+            self.error = row, error
+
+
+class _Piece(NamedTuple):
+    """Rows [row, row + rows) of a batch, which are records [first, first + rows) of a window."""
+
+    batch: _Filling
+    row: int
+    window: _Window
+    first: int
+    rows: int
+
+
+class Engine:
+    """Reads batches of given sizes, once; a context manager that starts and ends the threads.
+
+    Args:
+        source: the records.
+        rows: what becomes of each.
+        rest: which records, in order: at least as many as the batches hold.
+        sizes: records of each batch.
+        seed: of the order, which augmentation and substitutes follow.
+        for_training: whether a substitute counts (weight 1) or not (0: evaluation).
+        threads: that decode.
+        pool: where memory comes from.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        rows: Rows,
+        rest: Rest,
+        sizes: Sequence[int],
+        *,
+        threads: int,
+        pool: BufferPool,
+        seed: int = 0,
+        for_training: bool = True,
+    ) -> None:
+        self._reader, self._skips = source
+        self._rows, self._seed, self._for_training, self._pool = rows, seed, for_training, pool
+        self._windows, self._sizes, self._threads = rest.windows, deque(sizes), threads
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # for decode threads
+        self._finished = threading.Condition(self._lock)  # for the consumer
+        self._reads: queue.SimpleQueue[tuple[_Window, int] | None] = queue.SimpleQueue()
+        self._ahead: deque[_Window] = deque([rest.window] if rest.window is not None else ())
+        self._bytes_ahead = sum(window.bytes for window in self._ahead)
+        self._rows_to_request = sum(self._sizes) - sum(len(window.numbers) - window.cut for window in self._ahead)
+        self._batches: deque[_Filling] = deque()  # cut or being cut, not handed out
+        most = max(self._sizes, default=1)
+        is_large = most * math.prod(rows.shape or ()) > _LARGE_BATCH_BYTES
+        self._slots = (1 if is_large else _BATCHES_AHEAD) + -(-threads * PIECE_ROWS // most)
+        self._is_closed = False
+        self._last: _Window | None = None
+        self._crash: BaseException | None = None
+        self._substitutes: OrderedDict[int, Run] = OrderedDict()
+        self._request()
+
+    def __enter__(self) -> Engine:
+        reads = _REMOTE_READS if self._reader.is_remote else _LOCAL_READS
+        for target, threads in ((self._read_runs, reads), (self._decode_pieces, self._threads)):
+            for _ in range(threads):
+                # Daemons: a request that hangs must not keep the process from ending.
+                threading.Thread(target=target, name=f"reader{target.__name__}", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the threads; those that await a request end with it."""
+        with self._lock:
+            self._is_closed = True
+            self._work.notify_all()
+        for _ in range(_REMOTE_READS):
+            self._reads.put(None)
+
+    # --- reading ahead ---
+
+    def _request(self) -> None:
+        """Ask for as many windows as the bound in bytes allows, at least the one at hand and the next."""
+        most = _REMOTE_BYTES_AHEAD if self._reader.is_remote else 0
+        while self._rows_to_request > 0 and (len(self._ahead) < 2 or self._bytes_ahead < most):
+            window = _Window(next(self._windows), self._reader, self._seed)
+            self._ahead.append(window)
+            self._bytes_ahead += window.bytes
+            self._rows_to_request -= len(window.numbers)
+            for place in range(len(window.runs)):
+                self._reads.put((window, place))
+
+    def _read_runs(self) -> None:
+        """Body of a read thread."""
+        while (read := self._reads.get()) is not None and not self._is_closed:
+            window, place = read
+            buffer = self._pool.run_buffer(window.sizes[place])
+            found: Run | BaseException
+            try:
+                found = self._reader.read(window.runs[place], buffer)
+            except BaseException as error:
+                found = error
+            with self._lock:
+                window.found[place] = found
+                window.buffers.append(buffer)
+                window.missing -= 1
+                if not window.missing and window is self._ahead[0]:
+                    self._work.notify_all()
+
+    # --- decoding ---
+
+    def _decode_pieces(self) -> None:
+        """Body of a decode thread."""
+        piece: _Piece | None = None
+        try:
+            while (piece := self._next_piece(piece)) is not None:
+                self._decode(piece)
+        except BaseException as error:  # no record's fault: no memory for a batch, a bug
+            with self._lock:
+                self._crash = error
+                self._finished.notify()
+
+    def _decode(self, piece: _Piece) -> None:
+        row, window = piece.row, piece.window
+        try:
+            for at in range(piece.first, piece.first + piece.rows):
+                self._fill(piece.batch, row, window, at)
+                row += 1
+        except BaseException as error:  # for the consumer, after the batches before this one
+            with self._lock:
+                piece.batch.fail(row, error)
+                self._sizes.clear()
+
+    def _fill(self, batch: _Filling, row: int, window: _Window, at: int) -> None:
+        found = window.found[window.which[at]]
+        if not isinstance(found, Run):
+            assert found is not None
+            raise found
+        image = batch.images[row]
+        try:
+            image, label, values = self._convert(found, window.index[at], image, window.seeds[at])
+        except CorruptRecordError as error:
+            if self._skips is None:
+                raise
+            self._skips.add(window.numbers[at], error)
+            image, label, values = self._substitute(window, at, image)
+            batch.weights[row] = self._for_training
+        if self._rows.shape is None:
+            batch.images[row] = image
+        batch.labels[row] = label
+        if values:
+            batch.features[row] = values
+        if not window.weight:
+            batch.weights[row] = 0
+
+    def _convert(self, run: Run, index: int, row: Any, seed: int) -> tuple[Any, int, tuple[Any, ...]]:
+        record = run.record(index)
+        try:
+            return self._rows.fill(record, row, seed)
+        except InvalidRecordError as error:
+            raise run.corrupt(index, str(error)) from None
+
+    def _substitute(self, window: _Window, at: int, row: Any) -> tuple[Any, int, tuple[Any, ...]]:
+        """What takes the row of a corrupt record: it follows from (seed, epoch, number) alone."""
+        table = self._reader.table
+        for draw in range(_DRAWS):
+            number = order.substitute(table.first, self._seed, window.epoch, window.numbers[at], draw)
+            (run,), (index,) = table.runs_of(np.array([number]))
+            try:
+                return self._convert(self._substitute_run(int(run)), int(index), row, window.seeds[at])
+            except CorruptRecordError:
+                continue
+        raise ImageShardsError(
+            f"{table.files[0]}: {_DRAWS} records drawn as substitutes for a corrupt one are corrupt too; run the job "
+            "again with --repair"
+        )
+
+    def _substitute_run(self, number: int) -> Run:
+        with self._lock:
+            run = self._substitutes.get(number)
+        if run is None:
+            run = self._reader.read(number)
+            with self._lock:
+                self._substitutes[number] = run
+                if len(self._substitutes) > _SUBSTITUTE_RUNS:
+                    self._substitutes.popitem(last=False)
+        return run
+
+    def _next_piece(self, done: _Piece | None) -> _Piece | None:
+        """The next rows to decode, after those of `done`; None if there are no more."""
+        with self._lock:
+            if done is not None:
+                self._finish(done)
+            while not self._is_closed:
+                batch = self._open_batch()
+                if batch is None and not self._sizes:
+                    break
+                if batch is not None and not self._ahead[0].missing:
+                    return self._cut(batch, self._ahead[0])
+                self._work.wait()
+            self._work.notify_all()  # the others have nothing to wait for either
+            return None
+
+    def _open_batch(self) -> _Filling | None:
+        """The batch whose rows are being cut, or a new one; None if there is no room or none is wanted."""
+        if self._batches and self._batches[-1].cut < self._batches[-1].size:
+            return self._batches[-1]
+        if not self._sizes or len(self._batches) >= self._slots:
+            return None
+        self._batches.append(_Filling(self._sizes.popleft(), self._rows.shape, self._pool))
+        return self._batches[-1]
+
+    def _cut(self, batch: _Filling, window: _Window) -> _Piece:
+        rows = min(PIECE_ROWS, batch.size - batch.cut, len(window.numbers) - window.cut)
+        piece = _Piece(batch, batch.cut, window, window.cut, rows)
+        batch.cut += rows
+        window.cut += rows
+        if window.cut == len(window.numbers):
+            self._ahead.popleft()
+            self._request()
+        return piece
+
+    def _finish(self, piece: _Piece) -> None:
+        batch, window = piece.batch, piece.window
+        batch.unfinished -= piece.rows
+        if not batch.unfinished and batch is self._batches[0]:
+            self._finished.notify()
+        window.unfinished -= piece.rows
+        if not window.unfinished:
+            self._bytes_ahead -= window.bytes
+            self._pool.take_back(window.buffers)
+            self._request()
+
+    # --- handing over ---
+
+    def take(self) -> Batch:
+        """The next batch; waits for it.
+
+        Raises:
+            CorruptRecordError: of the first corrupt record in it, unless records are skipped.
+            StorageError: a file can't be read.
+            UsageError: a user's function failed.
+        """
+        with self._lock:
+            while self._crash is None and not (self._batches and not self._batches[0].unfinished):
+                self._finished.wait()
+            if self._crash is not None:
+                raise self._crash
+            batch = self._batches.popleft()
+            self._work.notify(-(-batch.size // PIECE_ROWS))
+        if batch.error is not None:
+            raise batch.error[1]
+        return Batch(batch.images, batch.labels, batch.weights, batch.features)
+
+    def rest(self) -> Rest:
+        """What is left when the last batch was handed out."""
+        return Rest(self._windows, self._ahead[0] if self._ahead else None)

@@ -1,0 +1,271 @@
+"""Where the records of a split are, and reading them: a run of 64 records is one range read, every CRC is checked."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from beam_pipeline import schema, storage
+from beam_pipeline.errors import CorruptRecordError, StorageError
+
+Integers = npt.NDArray[np.int64]
+Buffer = bytes | bytearray | memoryview
+
+_HEADER = struct.Struct("<QI")  # length, and its masked CRC-32C
+_CRC = struct.Struct("<I")
+
+
+class InvalidRecordError(ValueError):
+    """A record's CRC is valid, but what it holds isn't what the manifest says."""
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """The runs that hold a selection of records, in file order: arrays int64 [runs], an entry a run.
+
+    Attributes:
+        files: full paths of the shards.
+        file: index of the shard in `files`.
+        offset, bytes: the run's bytes in it.
+        records: records in the run on disk.
+        file_record: number in the shard of its first record.
+        skip: records at its beginning that aren't selected.
+        first: int64 [runs + 1], the number in the selection of the first selected record; the last entry is the total.
+        indexes: full path of each shard's text index, "" if it has none.
+    """
+
+    files: tuple[str, ...]
+    file: Integers
+    offset: Integers
+    bytes: Integers
+    records: Integers
+    file_record: Integers
+    skip: Integers
+    first: Integers
+    indexes: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Records in the selection."""
+        return int(self.first[-1])
+
+    def runs_of(self, numbers: Integers) -> tuple[Integers, Integers]:
+        """The run of each record of the selection, and the record's index in that run on disk; int64 [n] both."""
+        run = np.searchsorted(self.first, numbers, "right") - 1
+        return run, numbers - self.first[run] + self.skip[run]
+
+    @classmethod
+    def select(
+        cls, files: Sequence[str], rows: npt.NDArray[np.void], start: int, stop: int, indexes: Sequence[str] = ()
+    ) -> RunTable:
+        """Records [start, stop) of one split.
+
+        Args:
+            files: full paths of the split's shards, in order.
+            rows: the split's run index, an array of `schema.RUN_DTYPE`.
+            indexes: full paths of the shards' text indexes, if there are any.
+        """
+        records, file = rows["records"].astype(np.int64), rows["shard"].astype(np.int64)
+        ends = np.cumsum(records)
+        begins = ends - records
+        is_new_file = np.concatenate(([True], file[1:] != file[:-1]))[: len(file)]
+        file_begin = np.maximum.accumulate(np.where(is_new_file, begins, 0))
+        selected = np.minimum(ends, stop) - np.maximum(begins, start)
+        kept = selected > 0
+        return cls(
+            files=tuple(files),
+            file=file[kept],
+            offset=rows["offset"].astype(np.int64)[kept],
+            bytes=rows["bytes"].astype(np.int64)[kept],
+            records=records[kept],
+            file_record=(begins - file_begin)[kept],
+            skip=np.maximum(start - begins, 0)[kept],
+            first=np.concatenate(([0], np.cumsum(selected[kept]))),
+            indexes=tuple(indexes) or ("",) * len(files),
+        )
+
+    @classmethod
+    def concatenate(cls, tables: Sequence[RunTable]) -> RunTable:
+        """One table behind the other: `train+validation`."""
+        if len(tables) == 1:
+            return tables[0]
+        files_before = np.cumsum([0, *(len(table.files) for table in tables)])
+        records_before = np.cumsum([0, *(table.total for table in tables)])
+
+        def joined(name: str, before: Integers | None = None) -> Integers:
+            arrays: list[Integers] = [getattr(table, name) for table in tables]
+            return np.concatenate([array + (0 if before is None else before[i]) for i, array in enumerate(arrays)])
+
+        return cls(
+            files=tuple(file for table in tables for file in table.files),
+            indexes=tuple(index for table in tables for index in table.indexes),
+            file=joined("file", files_before),
+            offset=joined("offset"),
+            bytes=joined("bytes"),
+            records=joined("records"),
+            file_record=joined("file_record"),
+            skip=joined("skip"),
+            first=np.concatenate(
+                [*(table.first[:-1] + records_before[i] for i, table in enumerate(tables)), records_before[-1:]]
+            ),
+        )
+
+
+class RunCache(Protocol):
+    """What keeps runs near (`reader.cache`). Thread-safe."""
+
+    def get(self, path: str, start: int, stop: int) -> bytes | None:
+        """Bytes [start, stop) of a shard, or None; they may be corrupt. Never raises."""
+
+    def put(self, path: str, start: int, data: bytes) -> None:
+        """Keep one run, whose records are valid, from byte `start` of a shard on. Never raises."""
+
+
+class Run:
+    """The records of one run in memory.
+
+    Args:
+        data: the run's bytes, fewer if its file ends early; None if the file is missing.
+        bounds: where in `data` each record's frame begins, then where the last ends; fewer if that isn't known.
+        file: of the run.
+        file_record, offset: number in the file, and byte offset, of the first record.
+    """
+
+    __slots__ = ("_bounds", "_data", "_file", "_file_record", "_offset")
+
+    def __init__(self, data: memoryview | None, bounds: list[int], file: str, file_record: int, offset: int) -> None:
+        self._data, self._bounds, self._file = data, bounds, file
+        self._file_record, self._offset = file_record, offset
+
+    def record(self, index: int) -> bytes:
+        """One serialized record. Raises CorruptRecordError, which names file, record and byte offset."""
+        data, bounds = self._data, self._bounds
+        if data is not None and index + 1 < len(bounds) and bounds[index + 1] <= len(data):
+            end = bounds[index + 1] - 4
+            record = bytes(data[bounds[index] + 12 : end])
+            # The lengths were checked when the run was read.
+            if _CRC.unpack_from(data, end)[0] == schema.masked_crc32c(record):
+                return record
+        raise self.corrupt(index, self._fault(index))
+
+    def corrupt(self, index: int, reason: str) -> CorruptRecordError:
+        """The error that says where record `index` is and what is wrong with it."""
+        begin = self._bounds[min(index, len(self._bounds) - 1)] if self._bounds else 0
+        return CorruptRecordError(self._file, self._file_record + index, self._offset + begin, reason)
+
+    def _fault(self, index: int) -> str:
+        if self._data is None:
+            return "the file is missing"
+        last = len(self._bounds) - 1
+        end = self._bounds[index + 1] if index < last else len(self._data)
+        return frame_fault(bytes(self._data[self._bounds[min(index, last)] : end]))
+
+
+class RunReader:
+    """Reads runs of a table, from the cache or the storage. Thread-safe; holds no file open.
+
+    Args:
+        table: which runs there are.
+        cache: asked before the storage; gets the runs whose records are all valid.
+    """
+
+    def __init__(self, table: RunTable, cache: RunCache | None = None) -> None:
+        self.table = table
+        self._store = storage.open_storage(table.files[0])
+        self._cache = cache
+        self._text_indexes: dict[str, list[int]] = {}  # of corrupt shards
+        self.is_remote = self._store.is_remote
+
+    def read(self, run: int, out: memoryview | None = None) -> Run:
+        """One run.
+
+        Args:
+            run: its index in the table.
+            out: memory of at least the run's bytes, which the result may use.
+
+        Raises:
+            StorageError: the file can't be read. (If it is missing or short, each record says so.)
+        """
+        table = self.table
+        path, start = table.files[int(table.file[run])], int(table.offset[run])
+        stop = start + int(table.bytes[run])
+        cached = None if self._cache is None else self._cache.get(path, start, stop)
+        if cached is not None:
+            found = self._parse(run, memoryview(cached))
+            if self._is_valid(run, found):
+                return found
+        try:
+            data = self._store.read_range(path, start, stop, None if out is None else out[: stop - start])
+        except StorageError as error:
+            if not storage.is_missing(error):
+                raise
+            return self._parse(run, None)
+        found = self._parse(run, memoryview(data))
+        if self._cache is not None and self._is_valid(run, found):
+            self._cache.put(path, start, bytes(data))
+        return found
+
+    def _parse(self, run: int, data: memoryview | None) -> Run:
+        table = self.table
+        count, start, file = int(table.records[run]), int(table.offset[run]), int(table.file[run])
+        bounds: list[int] = []
+        if data is not None:
+            bounds = frame_bounds(data, count)
+            if len(bounds) <= count or bounds[-1] != table.bytes[run]:
+                bounds = self._indexed_bounds(run) or bounds
+        return Run(data, bounds, table.files[file], int(table.file_record[run]), start)
+
+    def _is_valid(self, run: int, found: Run) -> bool:
+        try:
+            for index in range(int(self.table.records[run])):
+                found.record(index)
+        except CorruptRecordError:
+            return False
+        return True
+
+    def _indexed_bounds(self, run: int) -> list[int] | None:
+        """Bounds of a run's frames by the shard's text index, if one fits: a corrupt length hides them."""
+        table = self.table
+        offsets = self._text_index(table.indexes[int(table.file[run])])
+        first, start = int(table.file_record[run]), int(table.offset[run])
+        count, size = int(table.records[run]), int(table.bytes[run])
+        bounds = [offset - start for offset in offsets[first : first + count]]
+        fits = len(bounds) == count and bounds[0] == 0 and bounds == sorted(bounds) and bounds[-1] < size
+        return [*bounds, size] if fits else None
+
+    def _text_index(self, path: str) -> list[int]:
+        if path not in self._text_indexes:
+            try:
+                lines = self._store.read(path).splitlines() if path else []
+                self._text_indexes[path] = [int(line.split()[0]) for line in lines]
+            except (StorageError, ValueError, IndexError):
+                self._text_indexes[path] = []
+        return self._text_indexes[path]
+
+
+def frame_bounds(data: memoryview, count: int) -> list[int]:
+    """Where `count` TFRecord frames begin in `data`, and where the last ends; fewer if a length is corrupt."""
+    bounds, at, end = [0], 0, len(data) - schema.FRAME_BYTES
+    for _ in range(count):
+        if at > end:
+            break
+        length, crc = _HEADER.unpack_from(data, at)
+        if crc != schema.masked_crc32c(bytes(data[at : at + 8])) or at + length > end:
+            break
+        at += length + schema.FRAME_BYTES
+        bounds.append(at)
+    return bounds
+
+
+def frame_fault(frame: bytes) -> str:
+    """What is wrong with the one record that `frame` should hold, in a few words."""
+    try:
+        count = len(list(schema.unframe(frame)))
+    except CorruptRecordError as error:
+        return error.reason
+    return f"{count} records are where the index has one" if count else "the file ends before this record"
