@@ -166,9 +166,9 @@ class Config(Flags):
             if not place:
                 continue
             if secrets.has_password(place):
-                fix = "leave it out and put it into fsspec's configuration (~/.config/fsspec)"
+                fix = "leave it out; credentials come from the store's usual variables"
                 raise UsageError(f"--{flag}: the URL holds a password: {fix}")
-            why = storage.why_unusable(storage.normalize(place))
+            why = storage.why_unusable(storage.normalize(place), is_file=flag in ("manifest", "labels_file"))
             if flag == "output" and not is_utf8(place):
                 why = "it isn't UTF-8, which a dataset's metadata is: rename the folder"
             if why:

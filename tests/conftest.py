@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import hypothesis
 import pytest
 
 from tests import make, servers
-
-os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # read once, when gcsfs is imported
 
 # Cores are shared: how long an example takes proves nothing.
 slow_is_fine = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
@@ -74,10 +71,23 @@ def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Gcs]:
     forget_clients()
 
 
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3]:
+    """A server of S3's protocol, which s3:// URLs of this process and its children reach from now on."""
+    log = tmp_path_factory.mktemp("s3") / "server.log"
+    with servers.moto_s3(log) as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in {**S3_KEYS, "AWS_ENDPOINT_URL": server.url}.items():
+            patch.setenv(name, value)
+        forget_clients()
+        yield server
+    forget_clients()
+
+
+S3_KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+
+
 def forget_clients() -> None:
     """A client keeps the address that it was made with."""
     from beam_pipeline import storage
 
-    storage._remote.cache_clear()
-    if "gcsfs" in sys.modules:
-        sys.modules["gcsfs"].GCSFileSystem.clear_instance_cache()
+    storage.forget_clients()

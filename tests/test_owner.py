@@ -19,21 +19,19 @@ from beam_pipeline import owner, storage
 from beam_pipeline.errors import ImageShardsError, StorageError
 from beam_pipeline.identity import Identity, Process
 from beam_pipeline.owner import Owner, owner_of
+from beam_pipeline.storage import gs
 from tests import make
 from tests.servers import Gcs
 
 
-@pytest.fixture(params=["local", "gs", "memory"])
+@pytest.fixture(params=["local", "gs", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """URL of a dataset's folder, on each kind of storage in turn."""
     if request.param == "gs":
         gcs: Gcs = request.getfixturevalue("gcs")
         yield f"gs://{gcs.new_bucket()}/photos"
-    elif request.param == "memory":
-        import fsspec
-
-        yield f"memory://{tmp_path.name}/photos"
-        fsspec.filesystem("memory").store.clear()
+    elif request.param == "s3":
+        yield f"s3://{request.getfixturevalue('s3').new_bucket()}/photos"
     else:
         yield str(tmp_path / "photos")
 
@@ -275,13 +273,13 @@ def test_a_lock_is_never_held_on_a_deleted_file(tmp_path: Path) -> None:
 
 def age(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """From now on the store's clock goes so much ahead of the time at which it wrote what it holds."""
-    version = storage.google.GoogleStorage.version
+    version = gs.GoogleStorage.version
 
     def aged(self: Any, url: str) -> storage.Version | None:
         found = version(self, url)
         return found and found._replace(age_s=found.age_s + seconds)
 
-    monkeypatch.setattr(storage.google.GoogleStorage, "version", aged)
+    monkeypatch.setattr(gs.GoogleStorage, "version", aged)
 
 
 @pytest.fixture

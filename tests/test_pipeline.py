@@ -16,7 +16,7 @@ import pytest
 from beam_pipeline import storage
 from beam_pipeline.storage import ListedFile, LocalStorage
 from tests import make
-from tests.servers import Gcs
+from tests.servers import S3, Gcs
 
 FLAGS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "train=3,validation=1", "--max_reject_fraction", "0.1")
 
@@ -230,29 +230,27 @@ def test_moving_the_input_to_gs_is_the_same_input(gcs: Gcs, remote, input_folder
     assert make.traces(version) == before
 
 
-# --- other fsspec URLs
+# --- S3
 
 
-def test_any_fsspec_url_in_and_out(input_folder: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
-    import fsspec
-
-    memory = fsspec.filesystem("memory")
+def test_s3_in_and_out(s3: S3, input_folder: Path, reference: dict[str, bytes]) -> None:
+    bucket = s3.new_bucket()
     for name, data in make.files(input_folder).items():
-        memory.pipe_file(f"/in/{name}", data)
-    finished = make.job("memory://in", "memory://out", *FLAGS)
+        s3.put(bucket, f"in/{name}", data)
+    finished = make.job(f"s3://{bucket}/in", f"s3://{bucket}/out", *FLAGS)
     assert finished.code == 0, finished.err
-    store, url = storage.open_storage("memory://"), "memory://out/photos/1.0.0"
+    url = f"s3://{bucket}/out/photos/1.0.0"
+    store = storage.open_storage(url)
     found = {file.path: store.read(storage.join(url, file.path)) for file in store.files(url)}
     del found["run.json"]
     assert found == reference
-    memory.store.clear()
 
 
 # --- odd names through the whole job
 
 
 def test_odd_names_become_records(gcs: Gcs, tmp_path: Path) -> None:
-    from tests.test_storage import ODD_NAMES
+    from tests.storage.names import ODD_NAMES
 
     names = [name for name in ODD_NAMES if name.endswith(".jpg")]
     folder, bucket = tmp_path / "in" / "größe [a]", gcs.new_bucket()

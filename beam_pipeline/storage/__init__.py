@@ -1,35 +1,33 @@
-"""Local folders and fsspec URLs behind one small interface: list in pages, read, write whole files, delete.
+"""Files of this machine and of object stores behind one interface, for the writer and the reader.
 
-A URL is a local path or `scheme://…`. Names are never globbed, unquoted or normalised: what a listing returns reads
-back, whatever characters it holds. Remote requests retry with jittered backoff until a deadline; a local one fails at
-once. Everything is written whole under its final name: on this machine and in object stores a reader meets a complete
-file or none. Other filesystems of fsspec (`sftp://`, `smb://`, …) may show one half written, and keep it so when its
-writer is killed.
+A URL is a local path, `file://`, `gs://`, `s3://`, `az://` or one `http(s)://` file. Names are never unquoted or
+normalised: what a listing returns reads back, whatever characters it holds. Remote requests are tried again until a
+deadline; a local one fails at once. Every file is written under its final name in one step: a reader meets all or none.
 
     base        what a storage can do, for those that use one
     urls        paths and URLs as text
-    retries     which failures pass, how often they are met again, and the one line for those that don't
-    local, remote, google       this machine; any fsspec filesystem; gs://
-    json_api, chunks            requests and uploads of gs://
+    causes      why a request failed, in one line each, and the loop that tries again
+    local       files of this machine
+    objects     s3://, az://, http:// by obstore
+    gs          gs:// by google-cloud-storage, read by obstore
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
-from typing import Any
 
 import google_crc32c
 
-from beam_pipeline.errors import StorageError
-from beam_pipeline.storage.base import ListedFile, Storage, Version, VersionedStorage
+from beam_pipeline.errors import StorageError, UsageError
+from beam_pipeline.storage.base import Data, ListedFile, Storage, Version, VersionedStorage
+from beam_pipeline.storage.causes import DEFAULT_DEADLINE_S, MissingFileError, explained
 from beam_pipeline.storage.local import LocalStorage
-from beam_pipeline.storage.retries import DEFAULT_DEADLINE_S, explained
-from beam_pipeline.storage.urls import is_local, join, load_fsspec, normalize, scheme_of, why_unusable
+from beam_pipeline.storage.urls import REMOTE_SCHEMES, is_local, join, normalize, scheme_of, why_unusable
 
 __all__ = [
     "DEFAULT_DEADLINE_S",
+    "Data",
     "ListedFile",
     "LocalStorage",
     "Storage",
@@ -37,7 +35,9 @@ __all__ = [
     "VersionedStorage",
     "crc32c_of",
     "explained",
+    "forget_clients",
     "is_local",
+    "is_missing",
     "is_whole",
     "join",
     "normalize",
@@ -51,42 +51,49 @@ _PIECE_BYTES = 16 << 20
 
 
 def open_storage(url: str, deadline_s: float = DEFAULT_DEADLINE_S) -> Storage:
-    """The storage that holds `url`.
+    """The storage that holds `url`; one per process, scheme and deadline.
 
     Args:
         url: any path or URL.
-        deadline_s: how long a remote request is retried.
+        deadline_s: how long a remote request is tried again.
 
     Raises:
-        StorageError: no such protocol, or its fsspec package isn't installed.
+        UsageError: no such scheme.
+        StorageError: its client isn't installed.
     """
-    scheme = scheme_of(url)
-    return LocalStorage() if scheme is None else _remote(scheme, deadline_s)
+    return LocalStorage() if is_local(url) else open_versioned(url, deadline_s)
 
 
 def open_versioned(url: str, deadline_s: float = DEFAULT_DEADLINE_S) -> VersionedStorage:
     """The remote storage that holds `url`, for files that several jobs may write."""
     scheme = scheme_of(url)
-    assert scheme is not None
-    return _remote(scheme, deadline_s)
-
-
-@functools.cache  # one client, one connection pool and one event loop a process
-def _remote(protocol: str, deadline_s: float) -> VersionedStorage:
-    options: dict[str, Any] = {"use_listings_cache": False}
+    if scheme not in REMOTE_SCHEMES:
+        raise UsageError(f"{url}: {why_unusable(url)}")
     try:
-        fsspec = load_fsspec()
-        if protocol not in ("gs", "gcs"):
-            from beam_pipeline.storage.remote import FsspecStorage
+        return _remote(scheme, deadline_s)
+    except ImportError as error:
+        raise StorageError(f"{url}: {error}", "pip install 'imageshards[reader]' or 'imageshards[pipeline]'") from None
 
-            return FsspecStorage(fsspec.filesystem(protocol, **options), deadline_s)
-        from beam_pipeline.storage.google import GoogleStorage
 
-        if os.environ.get("STORAGE_EMULATOR_HOST"):
-            options["token"] = "anon"
-        return GoogleStorage(fsspec.filesystem(protocol, **options), deadline_s)
-    except (ImportError, ValueError) as error:
-        raise StorageError(f"can't open {protocol}:// URLs: {error}", "install its fsspec package") from None
+@functools.cache
+def _remote(scheme: str, deadline_s: float) -> VersionedStorage:
+    if scheme == "gs":
+        from beam_pipeline.storage.gs import GoogleStorage
+
+        return GoogleStorage(deadline_s)
+    from beam_pipeline.storage.objects import ObjectStorage
+
+    return ObjectStorage(scheme, deadline_s)
+
+
+def forget_clients() -> None:
+    """Later storages read the environment again."""
+    _remote.cache_clear()
+
+
+def is_missing(error: StorageError) -> bool:
+    """Whether it says that there is no such file."""
+    return isinstance(error, MissingFileError)
 
 
 def pieces(store: Storage, url: str, size: int) -> Iterator[bytes]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
+import io
 import os
 import random
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import IO, Any
 
-from beam_pipeline.storage.base import ListedFile
-from beam_pipeline.storage.retries import explained
+from beam_pipeline.storage.base import Data, ListedFile, Storage
+from beam_pipeline.storage.causes import MissingFileError, explained, missing
+from beam_pipeline.storage.urls import local_path, normalize
 
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
 # Of a link that leads nowhere, or round in circles, of a socket, and of a file that has gone since its folder was read.
@@ -26,27 +29,31 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 
 @contextmanager
 def _told(url: str) -> Iterator[None]:
-    """Failures of the machine as one line; what a caller may expect stays what it is."""
+    """Failures of the machine as one line; that something is or isn't there stays an OSError too."""
     try:
         yield
-    except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise missing(url, error) from error
+    except (FileExistsError, IsADirectoryError):
         raise
     except OSError as error:
         raise explained(url, error) from error
 
 
-class LocalStorage:
-    """Files of this machine; nothing is tried twice."""
+class LocalStorage(Storage):
+    """Files of this machine; nothing is tried twice. Each read opens its file: 10 µs, no descriptors to run out of."""
 
-    def names(self, url: str) -> Iterator[str]:
+    is_remote = False
+
+    def names(self, url: str) -> list[str]:
         try:
-            with _told(url), os.scandir(url) as entries:
-                for entry, mode, _ in _there(entries):
-                    yield entry.name + "/" * S_ISDIR(mode)
-        except (FileNotFoundError, NotADirectoryError):
-            pass
+            with _told(url), os.scandir(local_path(url)) as entries:
+                return sorted(entry.name + "/" * S_ISDIR(mode) for entry, mode, _ in _there(entries))
+        except FileNotFoundError:
+            return []
 
     def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:
+        url = local_path(url)
         pending = [("", _folders_above(url))]
         while pending:
             prefix, above = pending.pop()
@@ -66,22 +73,40 @@ class LocalStorage:
 
     def stat(self, url: str) -> ListedFile | None:
         try:
-            stat = os.stat(url)
+            stat = os.stat(local_path(url))
         except OSError as error:
             if error.errno in _NOTHING_THERE:
                 return None
             raise explained(url, error) from error
         return _listed(url, stat) if S_ISREG(stat.st_mode) else None
 
-    def read(self, url: str, start: int | None = None, end: int | None = None) -> bytes:
-        with _told(url), open(url, "rb", buffering=0, opener=_open_file) as file:
+    def sizes(self, urls: Sequence[str]) -> list[int | None]:
+        found = map(self.stat, urls)
+        return [None if file is None else file.bytes for file in found]
+
+    def read_range(self, url: str, start: int, stop: int, out: memoryview | None = None) -> Data:
+        if out is None:
+            return self.read(url, start, stop)
+        with _told(url), _opened(url) as file:
+            received = 0
+            while more := os.preadv(file.fileno(), [out[received : stop - start]], start + received):
+                received += more  # one call gives 2 GB at most
+                if received == stop - start:
+                    break
+        return out[:received]
+
+    def read(self, url: str, start: int = 0, stop: int | None = None) -> bytes:
+        with _told(url), _opened(url) as file:
             if start:
                 file.seek(start)
-            return file.read(-1 if end is None else end - (start or 0))
+            return file.read(-1 if stop is None else max(0, stop - start))
 
     def open(self, url: str) -> IO[bytes]:
         with _told(url):
-            return open(url, "rb", opener=_open_file)
+            return io.BufferedReader(_opened(url))
+
+    def glob(self, pattern: str) -> list[str]:
+        return sorted(path for path in glob.glob(normalize(pattern), recursive=True) if os.path.isfile(path))
 
     def write(self, url: str, data: bytes) -> None:
         with _told(url), _written(url, data) as temporary:
@@ -179,19 +204,20 @@ def _listed(path: str, stat: os.stat_result) -> ListedFile:
     return ListedFile(path, stat.st_size, f"mtime_ns:{stat.st_mtime_ns}")
 
 
-def _open_file(path: str, flags: int) -> int:
-    """Open a file; what is none, a pipe or a link that leads nowhere, isn't found, and never waited for."""
+def _opened(url: str) -> io.FileIO:
+    """An open file; what is none, a folder, a pipe or a link that leads nowhere, isn't found, and never waited for."""
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its writer
+        file = io.FileIO(local_path(url), opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
+    except IsADirectoryError as error:
+        raise MissingFileError(f"{url} is a folder, not a file") from error
     except OSError as error:
         if error.errno in _NOTHING_THERE:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
+            raise missing(url, error) from error
         raise
-    mode = os.fstat(descriptor).st_mode
-    if S_ISREG(mode) or S_ISDIR(mode):  # open() itself refuses a folder
-        return descriptor
-    os.close(descriptor)
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    if not S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise missing(url)
+    return file
 
 
 @contextmanager

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*)://")
+_ALIASES = {"gcs": "gs", "abfs": "az", "abfss": "az", "http": "http", "https": "http"}
+REMOTE_SCHEMES = ("gs", "s3", "az", "http")
 
 
 def scheme_of(url: str) -> str | None:
-    """`gs` of `gs://…`, or None for a path on this machine."""
+    """`gs` of `gs://…`, one of `REMOTE_SCHEMES` if it is known; None for a path on this machine."""
     match = _SCHEME.match(url)
-    return match[1].lower() if match else None
+    if match is None or match[1].lower() == "file":
+        return None
+    return _ALIASES.get(match[1].lower(), match[1].lower())
 
 
 def is_local(url: str) -> bool:
@@ -27,12 +30,15 @@ def join(base: str, relative: str) -> str:
 
 def normalize(url: str) -> str:
     """A user's folder as the job carries it: local paths made absolute, `file://` ones too, no slash at the end."""
-    if scheme_of(url) == "file":
-        url = url.partition("://")[2]
     if is_local(url):
-        return os.path.abspath(os.path.expanduser(url))
+        return os.path.abspath(os.path.expanduser(local_path(url)))
     scheme, _, path = url.partition("://")
     return f"{scheme}://{path.rstrip('/')}"
+
+
+def local_path(url: str) -> str:
+    """A path of this machine without `file://`."""
+    return url.partition("://")[2] if _SCHEME.match(url) else url
 
 
 def bucket_and_name(url: str) -> tuple[str, str]:
@@ -41,25 +47,13 @@ def bucket_and_name(url: str) -> tuple[str, str]:
     return bucket, name
 
 
-def why_unusable(url: str) -> str | None:
-    """Why no storage can hold `url`: no such protocol, its package isn't installed, no bucket; None if one can."""
+def why_unusable(url: str, is_file: bool = False) -> str | None:
+    """Why no storage can hold the folder, or file, `url`: no such scheme, no bucket; None if one can."""
     scheme = scheme_of(url)
     if scheme is None:
         return None
-    if not url.partition("://")[2]:
+    if scheme not in REMOTE_SCHEMES:
+        return "no such storage; use a local path, gs://, s3:// or az:// (http:// and https:// for single files)"
+    if not url.partition("://")[2].strip("/"):
         return "name a bucket"
-    try:
-        load_fsspec().get_filesystem_class(scheme)
-    except (ImportError, ValueError) as error:
-        return f"no such protocol here ({error}); install its fsspec package"
-    return None
-
-
-def load_fsspec() -> Any:
-    """fsspec, ready to import gcsfs."""
-    # gcsfs otherwise asks for the bucket's type over gRPC, which stalls for a minute without that permission; it looks
-    # at this when it is imported.
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    import fsspec
-
-    return fsspec
+    return "http:// and https:// name single files, not folders" if scheme == "http" and not is_file else None
