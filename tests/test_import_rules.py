@@ -149,9 +149,9 @@ def test_what_works_knows_nothing_of_beam(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["schema", "errors", "sharding", "examples", "tfds_metadata"])
 def test_pure_modules_know_no_storage(name: str) -> None:
-    (path,) = WRITE_SIDE[name]
-    assert not roots(imported(path)) & {"fsspec", "gcsfs", "os", "pathlib", "PIL"}
-    assert "storage" not in ours(imported(path))
+    for path in WRITE_SIDE[name]:
+        assert not roots(imported(path)) & {"fsspec", "gcsfs", "os", "pathlib", "PIL"}
+        assert "storage" not in ours(imported(path))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "reader").rglob("*.py")), ids=lambda path: path.stem)

@@ -14,6 +14,9 @@ from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, NotPublishedError
 from beam_pipeline.schema import ShardName
 
+# As a job wrote it.
+MANIFEST = json.loads((Path(__file__).parent / "manifests" / "photos.json").read_bytes())
+
 names = st.from_regex(r"[a-z][a-z0-9_]{0,20}", fullmatch=True)
 
 
@@ -174,7 +177,8 @@ def test_a_name_that_is_no_utf8_survives_canonical_json() -> None:
 
 
 def test_a_sealed_manifest_opens() -> None:
-    manifest = {"format_version": 1, "classes": ["é"]}
+    manifest = {key: value for key, value in MANIFEST.items() if key != "self_sha256"}
+    manifest |= {"classes": ["é", "b", "c"]}
     data = schema.seal_manifest(manifest)
     opened = schema.open_manifest(data, "m")
     assert {key: value for key, value in opened.items() if key != "self_sha256"} == manifest
@@ -185,7 +189,7 @@ def test_a_sealed_manifest_opens() -> None:
 
 @given(st.integers(min_value=0), st.integers(1, 255))
 def test_no_changed_byte_of_a_manifest_is_believed(position: int, change: int) -> None:
-    data = bytearray(schema.seal_manifest({"format_version": 1, "images": 10, "classes": ["a", "b"]}))
+    data = bytearray(schema.seal_manifest(MANIFEST))
     data[position % len(data)] ^= change
     with pytest.raises(NotPublishedError):
         schema.open_manifest(bytes(data), "m")
@@ -214,6 +218,6 @@ def test_another_format_version_says_which() -> None:
 
 
 def test_a_reformatted_manifest_is_not_believed(tmp_path: Path) -> None:
-    data = schema.seal_manifest({"format_version": 1})
+    data = schema.seal_manifest(MANIFEST)
     with pytest.raises(NotPublishedError, match="self_sha256 doesn't match"):
         schema.open_manifest(json.dumps(json.loads(data), indent=1).encode(), "m")

@@ -21,6 +21,9 @@ from beam_pipeline.schema.text import NAME_PATTERN, VERSION_PATTERN, canonical_j
 FORMAT_VERSION = 1
 FOREIGN_KEY = "record_keys"  # `reader index` made the manifest: its shards may be anywhere
 
+_SHORT = reprlib.Repr()  # values in errors: nothing deep, nothing long
+_SHORT.maxstring = _SHORT.maxlong = 100
+
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 Crc32c: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Sha256: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -222,17 +225,17 @@ class Manifest(Struct, frozen=True):
             yield f"$.records is {self.records}, the splits have {records}"
         for name, split in self.splits.items():
             if not NAME_PATTERN.fullmatch(name):
-                yield f"$.splits has {reprlib.repr(name)}, not the name of a split"
+                yield f"$.splits has {_SHORT.repr(name)}, not the name of a split"
             if len(split.class_counts) != len(self.classes):
                 counts = len(split.class_counts)
                 yield f"$.splits.{name}.class_counts has {counts} numbers for {len(self.classes)} classes"
         files = Counter(shard.file for split in self.splits.values() for shard in split.shards)
         for file, times in files.items():
             if times > 1:
-                yield f"{reprlib.repr(file)} is the file of {times} shards"
+                yield f"{_SHORT.repr(file)} is the file of {times} shards"
         if self.file_sizes and self.file_sizes.keys() != self.files.keys():
             odd = min(self.file_sizes.keys() ^ self.files.keys())
-            yield f"{reprlib.repr(odd)} is in only one of $.files and $.file_sizes"
+            yield f"{_SHORT.repr(odd)} is in only one of $.files and $.file_sizes"
         shards = {name: len(split.shards) for name, split in self.splits.items()}
         planned = {name: len(split.cuts) + 1 for name, split in self.plan.splits.items()}
         if planned and planned != shards:
@@ -278,7 +281,7 @@ def parse_manifest(data: bytes, where: str) -> tuple[dict[str, Any], Manifest]:
         raise NotPublishedError(f"{where} is damaged: its self_sha256 doesn't match; run the job with --repair")
     if type(version) is int and version != FORMAT_VERSION:
         raise OtherFormatError(
-            f"{where} has format_version {reprlib.repr(version)}, this release reads {FORMAT_VERSION}: "
+            f"{where} has format_version {_SHORT.repr(version)}, this release reads {FORMAT_VERSION}: "
             "use the one that wrote it"
         )
     fix = "index the files again" if FOREIGN_KEY in manifest else "run the job with --repair"
@@ -344,9 +347,9 @@ def _explained(manifest: dict[str, Any], message: str) -> str:
         return f"{path} lacks {lacking['name']!r}"
     if expected:
         types = " or ".join(_TYPES.get(one, one) for one in expected["type"].split(" | "))
-        return f"{path} is {reprlib.repr(value)}, not {types}{expected['bound']}"
+        return f"{path} is {_SHORT.repr(value)}, not {types}{expected['bound']}"
     if located["text"].startswith("Invalid enum value"):
-        return f"{path} is {reprlib.repr(value)}, which this release doesn't know"
+        return f"{path} is {_SHORT.repr(value)}, which this release doesn't know"
     return f"{path}: {located['text']}"
 
 
