@@ -39,7 +39,7 @@ def open_train(info: reader.DatasetInfo, split: str, *, door: str = "numpy", **o
     options = {**options, "host": tuple(options.get("host", (0, 1)))}
     if isinstance(options.get("position"), str):
         options["position"] = reader.Position.from_json(options["position"])
-    if door == "numpy" and hasattr(reader, "train_batches"):
+    if door == "numpy":
         return reader.train_batches(info, split, **options)
     return _TensorFlowBatches(reader.train_dataset(info, split, **options))
 
@@ -47,7 +47,7 @@ def open_train(info: reader.DatasetInfo, split: str, *, door: str = "numpy", **o
 def open_eval(info: reader.DatasetInfo, split: str, *, door: str = "numpy", **options: Any) -> Any:
     """Evaluation batches; the rest as `open_train`."""
     options = {**options, "host": tuple(options.get("host", (0, 1)))}
-    if door == "numpy" and hasattr(reader, "eval_batches"):
+    if door == "numpy":
         return reader.eval_batches(info, split, **options)
     return _TensorFlowBatches(reader.eval_dataset(info, split, **options))
 
@@ -204,19 +204,9 @@ def write_seed(image: Any, seed: int) -> Any:
     return image
 
 
-def _write_seeds(images: Any, seeds: Any) -> Any:
-    """The same for the batches of TensorFlow that augments were given before."""
-    import tensorflow as tf
-
-    flat = tf.reshape(images, [tf.shape(images)[0], -1])
-    stamped = tf.concat([tf.reshape(tf.bitcast(seeds, tf.uint8), [-1, 8]), flat[:, 8:]], 1)
-    return tf.reshape(stamped, tf.shape(images))
-
-
 def observe_seeds(info: reader.DatasetInfo, case: Case) -> list[Seen]:
     """The seed that each record is augmented with, epoch by epoch, whatever the order; of some, and a hash of all."""
-    augment = write_seed if hasattr(reader, "train_batches") else _write_seeds
-    epochs = _augmented(info, case, augment, lambda image: int.from_bytes(image.tobytes()[:8], "little"))
+    epochs = _augmented(info, case, write_seed, lambda image: int.from_bytes(image.tobytes()[:8], "little"))
     return [
         {
             "records": len(seeds),
