@@ -88,6 +88,7 @@ class S3(NamedTuple):
     def _send(self, method: str, bucket: str, name: str, data: bytes) -> None:
         key = f"/{urllib.parse.quote(name, safe='/')}" if name else ""
         headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=x/20200101/us-east-1/s3/aws4_request, Signature=x"}
+        headers["Content-Type"] = "application/octet-stream"
         with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{bucket}{key}", data, headers, method=method)):
             pass
 
@@ -127,7 +128,8 @@ class Request(NamedTuple):
     @property
     def object_read(self) -> str | None:
         """Name of the object whose content was asked for, or None."""
-        found = re.search(r"/b/[^/?]+/o/([^?]+)\?alt=media", self.target)
+        found = re.search(r"/b/[^/?]+/o/([^?]+)\?alt=media", self.target)  # google-cloud-storage
+        found = found or re.match(r"/(?!storage/|upload/|download/)[^/?]+/([^?]+)$", self.target)  # obstore
         return urllib.parse.unquote(found[1]) if found and self.method == "GET" else None
 
     @property
