@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_pipeline.errors import UsageError
@@ -23,6 +25,7 @@ RECORDS = {"train": 1000, "validation": 37}
         ("train[100:-100]", [("train", 100, 900)]),
         ("train[5:]", [("train", 5, 1000)]),
         ("train + validation[:50%]", [("train", 0, 1000), ("validation", 0, 18)]),
+        ("train[:1_00]", [("train", 0, 100)]),
         ("train[:1]+train[:1]", [("train", 0, 1), ("train", 0, 1)]),
         ("all", [("train", 0, 1000), ("validation", 0, 37)]),
     ],
@@ -31,6 +34,7 @@ def test_split_strings(text: str, expected: list[tuple[str, int, int]]) -> None:
     assert parse_split(text, RECORDS) == tuple(RecordRange(*part) for part in expected)
 
 
+@settings(deadline=None)  # the first case imports TFDS
 @given(st.integers(0, 500), st.integers(-100, 100), st.integers(-100, 100))
 def test_percentages_round_as_in_tfds(records: int, start: int, stop: int) -> None:
     from tensorflow_datasets.core import splits as tfds
@@ -49,16 +53,49 @@ def test_percentages_round_as_in_tfds(records: int, start: int, stop: int) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("test", r"no split 'test': there are train \(1000 records\), validation \(37 records\)"),
+        ("test", r"there is no split 'test': there are train \(1000 records\), validation \(37 records\)$"),
+        ("val", r"there is no split 'val' \(did you mean 'validation'\?\): there are train \(1000 records\), val"),
+        ("Train[:10%]", r"no split 'Train' \(did you mean 'train'\?\)"),
+        ("train+validaton", r"no split 'validaton' \(did you mean 'validation'\?\)"),
+        ("training", r"no split 'training' \(did you mean 'train'\?\)"),
+        ("x" * 5000, "there is no split 'xxx"),
         ("train[:10", "isn't understood"),
         ("train[:x]", "'x' in split 'train"),
+        ("train[:_]", "'_' in split 'train"),
+        ("train[:٣]", "in split 'train"),  # Arabic digits
+        ("train[:" + "9" * 5000 + "]", "in split 'train"),
+        ("train[:" + "9" * 5000 + "%]", "in split 'train"),
         ("train[10%]", "isn't understood"),
         ("train[:2000]", "outside the split's 1000 records"),
         ("train[:101%]", "outside"),
         ("train[20:10]", "holds no record"),
+        ("train[:" + "0" * 300, "isn't understood"),
         ("", "isn't understood"),
+        ("\udc80", "isn't understood"),
+        (None, "split=None: write train"),
+        (["train"], r"split=\['train'\]: write train"),
+        (b"train", "write train"),
     ],
+    ids=lambda value: repr(value)[:40],
 )
-def test_wrong_split_strings_say_what_is_there(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_wrong_split_strings_say_what_is_there_in_one_line(text: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
         parse_split(text, RECORDS)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 300
+
+
+def test_a_dataset_without_splits_says_so() -> None:
+    for text in ("train", "all"):
+        with pytest.raises(UsageError, match="there are no splits"):
+            parse_split(text, {})
+
+
+@given(st.text() | st.text("train[]:%+-_. 0123456789"))
+def test_any_text_is_a_split_string_or_one_line(text: str) -> None:
+    try:
+        ranges = parse_split(text, RECORDS)
+    except UsageError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert all(0 <= part.start <= part.stop <= RECORDS[part.split] for part in ranges)
