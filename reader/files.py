@@ -1,6 +1,7 @@
 """`image_files_dataset`: individual image files in class folders, as trainers read them without shards.
 
-The baseline to beat, and no straw man: listing once, 32 files in flight, batched decoding, a full shuffle of the names.
+The baseline to beat, and no straw man: listed once, 32 files in flight, the reader's own decoder on every core, a full
+shuffle of the names.
 """
 
 from __future__ import annotations
@@ -13,19 +14,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from beam_pipeline.errors import ImageShardsError, UsageError, one_line
+from beam_pipeline import storage
+from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from reader.cache import cache_name
-from reader.decode import resize
-from reader.sizes import checked_size
-from reader.storage import Storage, normalize, open_storage
+from reader.decode import Pixels, UndecodableImageError, decode_pixels, resize_into, stored_shape
+from reader.info import checked_size
 
 Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
-Tensor = Any
 
 _SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png")
-_FILES_AT_ONCE = 32
-# Batches whose files are being fetched: with 32 in flight at 50 ms each, more don't come faster.
-_BATCHES_AHEAD = 2
+_FILES_AT_ONCE, _BATCHES_AT_ONCE = 32, 2  # a batch is fetched while the last images of another are decoded
 _SHUFFLED_IMAGES = 1024  # of a cache, whose order is fixed otherwise; 150 MB at 224×224
 
 
@@ -38,8 +36,8 @@ def image_files_dataset(
 ) -> Dataset:
     """Image files of class folders as a `tf.data.Dataset` of (uint8 [b, height, width, 3], int64 [b]).
 
-    Every file once in an iteration, shuffled anew for each; the last batch may be smaller. The label is the place of
-    the first folder's name among all of these, sorted; `dataset.class_names` has them.
+    Every file once in an iteration, each time in another order; the last batch may be smaller. The label is the index
+    of the first folder's name among all of these, sorted; `dataset.class_names` has them, as Keras' own dataset does.
 
     Args:
         root: local folder or URL whose sub-folders are classes.
@@ -52,84 +50,69 @@ def image_files_dataset(
         UsageError: no folder, no image in class folders, or an argument has no such value. A file that doesn't decode
             ends the iteration, with an error that names it.
     """
-    root, size = os.fspath(root), checked_size(image_size)
-    cache = None if cache is None else cache_name(cache)
-    storage, folder = open_storage(root), normalize(root)
-    files = [(path, size) for path, size in storage.files(folder) if "/" in path and path.lower().endswith(_SUFFIXES)]
-    if not files:
-        raise UsageError(f"{root}: no image in class folders there; images end in {', '.join(_SUFFIXES)}")
+    size, cache = checked_size(image_size), None if cache is None else cache_name(cache)
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise UsageError(f"batch_size={batch_size!r}: a number of images from 1 on")
+    folder, files = storage.normalize(os.fspath(root)), _images(os.fspath(root))
     classes = sorted({path.split("/")[0] for path, _ in files})
     ids = {name: number for number, name in enumerate(classes)}
     labels = np.array([ids[path.split("/")[0]] for path, _ in files], np.int64)
-    paths = np.array([f"{folder}/{path}" for path, _ in files])
-    dataset = tf.data.Dataset.from_tensor_slices((paths, labels)).shuffle(len(files), seed=0)
-    dataset = dataset.batch(batch_size).map(_fetcher(storage), num_parallel_calls=_BATCHES_AHEAD, deterministic=True)
-    dataset = dataset.map(_decoder(size), num_parallel_calls=tf.data.AUTOTUNE)
+    paths = [os.fsencode(storage.join(folder, path)) for path, _ in files]
+    dataset = tf.data.Dataset.from_tensor_slices((paths, labels)).shuffle(len(files), seed=0).batch(batch_size)
+    load = _Loader(folder, size)
+
+    def with_images(paths: Any, labels: Any) -> tuple[Any, Any]:
+        return tf.ensure_shape(tf.numpy_function(load, [paths], tf.uint8), [None, *size, 3]), labels
+
+    dataset = dataset.map(with_images, num_parallel_calls=_BATCHES_AT_ONCE, deterministic=True)
     if cache is not None:
-        dataset = dataset.unbatch().cache(_cache_file(cache, folder, files, size))
+        if cache != "memory":
+            os.makedirs(cache, exist_ok=True)
+        name = f"images-{hashlib.sha256(repr((folder, size, files)).encode()).hexdigest()[:16]}"
+        dataset = dataset.unbatch().cache("" if cache == "memory" else storage.join(cache, name))
         dataset = dataset.shuffle(min(len(files), _SHUFFLED_IMAGES), seed=0).batch(batch_size)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-len(files) // batch_size))).prefetch(2)
     dataset.class_names = classes
     return dataset
 
 
-def _fetcher(storage: Storage) -> Any:
-    """A function from paths string [b] and labels to paths, the files' bytes string [b] and labels."""
-    executor = ThreadPoolExecutor(_FILES_AT_ONCE, "reader-file")
-
-    def read(paths: Any) -> Any:
-        files = list(executor.map(storage.read, [path.decode() for path in paths.numpy()]))
-        with tf.device("CPU"):  # by py_function, as in `sources`
-            return tf.constant(files, tf.string)
-
-    def fetch(paths: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return paths, tf.ensure_shape(tf.py_function(read, [paths], tf.string), [None]), labels
-
-    return fetch
-
-
-def _decoder(size: tuple[int, int]) -> Any:
-    """A function from paths, files and labels to decoded images and labels."""
-
-    def name_undecodable(paths: Any, encoded: Any) -> Any:
-        for path, data in zip(paths, encoded, strict=True):
-            try:
-                decode_files(tf.constant([data]), size)
-            except tf.errors.InvalidArgumentError as error:
-                raise ImageShardsError(f"{path.decode()}: the image doesn't decode ({one_line(error)[:200]})") from None
-        raise ImageShardsError(f"{paths[0].decode()} or a file beside it: the image doesn't decode")
-
-    def name(paths: Tensor, encoded: Tensor) -> Tensor:
-        return tf.ensure_shape(tf.numpy_function(name_undecodable, [paths, encoded], tf.uint8), [None, *size, 3])
-
-    def decode(paths: Tensor, encoded: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        # TensorFlow's error names no file. It is found where there is one: 0.8 ms a batch for a dataset that tries.
-        tried = tf.data.Dataset.from_tensors(encoded).map(lambda files: decode_files(files, size)).ignore_errors()
-        found = tried.concatenate(tf.data.Dataset.from_tensors((paths, encoded)).map(name))
-        return found.take(1).get_single_element(), labels
-
-    return decode
+def _images(root: str) -> list[tuple[str, int]]:
+    """(path below `root`, bytes) of every image in a class folder, sorted. Raises UsageError if there is none."""
+    folder, found = storage.normalize(root), []
+    try:
+        found = [(file.path, file.bytes) for file in storage.open_storage(root).files(folder)]
+    except StorageError as error:
+        if not storage.is_missing(error):
+            raise
+    if not found and not os.path.isdir(folder):  # object stores know no empty ones
+        raise UsageError(f"{root}: no such folder")
+    images = sorted(file for file in found if "/" in file[0] and file[0].lower().endswith(_SUFFIXES))
+    if not images:
+        raise UsageError(f"{root}: no image in class folders there; images end in {', '.join(_SUFFIXES)}")
+    return images
 
 
-def decode_files(encoded: Tensor, size: tuple[int, int]) -> Tensor:
-    """string [b] → uint8 [b, height, width, 3]."""
+class _Loader:
+    """A function from paths string [b] to images uint8 [b, height, width, 3]; for several threads."""
 
-    def decode(one: Tensor) -> Tensor:
-        pixels = tf.io.decode_image(one, channels=3, expand_animations=False)
-        pixels = tf.ensure_shape(pixels, [None, None, 3])
-        is_of_size = tf.reduce_all(tf.shape(pixels)[:2] == size)
-        pixels = tf.cond(is_of_size, lambda: pixels, lambda: resize(pixels, *size, "crop"))
-        return tf.ensure_shape(pixels, [*size, 3])
+    def __init__(self, folder: str, size: tuple[int, int]) -> None:
+        self._read, self._size = storage.open_storage(folder).read, size
+        self._fetching = ThreadPoolExecutor(_FILES_AT_ONCE, "reader-fetch")
+        self._decoding = ThreadPoolExecutor(os.cpu_count(), "reader-decode")
 
-    return tf.map_fn(decode, encoded, fn_output_signature=tf.TensorSpec([*size, 3], tf.uint8), parallel_iterations=1)
+    def __call__(self, paths: Any) -> Pixels:
+        names = [os.fsdecode(path) for path in paths]
+        images = np.empty((len(names), *self._size, 3), np.uint8)
+        # The files arrive in order, and each is decoded while later ones are fetched.
+        list(self._decoding.map(_decode, names, self._fetching.map(self._read, names), images))
+        return images
 
 
-def _cache_file(cache: str, folder: str, files: list[tuple[str, int]], size: tuple[int, int]) -> str:
-    """Where tf.data keeps the decoded images: "" for memory, on disk a name that other files or sizes don't share."""
-    if cache == "memory":
-        return ""
-    digest = hashlib.sha256(repr((folder, size)).encode())
-    for name_and_size in files:
-        digest.update(repr(name_and_size).encode())
-    os.makedirs(cache, exist_ok=True)
-    return os.path.join(cache, f"images-{digest.hexdigest()[:16]}")
+def _decode(path: str, encoded: bytes, row: Pixels) -> None:
+    try:
+        is_of_size = stored_shape(encoded, 3) == row.shape
+        pixels = decode_pixels(encoded, 3, row if is_of_size else None)
+        if not is_of_size:
+            resize_into(pixels, row, "crop")
+    except UndecodableImageError as error:
+        raise ImageShardsError(f"{path}: {error}") from None

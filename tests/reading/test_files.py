@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import reader
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import StorageError, UsageError
 from tests import make, servers
 
 CLASSES = {"ant": 30, "bee": 20, "cat": 15}
@@ -43,6 +43,26 @@ def test_every_file_once_in_each_iteration_in_another_order(folder: Path, cache:
     assert bool(list(tmp_path.glob("cache/images-*.index"))) == (cache == "disk")
 
 
+def test_pixels_and_labels_are_those_of_the_file(tmp_path: Path) -> None:
+    """At the stored size exactly Pillow's; one of another size becomes its middle, scaled."""
+    pictures = [make.picture(24, 16, seed) for seed in range(6)]
+    for number, picture in enumerate(pictures):
+        path = tmp_path / f"class {number}" / ("a.PNG" if number % 2 else "a#%20.jpeg")
+        path.parent.mkdir()
+        path.write_bytes(
+            make.encoded(picture, "PNG") if number % 2 else make.encoded(picture, subsampling=0, quality=100)
+        )
+    (images, labels), *rest = reader.image_files_dataset(tmp_path, image_size=(16, 24))
+    assert not rest and images.shape == (6, 16, 24, 3) and images.dtype == tf.uint8 and labels.dtype == tf.int64
+    for image, label in zip(images.numpy(), labels.numpy(), strict=True):
+        difference = np.abs(image.astype(int) - np.asarray(pictures[label]))
+        assert difference.max() <= (0 if label % 2 else 4)
+    (images, labels), *_ = reader.image_files_dataset(tmp_path, image_size=8)
+    for image, label in zip(images.numpy(), labels.numpy(), strict=True):
+        middle = np.asarray(pictures[label].crop((4, 0, 20, 16)).reduce(2))
+        assert np.abs(image.astype(int) - middle).max() <= 4
+
+
 def test_a_disk_cache_is_read_by_the_next_process_but_not_for_other_files(folder: Path, tmp_path: Path) -> None:
     where = str(tmp_path / "cache")
     images = make.class_folders(tmp_path / "images", {"ant": 4})
@@ -55,6 +75,14 @@ def test_a_disk_cache_is_read_by_the_next_process_but_not_for_other_files(folder
         means(reader.image_files_dataset(images, image_size=16, cache=tmp_path / "cache"))
 
 
+def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
+    images = make.class_folders(tmp_path / "images", {"ant": 4})
+    dataset = reader.image_files_dataset(images)
+    (images / "ant" / "0002.jpg").unlink()
+    with pytest.raises(tf.errors.OpError, match=r"/images/ant/0002\.jpg"):
+        means(dataset)
+
+
 def test_files_in_a_bucket_are_one_request_each(folder: Path, gcs: servers.Gcs) -> None:
     bucket = gcs.new_bucket()
     gcs.put_folder(bucket, "photos", folder)
@@ -62,14 +90,26 @@ def test_files_in_a_bucket_are_one_request_each(folder: Path, gcs: servers.Gcs) 
     before = len(gcs.requests())
     assert sorted(means(dataset)) == sorted(means(reader.image_files_dataset(str(folder), image_size=16)))
     assert len([one for one in gcs.requests()[before:] if one.object_read]) == 70
+    with pytest.raises(UsageError, match=f"^gs://{bucket}/nothing: no such folder$"):
+        reader.image_files_dataset(f"gs://{bucket}/nothing")
+    with pytest.raises(StorageError, match=r"^gs://no-such-bucket: there is no such bucket"):
+        reader.image_files_dataset("gs://no-such-bucket/photos")
 
 
 def test_what_cannot_be_used_says_why(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no image in class folders there"):
-        reader.image_files_dataset(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    for root, message in (
+        (tmp_path, "no image in class folders there; images end in .jpg, .jpeg, .jpe, .jfif, .png"),
+        (tmp_path / "nowhere", "no such folder"),
+        (tmp_path / "notes.txt", "no such folder"),
+    ):
+        with pytest.raises(UsageError, match=f"^{root}: {message}$"):
+            reader.image_files_dataset(root)
     for name, value, message in (
         ("image_size", 0, r"image_size=0: a side or \(height, width\) in pixels"),
         ("image_size", None, r"image_size=None: a side or \(height, width\) in pixels"),
+        ("batch_size", 0, "batch_size=0: a number of images from 1 on"),
+        ("batch_size", 1.5, "batch_size=1.5: a number of images from 1 on"),
         ("cache", "", "cache='': give a local folder, 'memory' or None"),
         ("cache", "gs://bucket/x", "cache='gs://bucket/x': give a local folder, 'memory' or None"),
     ):
