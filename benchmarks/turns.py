@@ -1,129 +1,215 @@
-"""Readers in processes of their own, measured in turns: none has another's threads, and a slow minute hits all."""
+"""Readers in processes of their own, measured in turns: none has another's threads, and a slow minute hits all.
+
+A case may run under a Python and a PYTHONPATH of its own: other libraries, or another commit of this one.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
+import importlib
+import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterable, Mapping
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import psutil
 
-Reader = Callable[[], Iterable[int]]  # each call is a pass: it yields the number of images in each batch
+Reader = Callable[[], Iterable[int]]  # each call is an iteration: it yields the number of images in each batch
+
+
+class Case(NamedTuple):
+    """A reader to measure.
+
+    Args:
+        make: "module.function" of this folder; called in the case's process, it makes the `Reader`.
+        arguments: of that function; JSON.
+        python: the interpreter that runs it.
+        path: comes first in the process's PYTHONPATH.
+    """
+
+    make: str
+    arguments: Mapping[str, Any] = {}
+    python: str = sys.executable
+    path: str = str(Path(__file__).parent.parent)
 
 
 class Run(NamedTuple):
-    """One pass: images, seconds by the clock, CPU seconds with those of children, peak RSS so far in MB."""
+    """One turn: images, seconds by the clock, CPU seconds of the process and its children, and their peak RSS so far.
+
+    `between_s` is the CPU time that they took since their turn before: closing an iteration, and work in advance.
+    """
 
     images: int
     wall_s: float
     cpu_s: float
+    between_s: float
     peak_rss_mb: float
 
+    @property
+    def rate(self) -> float:
+        """Images/s by the clock."""
+        return self.images / self.wall_s
 
-def in_turns(
-    cases: Mapping[str, tuple[Callable[..., Reader], tuple[Any, ...]]], images: int, repeats: int
-) -> dict[str, list[Run]]:
-    """Measure every case `repeats` times after a warm-up.
+    @property
+    def cpu_us(self) -> float:
+        """CPU µs an image."""
+        return self.cpu_s / self.images * 1e6
+
+
+def in_turns(cases: Mapping[str, Case], images: int, repeats: int, is_warm: bool = True) -> dict[str, list[Run]]:
+    """Measure every case `repeats` times, by whole iterations, after one that isn't counted.
 
     Args:
-        cases: name → a function of this program's main module, and its arguments; called in the case's process, it
-            makes the reader.
-        images: read in each run, at least; a reader that ends before is begun again.
+        cases: by name. One that fails is reported and left out.
+        images: read in each turn, give or take 5 %; a reader that ends before is iterated again.
+        repeats: turns of each case.
+        is_warm: False counts a process's first iteration too.
     """
-    context = multiprocessing.get_context("spawn")
-    workers = {}
-    for name, (make, arguments) in cases.items():
-        here, there = context.Pipe()
-        process = context.Process(target=_serve, args=(there, make, arguments))
-        process.start()
-        workers[name] = here, process
     runs: dict[str, list[Run]] = {name: [] for name in cases}
-    try:
-        for repeat in range(repeats + 1):
-            for name, (connection, process) in workers.items():
-                connection.send(images)
-                while not connection.poll(1):
-                    if not process.is_alive():
-                        raise RuntimeError(f"{name} ended with exit code {process.exitcode}")
-                run = connection.recv()
-                if repeat:
+    with ExitStack() as stack:
+        workers = {name: stack.enter_context(_Worker(case)) for name, case in cases.items()}
+        for repeat in range(repeats + is_warm):
+            for name in list(workers):
+                try:
+                    run = workers[name].turn(images)
+                except EOFError:
+                    print(f"{name} failed: {workers.pop(name).error()}", flush=True)
+                    continue
+                if repeat or not is_warm:
                     runs[name].append(run)
-    finally:
-        for _, process in workers.values():
-            for child in psutil.Process(process.pid).children(recursive=True) if process.is_alive() else ():
-                child.kill()
-            process.kill()
-    return runs
+    return {name: own for name, own in runs.items() if len(own) == repeats}
 
 
-def _serve(connection: Connection, make: Callable[..., Reader], arguments: tuple[Any, ...]) -> None:
-    """A case's process: a pass for each number that it is sent."""
-    with tempfile.TemporaryFile() as log:
-        os.dup2(log.fileno(), 2)  # TensorFlow and PyTorch write there whatever they are told
+class _Worker:
+    """A case's process."""
+
+    def __init__(self, case: Case) -> None:
+        command = [case.python, __file__, case.make, json.dumps(case.arguments)]
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, "PYTHONPATH": case.path},
+            text=True,
+        )
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def turn(self, images: int) -> Run:
+        """One turn; EOFError if the process has ended."""
+        assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            _read(connection, make(*arguments))
-        except EOFError:
-            pass  # the measurement is over
-        except BaseException:
-            log.seek(0)
-            print(log.read().decode(), flush=True)
-            traceback.print_exc(file=sys.stdout)
-            raise
+            print(images, file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise EOFError from None
+        if not (line := self._process.stdout.readline()):
+            raise EOFError
+        return Run(*json.loads(line))
+
+    def error(self) -> str:
+        """What it last said."""
+        self._log.seek(0)
+        return "\n".join(self._log.read().decode(errors="replace").splitlines()[-12:])
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                child.kill()
+            self._process.kill()
+        self._process.wait()
+        self._log.close()
 
 
-def _read(connection: Connection, reader: Reader) -> None:
-    while True:
-        wanted = connection.recv()
-        wall, cpu, count = time.perf_counter(), _cpu_s(), 0
-        while count < wanted:
+def main() -> None:
+    """A case's process: a turn for each number of images that it is sent."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print isn't an answer
+    module, _, function = sys.argv[1].rpartition(".")
+    _serve(getattr(importlib.import_module(module), function)(**json.loads(sys.argv[2])), answers)
+
+
+def _serve(reader: Reader, answers: IO[str]) -> None:
+    end = _cpu_s()
+    for line in sys.stdin:
+        wanted, count = int(line), 0
+        begin, begin_s = _cpu_s(), time.perf_counter()
+        while count < 0.95 * wanted:
             for size in (batches := iter(reader())):
                 count += size
                 if count >= wanted:
                     break
-        wall, cpu = time.perf_counter() - wall, _cpu_s() - cpu
-        del batches  # where tf.data autotunes, closing may take as long as reading did: isn't counted
-        connection.send(Run(count, wall, cpu, _peak_rss_mb()))
+        wall_s, cpu_s = time.perf_counter() - begin_s, _cpu_s() - begin
+        run = Run(count, wall_s, cpu_s, begin - end, _peak_rss_mb())
+        end = begin + cpu_s
+        del batches  # with tf.data's autotuning, closing may take as long as reading did: `between_s` has it
+        print(json.dumps(run), file=answers, flush=True)
 
 
 def _cpu_s() -> float:
     """CPU seconds of this process, of its children, and of those that have ended."""
     own = psutil.Process()
-    children = [child.cpu_times() for child in own.children(recursive=True)]
-    times = own.cpu_times()
-    return float(
-        times.user
-        + times.system
-        + times.children_user
-        + times.children_system
-        + sum(c.user + c.system for c in children)
-    )
+    total = 0.0
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # one that ended just now counts among its parent's children
+            total += sum(process.cpu_times()[:4])
+    return total
 
 
 def _peak_rss_mb() -> float:
-    """Peak RSS of this process in 10⁶ bytes; not by getrusage, which begins with what the parent process had."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024 / 1e6
+    """Peak RSS of this process and its children in 10⁶ bytes; pages that they share count for each.
+
+    Not by getrusage, which begins with what the parent process had.
+    """
+    own = psutil.Process()
+    return sum(_peak_kb(process.pid) for process in (own, *own.children(recursive=True))) * 1024 / 1e6
 
 
-def table(runs: Mapping[str, list[Run]], base: str) -> str:
-    """A line a case: medians, spread, and how much faster `base` is, by clock and by CPU, repeat by repeat."""
-    width = max(map(len, runs))
-    lines = [f"{'':{width}}  images/s (slowest to fastest)  CPU s/1,000  peak MB   {base} is faster: clock   CPU"]
+def _peak_kb(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def table(runs: Mapping[str, Sequence[Run]], base: Sequence[str]) -> str:
+    """A Markdown line a case: medians, in brackets the slowest and the fastest turn, and the ratio to `base`.
+
+    Args:
+        base: cases of which the best is 1.00, turn by turn, each time by clock and by CPU.
+    """
+    lines = [
+        "| | images/s | CPU µs an image | peak MB | × base by clock | × base by CPU |",
+        "|---|---|---|---|---|---|",
+    ]
+    bases = [name for name in base if name in runs]
     for name, own in runs.items():
-        rates = [run.images / run.wall_s for run in own]
-        cpu = statistics.median(run.cpu_s / run.images * 1000 for run in own)
-        line = f"{name:{width}} {statistics.median(rates):9,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-        line = f"{line:{width + 33}} {cpu:10.3f} {max(run.peak_rss_mb for run in own):8,.0f}"
-        pairs = list(zip(runs[base], own, strict=True))
-        by_clock = statistics.median((b.images / b.wall_s) / (o.images / o.wall_s) for b, o in pairs)
-        by_cpu = statistics.median((o.cpu_s / o.images) / (b.cpu_s / b.images) for b, o in pairs)
-        lines.append(f"{line} {by_clock:24.2f} {by_cpu:5.2f}")
+        cells = [name, f"{_spread([run.rate for run in own])}", f"{_spread([run.cpu_us for run in own])}"]
+        if (between := sum(r.between_s for r in own) / sum(r.cpu_s for r in own)) > 0.03:
+            cells[2] += f" + {between:.0%} between turns"
+        cells.append(f"{max(run.peak_rss_mb for run in own):,.0f}")
+        turns = range(min([len(own), *(len(runs[b]) for b in bases)]))
+        if bases:
+            clock = [own[turn].rate / max(runs[b][turn].rate for b in bases) for turn in turns]
+            cpu = [min(runs[b][turn].cpu_us for b in bases) / own[turn].cpu_us for turn in turns]
+            cells += [_spread(clock, ".2f"), _spread(cpu, ".2f")]
+        lines.append(_line(cells))
     return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _spread(values: Sequence[float], form: str = ",.0f") -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}} – {max(values):{form}})"
+
+
+if __name__ == "__main__":
+    main()

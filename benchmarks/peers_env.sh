@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Makes build/peers/.venv, which holds the other readers that benchmarks/peers_read.py measures.
+#
+#   benchmarks/peers_env.sh
+#
+# FFCV is compiled against Debian's OpenCV and libjpeg-turbo, which root installs here. What can't be installed is
+# named in build/peers/missing.txt, and in the benchmark's table.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=build/peers/.venv
+missing=build/peers/missing.txt
+mkdir -p build/peers
+: >"$missing"
+export UV_COMPILE_BYTECODE=1
+uv=$(command -v uv || echo .venv/bin/uv)
+
+[[ -x $venv/bin/python ]] || "$uv" venv --quiet --python .venv/bin/python "$venv"
+install=("$uv" pip install --quiet --python "$venv/bin/python" --constraint benchmarks/peers.txt)
+
+peer() { # name, packages and options
+    local name=$1 said
+    shift
+    echo "installing $name"
+    said=$("${install[@]}" "$@" 2>&1) || echo "$name: $(tail -n 1 <<<"$said")" >>"$missing"
+}
+
+if ! pkg-config --exists opencv4 libturbojpeg 2>/dev/null && [[ $(id -u) == 0 ]]; then
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends \
+        g++ libopencv-dev libturbojpeg0-dev pkg-config >/dev/null || echo "no OpenCV from apt: FFCV won't build"
+fi
+
+"${install[@]}" torch torchvision numpy pillow psutil simplejpeg setuptools wheel
+peer webdataset webdataset
+peer tfrecord tfrecord
+peer streaming mosaicml-streaming
+peer grain grain array-record
+peer ffcv numba opencv-python
+peer ffcv --no-build-isolation ffcv
+cat "$missing"
