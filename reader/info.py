@@ -247,7 +247,7 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
         NotPublishedError: no manifest there, or one that can't be believed; says what was found and what to do.
         StorageError: the storage can't be reached.
     """
-    if not isinstance(url, str | os.PathLike) or not isinstance(os.fspath(url), str):
+    if not isinstance(url, str | os.PathLike) or not isinstance(os.fspath(url), str) or "\0" in os.fspath(url):
         raise UsageError(f"url={reprlib.repr(url)}: the folder or URL of a dataset's version")
     given = os.fspath(url)
     url = normalize(given)
@@ -356,7 +356,7 @@ def pick_features(info: DatasetInfo, names: Sequence[str]) -> dict[str, Feature]
         raise UsageError(f"features={reprlib.repr(names)}: give a list of names")
     there = features_of(info)
     for name in names:
-        if name not in there:
+        if not isinstance(name, str) or name not in there:
             raise UsageError(f"features={list(names)}: there is no {name!r}; the records have {', '.join(there)}")
     return {name: there[name] for name in names}
 

@@ -306,7 +306,7 @@ def _check_file_names(manifest: Manifest, where: str) -> None:
     """
     shards = [shard.file for split in manifest.splits.values() for shard in split.shards]
     if manifest.record_keys is not None:
-        shards = [file for file in shards if not (file.startswith("/") or "://" in file)]
+        shards = [file for file in shards if "\0" in file or not (file.startswith("/") or "://" in file)]
     outside = [file for file in (*manifest.files, *shards) if not _is_below(file)]
     if outside:
         raise NotPublishedError(f"{where} names {outside[0]!r}, which is outside its folder: don't use this dataset")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
-import math
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_pipeline.errors import UsageError
 from reader import Position, order
 from reader.position import Phase
 
@@ -201,74 +197,3 @@ def test_the_records_of_a_run_come_anywhere_in_its_window():
     within = places_over_epochs(first, 10) * 20 % 1
     for run in (0, 100, 319):
         check_uniform((within[:, 64 * run : 64 * (run + 1)] * 4).astype(int))
-
-
-def test_a_position_is_small_json():
-    first = first_of([64] * 10_000)
-    position = start(first)
-    for step in range(100):
-        position = position.on(global_batch_size=1 + step % 2, hosts=1 + step % 2).after(1)
-    text = position.to_json()
-    assert len(text) < 10_000
-    assert "\n" not in text
-    assert Position.from_json(text) == position
-
-
-def test_a_position_of_huge_runs_is_arithmetic():
-    begin = Position("s", 10**9, 0, 4096, 0, (Phase(64, 16),))
-    position = begin.after(10**9)
-    assert position.epoch == 4096 * 10**9 // 10**9
-    assert position.phases[0].read == 0
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format":2}', '{"format":1,"source":"x"}'])
-def test_other_text_is_no_position(text):
-    with pytest.raises(UsageError, match=r"not a reader\.Position"):
-        Position.from_json(text)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"phases": []}, {"phases": [[1, 16, 0, -1]]}, {"epoch": "x"}, {"epoch": -1}, {"seed": 1.5}, {"records": 0}],
-    ids=str,
-)
-def test_an_impossible_position_is_refused(wrong):
-    value = json.loads(start(first_of([3])).to_json())
-    with pytest.raises(UsageError, match=r"not a reader\.Position"):
-        Position.from_json(json.dumps({**value, **wrong}))
-
-
-class Variable:
-    """A step counter as frameworks have it, such as Keras' `optimizer.iterations`: no `__index__`."""
-
-    def __int__(self):
-        return 5
-
-    def __eq__(self, other):
-        return np.array(other == 5)
-
-
-@pytest.mark.parametrize("steps", [np.int64(5), np.array(5), 5.0, Variable()])
-def test_step_counters_of_any_kind_make_the_same_position(steps):
-    begin = start(first_of([64]))
-    assert begin.after(steps).to_json() == begin.after(5).to_json()
-    numbers = {"global_batch_size": np.int64(4), "hosts": np.int64(2), "window_runs": np.int64(3)}
-    assert begin.on(**numbers).to_json() == begin.on(global_batch_size=4, hosts=2, window_runs=3).to_json()
-
-
-@pytest.mark.parametrize("steps", [2.5, "5", None, math.nan])
-def test_other_step_counters_are_refused(steps):
-    with pytest.raises(UsageError, match=f"steps={steps!r}: a whole number"):
-        start(first_of([64])).after(steps)
-
-
-def test_batches_that_hosts_cannot_divide_name_the_nearest():
-    position = start(first_of([10]))
-    with pytest.raises(ValueError, match=r"global_batch_size=100 .* 7 hosts; the nearest that fit: 98 or 105"):
-        position.on(global_batch_size=100, hosts=7)
-    with pytest.raises(UsageError, match=r"global_batch_size=2\.5: a whole number"):
-        position.on(global_batch_size=2.5, hosts=1)
-    with pytest.raises(ValueError, match="the nearest that fit: 7"):
-        position.on(global_batch_size=3, hosts=7)
-    with pytest.raises(ValueError, match="only moves forward"):
-        position.after(-1)
