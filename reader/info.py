@@ -248,7 +248,7 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
         StorageError: the storage can't be reached.
     """
     if not isinstance(url, str | os.PathLike) or not isinstance(os.fspath(url), str) or "\0" in os.fspath(url):
-        raise UsageError(f"url={reprlib.repr(url)}: the folder or URL of a dataset's version")
+        raise UsageError(f"no dataset: {reprlib.repr(url)}: give its URL or path, or what reader.load_info returns")
     given = os.fspath(url)
     url = normalize(given)
     storage = open_storage(url)
@@ -264,11 +264,7 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
 
 def as_info(info: DatasetInfo | str | os.PathLike[str]) -> DatasetInfo:
     """What a builder was given as `info`: a `DatasetInfo`, or the URL or path of which one is loaded."""
-    if isinstance(info, DatasetInfo):
-        return info
-    if isinstance(info, str | os.PathLike):
-        return load_info(info)
-    raise UsageError(f"info={reprlib.repr(info)}: give a dataset's URL or path, or what reader.load_info returns")
+    return info if isinstance(info, DatasetInfo) else load_info(info)
 
 
 def warn_if_batch_exceeds(info: DatasetInfo, split: str, global_batch_size: int) -> None:

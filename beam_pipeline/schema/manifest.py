@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from beam_pipeline.errors import NotPublishedError, OtherFormatError
-from beam_pipeline.schema.text import NAME_PATTERN, VERSION_PATTERN, canonical_json, sha256
+from beam_pipeline.schema.text import NAME_PATTERN, VERSION_PATTERN, canonical_json, relative_path_bytes, sha256
 
 FORMAT_VERSION = 1
 FOREIGN_KEY = "record_keys"  # `reader index` made the manifest: its shards may be anywhere
@@ -233,9 +233,12 @@ class Manifest(Struct, frozen=True):
         for file, times in files.items():
             if times > 1:
                 yield f"{_SHORT.repr(file)} is the file of {times} shards"
+        odd = next((file for file in (*self.files, *files) if not _is_file_name(file)), None)
+        if odd is not None:
+            yield f"{_SHORT.repr(odd)} is no file name"
         if self.file_sizes and self.file_sizes.keys() != self.files.keys():
-            odd = min(self.file_sizes.keys() ^ self.files.keys())
-            yield f"{_SHORT.repr(odd)} is in only one of $.files and $.file_sizes"
+            single = min(self.file_sizes.keys() ^ self.files.keys())
+            yield f"{_SHORT.repr(single)} is in only one of $.files and $.file_sizes"
         shards = {name: len(split.shards) for name, split in self.splits.items()}
         planned = {name: len(split.cuts) + 1 for name, split in self.plan.splits.items()}
         if planned and planned != shards:
@@ -310,6 +313,15 @@ def _check_file_names(manifest: Manifest, where: str) -> None:
     outside = [file for file in (*manifest.files, *shards) if not _is_below(file)]
     if outside:
         raise NotPublishedError(f"{where} names {outside[0]!r}, which is outside its folder: don't use this dataset")
+
+
+def _is_file_name(file: str) -> bool:
+    """Whether a file can have this name on disk, if not in UTF-8: half of a surrogate pair is nothing there."""
+    try:
+        relative_path_bytes(file)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_below(file: str) -> bool:
