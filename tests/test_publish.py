@@ -160,7 +160,9 @@ def written(photos: Path, tmp_path: Path) -> tuple[Config, JobPlan]:
     from beam_pipeline import images
 
     split = plan_split(histogram, 2)
-    plan = JobPlan(config.fingerprint(), ("ant", "bee", "cat"), (), {"train": split}, {}, "", images.codec_versions())
+    unmeasured = {"mean": [], "std": [], "sampled_images": 0}
+    classes = ("ant", "bee", "cat")
+    plan = JobPlan(config.fingerprint(), classes, (), {"train": split}, unmeasured, "", images.codec_versions())
     JobState(config).prepare(plan)
     for index in range(2):
         ShardWriter(config, plan).write("train", index, [ref for ref in refs if split.shard_of(ref.order_key) == index])
