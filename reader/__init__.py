@@ -17,13 +17,13 @@ from beam_pipeline import __version__
 
 if TYPE_CHECKING:
     from reader import augment, torch
-    from reader.batches import as_numpy, eval_batches, train_batches
+    from reader.batches import as_numpy, eval_batches, skipped, train_batches
     from reader.files import image_files_dataset
     from reader.foreign import record_dataset
     from reader.info import DatasetInfo, load_info
     from reader.jax_arrays import as_jax, keep_tensorflow_off_accelerators
     from reader.position import Position
-    from reader.tf_data import eval_dataset, skipped, train_dataset
+    from reader.tf_data import eval_dataset, train_dataset
     from reader.tools.copy import copy
     from reader.tools.index import index
     from reader.tools.verify import verify
@@ -65,7 +65,7 @@ _HOMES = {
     "keep_tensorflow_off_accelerators": "jax_arrays",
     "load_info": "info",
     "record_dataset": "foreign",
-    "skipped": "tf_data",
+    "skipped": "batches",
     "torch": "",
     "train_batches": "batches",
     "train_dataset": "tf_data",

@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,10 @@ OnError = Literal["raise", "skip"]
 Cache = str | os.PathLike[str] | None
 
 
+# The batches behind each tf.data.Dataset that is in use, for `skipped`: a dataset has no room for them.
+BEHIND: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
 class RecordRows:
     """What a record of a dataset becomes (see `engine.Rows`).
 
@@ -59,7 +64,7 @@ class RecordRows:
         self.shape: tuple[int, int, int] | None = decode.shape
 
     def fill(self, record: bytes, row: Any, seed: int) -> tuple[Any, int, tuple[Any, ...]]:
-        """Decode a record's image into `row`; returns (row, class id, features). Raises InvalidRecordError."""
+        """Decode a record's image into `row`; returns (None, class id, features). Raises InvalidRecordError."""
         try:
             encoded, label = self._find(record)
             values = read_features(record, self._features) if self._features else ()
@@ -68,7 +73,7 @@ class RecordRows:
         if not 0 <= label < self._classes:
             raise InvalidRecordError(f"class {label}: there are {self._classes}")
         self._decode(encoded, row, seed)
-        return row, label, values
+        return None, label, values
 
 
 class _Batches:
@@ -299,6 +304,49 @@ def eval_batches(
         "on_error": on_error,
     }
     return EvalBatches(info, split, global_batch_size, **more)
+
+
+class _NumpyBatches:
+    """A `tf.data.Dataset` as NumPy batches."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return int(self._dataset.cardinality())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._dataset.as_numpy_iterator())
+
+
+def as_numpy(dataset: Any) -> Any:
+    """The batches of a `tf.data.Dataset` as NumPy arrays, read-only, without a copy; other batches as they are.
+
+    For datasets of `train_dataset`, `train_batches` is the shorter way.
+    """
+    return _NumpyBatches(dataset) if hasattr(dataset, "as_numpy_iterator") else dataset
+
+
+def skipped(dataset: Any) -> int:
+    """How many corrupt records `on_error="skip"` has left out of a dataset so far, each counted once.
+
+    Args:
+        dataset: of `train_dataset` or `eval_dataset` (not what `map` and the like made of it), `train_batches`,
+            `eval_batches`, or a `reader.torch.ShardDataset`.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    try:
+        batches = BEHIND.get(dataset, dataset)
+    except TypeError:  # not hashable
+        batches = dataset
+    count = getattr(batches, "skipped", None)
+    if not isinstance(count, int):
+        raise UsageError(
+            f"reader.skipped({type(dataset).__name__}): give what train_dataset, train_batches or the like returned"
+        )
+    return count
 
 
 def open_source(info: DatasetInfo, split: str, on_error: str = "raise", cache: Cache = None) -> Source:

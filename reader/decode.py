@@ -93,7 +93,7 @@ class ImageDecoder:
             else:
                 crop_into(pixels, self._crop.window(pixels.shape[0], pixels.shape[1], seed), row)
         if self._augment is not None:
-            _store(call(self._augment, row, seed), row)
+            _store(call_user(self._augment, row, seed), row)
 
     def _decode(self, encoded: Encoded, out: Pixels) -> Pixels:
         """Decode at the stored size, into `out`."""
@@ -212,12 +212,12 @@ def _undecodable(error: Exception) -> UndecodableImageError:
     return UndecodableImageError(f"the image doesn't decode ({type(error).__name__})")
 
 
-def call(augment: Callable[..., Any], *arguments: Any) -> Any:
+def call_user(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a user's function returns. Raises UsageError, in a line, if it fails."""
     try:
-        return augment(*arguments)
+        return function(*arguments)
     except Exception as error:  # a StopIteration too, which would end the reader's own loops
-        name = getattr(augment, "__name__", None) or type(augment).__name__
+        name = getattr(function, "__name__", None) or type(function).__name__
         raise UsageError(f"{name} failed: {type(error).__name__}: {one_line(error)[:200]}") from error
 
 

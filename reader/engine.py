@@ -60,7 +60,11 @@ class Rows(Protocol):
     shape: tuple[int, int, int] | None
 
     def fill(self, record: bytes, row: Any, seed: int) -> tuple[Any, int, tuple[Any, ...]]:
-        """Decode a record's image into `row`: (image, class id, further features). Raises InvalidRecordError."""
+        """Decode a record's image into `row`; returns (None, or an object that is the image, class id, features).
+
+        Raises:
+            InvalidRecordError: the record doesn't hold what it should.
+        """
 
 
 class Batch(NamedTuple):
@@ -101,11 +105,22 @@ class _Window:
         self.runs: list[int] = runs.tolist()
         self.sizes: list[int] = table.bytes[runs].tolist()
         self.bytes = sum(self.sizes)
-        self.found: list[Run | BaseException | None] = [None] * len(self.runs)
+        self.found: list[Any] = [None] * len(self.runs)  # Run or _Unread
         self.buffers: list[Any] = []
         self.missing = len(self.runs)  # runs that aren't read yet
         self.cut = 0  # rows handed to decode threads
         self.unfinished = len(self.numbers)
+
+
+class _Unread:
+    """In the list of runs, one that couldn't be read."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def record(self, index: int) -> bytes:
+        """Raise the error."""
+        raise self._error
 
 
 class _Filling:
@@ -190,7 +205,7 @@ class Engine:
                 threading.Thread(target=target, name=f"reader{target.__name__}", daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the threads; those that await a request end with it."""
         with self._lock:
             self._is_closed = True
@@ -216,11 +231,11 @@ class Engine:
         while (read := self._reads.get()) is not None and not self._is_closed:
             window, place = read
             buffer = self._pool.run_buffer(window.sizes[place])
-            found: Run | BaseException
+            found: Run | _Unread
             try:
                 found = self._reader.read(window.runs[place], buffer)
             except BaseException as error:
-                found = error
+                found = _Unread(error)
             with self._lock:
                 window.found[place] = found
                 window.buffers.append(buffer)
@@ -242,54 +257,44 @@ class Engine:
                 self._finished.notify()
 
     def _decode(self, piece: _Piece) -> None:
-        row, window = piece.row, piece.window
+        batch, window, fill = piece.batch, piece.window, self._rows.fill
+        images, found, which, index, seeds = batch.images, window.found, window.which, window.index, window.seeds
+        row, labels = piece.row, []
         try:
             for at in range(piece.first, piece.first + piece.rows):
-                self._fill(piece.batch, row, window, at)
+                run = found[which[at]]
+                try:
+                    image, label, values = fill(run.record(index[at]), images[row], seeds[at])
+                except (CorruptRecordError, InvalidRecordError) as error:
+                    image, label, values = self._substitute(window, at, images[row], run.located(index[at], error))
+                    batch.weights[row] = self._for_training
+                labels.append(label)
+                if image is not None:
+                    images[row] = image
+                if values:
+                    batch.features[row] = values
                 row += 1
         except BaseException as error:  # for the consumer, after the batches before this one
             with self._lock:
-                piece.batch.fail(row, error)
+                batch.fail(row, error)
                 self._sizes.clear()
-
-    def _fill(self, batch: _Filling, row: int, window: _Window, at: int) -> None:
-        found = window.found[window.which[at]]
-        if not isinstance(found, Run):
-            assert found is not None
-            raise found
-        image = batch.images[row]
-        try:
-            image, label, values = self._convert(found, window.index[at], image, window.seeds[at])
-        except CorruptRecordError as error:
-            if self._skips is None:
-                raise
-            self._skips.add(window.numbers[at], error)
-            image, label, values = self._substitute(window, at, image)
-            batch.weights[row] = self._for_training
-        if self._rows.shape is None:
-            batch.images[row] = image
-        batch.labels[row] = label
-        if values:
-            batch.features[row] = values
+            return
+        batch.labels[piece.row : row] = labels
         if not window.weight:
-            batch.weights[row] = 0
+            batch.weights[piece.row : row] = 0
 
-    def _convert(self, run: Run, index: int, row: Any, seed: int) -> tuple[Any, int, tuple[Any, ...]]:
-        record = run.record(index)
-        try:
-            return self._rows.fill(record, row, seed)
-        except InvalidRecordError as error:
-            raise run.corrupt(index, str(error)) from None
-
-    def _substitute(self, window: _Window, at: int, row: Any) -> tuple[Any, int, tuple[Any, ...]]:
-        """What takes the row of a corrupt record: it follows from (seed, epoch, number) alone."""
+    def _substitute(self, window: _Window, at: int, row: Any, error: CorruptRecordError) -> tuple[Any, int, Any]:
+        """What takes the row of a corrupt record: it follows from (seed, epoch, number) alone. Raises `error` if wanted."""
+        if self._skips is None:
+            raise error
+        self._skips.add(window.numbers[at], error)
         table = self._reader.table
         for draw in range(_DRAWS):
             number = order.substitute(table.first, self._seed, window.epoch, window.numbers[at], draw)
             (run,), (index,) = table.runs_of(np.array([number]))
             try:
-                return self._convert(self._substitute_run(int(run)), int(index), row, window.seeds[at])
-            except CorruptRecordError:
+                return self._rows.fill(self._substitute_run(int(run)).record(int(index)), row, window.seeds[at])
+            except (CorruptRecordError, InvalidRecordError):
                 continue
         raise ImageShardsError(
             f"{table.files[0]}: {_DRAWS} records drawn as substitutes for a corrupt one are corrupt too; run the job "

@@ -151,10 +151,13 @@ class Run:
             # The lengths were checked when the run was read.
             if _CRC.unpack_from(data, end)[0] == schema.masked_crc32c(record):
                 return record
-        raise self.corrupt(index, self._fault(index))
+        raise self._corrupt(index, self._fault(index))
 
-    def corrupt(self, index: int, reason: str) -> CorruptRecordError:
-        """The error that says where record `index` is and what is wrong with it."""
+    def located(self, index: int, error: CorruptRecordError | InvalidRecordError) -> CorruptRecordError:
+        """What is wrong with record `index`, with file, record and byte offset."""
+        return error if isinstance(error, CorruptRecordError) else self._corrupt(index, str(error))
+
+    def _corrupt(self, index: int, reason: str) -> CorruptRecordError:
         begin = self._bounds[min(index, len(self._bounds) - 1)] if self._bounds else 0
         return CorruptRecordError(self._file, self._file_record + index, self._offset + begin, reason)
 
@@ -255,7 +258,7 @@ def frame_bounds(data: memoryview, count: int) -> list[int]:
         if at > end:
             break
         length, crc = _HEADER.unpack_from(data, at)
-        if crc != schema.masked_crc32c(bytes(data[at : at + 8])) or at + length > end:
+        if crc != schema.masked_crc32c(length.to_bytes(8, "little")) or at + length > end:
             break
         at += length + schema.FRAME_BYTES
         bounds.append(at)

@@ -1,44 +1,43 @@
-"""PyTorch without TensorFlow: a dataset that reads, shuffles and decodes as `train_dataset` does.
+"""PyTorch without TensorFlow: the batches of `train_batches` as tensors, for ranks and `DataLoader` workers.
 
-    dataset = reader.torch.ShardDataset(info, "train", batch_size=64, image_size=224, transform=reader.pillow.flip_crop)
+    loader = reader.torch.loader(info, "train", batch_size=64, image_size=224, augment=reader.augment.flip_crop)
     for epoch in range(10):
-        dataset.set_epoch(epoch)
-        for images, labels in torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=4):
+        loader.dataset.set_epoch(epoch)
+        for images, labels in loader:
             ...
 
-Records are dealt to (rank, worker) by the same arithmetic as to hosts: in an epoch each record comes once over all
-ranks and workers, and all ranks make equally many steps. Nothing is opened before the iteration begins, so it survives
-fork and spawn.
+The engine decodes in threads, so workers are only for transforms in Python that hold the interpreter. Each (rank,
+worker) reads as a host of its own: in an epoch each record comes at most once, and all ranks make equally many steps.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
+from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
+from reader import order
+from reader.augment import Augment, RandomResizedCrop, flip, flip_crop
+from reader.batches import Cache, ImageSize, Info, RecordRows, open_source
+from reader.buffers import BufferPool
+from reader.decode import ImageDecoder, call_user
+from reader.engine import Batch, Engine, Rest, Source
 from reader.epoch_parts import EpochParts, Part, parts_from_lists, parts_to_lists
-from reader.features import Feature, pick_features
-from reader.info import DatasetInfo, check_info
+from reader.features import stacked
+from reader.info import DatasetInfo, Feature, as_info, pick_features
 from reader.limits import cpu_count
-from reader.packages import explained
-from reader.pillow import RandomResizedCrop
-from reader.pillow_batches import BatchDecoder, Sample, Transform
 from reader.position import WINDOW_RUNS, whole
-from reader.skips import Skips
-from reader.stream import EvalStream, RecordStream, Source, open_source
 
-try:
-    import torch
-    from torch.utils.data import IterableDataset, default_collate, get_worker_info
-except ModuleNotFoundError as error:
-    raise explained(error) from None
-
-Batch = tuple[Any, Any]
+Transform = Callable[..., Any]
 
 
 class _Resumed(NamedTuple):
@@ -47,7 +46,7 @@ class _Resumed(NamedTuple):
     Attributes:
         epoch: which one.
         parts: of it, in earlier runs.
-        at: a worker's own place: its number, and batches that it made; None where the state is of a whole rank.
+        at: a worker's own progress: its number, and batches that it made; None if the state is of a rank.
     """
 
     epoch: int
@@ -55,43 +54,38 @@ class _Resumed(NamedTuple):
     at: tuple[int, int] | None
 
 
-class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does not follow torch
-    """The batches of one split, one epoch in each iteration.
-
-    Give it to a `DataLoader` with `batch_size=None`: it makes whole batches itself. Without workers it decodes in
-    threads, which is as fast and starts at once; workers are for transforms in Python that hold the interpreter.
+class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not follow torch
+    """The batches of one split, one epoch in each iteration; give it to a `DataLoader` with `batch_size=None`.
 
     Args:
-        info: from `load_info`.
+        info: from `load_info`, or the dataset's URL.
         split: TFDS split string, such as `train[:10%]`.
         batch_size: the most records of a step on one rank. The batches of an epoch are nearly equal and may be
             smaller (45 records make 23 and 22 of at most 32), since no record is dropped and all ranks make equally
             many steps. Only with batches of one record, or fewer records than ranks × workers, some ranks make one
-            step less: give `drop_last=True` where that would leave the others waiting, as under
+            step less: give `drop_last=True` if that would leave the others waiting, as under
             `DistributedDataParallel`.
         image_size: side or (height, width) in pixels; None for the stored size.
         resize_mode: `crop`, `stretch` or `pad`.
-        transform: `f(image, seed)` after resizing: a PIL image and a 64-bit integer that follows from (seed, epoch,
-            record), so that a record is changed in the same way on any rank or worker. Returns a PIL image, or
-            anything that `default_collate` takes. `reader.pillow` has `flip`, `flip_crop` and, in place of resizing,
-            `random_resized_crop(…)`.
-        features: names of further features that are wanted, as for `train_dataset`.
+        augment: `f(image, seed)` on NumPy arrays, as for `train_batches`: of `reader.augment` or your own.
+        transform: after resizing and augmenting, `f(image)` of a PIL image, such as torchvision's, or `f(image, seed)`
+            with the record's seed. Returns a PIL image, or anything that `default_collate` takes.
+        features: names of further features that are wanted, as for `train_batches`.
         shuffle: False for file order: evaluation.
-        seed: of order and transforms.
+        seed: of order and augmentation.
         drop_last: batches of exactly `batch_size`; the up to (batch_size + 1) × ranks × workers records left over,
             other ones each epoch, are left out.
         rank, world_size: None for those of `torch.distributed` if it is initialized, else 0 of 1.
         window_runs: runs of 64 records that are shuffled together.
         threads: that decode, in each worker; None for one a core without workers and one each with.
-        on_error: `raise`, or `skip` damaged records: another record takes the place of each, or none with
+        on_error: `raise`, or `skip` corrupt records: another record takes the row of each, or none with
             `shuffle=False`, where a batch of nothing else is left out. `reader.skipped` counts those of this process.
-        cache: as for `train_dataset`; "memory" is kept in each worker, and only if workers persist.
+        cache: as for `train_batches`; "memory" is kept in each worker, and only if workers persist.
 
     Yields:
         uint8 [b, channels, height, width] (in memory channels last, the faster layout of convolutions) or the collated
         results of `transform`, and int64 [b] labels. With `features`, the first is a dict of `image` and the features:
-        tensors [b] or [b, n]; a list of bytes where they are bytes; a list of tensors (or of lists of bytes) where
-        records have lists of any length.
+        tensors [b] or [b, n]; a list of bytes; a list of tensors (or of lists of bytes) for lists of any length.
 
     Raises:
         UsageError: no such split or feature, or an argument has no such value.
@@ -99,13 +93,14 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
 
     def __init__(
         self,
-        info: DatasetInfo,
+        info: Info,
         split: str,
         *,
         batch_size: int,
-        image_size: int | tuple[int, int] | None = None,
+        image_size: ImageSize = None,
         resize_mode: str = "crop",
-        transform: Transform | RandomResizedCrop | None = None,
+        augment: Augment | None = None,
+        transform: Transform | None = None,
         features: Sequence[str] = (),
         shuffle: bool = True,
         seed: int = 0,
@@ -115,31 +110,36 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
         window_runs: int = WINDOW_RUNS,
         threads: int | None = None,
         on_error: str = "raise",
-        cache: str | None = None,
+        cache: Cache = None,
     ) -> None:
-        check_info(info)
+        info = as_info(info)
         batch_size = whole("batch_size", batch_size)
         if batch_size < 1:
             raise UsageError(f"batch_size={batch_size}: at least 1")
         self._rank, self._world_size = _rank(rank, world_size)
-        self._info = info
-        self._split = split
+        self._info, self._split = info, split
         self._features = pick_features(info, features)
-        self._decoder = BatchDecoder(info, image_size, resize_mode, transform, self._features)
-        self._shuffle = shuffle
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self._threads = threads
-        self._on_error = on_error
-        self._cache = cache
-        self._beginning = info.position(split, global_batch_size=1, seed=seed, window_runs=window_runs)
+        self._rows = _rows(info, image_size, resize_mode, augment, transform, self._features)
+        self._shuffle, self._drop_last, self._batch_size = shuffle, drop_last, batch_size
+        self._threads, self._on_error, self._cache = threads, on_error, cache
+        self._beginning = info.position(split, global_batch_size=1, hosts=1, seed=seed, window_runs=window_runs)
         # In shared memory: also workers that persist see a new epoch.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
-        self._source: tuple[int, Source] | None = None  # and the process that opened it
+        self._opened: tuple[int, Source, BufferPool] | None = None  # and the process that opened it
         self._resumed: _Resumed | None = None
-        self.skips = Skips()
         self._steps = 0  # handed out in this iteration
         self._worker, self._batches = 0, 0  # whose turn an iteration here reads, and how many batches that has made
+        #: Workers of the `DataLoader`, which `len()` must know.
+        self.num_workers = 0
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch(self.num_workers)
+
+    @property
+    def skipped(self) -> int:
+        """How many corrupt records `on_error="skip"` has left out so far in this process."""
+        skips = None if self._opened is None else self._opened[1].skips
+        return 0 if skips is None else skips.count
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration reads: another order and other seeds. Call it before each, on every rank."""
@@ -149,11 +149,10 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
 
     def steps_per_epoch(self, num_workers: int = 0) -> int:
         """Batches of this rank in an epoch that is read from its beginning by a `DataLoader` with so many workers."""
-        whole = self._part(max(1, num_workers))
-        return EpochParts(self._beginning.records, self._shuffle, (whole,)).steps(self._rank)
+        return EpochParts(self._beginning.records, self._shuffle, (self._part(max(1, num_workers)),)).steps(self._rank)
 
     def state_dict(self, steps: Any = None, num_workers: int = 0) -> dict[str, Any]:
-        """Where training stands in this epoch, as JSON can hold it; the same for all ranks.
+        """The progress of training in this epoch, as JSON can hold it; the same for all ranks.
 
         Args:
             steps: batches that this rank has trained since the iteration began; None for those handed out, which are
@@ -195,14 +194,14 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
             raise UsageError(f"not a state of a ShardDataset: {str(state)[:80]}") from None
         self._steps = 0
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         workers, number = (1, 0) if worker is None else (worker.num_workers, worker.id)
         parts = self._epoch_parts(workers)
         last = parts.parts[-1]
-        place = (number + last.steps) % workers  # the next step is the turn of this one
+        turn = (number + last.steps) % workers  # whose turn the next step is
         at = None if self._resumed is None else self._resumed.at
-        self._worker, self._batches = at or (place, last.batches(place))
+        self._worker, self._batches = at or (turn, last.batches(turn))
         self._steps = 0
         consumer = self._rank * workers + self._worker
         sizes = parts.sizes(consumer)
@@ -211,13 +210,15 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
                 f"batch_size={self._batch_size} with drop_last: {self._beginning.records} records for {last.consumers} "
                 "readers (ranks x workers) fill no batch; give a smaller batch_size, or drop_last=False"
             )
-        stream = self._open(parts, consumer, sum(sizes[: self._batches]))
         threads = self._threads or (cpu_count() if worker is None else 1)
-        for samples in self._decoder.batches(stream, [size for size in sizes[self._batches :] if size], threads):
-            self._batches += 1
-            self._steps += 1
-            if samples:  # else all its records are damaged, and skipped
-                yield _collate(samples, self._features)
+        left = [size for size in sizes[self._batches :] if size]
+        with self._engine(parts, consumer, sum(sizes[: self._batches]), left, threads) as engine:
+            for _ in left:
+                batch = engine.take()
+                self._batches += 1
+                self._steps += 1
+                if batch.weights.any():  # else all its records are corrupt, and skipped
+                    yield self._tensors(batch)
 
     def _epoch_parts(self, workers: int) -> EpochParts:
         """The parts of this epoch up to one that `workers` workers a rank read on."""
@@ -230,57 +231,134 @@ class ShardDataset(IterableDataset[Batch]):  # type: ignore[misc]  # mypy does n
     def _part(self, workers: int) -> Part:
         return Part(self._world_size, workers, self._batch_size, self._drop_last)
 
-    def _open(self, parts: EpochParts, consumer: int, read: int) -> RecordStream | EvalStream:
-        """The records of a consumer from its record `read` on."""
-        source, consumers = self._open_source(), parts.parts[-1].consumers
-        if not self._shuffle:
-            return EvalStream(source, consumers, consumer, skip=read)
-        *before, last = parts.phases(self._beginning.phases[0].window_runs)
-        mine = replace(last, by_host=tuple(read if i == consumer else last.by_host[i] for i in range(consumers)))
-        position = replace(self._beginning, epoch=int(self._epoch[0]), phases=(*before, mine))
-        return RecordStream.train(source, position, consumer)
+    def _engine(self, parts: EpochParts, consumer: int, read: int, sizes: list[int], threads: int) -> Engine:
+        """What reads a consumer's batches from its record `read` on."""
+        source, pool = self._open()
+        first, consumers = source.reader.table.first, parts.parts[-1].consumers
+        if self._shuffle:
+            *before, last = parts.phases(self._beginning.window_runs)
+            mine = replace(last, by_host=tuple(read if i == consumer else last.by_host[i] for i in range(consumers)))
+            position = replace(self._beginning, epoch=int(self._epoch[0]), phases=(*before, mine))
+            windows = order.train_windows(first, position, consumer)
+        else:
+            start, stop = order.eval_share(self._beginning.records, consumers, consumer)
+            windows = order.eval_windows(first, min(start + read, stop), stop)
+        more: dict[str, Any] = {"seed": self._beginning.seed, "for_training": self._shuffle}
+        return Engine(source, self._rows, Rest(windows, None), sizes, threads=threads, pool=pool, **more)
 
-    def _open_source(self) -> Source:
+    def _open(self) -> tuple[Source, BufferPool]:
         """The source of this process, which keeps its cache from epoch to epoch."""
-        if self._source is None or self._source[0] != os.getpid():
-            source = open_source(self._info, self._split, on_error=self._on_error, cache=self._cache)
-            self._source = os.getpid(), source
-            self.skips = source.skips or self.skips
-        return self._source[1]
+        if self._opened is None or self._opened[0] != os.getpid():
+            source = open_source(self._info, self._split, self._on_error, self._cache)
+            self._opened = os.getpid(), source, BufferPool()
+        return self._opened[1:]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_source": None}
+        return {**self.__dict__, "_opened": None}
+
+    def _tensors(self, batch: Batch) -> tuple[Any, Any]:
+        rows = np.flatnonzero(batch.weights).tolist()
+        all_count = len(rows) == len(batch.labels)
+        images = _images(batch.images if all_count else [batch.images[row] for row in rows])
+        labels = torch.from_numpy(batch.labels if all_count else batch.labels[rows])
+        if not self._features:
+            return images, labels
+        columns = zip(*(batch.features[row] for row in rows), strict=True)
+        values = {
+            name: _column(column, feature)
+            for (name, feature), column in zip(self._features.items(), columns, strict=True)
+        }
+        return {"image": images, **values}, labels
 
 
-def _collate(samples: Sequence[Sample], features: Mapping[str, Feature]) -> Batch:
-    images, labels = _images([sample.image for sample in samples]), torch.tensor([sample.label for sample in samples])
-    if not features:
-        return images, labels
-    values = zip(*(sample.features for sample in samples), strict=True)
-    columns = {name: _column(list(column), features[name]) for name, column in zip(features, values, strict=True)}
-    return {"image": images, **columns}, labels
+def loader(info: Info, split: str, *, batch_size: int, num_workers: int = 0, **more: Any) -> Any:
+    """A `DataLoader` over a `ShardDataset`, whose `len()` is the batches of an epoch.
+
+    Args:
+        info, split, batch_size: as `ShardDataset`.
+        num_workers: processes; the engine needs none, since it decodes in threads.
+        more: what `ShardDataset` takes; and of `DataLoader`, `pin_memory`, `persistent_workers`, `prefetch_factor`,
+            `multiprocessing_context`.
+
+    Raises: as `ShardDataset`.
+    """
+    names = ("pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context")
+    options = {name: more.pop(name) for name in names if name in more}
+    dataset = ShardDataset(info, split, batch_size=batch_size, **more)
+    dataset.num_workers = num_workers
+    return DataLoader(dataset, batch_size=None, num_workers=num_workers, **options)
 
 
-def _images(images: list[Any]) -> Any:
-    if not isinstance(images[0], np.ndarray):
+class _TransformRows(RecordRows):
+    """Rows that are what a user's transform returns."""
+
+    def __init__(self, transform: Transform, *more: Any) -> None:
+        super().__init__(*more)
+        assert self.shape is not None
+        self._image_shape, self.shape = self.shape, None
+        self._transform, self._takes_seed = transform, _takes_seed(transform)
+
+    def fill(self, record: bytes, row: Any, seed: int) -> tuple[Any, int, tuple[Any, ...]]:
+        pixels = np.empty(self._image_shape, np.uint8)
+        _, label, values = super().fill(record, pixels, seed)
+        image = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
+        result = call_user(self._transform, *((image, seed) if self._takes_seed else (image,)))
+        if isinstance(result, Image.Image):
+            result = np.asarray(result)
+            result = result[:, :, None] if result.ndim == 2 else result
+        return result, label, values
+
+
+def _rows(
+    info: DatasetInfo,
+    image_size: ImageSize,
+    resize_mode: str,
+    augment: Augment | None,
+    transform: Transform | None,
+    features: Mapping[str, Feature],
+) -> RecordRows:
+    if isinstance(transform, RandomResizedCrop) or transform in (flip, flip_crop):
+        augment, transform = transform, None  # ours work on arrays
+    decode = ImageDecoder(info.image, image_size, resize_mode, augment, schema.FOREIGN_KEY in info.manifest)
+    if transform is None:
+        return RecordRows(info, decode, features)
+    if not callable(transform):
+        raise UsageError(f"transform={transform!r}: a function f(image) or f(image, seed) of a PIL image")
+    return _TransformRows(transform, info, decode, features)
+
+
+def _takes_seed(transform: Transform) -> bool:
+    """Whether a transform has a second argument of its own: torchvision's are called with the image alone."""
+    try:
+        parameters = inspect.signature(transform).parameters.values()
+    except ValueError:  # a builtin without a signature
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(parameter.kind in positional and parameter.default is parameter.empty for parameter in parameters) > 1
+
+
+def _images(images: Any) -> Any:
+    if isinstance(images, list) and not isinstance(images[0], np.ndarray):
         return default_collate(images)
-    shapes = {image.shape for image in images}
-    if len(shapes) > 1:
-        raise UsageError(f"images of mixed shapes make no batch ({min(shapes)} to {max(shapes)}): give image_size")
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+    if isinstance(images, list):
+        shapes = {image.shape for image in images}
+        if len(shapes) > 1:
+            raise UsageError(f"transform returned images of mixed shapes ({min(shapes)} to {max(shapes)}): no batch")
+        images = np.stack(images)
+    return torch.from_numpy(images).permute(0, 3, 1, 2)
 
 
-def _column(values: list[Any], feature: Feature) -> Any:
-    """The values of one feature in a batch: a tensor where there is one that holds them, else a list."""
+def _column(values: Sequence[Any], feature: Feature) -> Any:
+    """The values of one feature in a batch: a tensor if there is one that holds them, else a list."""
     if feature.dtype == "bytes":
-        return values
+        return list(values)
     if feature.shape is None:
         return [torch.from_numpy(value) for value in values]
-    return torch.from_numpy(np.stack(values))
+    return torch.from_numpy(stacked(values, feature))
 
 
 def _rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """(rank, world size), those of torch.distributed where they aren't given."""
+    """(rank, world size), those of torch.distributed unless given."""
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     rank = rank if rank is not None else torch.distributed.get_rank() if is_distributed else 0
     world_size = world_size if world_size is not None else torch.distributed.get_world_size() if is_distributed else 1
