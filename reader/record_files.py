@@ -162,22 +162,23 @@ def infer_features(
         ImageShardsError: they hold no record, no Examples, or one feature with two types.
     """
     spread = [files[i * (len(files) - 1) // (_SAMPLED_FILES - 1)] for i in range(_SAMPLED_FILES)]
-    sampled: list[Example] = []
-    for file in dict.fromkeys((*spread, *files)):
-        if file in spread or not sampled:
-            sampled += islice(read_examples(file, skip), _SAMPLED_RECORDS)
-    if not sampled:
-        raise ImageShardsError(f"{', '.join(files[:_SAMPLED_FILES])}: no record in {len(files)} files")
+    first, sampled = "", 0
     types: dict[str, str] = {}
     scalars: Counter[str] = Counter()
-    for name, _, features in sampled:
-        for key, value in features.items():
-            found = "string" if isinstance(value, list) else value.dtype.name
-            if len(value) and types.setdefault(key, found) != found:
-                raise ImageShardsError(f"{name}: feature {key!r} is {found}, in records before it {types[key]}")
-            scalars[key] += len(value) == 1
+    for file in dict.fromkeys((*spread, *files)):
+        if sampled and file not in spread:
+            break
+        for name, _, features in islice(read_examples(file, skip), _SAMPLED_RECORDS):
+            first, sampled = first or name, sampled + 1
+            for key, value in features.items():
+                found = "string" if isinstance(value, list) else value.dtype.name
+                if len(value) and types.setdefault(key, found) != found:
+                    raise ImageShardsError(f"{name}: feature {key!r} is {found}, in records before it {types[key]}")
+                scalars[key] += len(value) == 1
+    if not sampled:
+        raise ImageShardsError(f"{', '.join(files[:_SAMPLED_FILES])}: no record in {len(files)} files")
     if not types:
-        raise ImageShardsError(f"{sampled[0].name} and others: Examples without a value")
+        raise ImageShardsError(f"{first} and others: Examples without a value")
     if unknown := [key for key in keys or () if key not in types]:
         raise UsageError(f"no feature {', '.join(unknown)} in {files[0]}: it has {', '.join(sorted(types))}")
-    return {key: (types[key], scalars[key] == len(sampled)) for key in keys or sorted(types)}
+    return {key: (types[key], scalars[key] == sampled) for key in keys or sorted(types)}
