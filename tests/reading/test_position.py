@@ -145,6 +145,22 @@ def test_an_impossible_position_is_refused(wrong: dict[str, Any], why: str) -> N
     assert len(str(caught.value).splitlines()) == 1
 
 
+numbers = st.integers(-2, 70) | st.sampled_from([2**31, 2**63, 10**30])
+
+
+@given(st.lists(st.lists(numbers, min_size=4, max_size=4), min_size=1, max_size=3), numbers, numbers, numbers)
+def test_whatever_is_not_refused_can_be_read_on(phases: list[list[int]], records: int, batch: int, epoch: int) -> None:
+    value = {**json.loads(VALID.to_json()), "phases": phases, "records": records, "epoch": epoch}
+    try:
+        position = Position.from_json(json.dumps({**value, "global_batch_size": batch}))
+    except UsageError:
+        return
+    assert sum(phase.read for phase in position.phases) < position.records
+    later = position.after(1000)
+    assert Position.from_json(later.to_json()) == later
+    assert later.epoch >= position.epoch
+
+
 @pytest.mark.parametrize("key", ["source", "records", "seed", "global_batch_size", "epoch", "phases", "format"])
 def test_a_position_lacks_nothing(key: str) -> None:
     value = json.loads(VALID.to_json())
