@@ -4,8 +4,8 @@
     pieces     up to 16 rows of a batch: the unit of decoding, so that every core works on the same few batches
     batches    handed out in order; a few are finished ahead
 
-Its threads share it under one lock. Read threads bring runs of 64 records into memory. Decode threads cut the
-next piece off the window at hand, check each record's CRC and decode its image into its row. A corrupt record is known
+Its threads share it under one lock. Read threads bring runs of 64 records into memory. Decode threads cut the next
+piece off the current window, check each record's CRC and decode its image into its row. A corrupt record is known
 by its number: it fails its batch, or another record of the split takes its row.
 """
 
@@ -33,7 +33,7 @@ PIECE_ROWS = 16
 _BATCHES_AHEAD = 2
 _LARGE_BATCH_BYTES = 32 << 20
 # Undecoded bytes read ahead of decoding: remote, 64 runs of 1 MB are under way, 20,000 images/s of 16 kB at 200 ms of
-# latency; local files need two windows only, the one at hand and the next.
+# latency; local files need two windows only, the current one and the next.
 _REMOTE_BYTES_AHEAD = 64 << 20
 _LOCAL_READS, _REMOTE_READS = 8, 32
 # Draws of a substitute for a corrupt record. With half of a split corrupt, one in 65,000 of them all fail.
@@ -91,17 +91,17 @@ class Rest(NamedTuple):
 
 
 class _Window:
-    """A window under way: its records' runs, indexes and seeds; who counts on it."""
+    """A window under way, as lists: for each record its number, its seed, and which record of which run it is."""
 
     def __init__(self, window: order.Window, reader: RunReader, seed: int) -> None:
         table = reader.table
-        run_of, index = table.runs_of(window.numbers)
-        runs, which = np.unique(run_of, return_inverse=True)
+        run, index = table.runs_of(window.numbers)
+        runs, which = np.unique(run, return_inverse=True)
         self.epoch, self.weight = window.epoch, window.weight
         self.numbers: list[int] = window.numbers.tolist()
         self.seeds: list[int] = order.augment_seeds(window.numbers, seed, window.epoch).tolist()
-        self.which: list[int] = which.tolist()
-        self.index: list[int] = index.tolist()
+        self.run_of: list[int] = which.tolist()
+        self.index_in_run: list[int] = index.tolist()
         self.runs: list[int] = runs.tolist()
         self.sizes: list[int] = table.bytes[runs].tolist()
         self.bytes = sum(self.sizes)
@@ -180,7 +180,8 @@ class Engine:
         self._reader, self._skips = source
         self._rows, self._seed, self._for_training, self._pool = rows, seed, for_training, pool
         self._windows, self._sizes, self._threads = rest.windows, deque(sizes), threads
-        self._lock = threading.Lock()
+        # Reentrant: memory taken under it may start a garbage collection, which may drop this engine's own iterator.
+        self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # for decode threads
         self._finished = threading.Condition(self._lock)  # for the consumer
         self._reads: queue.SimpleQueue[tuple[_Window, int] | None] = queue.SimpleQueue()
@@ -192,7 +193,6 @@ class Engine:
         is_large = most * math.prod(rows.shape or ()) > _LARGE_BATCH_BYTES
         self._slots = (1 if is_large else _BATCHES_AHEAD) + -(-threads * PIECE_ROWS // most)
         self._is_closed = False
-        self._last: _Window | None = None
         self._crash: BaseException | None = None
         self._substitutes: OrderedDict[int, Run] = OrderedDict()
         self._request()
@@ -216,28 +216,28 @@ class Engine:
     # --- reading ahead ---
 
     def _request(self) -> None:
-        """Ask for as many windows as the bound in bytes allows, at least the one at hand and the next."""
+        """Ask for as many windows as the bound in bytes allows, at least the current one and the next."""
         most = _REMOTE_BYTES_AHEAD if self._reader.is_remote else 0
         while self._rows_to_request > 0 and (len(self._ahead) < 2 or self._bytes_ahead < most):
             window = _Window(next(self._windows), self._reader, self._seed)
             self._ahead.append(window)
             self._bytes_ahead += window.bytes
             self._rows_to_request -= len(window.numbers)
-            for place in range(len(window.runs)):
-                self._reads.put((window, place))
+            for number in range(len(window.runs)):
+                self._reads.put((window, number))
 
     def _read_runs(self) -> None:
         """Body of a read thread."""
         while (read := self._reads.get()) is not None and not self._is_closed:
-            window, place = read
-            buffer = self._pool.run_buffer(window.sizes[place])
+            window, number = read
+            buffer = self._pool.run_buffer(window.sizes[number])
             found: Run | _Unread
             try:
-                found = self._reader.read(window.runs[place], buffer)
+                found = self._reader.read(window.runs[number], buffer)
             except BaseException as error:
                 found = _Unread(error)
             with self._lock:
-                window.found[place] = found
+                window.found[number] = found
                 window.buffers.append(buffer)
                 window.missing -= 1
                 if not window.missing and window is self._ahead[0]:
@@ -258,15 +258,16 @@ class Engine:
 
     def _decode(self, piece: _Piece) -> None:
         batch, window, fill = piece.batch, piece.window, self._rows.fill
-        images, found, which, index, seeds = batch.images, window.found, window.which, window.index, window.seeds
+        images, runs, seeds = batch.images, window.found, window.seeds
+        run_of, index_in_run = window.run_of, window.index_in_run
         row, labels = piece.row, []
         try:
             for at in range(piece.first, piece.first + piece.rows):
-                run = found[which[at]]
+                run, index = runs[run_of[at]], index_in_run[at]
                 try:
-                    image, label, values = fill(run.record(index[at]), images[row], seeds[at])
+                    image, label, values = fill(run.record(index), images[row], seeds[at])
                 except (CorruptRecordError, InvalidRecordError) as error:
-                    image, label, values = self._substitute(window, at, images[row], run.located(index[at], error))
+                    image, label, values = self._substitute(window, at, images[row], run.located(index, error))
                     batch.weights[row] = self._for_training
                 labels.append(label)
                 if image is not None:
@@ -278,13 +279,14 @@ class Engine:
             with self._lock:
                 batch.fail(row, error)
                 self._sizes.clear()
+                self._rows_to_request = 0
             return
         batch.labels[piece.row : row] = labels
         if not window.weight:
             batch.weights[piece.row : row] = 0
 
     def _substitute(self, window: _Window, at: int, row: Any, error: CorruptRecordError) -> tuple[Any, int, Any]:
-        """What takes the row of a corrupt record: it follows from (seed, epoch, number) alone. Raises `error` if wanted."""
+        """What takes the row of a corrupt record: it follows from (seed, epoch, number). Raises `error` if none may."""
         if self._skips is None:
             raise error
         self._skips.add(window.numbers[at], error)
