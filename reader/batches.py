@@ -27,8 +27,8 @@ from reader.cache import open_cache
 from reader.decode import ImageDecoder
 from reader.engine import Batch, Engine, Rest, Source
 from reader.example import ImageFinder
-from reader.features import read_features, stacked
-from reader.info import DatasetInfo, Feature, as_info, pick_features, warn_if_batch_exceeds
+from reader.features import Feature, pick_features, read_features, stacked
+from reader.info import DatasetInfo, as_info, warn_if_batch_exceeds
 from reader.limits import cpu_count
 from reader.position import WINDOW_RUNS, Host, Position, batch_size_of, share_of_host
 from reader.records import InvalidRecordError, RunReader

@@ -6,8 +6,10 @@ At the stored size the pixels are exactly Pillow's (accurate DCT, fancy upsampli
 from __future__ import annotations
 
 import io
+import operator
+import reprlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,13 @@ from PIL import Image
 
 from beam_pipeline.errors import UsageError, one_line
 from reader.augment import Augment, RandomResizedCrop, check_augment, crop_into
-from reader.info import ImageInfo, check_resize_mode, target_size
+from reader.info import ImageInfo
 from reader.records import InvalidRecordError
 
 Pixels = npt.NDArray[np.uint8]
 Encoded = bytes | memoryview
+
+RESIZE_MODES = ("stretch", "crop", "pad")
 
 # Colour spaces whose pixels libjpeg-turbo and Pillow agree on, by channels wanted; CMYK differs by 1.
 _SAME_AS_PILLOW = {1: {"Gray"}, 3: {"YCbCr", "RGB", "Gray"}}
@@ -230,3 +234,41 @@ def _store(image: Any, row: Pixels) -> None:
         kind = f"{found.dtype} {list(found.shape)}" if found.dtype != object else type(image).__name__
         raise UsageError(f"the augment returned {kind}: it has to return uint8 {list(row.shape)}, the image's shape")
     row[:] = found
+
+
+def check_resize_mode(mode: str) -> None:
+    """Raises UsageError if there is no such mode."""
+    if mode not in RESIZE_MODES:
+        raise UsageError(f"resize_mode={mode!r}: one of {', '.join(RESIZE_MODES)}")
+
+
+def checked_size(image_size: int | Iterable[int]) -> tuple[int, int]:
+    """(height, width) of an `image_size` argument. Raises UsageError if it is no size."""
+    try:
+        height, width = image_size if isinstance(image_size, Iterable) else (image_size, image_size)
+        size = operator.index(height), operator.index(width)
+    except (TypeError, ValueError):
+        size = 0, 0
+    if min(size) < 1:
+        raise UsageError(f"image_size={reprlib.repr(image_size)}: a side or (height, width) in pixels")
+    return size
+
+
+def target_size(image: ImageInfo, image_size: int | Iterable[int] | None) -> tuple[int, int]:
+    """(height, width) of the decoded images.
+
+    Raises:
+        UsageError: stored sizes are mixed and `image_size` is None, or it is no size.
+    """
+    if image_size is not None:
+        return checked_size(image_size)
+    if image.min_size is None or image.max_size is None:
+        raise UsageError("the dataset holds no image, so its size isn't known: give image_size")
+    if image.min_size != image.max_size:
+        sizes = f"{_pixels(image.min_size)} to {_pixels(image.max_size)}"
+        raise UsageError(f"the stored images have mixed sizes ({sizes}), which make no batch: give image_size")
+    return image.min_size
+
+
+def _pixels(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"

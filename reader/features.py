@@ -1,15 +1,64 @@
-"""The values of a record's features beside its image."""
+"""What records hold beside their images: names, types and values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from beam_pipeline import schema
+from beam_pipeline.errors import UsageError
 from reader.example import parse_example
-from reader.info import Feature
+from reader.info import DatasetInfo
+
+
+class Feature(NamedTuple):
+    """A feature of a record beside its image.
+
+    Attributes:
+        dtype: `int64`, `float32` or `bytes`.
+        shape: (n,) for lists that have n values in each record, () for one value; None for lists of any length.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] | None
+
+
+def features_of(info: DatasetInfo) -> dict[str, Feature]:
+    """What a record holds beside its image, by name."""
+    features = {}
+    if schema.FOREIGN_KEY not in info.manifest:
+        features = {
+            schema.CLASS_KEY: Feature("int64", ()),
+            schema.LABEL_KEY: Feature("bytes", ()),
+            schema.SIZE_KEY: Feature("int64", (2,)),
+            schema.FILENAME_KEY: Feature("bytes", ()),
+        }
+    if info.manifest["configuration"]["one_hot"]:
+        features[schema.ONE_HOT_KEY] = Feature("float32", (info.num_classes,))
+    for column in info.manifest["features"]:
+        features[column["name"]] = Feature(column["dtype"], None if column["list"] else ())
+    return features
+
+
+def pick_features(info: DatasetInfo, names: Sequence[str]) -> dict[str, Feature]:
+    """The features with these names.
+
+    Raises:
+        UsageError: there is no such feature; lists those that there are.
+    """
+    if isinstance(names, str):
+        raise UsageError(f"features={names!r}: give a list, such as [{names!r}]")
+    if not isinstance(names, Iterable):
+        raise UsageError(f"features={reprlib.repr(names)}: give a list of names")
+    there = features_of(info)
+    for name in names:
+        if not isinstance(name, str) or name not in there:
+            raise UsageError(f"features={list(names)}: there is no {name!r}; the records have {', '.join(there)}")
+    return {name: there[name] for name in names}
 
 
 def read_features(record: bytes, wanted: Mapping[str, Feature]) -> tuple[Any, ...]:

@@ -17,8 +17,7 @@ import tensorflow as tf
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from reader.cache import cache_name
-from reader.decode import Pixels, UndecodableImageError, decode_pixels, resize_into, stored_shape
-from reader.info import checked_size
+from reader.decode import Pixels, UndecodableImageError, checked_size, decode_pixels, resize_into, stored_shape
 
 Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import operator
 import os
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,6 @@ from reader.unpublished import what_is_there
 
 _LOG = logging.getLogger("reader")
 
-RESIZE_MODES = ("stretch", "crop", "pad")
 
 # Undecoded records of one shuffle window: a larger one is cut to fewer runs. Windows of 16 runs reach it at 262 kB a
 # record; several of them are in memory.
@@ -306,93 +304,3 @@ def _fits(rows: npt.NDArray[np.void], split: SplitInfo) -> bool:
     ends = rows["offset"].astype(np.float64) + rows["bytes"]
     sizes = np.array([one.bytes for one in split.shards], np.float64)[shard]
     return records.tolist() == [one.records for one in split.shards] and bool((ends <= sizes).all())
-
-
-# --- features beside the image
-
-
-class Feature(NamedTuple):
-    """A feature of a record beside its image.
-
-    Attributes:
-        dtype: `int64`, `float32` or `bytes`.
-        shape: (n,) for lists that have n values in each record, () for one value; None for lists of any length.
-    """
-
-    dtype: str
-    shape: tuple[int, ...] | None
-
-
-def features_of(info: DatasetInfo) -> dict[str, Feature]:
-    """What a record holds beside its image, by name."""
-    features = {}
-    if schema.FOREIGN_KEY not in info.manifest:
-        features = {
-            schema.CLASS_KEY: Feature("int64", ()),
-            schema.LABEL_KEY: Feature("bytes", ()),
-            schema.SIZE_KEY: Feature("int64", (2,)),
-            schema.FILENAME_KEY: Feature("bytes", ()),
-        }
-    if info.manifest["configuration"]["one_hot"]:
-        features[schema.ONE_HOT_KEY] = Feature("float32", (info.num_classes,))
-    for column in info.manifest["features"]:
-        features[column["name"]] = Feature(column["dtype"], None if column["list"] else ())
-    return features
-
-
-def pick_features(info: DatasetInfo, names: Sequence[str]) -> dict[str, Feature]:
-    """The features with these names.
-
-    Raises:
-        UsageError: there is no such feature; lists those that there are.
-    """
-    if isinstance(names, str):
-        raise UsageError(f"features={names!r}: give a list, such as [{names!r}]")
-    if not isinstance(names, Iterable):
-        raise UsageError(f"features={reprlib.repr(names)}: give a list of names")
-    there = features_of(info)
-    for name in names:
-        if not isinstance(name, str) or name not in there:
-            raise UsageError(f"features={list(names)}: there is no {name!r}; the records have {', '.join(there)}")
-    return {name: there[name] for name in names}
-
-
-# --- sizes of decoded images
-
-
-def check_resize_mode(mode: str) -> None:
-    """Raises UsageError if there is no such mode."""
-    if mode not in RESIZE_MODES:
-        raise UsageError(f"resize_mode={mode!r}: one of {', '.join(RESIZE_MODES)}")
-
-
-def checked_size(image_size: int | Iterable[int]) -> tuple[int, int]:
-    """(height, width) of an `image_size` argument. Raises UsageError if it is no size."""
-    try:
-        height, width = image_size if isinstance(image_size, Iterable) else (image_size, image_size)
-        size = operator.index(height), operator.index(width)
-    except (TypeError, ValueError):
-        size = 0, 0
-    if min(size) < 1:
-        raise UsageError(f"image_size={reprlib.repr(image_size)}: a side or (height, width) in pixels")
-    return size
-
-
-def target_size(image: ImageInfo, image_size: int | Iterable[int] | None) -> tuple[int, int]:
-    """(height, width) of the decoded images.
-
-    Raises:
-        UsageError: stored sizes are mixed and `image_size` is None, or it is no size.
-    """
-    if image_size is not None:
-        return checked_size(image_size)
-    if image.min_size is None or image.max_size is None:
-        raise UsageError("the dataset holds no image, so its size isn't known: give image_size")
-    if image.min_size != image.max_size:
-        sizes = f"{_pixels(image.min_size)} to {_pixels(image.max_size)}"
-        raise UsageError(f"the stored images have mixed sizes ({sizes}), which make no batch: give image_size")
-    return image.min_size
-
-
-def _pixels(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"

@@ -21,7 +21,7 @@ from reader.batches import (
     eval_batches,
     train_batches,
 )
-from reader.info import Feature
+from reader.features import Feature
 from reader.position import WINDOW_RUNS, Host, Position
 
 Dataset = Any  # tf.data.Dataset: TensorFlow ships no types

@@ -32,8 +32,8 @@ from reader.buffers import BufferPool
 from reader.decode import ImageDecoder, call_user
 from reader.engine import Batch, Engine, Rest, Source
 from reader.epoch_parts import EpochParts, Part, parts_from_lists, parts_to_lists
-from reader.features import stacked
-from reader.info import DatasetInfo, Feature, as_info, pick_features
+from reader.features import Feature, pick_features, stacked
+from reader.info import DatasetInfo, as_info
 from reader.limits import cpu_count
 from reader.position import WINDOW_RUNS, whole
 

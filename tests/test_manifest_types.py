@@ -14,7 +14,8 @@ import pytest
 
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError
-from reader.info import features_of, load_info
+from reader.features import features_of
+from reader.info import load_info
 from tests.reading.shards import make_dataset
 
 # Written by `beam_pipeline` and `reader index` as of commit aafac01, before manifests were typed.
