@@ -87,7 +87,7 @@ class DatasetInfo:
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{name} {split.records}" for name, split in self.splits.items()) or "no"
-        sizes = [_pixels(size) for size in (self.image.min_size, self.image.max_size) if size]
+        sizes = [f"{size[0]}x{size[1]}" for size in (self.image.min_size, self.image.max_size) if size]
         size = " to ".join(dict.fromkeys(sizes))
         classes = "1 class" if self.num_classes == 1 else f"{self.num_classes} classes"
         stored = " ".join(filter(None, (self.image.format, "grey" if self.image.channels == 1 else "", size)))
