@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
+from reader import index, verify
 from reader.commands import main
-from reader.index.dataset import index
-from reader.verify.dataset import verify
 from tests import servers
 from tests.reading.foreign import KINDS, SIZE, example, write
 from tests.reading.shards import CLASSES, draw, make_dataset
@@ -23,7 +24,7 @@ from tests.reading.shards import CLASSES, draw, make_dataset
 @pytest.mark.parametrize("kind", KINDS)
 def test_foreign_files_are_trained_and_evaluated_on(tmp_path: Path, kind: str) -> None:
     files = write(tmp_path / "files", kind, {"train-00000": 100, "train-00001": 81, "val-00000": 30})
-    info = index(f"{files}/*", str(tmp_path / "index"))
+    info = index(f"{files}/*", str(tmp_path / "index")).info
     assert {name: split.records for name, split in info.splits.items()} == {"train": 181, "val": 30}
     first = int(kind == "slim")
     assert info.num_classes == 3 + first
@@ -74,7 +75,7 @@ def test_the_files_may_lie_in_the_folder_of_the_index_and_move_with_it(tmp_path:
 
 def test_other_features_come_along(tmp_path: Path) -> None:
     files = write(tmp_path / "files", "slim", {"a": 10})
-    info = index(f"{files}/a", str(tmp_path / "index"))
+    info = index(f"{files}/a", str(tmp_path / "index")).info
     assert info.manifest["features"] == [
         {"name": "image/class/text", "dtype": "bytes", "list": False},
         {"name": "image/height", "dtype": "int64", "list": False},
@@ -92,7 +93,7 @@ def test_features_that_some_records_or_files_lack_are_lists(tmp_path: Path) -> N
 
     write_file("a", {"tags": [1, 2], "optional": 5, "one": 1}, {"tags": [1, 2, 3], "optional": 5, "one": 2})
     write_file("b", {"tags": [3], "optional": 7, "one": 3}, {"tags": [3], "one": 4})
-    info = index(f"{tmp_path}/?", str(tmp_path / "index"))
+    info = index(f"{tmp_path}/?", str(tmp_path / "index")).info
     assert {column["name"]: column["list"] for column in info.manifest["features"]} == {
         "one": False,
         "optional": True,
@@ -109,7 +110,8 @@ def test_features_that_some_records_or_files_lack_are_lists(tmp_path: Path) -> N
     with pytest.raises(
         CorruptRecordError, match=r"/c: record 1 at .*: its 'one' is float32, in the records before int64"
     ):
-        index(f"{tmp_path}/c", str(tmp_path / "index"))
+        index(f"{tmp_path}/c", str(tmp_path / "index"), on_error="raise")
+    assert index(f"{tmp_path}/c", str(tmp_path / "index")).left_out == {"other_type": 1}
 
 
 def write_examples(path: Path, *examples: tf.train.Example) -> str:
@@ -131,7 +133,7 @@ def test_a_feature_that_tensorflow_refuses_in_some_records_is_left_out(
         elif number != 5:  # which has none at all: that is no other type
             xmin.float_list.value.append(0.5)
     file = write_examples(tmp_path / "a", *images)
-    info = index(file, str(tmp_path / "index"))
+    info = index(file, str(tmp_path / "index")).info
     assert [(column["name"], column["list"]) for column in info.manifest["features"]] == [("tags", True)]
     assert caplog.messages == [
         f"{file}: record 0: its 'xmin' is an empty list of int64, in others it is of float32: the index leaves this "
@@ -148,24 +150,25 @@ def test_a_first_record_without_its_class(tmp_path: Path) -> None:
     images[0].features.feature.pop("label")
     file = write_examples(tmp_path / "a", *images)
     with pytest.raises(CorruptRecordError, match="a: record 0 at byte 0: its 'label' isn't one class id"):
-        index(file, str(tmp_path / "index"))
-    info = index(tmp_path / "a", tmp_path / "index", on_error="skip")
-    assert (info.records("train"), info.splits["train"].class_counts) == (4, (1, 1, 1))
+        index(file, str(tmp_path / "index"), on_error="raise")
+    indexed = index(tmp_path / "a", tmp_path / "index")
+    assert (indexed.records, indexed.left_out) == (3, {"no_image_or_class": 1})
+    assert indexed.info.splits["train"].class_counts == (1, 1, 1)
 
 
 def test_files_that_several_patterns_match_are_indexed_once(tmp_path: Path) -> None:
     files = write(tmp_path / "files", "keras", {"a": 3, "b": 2})
-    assert index([f"{files}/b", f"{files}/*"], str(tmp_path / "index")).records("train") == 5
+    assert index([f"{files}/b", f"{files}/*"], str(tmp_path / "index")).records == 5
 
 
 def test_the_lines_of_a_labels_file_are_class_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files, names = write(tmp_path / "files", "keras", {"a": 3}), tmp_path / "names.txt"
     names.write_text("\ufeffant\nbee \ncat\n\n", "utf-8")
-    assert index(f"{files}/a", tmp_path / "index", labels_file=names).classes == ("ant", "bee", "cat")
+    assert index(f"{files}/a", tmp_path / "index", labels_file=names).info.classes == ("ant", "bee", "cat")
     for text, message in (
         (b"ant\n\ncat\n", "line 2 is empty; the line's number is the class id"),
-        (b"ant\nbee\nant\n", "class 'ant' stands in lines 1 and 3; write each once"),
-        (b"\xff\xfe", "no UTF-8; give a text file, one class a line"),
+        (b"ant\nbee\nant\n", "class 'ant' is in lines 1 and 3; write each once"),
+        (b"\xff\xfe", "not UTF-8; give a text file, one class a line"),
         (None, f"{names} is missing; give a text file, one class a line"),
     ):
         names.unlink() if text is None else names.write_bytes(text)
@@ -173,27 +176,75 @@ def test_the_lines_of_a_labels_file_are_class_names(tmp_path: Path, capsys: pyte
         assert capsys.readouterr().err == f"error: --labels_file {names}: {message}\n"
 
 
-def test_damaged_records_are_skipped_and_keep_their_places(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    files = write(tmp_path / "files", "keras", {"a": 70, "b": 30})
-    data = bytearray((files / "a").read_bytes())
-    data[60] ^= 1
-    (files / "a").write_bytes(data)
+def test_what_is_corrupt_or_does_not_decode_is_left_out_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No reader meets what was left out, and `verify` of the index finds no fault."""
+    files = write(tmp_path / "files", "keras", {"a": 200, "b": 30})
+    records = list(schema.unframe((files / "a").read_bytes()))
+    records[5] = records[5].replace(b"\xff\xd8\xff", b"\xff\xd8\xfe")
+    records[70] = b"\xff" + records[70]
+    frames = [bytearray(schema.frame(record)) for record in records]
+    frames[100][60] ^= 1
+    (files / "a").write_bytes(b"".join(frames))
     (files / "b").write_bytes((files / "b").read_bytes()[:-5])
-    info = index(f"{files}/*", str(tmp_path / "index"), on_error="skip")
-    assert caplog.text.count("it keeps its place in the index; read with on_error='skip'") == 2
-    assert info.records("train") == 100
-    assert sum(info.splits["train"].class_counts) == 98
-    evals = reader.eval_dataset(info, "train", global_batch_size=100, on_error="skip")
-    ((_, labels, weights),) = evals
-    assert np.flatnonzero(weights == 0).tolist() == [0, 99]
-    assert labels.numpy()[1:99].tolist() == [number % 3 for number in range(1, 99)]
-    assert reader.skipped(evals) == 2
+    indexed = index(f"{files}/*", str(tmp_path / "index"))
+    assert indexed.left_out == {"decode_error": 1, "not_an_example": 1, "corrupt_record": 2}
+    assert [message.split(": ")[0] for message in caplog.messages] == ["left out"] * 4
+    info = indexed.info
+    assert indexed.records == info.records("train") == sum(info.splits["train"].class_counts) == 226
+    assert info.manifest["images"] == 230
+    kept = [number % 3 for number in range(200) if number not in (5, 70, 100)]
+    ((_, labels, weights),) = reader.eval_batches(info, "train", global_batch_size=226)
+    assert labels[:197].tolist() == kept
+    assert weights.all()
+    assert verify(info)
+    flip = bytearray((files / "a").read_bytes())
+    flip[50] ^= 1
+    (files / "a").write_bytes(flip)
+    (fault,) = verify(info).faults
+    assert (fault.record, fault.what) == (0, "the CRC of the data is wrong")
+    with pytest.raises(CorruptRecordError, match="a: record 0 at byte 0: the CRC of the data is wrong"):
+        index(f"{files}/*", str(tmp_path / "index"), on_error="raise")
+
+
+def test_behind_a_corrupt_length_the_rest_of_the_file_is_lost_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = write(tmp_path / "files", "keras", {"a": 100})
+    data = bytearray((files / "a").read_bytes())
+    start = [0]
+    for record in schema.unframe(bytes(data)):
+        start.append(start[-1] + len(record) + 16)
+    data[start[80]] ^= 1
+    (files / "a").write_bytes(data)
+    indexed = index(f"{files}/a", str(tmp_path / "index"))
+    assert (indexed.records, indexed.left_out) == (80, {"corrupt_record": 1})
+    assert caplog.messages == [
+        f"left out: {files}/a: record 80 at byte {start[80]}: the CRC of the length is wrong, so the rest of the file "
+        "is lost"
+    ]
+    assert verify(indexed.info)
+
+
+def test_images_of_any_kind_that_decodes_are_indexed(tmp_path: Path) -> None:
+    def gif(number: int) -> bytes:
+        buffer = io.BytesIO()
+        Image.open(io.BytesIO(draw(number, SIZE))).save(buffer, "GIF")
+        return buffer.getvalue()
+
+    images = [draw(0, SIZE), draw(1, SIZE, "png"), gif(2), b"GIF89a"]
+    write_examples(tmp_path / "a", *(example(image=image, label=0) for image in images))
+    indexed = index(tmp_path / "a", tmp_path / "index")
+    assert (indexed.records, indexed.left_out, indexed.info.image.format) == (3, {"decode_error": 1}, "mixed")
+    ((pixels, *_),) = reader.eval_batches(indexed.info, "train", global_batch_size=3)
+    assert pixels.shape == (3, *SIZE, 3)
 
 
 def test_an_index_of_remote_files(tmp_path: Path, gcs: servers.Gcs) -> None:
     bucket = gcs.new_bucket()
     gcs.put_folder(bucket, "records", write(tmp_path / "files", "tfds", {"a": 65, "b": 10}))
-    info = index(f"gs://{bucket}/records/*", str(tmp_path / "index"))
+    info = index(f"gs://{bucket}/records/*", str(tmp_path / "index")).info
     assert info.splits["train"].shards[0].file == f"gs://{bucket}/records/a"
     images, _ = next(iter(reader.train_dataset(info, "train", global_batch_size=75)))
     assert images.shape == (75, *SIZE, 3)
@@ -220,29 +271,31 @@ def test_what_cannot_be_indexed_says_why(tmp_path: Path) -> None:
     short.write_text("ant\nbee\n")
     with pytest.raises(UsageError, match="2 names, and class id 2 is in the records"):
         index(f"{files}/a", out, labels_file=str(short))
-    data = bytearray((files / "a").read_bytes())
-    data[-6] ^= 1
-    (files / "a").write_bytes(data)
-    with pytest.raises(CorruptRecordError, match=r"a: record 69 at byte \d+: the CRC of the data is wrong"):
-        index(f"{files}/a", out)
-    (files / "a").write_bytes(
-        b"".join(schema.frame(example(image=b"GIF89a", label=1).SerializeToString()) for _ in "ab")
-    )
-    with pytest.raises(CorruptRecordError, match="a: record 0 at byte 0: its image can't be opened"):
-        index(f"{files}/a", out)
+    broken = b"".join(schema.frame(example(image=b"GIF89a", label=1).SerializeToString()) for _ in "ab")
+    for data, message in (
+        (broken, r"a: record 0 at byte 0: the image doesn't decode \(.*\)"),
+        (
+            b"no TFRecord at all",
+            "a: record 0 at byte 0: the CRC of the length is wrong, so the rest of the file is lost",
+        ),
+        (b"", "a: no record in 1 files"),
+    ):
+        (files / "a").write_bytes(data)
+        with pytest.raises(ImageShardsError, match=message):
+            index(f"{files}/a", out)
     assert not Path(out).exists()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_index_is_verified_like_any_dataset(tmp_path: Path, kind: str) -> None:
     files = write(tmp_path / "files", kind, {"train-0": 100, "val-0": 30})
-    info = index(f"{files}/*", str(tmp_path / "index"))
-    assert verify(info) == []
+    info = index(f"{files}/*", str(tmp_path / "index")).info
+    assert verify(info)
     assert main(["verify", str(tmp_path / "index")]) == 0
     data = bytearray((files / "train-0").read_bytes())
     data[-6] ^= 1
     (files / "train-0").write_bytes(data)
     (files / "val-0").unlink()
-    faults = [(Path(fault.file).name, fault.record, fault.what) for fault in verify(info)]
+    faults = [(Path(fault.file).name, fault.record, fault.what) for fault in verify(info).faults]
     assert faults[0] == ("val-0", None, "the file is missing")
     assert faults[1] == ("train-0", 99, "the CRC of the data is wrong")

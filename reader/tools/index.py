@@ -1,0 +1,336 @@
+"""`index`: makes anybody's plain TFRecord files of images a dataset like ours, without moving a byte of them.
+
+One pass over the files finds where the records are, decodes every image, and counts the classes. A run index and a
+manifest that say so go into a folder of their own: `load_info`, the readers and the other tools work on that folder.
+A record that is corrupt or doesn't decode is in no run, so no reader meets it.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from beam_pipeline import schema, storage
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
+from reader.example import Value, parse_example
+from reader.info import DatasetInfo, load_info
+from reader.record_files import PathLike, Pattern, find_files, is_gzip, scan_file
+from reader.tools.image_scan import ImageScan, RecordKeys, scan_images, type_name
+from reader.tools.scan import Scanners
+
+_LOG = logging.getLogger("reader")
+
+VERSION = "1.0.0"
+
+# Names in use for the image, its class id and its class name: ours and the TFRecord tutorial's, TFDS', TF-Slim's and
+# the object detection API's, then what people write by hand. The first that a file has is taken.
+IMAGE_KEYS = (schema.IMAGE_KEY, "image/encoded", "image_raw", "image_bytes", "img", "jpeg", "jpg", "png")
+CLASS_KEYS = (schema.CLASS_KEY, "label", "image/class/label", "class_id", "label_id", "cls", "target")
+NAME_KEYS = (schema.LABEL_KEY, "image/class/text", "class_name", "label_name", schema.CLASS_KEY)
+
+_SPLIT = re.compile(r"(?:^|[^a-z0-9])(train|training|validation|valid|val|dev|eval|test)(?![a-z])")
+_SAMPLED_IMAGES = 512  # that mean and std come from: as many as the write side samples
+_SEARCHED_RECORDS = 100  # in which the names are looked for: a first one may lack its class
+_MAX_CLASSES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """What `index` did.
+
+    Attributes:
+        info: the dataset, as `load_info` returns it for the new folder.
+        records: in the index.
+        left_out: how many records aren't, by reason: `corrupt_record`, `not_an_example`, `no_image_or_class`,
+            `decode_error`, `other_type` (a feature has another type than in the records before).
+    """
+
+    info: DatasetInfo
+    records: int
+    left_out: Mapping[str, int]
+
+
+def index(
+    patterns: Pattern,
+    out: PathLike,
+    *,
+    image_key: str | None = None,
+    class_key: str | None = None,
+    labels_file: PathLike | None = None,
+    on_error: Literal["raise", "skip"] = "skip",
+) -> Indexed:
+    """Index some TFRecord files into a folder; the files stay where they are. Every image is decoded once.
+
+    A file's split is the word train, validation, val, test … in its name; files without one are `train`.
+
+    Args:
+        patterns: files, such as `gs://any/where/*.tfrec`, or a list of patterns; a file that several match counts once.
+        out: a new local folder, or one that `index` made.
+        image_key, class_key: features that hold the encoded image and the class id; None to look for the usual names.
+        labels_file: class names, each once, one a line, line number from 0 = id; None for the names in the records,
+            else the ids.
+        on_error: `skip` leaves out records that are corrupt or don't decode, counts and logs them; `raise` stops at
+            the first. Behind a corrupt length the rest of its file is lost.
+
+    Raises:
+        UsageError: no file, GZIP, no feature for image or class, or `out` or `labels_file` can't be used.
+        CorruptRecordError: a record is corrupt, and `on_error` is `raise`.
+        ImageShardsError: no valid record; one feature has two types in two files.
+    """
+    if on_error not in ("raise", "skip"):
+        raise UsageError(f"on_error={on_error!r}: raise or skip")
+    folder = _folder(os.fspath(out))
+    given = None if labels_file is None else _read_names(os.fspath(labels_file))
+    files = find_files(patterns)
+    for file in filter(is_gzip, files):
+        raise UsageError(
+            f"{file} is GZIP, so no record can be found by its offset: read it with reader.record_dataset, or write "
+            "it without compression"
+        )
+    keys = _find_keys(files, image_key, class_key)
+    splits: dict[str, list[str]] = {}
+    for file in files:
+        splits.setdefault(_split_of(file), []).append(file)
+    sampled = -(-_SAMPLED_IMAGES // len(splits.get("train", files)))
+    scans = {}
+    with Scanners(len(files)) as scanners:
+        for split, names in splits.items():
+            scan = partial(scan_images, keys, sampled, on_error, scanners)
+            scans[split] = list(scanners.files(scan, names))
+    every = [one for found in scans.values() for one in found]
+    if not any(one.records for one in every):
+        first = next((one.first_error for one in every if one.first_error), None)
+        raise ImageShardsError(str(first) if first else f"{files[0]}: no record in {len(files)} files")
+    _write(folder, scans, _class_names(every, given, labels_file), keys)
+    left_out = sum((one.left_out for one in every), Counter[str]())
+    return Indexed(load_info(str(folder)), sum(one.records for one in every), dict(left_out))
+
+
+def _folder(out: str) -> Path:
+    if not storage.is_local(out):
+        raise UsageError(f"--out {out}: give a local folder; the index is small and can be copied anywhere")
+    folder = Path(storage.normalize(out))
+    manifest = folder / schema.MANIFEST_FILE
+    if manifest.exists() and schema.FOREIGN_KEY not in schema.open_manifest(manifest.read_bytes(), str(manifest)):
+        raise UsageError(f"--out {out}: a dataset is published there; choose another folder")
+    return folder
+
+
+def _split_of(file: str) -> str:
+    found = _SPLIT.search(file.rpartition("/")[2].lower())
+    return found[1] if found else "train"
+
+
+# --- which features
+
+
+def _find_keys(files: Sequence[str], image_key: str | None, class_key: str | None) -> RecordKeys:
+    """The keys of image and class in the first record that has both."""
+    first: tuple[str, dict[str, Value]] | None = None
+    error: CorruptRecordError | None = None
+    for file in files:
+        for number, offset, record in islice(scan_file(file), _SEARCHED_RECORDS):
+            try:
+                if isinstance(record, CorruptRecordError):
+                    raise record
+                features = parse_example(record)
+            except CorruptRecordError as wrong:
+                error = error or wrong
+                continue
+            except ValueError as wrong:
+                error = error or CorruptRecordError(file, number, offset, str(wrong))
+                continue
+            first = first or (file, features)
+            image, label, texts = _keys_in(features, image_key, class_key)
+            if image and label:
+                return RecordKeys(image, label, next((key for key in NAME_KEYS if key in texts and key != image), ""))
+    if first is None:
+        raise error or ImageShardsError(f"{files[0]}: no record in {len(files)} files")
+    file, features = first
+    image, *_ = _keys_in(features, image_key, class_key)
+    missing = "a class id (one int64 value)" if image else "an image (one bytes value)"
+    flag = "--class_key" if image else "--image_key"
+    there = ", ".join(f"{key} ({type_name(value)}, {len(value)})" for key, value in sorted(features.items()))
+    raise UsageError(f"{file}: no feature is known to hold {missing}; name it by {flag} among: {there or 'nothing'}")
+
+
+def _keys_in(features: Mapping[str, Value], image_key: str | None, class_key: str | None) -> tuple[str, str, set[str]]:
+    """The image's and the class id's feature, "" if there is none; and the features of one text."""
+    single = {key: type_name(value) for key, value in features.items() if len(value) == 1}
+    texts = {key for key, kind in single.items() if kind == "bytes"}
+    numbers = {key for key, kind in single.items() if kind == "int64"}
+    image = next((key for key in ([image_key] if image_key else IMAGE_KEYS) if key in texts), "")
+    label = next((key for key in ([class_key] if class_key else CLASS_KEYS) if key in numbers), "")
+    return image, label, texts
+
+
+def _class_names(scans: Sequence[ImageScan], given: list[str] | None, labels_file: PathLike | None) -> list[str]:
+    """A name for each id from 0 to the highest."""
+    count = 1 + max(max(one.classes, default=0) for one in scans)
+    if given is not None:
+        if len(given) < count:
+            raise UsageError(
+                f"--labels_file {labels_file}: {len(given)} names, and class id {count - 1} is in the records"
+            )
+        return given
+    if count > _MAX_CLASSES:
+        raise UsageError(f"{scans[0].file} and others: class id {count - 1} is too large; give another --class_key")
+    found: dict[int, set[str]] = {}
+    for one in scans:
+        for number, names in one.names.items():
+            found.setdefault(number, set()).update(name.decode("utf-8", "replace") for name in names)
+    texts = [next(iter(names)) for names in found.values() if len(names) == 1]
+    is_named = len(set(texts)) == len(found) and all(
+        text and text == text.strip() and len(text.splitlines()) == 1 for text in texts
+    )
+    return [next(iter(found.get(number, ()) if is_named else ()), str(number)) for number in range(count)]
+
+
+def _read_names(labels_file: str) -> list[str]:
+    """The lines of a labels file, without empty ones at its end."""
+    try:
+        text = storage.open_storage(labels_file).read(storage.normalize(labels_file)).decode("utf-8-sig")
+    except (StorageError, UnicodeDecodeError) as error:
+        why = error.reason if isinstance(error, StorageError) else "not UTF-8"
+        raise UsageError(f"--labels_file {labels_file}: {why}; give a text file, one class a line") from None
+    names = [line.strip() for line in text.rstrip().splitlines()]
+    first: dict[str, int] = {}
+    for number, name in enumerate(names, 1):
+        if not name:
+            raise UsageError(f"--labels_file {labels_file}: line {number} is empty; the line's number is the class id")
+        if first.setdefault(name, number) != number:
+            lines = f"{first[name]} and {number}"
+            raise UsageError(f"--labels_file {labels_file}: class {name!r} is in lines {lines}; write each once")
+    return names
+
+
+# --- what is written
+
+
+def _write(folder: Path, scans: dict[str, list[ImageScan]], classes: list[str], keys: RecordKeys) -> None:
+    """Write the index, the manifest last."""
+    manifest = _manifest(folder, scans, classes, keys)
+    contents = {schema.LABELS_FILE: "".join(f"{name}\n" for name in classes).encode()}
+    for split, found in scans.items():
+        rows = [(number, *run) for number, one in enumerate(found) for run in one.runs]
+        buffer = io.BytesIO()
+        np.save(buffer, np.array(rows, schema.RUN_DTYPE))
+        contents[schema.runs_file(split)] = buffer.getvalue()
+    manifest["files"] = {path: schema.sha256(data) for path, data in contents.items()}
+    contents[schema.MANIFEST_FILE] = schema.seal_manifest(manifest)
+    for path, data in contents.items():
+        storage.open_storage(str(folder)).write(f"{folder}/{path}", data)
+
+
+def _manifest(folder: Path, scans: dict[str, list[ImageScan]], classes: list[str], keys: RecordKeys) -> dict[str, Any]:
+    every = [one for found in scans.values() for one in found]
+    records, left_out = sum(one.records for one in every), sum((one.left_out for one in every), Counter[str]())
+    formats, greys, sizes = (sum((getattr(one, name) for one in every), Counter[Any]()) for name in _COUNTED)
+    channels = 1 if greys[True] == records else 3
+    image_format = next(iter(formats)) if len(formats) == 1 else "mixed"
+    mean, std, sampled = _statistics(scans.get("train", every), channels)
+    fingerprint = f"{sum(one.digest for one in every) % (1 << 128):032x}"
+    return {
+        "format_version": schema.FORMAT_VERSION,
+        "name": _dataset_name(every[0].file),
+        "version": VERSION,
+        schema.FOREIGN_KEY: {"image": keys.image, "class": keys.label},
+        "configuration": {"compression": "none", "image_format": image_format, "one_hot": False},
+        "classes": classes,
+        "features": _features(every),
+        "image": {
+            "format": image_format,
+            "channels": channels,
+            "min_size": [min(size[axis] for size in sizes) for axis in (0, 1)],
+            "max_size": [max(size[axis] for size in sizes) for axis in (0, 1)],
+            "mean": mean,
+            "std": std,
+            "sampled_images": sampled,
+        },
+        "images": records + left_out.total(),
+        "records": records,
+        "content_fingerprint": fingerprint,
+        "listing_fingerprint": fingerprint,
+        "plan": {},
+        "codec": {},
+        "rejects": {"by_reason": dict(sorted(left_out.items())), "environment": 0},
+        "splits": {split: _split(folder, found, len(classes)) for split, found in scans.items()},
+    }
+
+
+_COUNTED = ("formats", "greys", "sizes")
+
+
+def _features(scans: Sequence[ImageScan]) -> list[dict[str, Any]]:
+    """Name and type of what is beside image and class; a list, unless each record of all files has one value.
+
+    Without the features that are in some records empty lists of another type, which TensorFlow refuses.
+    """
+    types: dict[str, tuple[str, str]] = {}
+    for one in scans:
+        for key, kind in one.types.items():
+            first, file = types.setdefault(key, (kind, one.file))
+            if kind != first:
+                raise ImageShardsError(f"feature {key!r} is {first} in {file} and {kind} in {one.file}")
+    for one in scans:
+        for (key, kind), number in one.empty.items():
+            if key in types and types[key][0] != kind:
+                _LOG.warning(
+                    "%s: record %d: its %r is an empty list of %s, in others it is of %s: the index leaves this "
+                    "feature out, since TensorFlow can't read it",
+                    *(one.file, number, key, kind, types.pop(key)[0]),
+                )
+    records, singles = sum(one.records for one in scans), sum((one.singles for one in scans), Counter[str]())
+    return [{"name": key, "dtype": kind, "list": singles[key] < records} for key, (kind, _) in sorted(types.items())]
+
+
+def _split(folder: Path, scans: Sequence[ImageScan], classes: int) -> dict[str, Any]:
+    counts = sum((one.classes for one in scans), Counter[int]())
+    shards = [
+        {
+            "file": one.file.removeprefix(f"{folder}/"),
+            "records": one.records,
+            "bytes": one.file_bytes,
+            "crc32c": one.crc32c,
+            "images": one.records + one.left_out.total(),
+            "listing_fingerprint": f"{one.digest:032x}",
+            "content_fingerprint": f"{one.digest:032x}",
+        }
+        for one in scans
+    ]
+    return {
+        "records": sum(one.records for one in scans),
+        "bytes": sum(one.file_bytes for one in scans),
+        "class_counts": [counts[number] for number in range(classes)],
+        "shards": shards,
+    }
+
+
+def _statistics(scans: Sequence[ImageScan], channels: int) -> tuple[list[str], list[str], int]:
+    """Mean and standard deviation a channel of pixels in [0, 1] as decimal strings, and of how many images."""
+    counts = sum((one.histogram for one in scans), np.zeros((3, 256), np.int64))[:channels]
+    if not counts.any():
+        return [], [], 0
+    values = np.arange(256) / 255
+    mean = (counts * values).sum(1) / counts.sum(1)
+    std = np.sqrt(np.maximum((counts * values**2).sum(1) / counts.sum(1) - mean**2, 0))
+    sampled = sum(one.sampled for one in scans)
+    return [f"{value:.6f}" for value in mean], [f"{value:.6f}" for value in std], sampled
+
+
+def _dataset_name(file: str) -> str:
+    """A name that TFDS would take, from what a file's name begins with."""
+    words = re.match(r"[a-z][a-z0-9_]*", file.rpartition("/")[2].lower().replace("-", "_"))
+    name = re.sub(r"_?(train|training|validation|valid|val|dev|eval|test)?(_?\d+.*)?$", "", words[0]) if words else ""
+    return name.strip("_") or "foreign"
