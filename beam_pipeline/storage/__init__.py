@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import google_crc32c
 
 from beam_pipeline.errors import StorageError, UsageError
-from beam_pipeline.storage.base import Data, ListedFile, Storage, Version, VersionedStorage
+from beam_pipeline.storage.base import Data, ListedFile, Storage, Version
 from beam_pipeline.storage.causes import DEFAULT_DEADLINE_S, MissingFileError, explained
 from beam_pipeline.storage.local import LocalStorage
 from beam_pipeline.storage.urls import REMOTE_SCHEMES, is_local, join, normalize, scheme_of, why_unusable
+
+if TYPE_CHECKING:
+    from beam_pipeline.storage.objects import ObjectStorage as VersionedStorage
 
 __all__ = [
     "DEFAULT_DEADLINE_S",

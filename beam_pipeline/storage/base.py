@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import IO, Any, NamedTuple
 
+from beam_pipeline.storage.causes import MissingFileError
 from beam_pipeline.storage.urls import join
 
 Data = bytes | memoryview
@@ -17,34 +18,22 @@ _BUFFER_BYTES = 8 << 20
 
 
 class ListedFile(NamedTuple):
-    """One file of a listing.
+    """One file of a listing."""
 
-    Attributes:
-        path: relative to the listed folder, `/` separators.
-        bytes: size.
-        etag: what tells one content from another, with its kind: `md5:`, `crc32c:` (both hexadecimal), `mtime_ns:`,
-            `etag:` (comparable within one store only).
-        crc32c: of the content, if the store knows it.
-    """
-
-    path: str
+    path: str  # relative to the listed folder, `/` separators
     bytes: int
+    #: Tells one content from another, with its kind: `md5:`, `crc32c:` (both hexadecimal), `mtime_ns:`, or `etag:`, to
+    #: be compared within one store only.
     etag: str
-    crc32c: int | None = None
+    crc32c: int | None = None  # of the content, if the store knows it
 
 
 class Version(NamedTuple):
-    """One version of a file.
-
-    Attributes:
-        data: its content.
-        generation: what tells it from any other version of the file.
-        age_s: seconds since it was written, by the store's own clock if it tells that.
-    """
+    """One version of a file."""
 
     data: bytes
-    generation: str
-    age_s: float
+    generation: str  # what tells it from any other version of the file
+    age_s: float  # since it was written, by the store's own clock if it tells that
 
 
 class Storage(ABC):
@@ -63,12 +52,10 @@ class Storage(ABC):
 
     @abstractmethod
     def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:
-        """Every file below `url` in no particular order, in pages: memory doesn't grow with their number.
+        """Every file below a folder in no particular order, in pages: memory doesn't grow with their number.
 
-        Args:
-            url: of a folder.
-            every_name: also names that hold no file, of 0 bytes and without an etag: links that lead nowhere, pipes,
-                devices. Only a local folder has such names.
+        With `every_name` also names that hold no file, of 0 bytes and without an etag: links that lead nowhere, pipes,
+        devices. Only a local folder has such names.
         """
 
     @abstractmethod
@@ -79,10 +66,7 @@ class Storage(ABC):
     def read_range(self, url: str, start: int, stop: int, out: memoryview | None = None) -> Data:
         """Bytes [start, stop) of a file, fewer if it ends before, in one request.
 
-        Args:
-            url: of the file.
-            start, stop: in bytes.
-            out: memory of at least stop - start bytes, which a storage may fill and return the filled part of.
+        A storage may fill `out`, memory of at least stop - start bytes, and return the filled part of it.
         """
 
     @abstractmethod
@@ -95,10 +79,8 @@ class Storage(ABC):
 
     def size(self, url: str) -> int:
         """Bytes of a file."""
-        found = self.stat(url)
-        if found is None:
-            self.read(url)  # says what is wrong
-            raise AssertionError(url)
+        if (found := self.stat(url)) is None:
+            raise MissingFileError(f"{url} is missing")
         return found.bytes
 
     @abstractmethod
@@ -143,22 +125,6 @@ class Storage(ABC):
 
     def delete_empty_folders(self, *urls: str) -> None:  # noqa: B027
         """Delete these folders, one after the other, if they hold nothing; object stores know no empty ones."""
-
-
-class VersionedStorage(Storage):
-    """A storage that several machines write to: a file is changed only while it is as it was found."""
-
-    @abstractmethod
-    def version(self, url: str) -> Version | None:
-        """A file as it is now, or None."""
-
-    @abstractmethod
-    def replace(self, url: str, data: bytes, generation: str) -> bool:
-        """Write a small file anew if it still is that version; False, and nothing written, if it isn't."""
-
-    @abstractmethod
-    def delete_version(self, url: str, generation: str) -> None:
-        """Delete a file if it still is that version."""
 
 
 class _Stream(io.RawIOBase):

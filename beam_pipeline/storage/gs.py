@@ -84,6 +84,9 @@ class GoogleStorage(ObjectStorage):
         expiry = self._credentials.expiry
         return {"token": self._credentials.token, "expires_at": expiry and expiry.replace(tzinfo=UTC)}
 
+    def _ask(self, url: str, request: Callable[[Any, str], T]) -> T:
+        return retry(lambda: request(*self._object(url)), url, self._deadline_s, self._is_anonymous)
+
     def _call(self, url: str, request: Callable[[Client], T]) -> T:
         """Send a request by google-cloud-storage until it succeeds; each thread meanwhile has a client of its own."""
         idle = self._idle.setdefault(os.getpid(), deque())  # a forked child must not share connections

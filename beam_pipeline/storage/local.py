@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import glob
 import io
@@ -11,13 +10,14 @@ import random
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import IO, Any
 
+from beam_pipeline.errors import StorageError
 from beam_pipeline.storage.base import Data, ListedFile, Storage
-from beam_pipeline.storage.causes import MissingFileError, explained, missing
+from beam_pipeline.storage.causes import MissingFileError, explained
 from beam_pipeline.storage.urls import local_path, normalize
 
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
@@ -32,10 +32,10 @@ def _told(url: str) -> Iterator[None]:
     """Failures of the machine as one line; that something is or isn't there stays an OSError too."""
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise missing(url, error) from error
-    except (FileExistsError, IsADirectoryError):
+    except (StorageError, FileExistsError, IsADirectoryError):
         raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MissingFileError(f"{url} is missing") from error
     except OSError as error:
         raise explained(url, error) from error
 
@@ -62,8 +62,8 @@ class LocalStorage(Storage):
             if real in above:  # a symbolic link back to a folder above
                 continue
             inside = above | {real}
-            with _told(folder), _scanned(folder, missing_is_fine=bool(prefix)) as entries:
-                for entry, mode, stat in _there(entries):
+            with _told(folder), suppress(*[FileNotFoundError] * bool(prefix)), os.scandir(folder) as entries:
+                for entry, mode, stat in _there(entries):  # one that was found a moment ago may be gone
                     if S_ISDIR(mode):
                         pending.append((f"{prefix}{entry.name}/", inside))
                     elif stat and S_ISREG(mode):
@@ -137,7 +137,7 @@ class LocalStorage(Storage):
 
     def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:
         with _told(url):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with suppress(FileNotFoundError, NotADirectoryError):
                 for name in os.listdir(url):
                     path = os.path.join(url, name)
                     if os.path.isdir(path) and not os.path.islink(path):
@@ -145,7 +145,7 @@ class LocalStorage(Storage):
                     elif name not in keep:
                         _remove(path)
             if not keep:
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a link to a folder stays
+                with suppress(FileNotFoundError, NotADirectoryError):  # a link to a folder stays
                     os.rmdir(url)
 
     def delete_temporaries(self, url: str) -> None:
@@ -155,22 +155,8 @@ class LocalStorage(Storage):
 
     def delete_empty_folders(self, *urls: str) -> None:
         for folder in urls:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.rmdir(folder)
-
-
-@contextmanager
-def _scanned(folder: str, missing_is_fine: bool) -> Iterator[Iterable[os.DirEntry[str]]]:
-    """Entries of a folder; one that was found a moment ago may be gone."""
-    try:
-        scan = os.scandir(folder)
-    except FileNotFoundError:
-        if not missing_is_fine:
-            raise
-        yield ()
-        return
-    with scan:
-        yield scan
 
 
 def _folders_above(url: str) -> frozenset[str]:
@@ -181,9 +167,7 @@ def _folders_above(url: str) -> frozenset[str]:
     return above if real == path else above.union(map(os.path.realpath, Path(path).parents))
 
 
-def _there(
-    entries: Iterable[os.DirEntry[str]],
-) -> Iterator[tuple[os.DirEntry[str], int, os.stat_result | None]]:
+def _there(entries: Iterable[os.DirEntry[str]]) -> Iterator[tuple[os.DirEntry[str], int, os.stat_result | None]]:
     """Entries with what each is or leads to, and its mode: None and 0 for a link that leads nowhere.
 
     One that has gone meanwhile is left out, one that may not be looked at must not be.
@@ -212,11 +196,11 @@ def _opened(url: str) -> io.FileIO:
         raise MissingFileError(f"{url} is a folder, not a file") from error
     except OSError as error:
         if error.errno in _NOTHING_THERE:
-            raise missing(url, error) from error
+            raise FileNotFoundError(error.errno, error.strerror) from error
         raise
     if not S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise missing(url)
+        raise FileNotFoundError(url)
     return file
 
 
@@ -234,7 +218,7 @@ def _written(url: str, data: bytes) -> Iterator[str]:
 
 
 def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         os.unlink(path)
 
 

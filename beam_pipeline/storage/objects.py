@@ -16,12 +16,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
+from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedError, PreconditionError
 from obstore.store import AzureStore, HTTPStore, S3Store
 
 from beam_pipeline.errors import StorageError, UsageError
-from beam_pipeline.storage.base import Data, ListedFile, Version, VersionedStorage
-from beam_pipeline.storage.causes import Incomplete, cause_of, retry, status_of
+from beam_pipeline.storage.base import Data, ListedFile, Storage, Version
+from beam_pipeline.storage.causes import NO_CREDENTIALS, Incomplete, cause_of, retry, status_of
 from beam_pipeline.storage.urls import bucket_and_name, join, why_unusable
 
 if TYPE_CHECKING:
@@ -61,13 +61,8 @@ def client_options(deadline_s: float) -> ClientConfig:
     }
 
 
-class ObjectStorage(VersionedStorage):
-    """Objects of one scheme.
-
-    Args:
-        scheme: s3, az or http.
-        deadline_s: how long a request is tried again.
-    """
+class ObjectStorage(Storage):
+    """Objects of s3, az or http; several machines write to them, so a file can be changed only as it was found."""
 
     is_remote = True
 
@@ -108,7 +103,7 @@ class ObjectStorage(VersionedStorage):
         try:
             return retry(lambda: request(*self._object(url)), url, self._deadline_s, bucket in self._anonymous)
         except StorageError as error:
-            if bucket in self._anonymous or cause_of(error.__cause__ or error).says != "credentials are missing":
+            if bucket in self._anonymous or cause_of(error.__cause__ or error) is not NO_CREDENTIALS:
                 raise
         self._anonymous.add(bucket)
         return retry(lambda: request(*self._object(url)), url, self._deadline_s, True)
@@ -183,6 +178,7 @@ class ObjectStorage(VersionedStorage):
         return self._write_if(url, data, "create")
 
     def replace(self, url: str, data: bytes, generation: str) -> bool:
+        """Write a small file anew if it still is that version; False, and nothing written, if it isn't."""
         return self._write_if(url, data, {"e_tag": generation})
 
     def _write_if(self, url: str, data: bytes, mode: Any) -> bool:
@@ -200,6 +196,8 @@ class ObjectStorage(VersionedStorage):
         return False
 
     def version(self, url: str) -> Version | None:
+        """A file as it is now, or None."""
+
         def look(store: ObjectStore, name: str) -> Version:
             reply = obstore.get(store, name)
             meta = reply.meta
@@ -211,6 +209,7 @@ class ObjectStorage(VersionedStorage):
         return None
 
     def delete_version(self, url: str, generation: str) -> None:
+        """Delete a file if it still is that version."""
         found = self.version(url)  # there are no conditional deletes
         if found is not None and found.generation == generation:
             self.delete(url)
@@ -256,10 +255,12 @@ def _aws_profile() -> dict[str, Any]:
 
 
 def _received(store: ObjectStore, name: str, start: int, stop: int | None) -> Any:
-    """A body, all of it; `get`, since `get_range` costs twice the CPU and doesn't tell the object's size."""
+    """A body, all of it. `get_range` costs twice the CPU, and a reply without a range tells no size of the object."""
     span: Any = {"offset": start} if stop is None else (start, stop)
     try:
-        reply = obstore.get(store, name, options={} if not start and stop is None else {"range": span})
+        reply = obstore.get(store, name, options={"range": span})
+    except NotSupportedError:  # a server that knows no ranges, or unpacks what it sends
+        return memoryview(obstore.get(store, name).bytes())[start:stop]
     except GenericError as error:
         if status_of(error) == 416:  # the file ends before
             return b""

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apache_beam.runners.portability.fn_api_runner import fn_runner  # noqa: F401  imported once, by all forks
+from google.auth.transport.requests import AuthorizedSession
 
 from beam_pipeline import launch
-from beam_pipeline.storage import json_api
 from tests import make, servers
 from tests.faults import jobs
 from tests.faults.jobs import VERSION, Output
@@ -80,7 +80,7 @@ def _count_steps(output: Output, kill_at: int) -> Callable[[], int]:
     if output.server is None:
         sys.addaudithook(lambda event, arguments: step() if _changes(output.url, event, arguments) else None)
     else:
-        send = json_api.Client.send
+        send = AuthorizedSession.request
 
         def counted(self: Any, method: str, *arguments: Any, **more: Any) -> Any:
             if method == "GET":
@@ -90,7 +90,7 @@ def _count_steps(output: Output, kill_at: int) -> Callable[[], int]:
             step()
             return reply
 
-        json_api.Client.send = counted  # type: ignore[method-assign]
+        AuthorizedSession.request = counted
     return lambda: count
 
 

@@ -1,0 +1,236 @@
+"""Each cause of a failure is one line that says it and the fix, whatever the client; what passes is tried again."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from beam_pipeline import storage
+from beam_pipeline.errors import StorageError
+from beam_pipeline.storage import causes, open_storage
+from tests.conftest import S3_KEYS, forget_clients
+from tests.storage.servers import RESET, SHORT, SILENCE, Answer, Telling, telling
+
+URLS = {"gs": "gs://bucket/x", "s3": "s3://bucket/x", "az": "az://bucket/x", "http": "{server}/x"}
+Reach = Callable[[str], str]
+
+
+@pytest.fixture
+def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
+    """Makes each scheme lead to a server, with credentials that it never looks at."""
+    monkeypatch.setattr(causes, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(causes, "_LONGEST_PAUSE_S", 0.05)
+
+    def set_up(server: str) -> str:
+        azure = {"ACCOUNT_NAME": "me", "ACCOUNT_KEY": "a2V5", "ENDPOINT": server}
+        names = {**S3_KEYS, "AWS_ENDPOINT_URL": server, "STORAGE_EMULATOR_HOST": server}
+        for name, value in {**names, **{f"AZURE_STORAGE_{name}": value for name, value in azure.items()}}.items():
+            monkeypatch.setenv(name, value)
+        forget_clients()
+        return server
+
+    yield set_up
+    monkeypatch.undo()
+    forget_clients()
+
+
+def line(scheme: str, server: Telling, deadline_s: float = 30, ask: str = "read") -> str:
+    """What a request says that fails."""
+    url = URLS[scheme].format(server=server.url)
+    store = open_storage(url, deadline_s)
+    with pytest.raises(StorageError) as raised:
+        store.read_range(url, 0, 7) if ask == "range" else getattr(store, ask)(url)
+    text = str(raised.value)
+    assert text.startswith(f"{url}: ") and "\n" not in text and "Debug" not in text, text
+    return text.removeprefix(f"{url}: ")
+
+
+# Answer, what is said of it, whether on all schemes; what of the fix.
+LASTING = [
+    (Answer(301), "the bucket is in another region (127.0.0.1:", "s3"),
+    (Answer(400, "AuthorizationHeaderMalformed"), "the bucket is in another region (400: ", "s3"),
+    (Answer(400, "ExpiredToken"), "credentials have expired (400: the server's own words); set AWS_ACCESS", "s3"),
+    (Answer(400, "Strange"), "400: the server's own words", "s3 az"),
+    (Answer(401), "credentials are refused (401: the server's own words); ", "s3 az http"),
+    (Answer(401), "credentials are missing (401: the server's own words); gcloud auth", "gs"),
+    (Answer(403), "credentials are missing (403: the server's own words); gcloud auth", "gs"),
+    (Answer(403, "AccessDenied"), "permission denied (403: the server's own words); give this account", "s3 az http"),
+    (Answer(403, "InvalidAccessKeyId"), "credentials are refused (403: the server's own words); set AWS", "s3"),
+    (Answer(403, "SignatureDoesNotMatch"), "credentials are refused (403: ", "s3"),
+    (Answer(404, "NoSuchBucket"), "there is no such bucket (404: the server's own words); check its name", "gs s3"),
+    (Answer(404, "ContainerNotFound"), "there is no such bucket (404: ", "az"),
+]
+CASES = [(scheme, *row[:2]) for row in LASTING for scheme in row[2].split()]
+
+
+@pytest.mark.parametrize(("scheme", "answer", "said"), CASES)
+@pytest.mark.parametrize("ask", ["read", "range"])
+def test_a_lasting_cause_is_one_line_at_once(scheme: str, answer: Answer, said: str, ask: str, reach: Reach) -> None:
+    with telling(answer) as server:
+        reach(server.url)
+        assert line(scheme, server, ask=ask).startswith(said)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("ask", ["stat", "delete", "names"])
+@pytest.mark.parametrize("status", [401, 403])
+def test_google_cloud_storage_says_the_same(ask: str, status: int, reach: Reach) -> None:
+    with telling(Answer(status)) as server:
+        reach(server.url)
+        assert line("gs", server, ask=ask).startswith("credentials are missing (")
+    assert sum("/bucket/o" in request for request in server.requests) == 1  # it asks for the bucket by itself
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
+def test_listing_a_missing_bucket_names_the_cause(scheme: str, reach: Reach) -> None:
+    with telling(Answer(404, "ContainerNotFound" if scheme == "az" else "NoSuchBucket")) as server:
+        reach(server.url)
+        with pytest.raises(StorageError, match=r"there is no such bucket.*check its name") as raised:
+            list(open_storage(f"{scheme}://bucket/in").files(f"{scheme}://bucket/in"))
+    assert not storage.is_missing(raised.value) and isinstance(raised.value, FileNotFoundError)
+
+
+@pytest.mark.parametrize("scheme", URLS)
+@pytest.mark.parametrize("status", [408, 429, 500, 503, RESET, SHORT])
+def test_what_passes_is_asked_again(scheme: str, status: int, reach: Reach) -> None:
+    with telling(Answer(status), Answer(status), Answer(200)) as server:
+        reach(server.url)
+        url = URLS[scheme].format(server=server.url)
+        assert bytes(open_storage(url, 30).read_range(url, 0, 7)) == b"content"
+    assert len(server.requests) == 3, "one retry layer"
+
+
+@pytest.mark.parametrize("scheme", URLS)
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (503, "the server is busy or failing (503: the server's own words"),
+        (RESET, "no connection (127.0.0.1:"),
+        (SILENCE, "no answer in time (127.0.0.1:"),
+    ],
+)
+def test_retries_end_at_the_deadline_with_one_line(scheme: str, status: int, said: str, reach: Reach) -> None:
+    with telling(Answer(status)) as server:
+        reach(server.url)
+        begin = time.monotonic()
+        assert line(scheme, server, 0.6).startswith(f"no success for 1 s: {said}")
+    assert time.monotonic() - begin < 3
+
+
+@pytest.mark.parametrize("scheme", URLS)
+def test_no_network_is_one_line(scheme: str, reach: Reach) -> None:
+    with telling(Answer(200)) as server:
+        pass
+    reach(server.url)  # where nobody listens any more
+    said = line(scheme, server, 0.3)
+    assert said.startswith("no success for 0 s: no connection (127.0.0.1:") and "; check the network; " in said
+
+
+@pytest.mark.parametrize("scheme", URLS)
+def test_a_range_behind_the_end_is_empty(scheme: str, reach: Reach) -> None:
+    with telling(Answer(416)) as server:
+        reach(server.url)
+        url = URLS[scheme].format(server=server.url)
+        assert open_storage(url).read_range(url, 100, 200) == b""
+
+
+def test_a_public_bucket_needs_no_credentials(reach: Reach, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with telling(Answer(200)) as server:
+        reach(server.url)
+        for name in S3_KEYS:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        forget_clients()
+        store = open_storage("s3://bucket/x", 2)  # so long the metadata server is waited for
+        assert bytes(store.read_range("s3://bucket/x", 0, 7)) == b"content"
+        server.answers[:] = [Answer(403)]
+        said = line("s3", server, 2)
+    assert said.startswith("credentials are missing (403: the server's own words); set AWS_ACCESS_KEY_ID")
+
+
+def test_an_aws_profile_is_read_by_boto3(reach: Reach, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text("[mine]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    with telling(Answer(200)) as server:
+        reach(server.url)
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.setenv("AWS_PROFILE", "mine")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+        forget_clients()
+        assert bytes(open_storage("s3://bucket/x").read_range("s3://bucket/x", 0, 7)) == b"content"
+        monkeypatch.setenv("AWS_PROFILE", "other")
+        forget_clients()
+        with pytest.raises(StorageError, match=r"The config profile \(other\) could not be found"):
+            open_storage("s3://bucket/x").read("s3://bucket/x")
+        monkeypatch.setitem(sys.modules, "boto3", None)
+        monkeypatch.delitem(sys.modules, "obstore.auth.boto3")
+        forget_clients()
+        with pytest.raises(StorageError, match=r"^AWS_PROFILE='other' needs boto3; install boto3, or set AWS_ACC"):
+            open_storage("s3://bucket/x").read("s3://bucket/x")
+
+
+def test_google_credentials_that_can_not_be_read_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "gone.json"))
+    forget_clients()
+    with pytest.raises(StorageError, match=r"^GOOGLE_APPLICATION_CREDENTIALS='.*gone.json': .* not found"):
+        open_storage("gs://bucket/x")
+    forget_clients()
+
+
+# --- the loop
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(), TimeoutError(), BrokenPipeError()], ids=repr)
+def test_passing_failures_wait_longer_each_time(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    failures = iter([error, error, error])
+
+    def request() -> str:
+        for failure in failures:
+            raise failure
+        return "done"
+
+    assert causes.retry(request, "gs://b/x", 600) == "done"
+    assert len(pauses) == 3 and pauses[0] < pauses[2]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad"),
+        PermissionError(errno.EACCES, "no"),
+        OSError(errno.ENOSPC, "full"),
+        OSError(errno.EROFS, "read-only"),
+        MemoryError(),
+        type("DefaultCredentialsError", (Exception,), {})("nothing found"),
+        type("UnauthorizedSSOTokenError", (Exception,), {})("it has expired"),
+    ],
+    ids=repr,
+)
+def test_lasting_failures_are_raised_at_once(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
+
+    def request() -> None:
+        raise error
+
+    with pytest.raises(StorageError, match=r"^gs://b/x: "):
+        causes.retry(request, "gs://b/x", 600)
+
+
+def test_names_of_objects_do_not_decide_the_cause(reach: Reach) -> None:
+    with telling(Answer(404, "NoSuchKey")) as server:
+        reach(server.url)
+        for name in ("Timeout 503.jpg", "AccessDenied.jpg", "ExpiredToken/HTTP 403.jpg"):
+            with pytest.raises(StorageError, match=r"is missing$"):
+                open_storage("s3://bucket").read(f"s3://bucket/{name}")
+
+
+def test_every_row_of_the_table_says_something_of_its_own() -> None:
+    said = [cause.says for cause in causes.CAUSES if cause.says]
+    assert len(said) == len(set(said)) == len(causes.CAUSES) - 1

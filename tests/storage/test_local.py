@@ -1,0 +1,331 @@
+"""Files of this machine: any name, links, folders that may not be read; paths and URLs as text."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beam_pipeline import storage
+from beam_pipeline.errors import StorageError, UsageError
+from beam_pipeline.storage import ListedFile, join, normalize, open_storage
+from tests.storage.names import ODD_NAMES, ONLY_LOCAL
+
+
+def content(name: str) -> bytes:
+    return f"content of {name}".encode()
+
+
+def names_below(url: str) -> dict[str, ListedFile]:
+    listed = list(open_storage(url).files(url))
+    assert len({file.path for file in listed}) == len(listed), "listed twice"
+    return {file.path: file for file in listed}
+
+
+# --- odd names
+
+
+def test_odd_local_names_are_listed_as_they_are_and_read_back(tmp_path: Path) -> None:
+    for name in ODD_NAMES + ONLY_LOCAL:
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content(name))
+    url = str(tmp_path / "in")
+    listed = names_below(url)
+    assert set(listed) == {*ODD_NAMES, *ONLY_LOCAL}
+    for name, file in listed.items():
+        assert file.bytes == len(content(name))
+        assert open_storage(url).read(join(url, name)) == content(name)
+
+
+def test_a_local_name_that_is_no_utf8_reads_back(tmp_path: Path) -> None:
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.jpg", "wb") as file:
+        file.write(b"x")
+    (name,) = names_below(str(tmp_path))
+    assert open_storage("").read(join(str(tmp_path), name)) == b"x"
+
+
+def test_a_local_listing_tells_an_edit_of_the_same_size(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    (before,) = open_storage("").files(str(tmp_path))
+    os.utime(tmp_path / "a", ns=(1, 1))
+    (after,) = open_storage("").files(str(tmp_path))
+    assert before.etag.startswith("mtime_ns:")
+    assert before.etag != after.etag
+    assert after.crc32c is None
+
+
+def test_folders_are_told_from_files_by_their_slash(tmp_path: Path) -> None:
+    for name in ("b", "a", "B", "é"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    assert sorted(open_storage("").names(str(tmp_path))) == ["B/", "a/", "b/", "file", "é/"]
+    assert list(open_storage("").names(str(tmp_path / "missing"))) == []
+    assert list(open_storage("").names(str(tmp_path / "file"))) == []
+
+
+# --- symbolic links
+
+
+def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x.jpg").write_bytes(b"1")
+    (tmp_path / "in" / "cat").mkdir(parents=True)
+    (tmp_path / "in" / "cat" / "file.jpg").symlink_to(tmp_path / "elsewhere" / "x.jpg")
+    (tmp_path / "in" / "dog").symlink_to(tmp_path / "elsewhere")
+    assert set(names_below(str(tmp_path / "in"))) == {"cat/file.jpg", "dog/x.jpg"}
+    assert sorted(open_storage("").names(str(tmp_path / "in"))) == ["cat/", "dog/"]
+
+
+@pytest.mark.parametrize("target", ["self", ".", "..", "loop", "missing"])
+def test_links_that_lead_nowhere_or_back_end(tmp_path: Path, target: str) -> None:
+    folder = tmp_path / "in" / "cat"
+    folder.mkdir(parents=True)
+    (folder / "x.jpg").write_bytes(b"1")
+    if target == "loop":  # one to the other
+        (folder / "a").symlink_to(folder / "b")
+        (folder / "b").symlink_to(folder / "a")
+    else:
+        (folder / "self").symlink_to(
+            {"self": folder / "self", ".": folder, "..": folder.parent}.get(target, folder / "no")
+        )
+    assert set(names_below(str(tmp_path / "in"))) == {"cat/x.jpg"}
+    assert set(open_storage("").names(str(folder))) <= {"x.jpg", "self/", "self", "a", "b"}
+
+
+@pytest.mark.parametrize("target", ["in", ".", "in/cat", "linked"])
+def test_a_link_to_a_folder_that_holds_the_listed_one_is_not_followed(tmp_path: Path, target: str) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / f"{name}.jpg").write_bytes(b"1")
+    (tmp_path / "linked").symlink_to("in")
+    (tmp_path / "in" / "cat" / "loop").symlink_to(tmp_path / target)
+    for folder in ("in", "linked"):
+        assert set(names_below(str(tmp_path / folder / "cat"))) == {"cat.jpg"}
+
+
+def test_a_listed_link_to_a_folder_that_holds_it_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "dog").mkdir()
+    (tmp_path / "dog" / "x.jpg").write_bytes(b"1")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "elsewhere").symlink_to("dog")
+    assert names_below(str(tmp_path / "loop")) == {}
+    assert set(names_below(str(tmp_path / "elsewhere"))) == {"x.jpg"}
+
+
+def no_files(folder: Path) -> list[str]:
+    """A name of each kind that leads to no file, right inside `folder`."""
+    folder.mkdir(parents=True)
+    (folder / "nowhere").symlink_to(folder / "gone")
+    (folder / "below a file").symlink_to(Path(__file__) / "x")
+    (folder / "circle").symlink_to(folder / "circle")
+    (folder / "device").symlink_to(os.devnull)
+    os.mkfifo(folder / "pipe")
+    with contextlib.chdir(folder), socket.socket(socket.AF_UNIX) as listening:  # an address has 107 bytes at most
+        listening.bind("socket")
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_no_file_is_listed_where_every_name_is_asked_for(tmp_path: Path) -> None:
+    names = no_files(tmp_path / "in")
+    (tmp_path / "in" / "x.jpg").write_bytes(b"1")
+    store, url = open_storage(""), str(tmp_path / "in")
+    assert [file.path for file in store.files(url)] == ["x.jpg"]
+    listed = {file.path: file for file in store.files(url, every_name=True)}
+    assert listed.pop("x.jpg").bytes == 1
+    assert listed == {name: ListedFile(name, 0, "") for name in names}
+    assert sorted(store.names(url)) == sorted([*names, "x.jpg"])
+
+
+def test_what_is_no_file_is_not_found_and_never_waited_for(tmp_path: Path) -> None:
+    store = open_storage("")
+    for name in [*no_files(tmp_path / "in"), "missing", "pipe/x"]:
+        url = str(tmp_path / "in" / name)
+        assert store.stat(url) is None, name
+        with pytest.raises(FileNotFoundError):
+            store.read(url)
+        with pytest.raises(FileNotFoundError):
+            store.open(url)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    store = open_storage("")
+    assert store.stat(str(tmp_path)) is None
+    with pytest.raises(StorageError, match="is a folder, not a file") as raised:
+        store.read(str(tmp_path))
+    assert storage.is_missing(raised.value)
+
+
+def test_a_range_is_read_into_the_given_memory(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"0123456789")
+    out = memoryview(bytearray(8))
+    got = open_storage("").read_range(str(tmp_path / "x"), 3, 7, out)
+    assert bytes(got) == b"3456" == bytes(out[:4])
+    assert bytes(open_storage("").read_range(str(tmp_path / "x"), 8, 12, out)) == b"89"
+    assert bytes(open_storage("").read_range(str(tmp_path / "x"), 12, 14, out)) == b""
+    with pytest.raises(StorageError, match="is missing"):
+        open_storage("").read_range(str(tmp_path / "no"), 0, 1, out)
+
+
+def test_local_files_are_found_by_pattern(tmp_path: Path) -> None:
+    for name in ("a.tfrecord", "b.tfrecord", "in/c.tfrecord", "in/deep/d.tfrecord"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    found = {
+        pattern: [os.path.relpath(path, tmp_path) for path in open_storage("").glob(f"{tmp_path}/{pattern}")]
+        for pattern in ("*.tfrecord", "[ax].tfrecord", "*/*.tfrecord", "**/*.tfrecord", "none*")
+    }
+    assert found["*.tfrecord"] == ["a.tfrecord", "b.tfrecord"]
+    assert found["[ax].tfrecord"] == ["a.tfrecord"]
+    assert found["*/*.tfrecord"] == ["in/c.tfrecord"]
+    assert len(found["**/*.tfrecord"]) == 4
+    assert found["none*"] == []
+
+
+def test_a_folder_that_goes_while_it_is_listed_is_no_failure(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.jpg").write_bytes(b"1")
+    listing = open_storage("").files(str(tmp_path))
+    first = next(listing).path
+    other = "b" if first.startswith("a") else "a"
+    shutil.rmtree(tmp_path / other)
+    assert list(listing) == []
+
+
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Without root's right to everything."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_folder_whose_files_may_not_be_looked_at_is_an_error_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in" / "cat" / "kittens").mkdir(parents=True)
+    (tmp_path / "in" / "cat" / "x.jpg").write_bytes(b"1")
+    monkeypatch.chdir(tmp_path / "in")  # folders above are pytest's own
+    os.chmod("cat", 0o744 if os.geteuid() == 0 else 0o644)  # its names can be read, no more
+    try:
+        with as_another_user():
+            with pytest.raises(StorageError, match=r"^cat/(x\.jpg|kittens): permission denied; give this account"):
+                list(open_storage("").files("cat"))
+            with pytest.raises(StorageError, match=r"^cat/(x\.jpg|kittens): permission denied; give this account"):
+                list(open_storage("").names("cat"))
+    finally:
+        os.chmod("cat", 0o755)
+
+
+def test_a_file_that_cannot_be_looked_at_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x.jpg").symlink_to("y" * 300)
+    for listed in (open_storage("").files, open_storage("").names):
+        with pytest.raises(StorageError, match=r"x\.jpg: file name too long$"):
+            list(listed(str(tmp_path)))
+
+
+def test_two_folders_that_link_to_each_other_end(tmp_path: Path) -> None:
+    for one, other in (("a", "b"), ("b", "a")):
+        (tmp_path / one).mkdir()
+        (tmp_path / one / f"{one}.jpg").write_bytes(b"1")
+        (tmp_path / one / "link").symlink_to(tmp_path / other)
+    assert set(names_below(str(tmp_path))) == {"a/a.jpg", "a/link/b.jpg", "b/b.jpg", "b/link/a.jpg"}
+
+
+def test_a_local_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        open_storage("").write(str(tmp_path / "x"), b"data")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_link_to_an_emptied_folder_stays(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    for names in (("x", "y"), ()):
+        for name in names:
+            (tmp_path / "disk" / name).write_bytes(b"1")
+        open_storage("").delete_tree(str(tmp_path / "link"))
+        assert list((tmp_path / "link").iterdir()) == []
+
+
+# --- URLs
+
+
+@pytest.mark.parametrize(
+    ("base", "relative", "joined"),
+    [
+        ("/data", "a//b", "/data/a//b"),
+        ("/", "a", "/a"),
+        ("gs://bucket", "a b#?", "gs://bucket/a b#?"),
+        ("gs://bucket/x", "../y", "gs://bucket/x/../y"),
+    ],
+)
+def test_join_changes_nothing(base: str, relative: str, joined: str) -> None:
+    assert join(base, relative) == joined
+
+
+def test_normalize_makes_local_paths_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert normalize("photos/") == str(tmp_path / "photos")
+    assert normalize("./a/../photos") == str(tmp_path / "photos")
+    assert normalize("~/photos") == str(tmp_path / "home" / "photos")
+    assert normalize("file:///data/a b%20/") == "/data/a b%20"
+    assert normalize("gs://bucket/photos/") == "gs://bucket/photos"
+    assert normalize("gs://bucket/") == "gs://bucket"
+
+
+@pytest.mark.parametrize("url", ["gs://", "gs:///", "s3://", "abfs://", "nope://"])
+def test_normalize_never_makes_a_url_local(url: str) -> None:
+    assert not storage.is_local(normalize(url))
+
+
+@pytest.mark.parametrize("url", ["nope://x/y", "memory://x", "sftp://host/a"])
+def test_an_unknown_scheme_is_one_line_that_names_the_known(url: str) -> None:
+    with pytest.raises(UsageError, match=r"no such storage; use a local path, gs://, s3:// or az://"):
+        open_storage(url)
+    assert "use a local path" in (storage.why_unusable(url) or "")
+
+
+def test_http_holds_files_not_folders() -> None:
+    assert storage.why_unusable("https://host/list.csv", is_file=True) is None
+    assert "not folders" in (storage.why_unusable("https://host/photos") or "")
+    with pytest.raises(UsageError, match="not folders"):
+        open_storage("https://host/photos").names("https://host/photos")
+
+
+# --- local paths under any names
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=30).filter(
+            lambda name: name not in (".", "..") and len(name.encode()) < 250
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_local_name_reads_back(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    path = "/".join(parts)
+    url = str(folder)
+    open_storage(url).write(join(url, path), b"content")
+    assert list(names_below(url)) == [path]
+    assert open_storage(url).read(join(url, path)) == b"content"

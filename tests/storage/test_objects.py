@@ -1,0 +1,251 @@
+"""gs:// on the real fake-gcs-server and s3:// on moto's: odd names, listings in pages, writes under conditions."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import google_crc32c
+import pytest
+from google.cloud.storage import Blob
+
+from beam_pipeline import storage
+from beam_pipeline.errors import StorageError
+from beam_pipeline.storage import ListedFile, gs, join, objects, open_storage, open_versioned
+from tests.servers import S3, Gcs
+from tests.storage.names import ODD_NAMES, ONLY_REMOTE, REFUSED_BY_OBSTORE
+
+
+def content(name: str) -> bytes:
+    return f"content of {name}".encode()
+
+
+@pytest.fixture(params=["local", "gs", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty folder, each kind of storage in turn."""
+    if request.param == "local":
+        return str(tmp_path / "place")
+    return f"{request.param}://{request.getfixturevalue('gcs' if request.param == 'gs' else 's3').new_bucket()}/place"
+
+
+# --- odd names
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_odd_names_are_listed_as_they_are_and_read_back(scheme: str, gcs: Gcs, s3: S3) -> None:
+    server, names = (gcs, ODD_NAMES + ONLY_REMOTE) if scheme == "gs" else (s3, ODD_NAMES)
+    bucket = server.new_bucket()
+    for name in names:
+        server.put(bucket, f"in/{name}", content(name))
+    url = f"{scheme}://{bucket}/in"
+    store = open_storage(url)
+    listed = {file.path: file for file in store.files(url)}
+    assert set(listed) == set(names)
+    for name, file in listed.items():
+        assert file.bytes == len(content(name))
+        assert store.read(join(url, name)) == content(name)
+        assert bytes(store.read_range(join(url, name), 3, 7)) == content(name)[3:7]
+        assert bytes(store.read_range(join(url, name), 3, 2000)) == content(name)[3:]
+        assert store.read_range(join(url, name), 5000, 6000) == b""
+        stat = store.stat(join(url, name))
+        assert stat is not None and stat[1:] == file[1:]
+
+
+def test_odd_object_names_can_be_written_and_deleted(gcs: Gcs, tmp_path: Path) -> None:
+    bucket, store = gcs.new_bucket(), open_storage("gs://")
+    names = ODD_NAMES + ONLY_REMOTE
+    for number, name in enumerate(names):
+        if number % 2:
+            store.write(f"gs://{bucket}/out/{name}", content(name))
+        else:
+            (tmp_path / "file").write_bytes(content(name))
+            store.publish(str(tmp_path / "file"), f"gs://{bucket}/out/{name}")
+            assert not (tmp_path / "file").exists()
+    assert gcs.names(bucket) == sorted(f"out/{name}" for name in names)
+    assert all(gcs.get(bucket, f"out/{name}") == content(name) for name in names)
+    for name in names:
+        store.delete(f"gs://{bucket}/out/{name}")
+    assert gcs.names(bucket) == []
+
+
+@pytest.mark.parametrize("name", REFUSED_BY_OBSTORE)
+def test_a_name_that_can_not_be_asked_for_on_s3_is_one_line(s3: S3, name: str) -> None:
+    bucket = s3.new_bucket()
+    url = f"s3://{bucket}/in/{name}" if not name.startswith("/") else f"s3://{bucket}/{name}"
+    with pytest.raises(StorageError, match="rename it") as raised:
+        open_storage(url).read(url)
+    assert "\n" not in repr(str(raised.value)) and not storage.is_missing(raised.value)
+
+
+def test_a_name_that_can_not_be_listed_on_s3_ends_the_listing_with_one_line(s3: S3) -> None:
+    bucket = s3.new_bucket()
+    s3.put(bucket, "in/good", b"1")
+    s3.put(bucket, "in/a//b", b"1")
+    with pytest.raises(StorageError, match=rf"^s3://{bucket}/in: .*can't take this name .*a//b.*; rename it"):
+        list(open_storage("s3://").files(f"s3://{bucket}/in"))
+
+
+# --- listings
+
+
+def test_a_google_listing_gives_size_md5_and_crc32c(gcs: Gcs) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put(bucket, "in/a.jpg", b"12345")
+    (file,) = open_storage("gs://").files(f"gs://{bucket}/in")
+    assert file == ListedFile("a.jpg", 5, f"md5:{hashlib.md5(b'12345').hexdigest()}", google_crc32c.value(b"12345"))
+
+
+def test_a_composite_object_has_its_crc32c_for_an_etag() -> None:
+    # GCS leaves out md5Hash there, https://cloud.google.com/storage/docs/composite-objects
+    blob = Blob("x", None)
+    blob._set_properties({"name": "x", "size": "7", "crc32c": "AAAA/w=="})
+    assert gs._listed("x", blob) == ListedFile("x", 7, "crc32c:000000ff", 0xFF)
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_placeholder_objects_are_no_files_but_their_folders_are_folders(scheme: str, gcs: Gcs, s3: S3) -> None:
+    server = gcs if scheme == "gs" else s3
+    bucket = server.new_bucket()
+    for name in ("in/", "in/cat/", "in/dog/", "in/dog/sub/", "in/cat/empty.jpg"):
+        server.put(bucket, name, b"")
+    server.put(bucket, "in/cat/a.jpg", b"1")
+    store = open_storage(f"{scheme}://")
+    assert sorted(file.path for file in store.files(f"{scheme}://{bucket}/in")) == ["cat/a.jpg", "cat/empty.jpg"]
+    assert store.names(f"{scheme}://{bucket}/in") == ["cat/", "dog/"]
+    assert store.names(f"{scheme}://{bucket}") == ["in/"]
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_a_prefix_is_a_folder_not_the_start_of_a_name(scheme: str, gcs: Gcs, s3: S3) -> None:
+    server = gcs if scheme == "gs" else s3
+    bucket = server.new_bucket()
+    for name in ("in/a.jpg", "inner/b.jpg", "in.jpg"):
+        server.put(bucket, name, b"1")
+    assert [file.path for file in open_storage(f"{scheme}://").files(f"{scheme}://{bucket}/in")] == ["a.jpg"]
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_a_listing_of_several_pages_has_every_name_once(
+    scheme: str, gcs: Gcs, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gs, "PAGE_NAMES", 20)
+    monkeypatch.setattr(objects, "PAGE_NAMES", 20)
+    server = gcs if scheme == "gs" else s3
+    bucket = server.new_bucket()
+    names = [f"{number:05d}" for number in range(43)]
+    for name in names:
+        server.put(bucket, f"in/{name}", b"1")
+    assert [file.path for file in open_storage(f"{scheme}://").files(f"{scheme}://{bucket}/in")] == names
+    if scheme == "gs":
+        time.sleep(0.2)  # the log comes a moment later
+        assert sum(f"/b/{bucket}/o?" in request.target and request.method == "GET" for request in gcs.requests()) == 3
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_objects_are_found_by_pattern_and_sized_by_listing(scheme: str, gcs: Gcs, s3: S3) -> None:
+    server = gcs if scheme == "gs" else s3
+    bucket = server.new_bucket()
+    for name in ("a.tfrecord", "b.tfrecord", "in/c.tfrecord", "in/deep/d.tfrecord", "in/[x]"):
+        server.put(bucket, name, b"123")
+    store, url = open_storage(f"{scheme}://"), f"{scheme}://{bucket}"
+    assert store.glob(f"{url}/*.tfrecord") == [f"{url}/a.tfrecord", f"{url}/b.tfrecord"]
+    assert store.glob(f"{url}/[ax].tfrecord") == [f"{url}/a.tfrecord"]
+    assert store.glob(f"{url}/*/*.tfrecord") == [f"{url}/in/c.tfrecord"]
+    assert len(store.glob(f"{url}/**/*.tfrecord")) == 4
+    assert store.glob(f"{url}/a.tfrecord") == [f"{url}/a.tfrecord"]
+    assert store.glob(f"{url}/none") == store.glob(f"{url}/none*") == []
+    assert store.sizes([f"{url}/in/c.tfrecord", f"{url}/in/no", f"{url}/in/[x]"]) == [3, None, 3]
+
+
+# --- reading and writing
+
+
+def test_files_are_written_read_in_parts_and_deleted(place: str, tmp_path: Path) -> None:
+    store = open_storage(place)
+    store.write(join(place, "a/b.txt"), b"0123456789")
+    (tmp_path / "made").write_bytes(b"published")
+    store.publish(str(tmp_path / "made"), join(place, "a/c.txt"))
+    assert not (tmp_path / "made").exists()
+    assert store.read(join(place, "a/b.txt")) == b"0123456789"
+    assert store.read(join(place, "a/b.txt"), 2, 5) == b"234"
+    assert store.read(join(place, "a/b.txt"), 7) == b"789"
+    assert store.read(join(place, "a/b.txt"), 4, 4) == b""
+    with store.open(join(place, "a/c.txt")) as file:
+        assert file.read() == b"published"
+    assert {file.path: file.bytes for file in store.files(place)} == {"a/b.txt": 10, "a/c.txt": 9}
+    assert store.names(place) == ["a/"]
+    store.write(join(place, "a/b.txt"), b"")
+    assert store.read(join(place, "a/b.txt")) == b""
+    assert store.size(join(place, "a/b.txt")) == 0
+    store.delete(join(place, "a/b.txt"))
+    store.delete(join(place, "a/b.txt"))
+    store.delete_tree(place)
+    store.delete_tree(place)
+    assert store.stat(join(place, "a/c.txt")) is None
+
+
+def test_what_is_not_there_is_missing(place: str) -> None:
+    store = open_storage(place)
+    assert store.stat(join(place, "no")) is None
+    for ask in (store.read, store.open, store.size, lambda url: store.read_range(url, 0, 5)):
+        with pytest.raises(StorageError, match=f"^{join(place, 'no')} is missing$") as raised:
+            ask(join(place, "no"))
+        assert storage.is_missing(raised.value) and isinstance(raised.value, FileNotFoundError)
+    assert store.names(join(place, "folder")) == []
+
+
+def test_a_file_is_created_once(place: str) -> None:
+    store = open_storage(place)
+    assert store.create(join(place, "x"), b"mine")
+    assert store.create(join(place, "x"), b"mine"), "the lost answer to the same request"
+    assert not store.create(join(place, "x"), b"other")
+    assert store.read(join(place, "x")) == b"mine"
+
+
+@pytest.mark.parametrize("place", ["gs", "s3"], indirect=True)
+def test_an_object_is_replaced_and_deleted_only_as_it_was_found(place: str) -> None:
+    store, url = open_versioned(place), join(place, "x")
+    assert store.version(url) is None
+    assert not store.replace(url, b"0", "1")
+    store.write(url, b"1")
+    first = store.version(url)
+    assert first is not None and first.data == b"1" and -5 < first.age_s < 60
+    assert store.replace(url, b"2", first.generation)
+    assert not store.replace(url, b"3", first.generation)
+    if place.startswith("s3"):  # fake-gcs-server deletes whatever the condition
+        store.delete_version(url, first.generation)
+    assert store.read(url) == b"2"
+    second = store.version(url)
+    assert second is not None and second.generation != first.generation
+    store.delete_version(url, second.generation)
+    assert store.stat(url) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1])
+def test_the_crc_of_a_file_is_read_in_pieces(place: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Pieces of 1 MiB, so that a file ends inside a piece, at its end and right behind it; an empty one has none.
+    monkeypatch.setattr(storage, "_PIECE_BYTES", 1 << 20)
+    data, store = os.urandom(size), open_storage(place)
+    store.write(join(place, "x"), data)
+    assert storage.crc32c_of(store, join(place, "x"), size) == google_crc32c.value(data)
+
+
+@pytest.mark.parametrize("place", ["gs", "s3"], indirect=True)
+def test_a_large_object_arrives_complete(place: str, tmp_path: Path) -> None:
+    data = os.urandom((40 << 20) + 1)  # three chunks
+    (tmp_path / "big").write_bytes(data)
+    open_storage(place).publish(str(tmp_path / "big"), f"{place}/big")
+    assert open_storage(place).read(f"{place}/big") == data
+
+
+def test_one_read_is_one_request(gcs: Gcs) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put(bucket, "a #1.jpg", b"12345")
+    store = open_storage("gs://")
+    before = len(gcs.requests())
+    store.read(f"gs://{bucket}/a #1.jpg")
+    store.read_range(f"gs://{bucket}/a #1.jpg", 1, 3)
+    time.sleep(0.2)  # the log comes a moment later
+    assert [request.object_read for request in gcs.requests()[before:]] == ["a #1.jpg"] * 2

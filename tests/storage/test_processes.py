@@ -1,0 +1,167 @@
+"""Remote storage beside the rest of a process: forks, exits, Ctrl-C, memory, uploads whose answers are lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from beam_pipeline.storage import open_storage
+from tests.servers import Gcs
+from tests.storage.servers import SILENCE, Answer, http_server, telling
+
+
+def in_a_process(code: str, server: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """A fresh Python that runs `code` with gs:// leading to `server`, and its seconds."""
+    environment = {**os.environ, "STORAGE_EMULATOR_HOST": server}
+    begin = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    return done, time.monotonic() - begin
+
+
+FORK = """
+import os, signal
+from beam_pipeline import storage
+def read():
+    try:
+        print(storage.open_storage("gs://b").read("gs://{bucket}/x").decode(), flush=True)
+    except Exception as error:
+        print(error, flush=True)
+def forked():
+    if (child := os.fork()) == 0:
+        signal.alarm(20)
+        read()
+        print(storage.open_storage("gs://b").names("gs://{bucket}"), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_child_forked_before_remote_use_reads(gcs: Gcs) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put(bucket, "x", b"content")
+    done, _ = in_a_process(
+        FORK.replace("{bucket}", bucket) + "storage.open_storage('gs://b')\nforked()\nread()", gcs.url
+    )
+    assert done.stdout == "content\n['x']\ncontent\n", done.stderr
+
+
+def test_a_child_forked_after_remote_use_is_told_at_once_and_still_lists(gcs: Gcs) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put(bucket, "x", b"content")
+    done, seconds = in_a_process(FORK.replace("{bucket}", bucket) + "read()\nforked()", gcs.url)
+    first, told, listed = done.stdout.splitlines()
+    assert (first, listed) == ("content", "['x']")
+    assert told.startswith(f"gs://{bucket}/x: this process was forked from one that had used remote storage")
+    assert 'multiprocessing_context="forkserver"' in told
+    assert seconds < 15
+
+
+HANGING = """
+import os, signal, threading, time
+from beam_pipeline import storage
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def ask():
+    storage.open_storage("gs://b").{ask}
+for _ in range(8):
+    threading.Thread(target=ask, daemon=True).start()
+time.sleep(0.5)
+begin = time.monotonic()
+if {interrupted}:
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        ask()
+    except KeyboardInterrupt:
+        pass
+print(time.monotonic() - begin, flush=True)
+"""
+
+
+@pytest.mark.parametrize("interrupted", [False, True], ids=["exit", "Ctrl-C"])
+@pytest.mark.parametrize("ask", ['read_range("gs://b/x", 0, 9)', 'read("gs://b/a//b")', 'names("gs://b")'])
+def test_a_silent_server_keeps_nobody(ask: str, interrupted: bool) -> None:
+    with telling(Answer(SILENCE)) as server:
+        code = HANGING.replace("{ask}", ask).replace("{interrupted}", str(interrupted))
+        done, _ = in_a_process(f"{code}\nend = time.time()\nprint(end, flush=True)", server.url)
+        gone = time.time()
+    assert done.returncode == 0, done.stderr
+    waited, end = map(float, done.stdout.split())
+    assert waited < 1 and gone - end < 1
+
+
+class MillionObjects(BaseHTTPRequestHandler):
+    """The list call of the GCS JSON API over 1,000,000 objects that nobody stores."""
+
+    protocol_version = "HTTP/1.1"
+    total = 1_000_000
+    pages = 0
+
+    def do_GET(self) -> None:
+        parameters = parse_qs(urlsplit(self.path).query)
+        size = int(parameters.get("maxResults", ["0"])[0])
+        start = int(parameters.get("pageToken", ["0"])[0])
+        items = ",".join(
+            f'{{"name":"in/cat/photo-{number:09d}.jpg","size":"{number}","md5Hash":"rL0Y20zC+Fzt72VPzMSk2A==",'
+            '"crc32c":"AAAA/w=="}'
+            for number in range(start, min(start + size, self.total))
+        )
+        end = start + size
+        token = f'"nextPageToken":"{end}",' if end < self.total else ""
+        body = f'{{"kind":"storage#objects",{token}"items":[{items}]}}'.encode()
+        type(self).pages += bool(size)
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+ITERATE = """
+import json, psutil
+from beam_pipeline import storage
+process, store = psutil.Process(), storage.open_storage("gs://b")
+count, bytes, most = 0, 0, 0
+for file in store.files("gs://b/in/cat"):
+    count, bytes = count + 1, bytes + file.bytes
+    if count == 2_000:
+        before = process.memory_info().rss
+    if count > 2_000 and count % 1_000 == 0:
+        most = max(most, process.memory_info().rss)
+print(json.dumps([count, bytes, (most - before) / 1e6]))
+"""
+
+
+def test_iterating_a_million_objects_grows_memory_by_less_than_50_mb() -> None:
+    with http_server(MillionObjects) as url:
+        done, _ = in_a_process(ITERATE, url)
+    count, total, growth_mb = json.loads(done.stdout)
+    assert (count, total) == (1_000_000, 999_999 * 500_000)
+    assert MillionObjects.pages == 1_000
+    assert growth_mb < 50
+
+
+def test_many_threads_share_a_storage(gcs: Gcs, tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    bucket = gcs.new_bucket()
+    store = open_storage("gs://")
+
+    def one(number: int) -> bool:
+        url, data = f"gs://{bucket}/odd//{number}", os.urandom(50_000)
+        store.write(url, data)
+        assert store.stat(url) is not None
+        return store.read(url) == data == bytes(store.read_range(url, 0, 100_000))
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(one, range(64)))
+    assert sum(1 for _ in store.files(f"gs://{bucket}/odd")) == 64
