@@ -17,7 +17,8 @@ import tensorflow as tf
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from reader.cache import cache_name
-from reader.decode import Pixels, UndecodableImageError, checked_size, decode_pixels, resize_into, stored_shape
+from reader.decode import ImageDecoder, Pixels, UndecodableImageError, checked_size
+from reader.info import ImageInfo
 
 Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
 
@@ -95,23 +96,20 @@ class _Loader:
     """A function from paths string [b] to images uint8 [b, height, width, 3]; for several threads."""
 
     def __init__(self, folder: str, size: tuple[int, int]) -> None:
-        self._read, self._size = storage.open_storage(folder).read, size
+        self._read = storage.open_storage(folder).read
+        self._decoder = ImageDecoder(ImageInfo("jpeg", 3, None, None, (), ()), size)  # of any size, PNG too
         self._fetching = ThreadPoolExecutor(_FILES_AT_ONCE, "reader-fetch")
         self._decoding = ThreadPoolExecutor(os.cpu_count(), "reader-decode")
 
     def __call__(self, paths: Any) -> Pixels:
         names = [os.fsdecode(path) for path in paths]
-        images = np.empty((len(names), *self._size, 3), np.uint8)
+        images = np.empty((len(names), *self._decoder.shape), np.uint8)
         # The files arrive in order, and each is decoded while later ones are fetched.
-        list(self._decoding.map(_decode, names, self._fetching.map(self._read, names), images))
+        list(self._decoding.map(self._decode, names, self._fetching.map(self._read, names), images))
         return images
 
-
-def _decode(path: str, encoded: bytes, row: Pixels) -> None:
-    try:
-        is_of_size = stored_shape(encoded, 3) == row.shape
-        pixels = decode_pixels(encoded, 3, row if is_of_size else None)
-        if not is_of_size:
-            resize_into(pixels, row, "crop")
-    except UndecodableImageError as error:
-        raise ImageShardsError(f"{path}: {error}") from None
+    def _decode(self, path: str, encoded: bytes, row: Pixels) -> None:
+        try:
+            self._decoder(encoded, row, 0)
+        except UndecodableImageError as error:
+            raise ImageShardsError(f"{path}: {error}") from None

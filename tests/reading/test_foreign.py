@@ -145,12 +145,6 @@ def test_files_are_read_once_whatever_way_they_are_named(tmp_path: Path) -> None
     assert labels(reader.record_dataset(f"{tmp_path}/a[0-9].tfrec")) == [3, 4, 5]
 
 
-def test_two_iterators_of_one_dataset(tmp_path: Path) -> None:
-    dataset = reader.record_dataset(photos(tmp_path / "a", 200), keys=["label"])
-    pairs = [(one["label"], two["label"]) for one, two in zip(dataset, dataset.skip(1), strict=False)]
-    assert pairs == [(number, number + 1) for number in range(199)]
-
-
 def test_features_are_inferred_from_several_files(tmp_path: Path) -> None:
     """Only the last of many files has a score."""
     for number in range(9):
