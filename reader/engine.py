@@ -11,9 +11,12 @@ by its number: it fails its batch, or another record of the split takes its row.
 
 from __future__ import annotations
 
+import atexit
 import math
 import queue
 import threading
+import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -36,6 +39,7 @@ _LARGE_BATCH_BYTES = 32 << 20
 # latency; local files need two windows only, the current one and the next.
 _REMOTE_BYTES_AHEAD = 64 << 20
 _LOCAL_READS, _REMOTE_READS = 8, 32
+_EXIT_S = 0.5  # that the process' end waits for threads; who awaits a storage that doesn't answer is left
 # Draws of a substitute for a corrupt record. With half of a split corrupt, one in 65,000 of them all fail.
 _DRAWS = 16
 _SUBSTITUTE_RUNS = 16  # kept in memory: the records of a window draw from as many
@@ -179,7 +183,8 @@ class Engine:
     ) -> None:
         self._reader, self._skips = source
         self._rows, self._seed, self._for_training, self._pool = rows, seed, for_training, pool
-        self._windows, self._sizes, self._threads = rest.windows, deque(sizes), threads
+        self._windows, self._sizes, self._decoders = rest.windows, deque(sizes), threads
+        self.threads: list[threading.Thread] = []
         # Reentrant: memory taken under it may start a garbage collection, which may drop this engine's own iterator.
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # for decode threads
@@ -199,18 +204,20 @@ class Engine:
 
     def __enter__(self) -> Engine:
         reads = _REMOTE_READS if self._reader.is_remote else _LOCAL_READS
-        for target, threads in ((self._read_runs, reads), (self._decode_pieces, self._threads)):
-            for _ in range(threads):
-                # Daemons: a request that hangs must not keep the process from ending.
-                threading.Thread(target=target, name=f"reader{target.__name__}", daemon=True).start()
+        targets = [self._read_runs] * reads + [self._decode_pieces] * self._decoders
+        # Daemons: a request that hangs must not keep the process from ending.
+        self.threads = [threading.Thread(target=one, name=f"reader{one.__name__}", daemon=True) for one in targets]
+        _STARTED.add(self)
+        for thread in self.threads:
+            thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the threads; those that await a request end with it."""
+        """End the threads: each ends with the image or the request that it is busy with."""
         with self._lock:
             self._is_closed = True
             self._work.notify_all()
-        for _ in range(_REMOTE_READS):
+        for _ in self.threads:
             self._reads.put(None)
 
     # --- reading ahead ---
@@ -263,6 +270,8 @@ class Engine:
         row, labels = piece.row, []
         try:
             for at in range(piece.first, piece.first + piece.rows):
+                if self._is_closed:
+                    return
                 run, index = runs[run_of[at]], index_in_run[at]
                 try:
                     image, label, values = fill(run.record(index), images[row], seeds[at])
@@ -383,3 +392,18 @@ class Engine:
     def rest(self) -> Rest:
         """What is left when the last batch was handed out."""
         return Rest(self._windows, self._ahead[0] if self._ahead else None)
+
+
+# Engines whose threads run: they are ended before the interpreter is, since a thread that comes back from C++ or Rust
+# while that ends aborts the process.
+_STARTED: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    deadline = time.monotonic() + _EXIT_S
+    engines = list(_STARTED)
+    for engine in engines:
+        engine.__exit__()
+    for thread in (thread for engine in engines for thread in engine.threads):
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import beam_pipeline
+import reader
 from reader.commands import main
 from tests import make
 
@@ -51,20 +55,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def variables() -> dict[str, dict[str, Any]]:
+    """Variables of each section: a block goes on where the one before it ended."""
+    return {heading: {"__name__": "recipe"} for heading, _, _ in blocks()}
+
+
 @pytest.mark.parametrize(
-    ("heading", "language", "text"), blocks(), ids=[f"{place}-{block[0][:12]}" for place, block in enumerate(blocks())]
+    ("heading", "language", "text"),
+    blocks(),
+    ids=[f"{number}-{block[0][:12]}" for number, block in enumerate(blocks())],
 )
 def test_recipe_runs_as_written(
-    heading: str, language: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    heading: str,
+    language: str,
+    text: str,
+    folder: Path,
+    variables: dict[str, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module, reason in NEEDS.items():
-        if f"import {module}" in text and importlib.util.find_spec(module) is None:
-            pytest.skip(reason)
+        if f"import {module}" in text or f"reader.{module}" in text:
+            pytest.importorskip(module, reason=reason)
     monkeypatch.chdir(folder)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         if language == "python":  # in this process: TensorFlow and Keras take 10 s to import
-            exec(compile(text, f"{DOCUMENT} ({heading})", "exec"), {"__name__": "recipe"})
+            exec(compile(text, f"{DOCUMENT} ({heading})", "exec"), variables[heading])
         else:
             for line in text.splitlines():
                 _, _, module, *arguments = shlex.split(line, comments=True)
@@ -72,18 +89,46 @@ def test_recipe_runs_as_written(
     assert printed.getvalue().strip()
 
 
+NO_TENSORFLOW = """
+import sys
+
+class WithoutTensorFlow:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] == "tensorflow" else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(WithoutTensorFlow, sys.meta_path)
+"""
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("section", ["Augmentation"])
+def test_recipe_runs_on_other_backends_without_tensorflow(backend: str, section: str, folder: Path) -> None:
+    pytest.importorskip(backend, reason=NEEDS[backend])
+    program = NO_TENSORFLOW + "\n".join(text for heading, _, text in blocks() if heading == section)
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
 def test_the_document_shows_every_way_to_read() -> None:
-    text = "\n".join(text for _, _, text in blocks())
-    for name in (
-        "train_dataset",
-        "eval_dataset",
-        "record_dataset",
-        "image_files_dataset",
+    text = DOCUMENT.read_text()
+    for name in set(reader.__all__) - {
+        "DatasetInfo",
+        "__version__",
+        "augment",
+        "torch",
         "as_numpy",
-        "as_jax",
-        "torch.ShardDataset",
-    ):
-        assert f"reader.{name}(" in text, name
+        "index",
+        "copy",
+        "keep_tensorflow_off_accelerators",
+    }:
+        assert f"reader.{name}" in text, name
     for layer in ("Normalization", "Discretization", "StringLookup", "Hashing", "HashedCrossing", "Embedding"):
         assert f"layers.{layer}(" in text, layer
     for verb in ("info", "copy", "index", "show", "bench"):
