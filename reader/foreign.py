@@ -18,7 +18,7 @@ Tensor = Any
 Feature = Any  # tf.io.FixedLenFeature and its like
 
 _FILES_AT_ONCE = 8
-_RECORDS_AT_ONCE = 32
+_RECORDS_AT_ONCE = 32  # cheaper calls from 64 on, but with records of 1 MB each batch under way would hold 64 MB
 
 
 def record_dataset(
@@ -58,7 +58,7 @@ def record_dataset(
     files, skip = find_files(pattern), on_error == "skip"
     specs = dict(keys) if isinstance(keys, Mapping) else _specs(infer_features(files, keys, skip))
     # TensorFlow reads local files. It opens no s3:// or az://, knows other credentials than we do, and with a corrupt
-    # record loses the rest of its file: these are read by our storage, in Python (4 µs a record).
+    # record loses the rest of its file: these are read by our storage, in Python, for 25 µs of CPU a record more.
     by_python = skip or not all(map(storage.is_local, files))
 
     dataset = tf.data.Dataset.from_tensor_slices([os.fsencode(file) for file in files])

@@ -188,7 +188,7 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
         (tmp_path / "other", {}, CorruptRecordError, r"other: record 0 at byte 0: not a tf\.train\.Example"),
     ):
         with pytest.raises(kind, match=message):
-            reader.record_dataset(pattern, **options)  # type: ignore[arg-type]
+            reader.record_dataset(pattern, **options)
 
 
 def test_a_record_that_lacks_a_feature_is_named_or_skipped(tmp_path: Path) -> None:
