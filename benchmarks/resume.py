@@ -15,7 +15,6 @@ import argparse
 import hashlib
 import itertools
 import json
-import os
 import random
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import reader
@@ -75,20 +73,17 @@ def steps(records: int, hosts: int) -> int:
 def in_new_process(folder: str, hosts: int, position: str | None, count: int) -> Seen:
     """`read` in a Python of its own."""
     part = json.dumps({"folder": folder, "hosts": hosts, "position": position, "count": count})
-    done = subprocess.run(
-        [sys.executable, __file__, "--read", part], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
-    )
+    done = subprocess.run([sys.executable, __file__, "--read", part], stdout=subprocess.PIPE, check=True)
     return [[(name, pixels) for name, pixels in host] for host in json.loads(done.stdout.splitlines()[-1])]
 
 
 def read(folder: str, hosts: int, position: str | None, count: int) -> Seen:
     """What each host hands out in `count` steps."""
-    info = reader.load_info(folder)
     crop = reader.augment.random_resized_crop(then=reader.augment.flip_crop)
     seen = []
     for host in range(hosts):
-        dataset = reader.train_dataset(
-            info,
+        batches = reader.train_batches(
+            folder,
             "train",
             global_batch_size=BATCH * hosts,
             host=(host, hosts),
@@ -98,12 +93,11 @@ def read(folder: str, hosts: int, position: str | None, count: int) -> Seen:
             seed=3,
             position=None if position is None else reader.Position.from_json(position),
         )
-        iterations = itertools.chain.from_iterable(itertools.repeat(dataset))
         seen.append(
             [
                 (name.decode(), hashlib.sha256(image.tobytes()).hexdigest()[:12])
-                for inputs, _ in itertools.islice(iterations, count)
-                for name, image in zip(inputs["filename"].numpy(), inputs["image"].numpy(), strict=True)
+                for inputs, _ in itertools.islice(batches.repeat(), count)
+                for name, image in zip(inputs["filename"], inputs["image"], strict=True)
             ]
         )
     return seen
@@ -125,8 +119,8 @@ def check_epochs(seen: Seen, records: int) -> None:
 
 def check_resume(folder: str, whole: dict[int, Seen], records: int, before: int, after: int, step: int) -> None:
     """One resume after `step` trained steps of the first epoch."""
-    info = reader.load_info(folder)
-    position = info.position("train", global_batch_size=BATCH * before, hosts=before, seed=3).after(step)
+    options = {"global_batch_size": BATCH * before, "host": (0, before), "seed": 3}
+    position = reader.train_batches(folder, "train", **options).position.after(step)
     trained = [host[: BATCH * step] for host in whole[before]]
     if before == after:
         resumed = in_new_process(folder, after, position.to_json(), steps(records, after))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import IO
 
+_HOST = re.compile(rb"^host:[^\r]*", re.IGNORECASE | re.MULTILINE)
 _PIPE_BYTES = 256 << 10  # a user may have 64 MB of them
 
 
@@ -56,8 +57,10 @@ class _Connection(StreamRequestHandler):
                     self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
                     continue
                 time.sleep(self.server.latency_s)
+                head = _HOST.sub(b"host: 127.0.0.1:%d" % self.server.upstream, head)  # the server serves its own only
                 length = upstream.forward(head + body, self.connection)
-                is_object = b"alt=media" in head.partition(b"\r\n")[0]
+                first = head.partition(b"\r\n")[0]
+                is_object = b"alt=media" in first or not first.startswith(b"GET /storage/v1/")
                 self.server.count(requests=1, bytes=length * is_object)
         except ConnectionError:
             pass  # the client has gone
