@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from beam_pipeline.errors import ImageShardsError, UsageError, from_worker, one_line
 from reader import augment
-from reader.dataset import eval_dataset, train_dataset
 from reader.info import DatasetInfo
+from reader.tf_data import eval_dataset, train_dataset
 from reader.train.models import build
 
 METRICS_FILE = "metrics.jsonl"
