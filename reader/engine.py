@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import queue
 import threading
 import time
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from reader import order
 from reader.buffers import BufferPool
 from reader.records import InvalidRecordError, Run, RunReader
@@ -198,6 +199,7 @@ class Engine:
         is_large = most * math.prod(rows.shape or ()) > _LARGE_BATCH_BYTES
         self._slots = (1 if is_large else _BATCHES_AHEAD) + -(-threads * PIECE_ROWS // most)
         self._is_closed = False
+        self._process = os.getpid()
         self._crash: BaseException | None = None
         self._substitutes: OrderedDict[int, Run] = OrderedDict()
         self._request()
@@ -214,6 +216,8 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         """End the threads: each ends with the image or the request that it is busy with."""
+        if os.getpid() != self._process:  # a fork: they aren't here, and one may have held the lock
+            return
         with self._lock:
             self._is_closed = True
             self._work.notify_all()
@@ -237,15 +241,15 @@ class Engine:
         """Body of a read thread."""
         while (read := self._reads.get()) is not None and not self._is_closed:
             window, number = read
-            buffer = self._pool.run_buffer(window.sizes[number])
             found: Run | _Unread
             try:
+                buffer = self._pool.run_buffer(window.sizes[number])
+                window.buffers.append(buffer)
                 found = self._reader.read(window.runs[number], buffer)
             except BaseException as error:
                 found = _Unread(error)
             with self._lock:
                 window.found[number] = found
-                window.buffers.append(buffer)
                 window.missing -= 1
                 if not window.missing and window is self._ahead[0]:
                     self._work.notify_all()
@@ -287,8 +291,7 @@ class Engine:
         except BaseException as error:  # for the consumer, after the batches before this one
             with self._lock:
                 batch.fail(row, error)
-                self._sizes.clear()
-                self._rows_to_request = 0
+                self._stop_cutting()
             return
         batch.labels[piece.row : row] = labels
         if not window.weight:
@@ -357,6 +360,14 @@ class Engine:
             self._request()
         return piece
 
+    def _stop_cutting(self) -> None:
+        """Nothing behind an error is wanted, in its batch or after it; what comes before it is cut already."""
+        self._sizes.clear()
+        self._rows_to_request = 0
+        last = self._batches[-1]
+        last.unfinished -= last.size - last.cut
+        last.size = last.cut
+
     def _finish(self, piece: _Piece) -> None:
         batch, window = piece.batch, piece.window
         batch.unfinished -= piece.rows
@@ -376,8 +387,10 @@ class Engine:
         Raises:
             CorruptRecordError: of the first corrupt record in it, unless records are skipped.
             StorageError: a file can't be read.
-            UsageError: a user's function failed.
+            UsageError: a user's function failed; or this process is a fork of the one that began to iterate.
         """
+        if os.getpid() != self._process:
+            raise UsageError("this iteration began in another process, before a fork: begin one in this process")
         with self._lock:
             while self._crash is None and not (self._batches and not self._batches[0].unfinished):
                 self._finished.wait()
