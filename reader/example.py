@@ -44,8 +44,9 @@ class ImageFinder:
         image: memoryview | None = None
         label = -1
         try:
-            at, total = _skip_length(record, 1), len(record)
-            while at < total and record[0] == _FIELD_1:
+            (size, at), total = _varint(record, 1), len(record)
+            is_laid_out = record[0] == _FIELD_1 and at + size == total
+            while is_laid_out and at < total:
                 size, entry = record[at + 1], at + 2
                 if size >= 0x80:
                     size, entry = _varint(record, at + 1)
@@ -56,10 +57,9 @@ class ImageFinder:
                     label = _only_integer(record, entry + len(self._class_head), at)
                 elif record.startswith(self._image_head, entry):
                     image = _only_bytes(record, entry + len(self._image_head), at)
-                else:
-                    continue
-                if image is not None and label >= 0:
-                    return image, label
+            # To the end, although both are known before: of a key that comes twice the last one counts.
+            if at == total and image is not None and label >= 0:
+                return image, label
         except IndexError:
             pass
         return self._parse(record)
@@ -68,7 +68,8 @@ class ImageFinder:
         """The same of an Example that is laid out in another way, or an error that says what is missing."""
         features = parse_example(record)
         image, label = (features.get(key, []) for key in self._keys)
-        if not isinstance(image, list) or not image or isinstance(label, list) or not len(label):
+        is_image = isinstance(image, list) and len(image) > 0
+        if not is_image or isinstance(label, list) or label.dtype != np.int64 or not len(label):
             raise ValueError(f"no {self._keys[0]!r} or no {self._keys[1]!r} among {', '.join(features)}")
         return memoryview(image[0]), int(label[0])
 
