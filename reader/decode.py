@@ -6,6 +6,7 @@ At the stored size the pixels are exactly Pillow's (accurate DCT, fancy upsampli
 from __future__ import annotations
 
 import io
+import math
 import operator
 import reprlib
 import threading
@@ -115,7 +116,7 @@ class _Scratch(threading.local):
         self._buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def array(self, shape: tuple[int, ...]) -> Pixels:
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         if size > len(self._buffer):
             self._buffer = np.empty(size, np.uint8)
         return self._buffer[:size].reshape(shape)
@@ -143,9 +144,7 @@ def decode_pixels(encoded: Encoded, channels: int, out: Pixels | None = None, is
         if not is_foreign or simplejpeg.decode_jpeg_header(encoded)[2] in _SAME_AS_PILLOW[channels]:
             pixels: Pixels = simplejpeg.decode_jpeg(encoded, _COLOUR[channels], False, False, 0, 0, 1, out, True)
             return pixels
-    except (
-        ValueError
-    ):  # no JPEG, one that it doesn't know (12 bits, arithmetic coding), or a corrupt one: Pillow decides
+    except ValueError:  # no JPEG, one that it doesn't know (12 bits, arithmetic coding), or corrupt: Pillow decides
         pass
     pixels = _decode_with_pillow(encoded, channels)
     if out is None or pixels.shape != out.shape:
@@ -229,7 +228,7 @@ def _store(image: Any, row: Pixels) -> None:
     """Take over what an augment returned."""
     if image is row:
         return
-    found = np.asarray(image)
+    found = call_user(np.asarray, image)
     if found.shape != row.shape or found.dtype != row.dtype:
         kind = f"{found.dtype} {list(found.shape)}" if found.dtype != object else type(image).__name__
         raise UsageError(f"the augment returned {kind}: it has to return uint8 {list(row.shape)}, the image's shape")
