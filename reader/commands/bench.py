@@ -1,46 +1,86 @@
-"""`python -m reader bench`: its flags; TensorFlow is loaded when it runs."""
+"""`python -m reader bench`: one run, and what it prints."""
 
 from __future__ import annotations
 
-import argparse
+import json
+import platform
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-from reader.commands.flags import number, whole_number
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the verb's flags, but for `--json`."""
-    parser.add_argument(
-        "--split", default="train", help="Records to read, such as train[:10000] (default: %(default)s)."
-    )
-    for name, default, what in (
-        ("images", 6400, "How many images each run reads"),
-        ("batch_size", 64, "Images in a batch"),
-        ("image_size", 224, "Side in pixels that images are resized to"),
-        ("repeats", 7, "How many runs of each way count, after one to warm up"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=whole_number(1), default=default, metavar="N", help=f"{what} (default: %(default)s)."
-        )
-    parser.add_argument(
-        "--against",
-        metavar="DIR",
-        help="Original images in class folders for the rows of individual files (default: the records' own images).",
-    )
-    parser.add_argument(
-        "--storage_latency_ms",
-        type=number(0),
-        default=0.0,
-        metavar="N",
-        help="Let each storage request sleep so long first, in this process: it costs no CPU, where a real client's "
-        "HTTP does (default: 0).",
-    )
-    parser.add_argument("--chart", default="bench.png", metavar="PNG", help="File to draw into (default: %(default)s).")
-    parser.add_argument("--profile", metavar="DIR", help="Also write a TensorBoard trace of train_dataset there.")
+from beam_pipeline import storage
+from beam_pipeline.errors import EXIT_OK
+from reader.commands.flags import Command, Flag, whole_number
+from reader.info import load_info
+from reader.limits import cpu_count
+from reader.words import count
 
 
-def run(flags: argparse.Namespace) -> int:
-    """Measure and tell; exit code 0."""
-    import reader.train.quiet  # noqa: F401
-    from reader.bench.run import bench
+def _run(values: dict[str, Any]) -> int:
+    if find_spec("tensorflow") is not None:
+        import reader.train.quiet  # noqa: F401
+    from reader.tools import bench
 
-    return bench(flags)
+    bench.check_chart(values["chart"])
+    info, size, images = load_info(values["dataset"]), values["image_size"], values["images"]
+    against = storage.normalize(values["against"]) if values["against"] else None
+    with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
+        material = bench.prepare(info, values["split"], images, against, Path(scratch))
+        there = len(material.images)
+        caches = f"{scratch}/cache" if values["cached"] else ""
+        rows = bench.all_rows(material, size, min(values["batch_size"], there), caches)
+        bench.measure(rows, images, values["repeats"], _tell)
+    names = ("split", "images", "batch_size", "image_size", "repeats", "against")
+    conditions = {name: values[name] for name in names} | {"dataset": info.url, "split_images": there}
+    conditions |= {"cores": cpu_count(), "python": platform.python_version()}
+    title = f"{info.name} {info.version}, {size} px, {count(cpu_count(), 'core')}"
+    advice = bench.advise(rows, info, size)
+    try:
+        bench.chart(rows, title, values["chart"])
+        drawn = f"chart: {values['chart']}"
+    except ModuleNotFoundError:
+        drawn = "no chart: Matplotlib is not installed"
+    if values["json"]:
+        print(json.dumps({**conditions, "rows": bench.as_json(rows), "advice": advice}))
+        return EXIT_OK
+    again = f" ({values['split']} has {there:,}, read again and again)" if there < images else ""
+    runs = "1 run" if values["repeats"] == 1 else f"median of {values['repeats']} runs in turns"
+    print(f"{title}, {count(images, 'image')} a run{again}, {runs}")
+    if against:
+        print(f"individual files: {against}")
+    print(bench.table(rows), f"what would help most: {advice}", drawn, sep="\n")
+    return EXIT_OK
+
+
+def _tell(line: str) -> None:
+    """Progress, if somebody looks on."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
+_N = whole_number(1)
+
+COMMAND = Command(
+    "bench",
+    ("DATASET",),
+    "Measure how fast a dataset is read here, and what holds it back.",
+    "Reads the same images in every way people read images, in turns, beside decoding alone: the same work on bytes "
+    "in memory. Figures worth quoting need the defaults.",
+    "datasets/photos/1.0.0 --chart bench.png",
+    "0 measured, 1 the dataset or its storage can't be read",
+    _run,
+    (
+        Flag("--split", "SPLIT", "Records to read, such as train[:10000].", "train"),
+        Flag("--images", "N", "How many images each run reads; a smaller split is read again and again.", 6400, _N),
+        Flag("--batch_size", "N", "Images in a batch.", 64, _N),
+        Flag("--image_size", "N", "Side in pixels that images are resized to.", 224, _N),
+        Flag("--repeats", "N", "How many runs of each way count, after one to warm up.", 7, _N),
+        Flag(
+            "--against", "DIR", "Original images in class folders for the individual files (default: the records' own)."
+        ),
+        Flag("--cached", "", "Also read individual files from caches of decoded pixels, in memory and on disk.", False),
+        Flag("--chart", "PNG", "File to draw into.", "bench.png"),
+    ),
+)

@@ -1,41 +1,134 @@
-"""How the verbs read their command lines: values are checked here, and every error is one line that says the fix."""
+"""How the commands read their command lines: every error is one line with the bad value and the fix."""
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import math
-import re
+import textwrap
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NamedTuple
 
 from beam_pipeline.errors import UsageError
 
-# Below this share of equal letters a suggestion is no help: `--width` is no `--split`.
-_LIKENESS = 0.6
-_ARGUMENT = re.compile(r"argument (?P<flag>\S+): (?P<text>.*)", re.DOTALL)
+_LIKENESS = 0.6  # below this share of equal letters a suggestion is no help: `--width` isn't `--split`
+_WIDTH, _INDENT = 100, 22
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors are `UsageError`s, `--flag 'value': fix`."""
+class Flag(NamedTuple):
+    """One flag.
 
-    def error(self, message: str) -> NoReturn:
-        """Raise what is wrong in our words."""
-        required = message.removeprefix("the following arguments are required: ")
-        if required != message:
-            raise UsageError(f"{required.split(', ')[0]} is missing; see --help")
-        match = _ARGUMENT.fullmatch(message)
-        if match is None:
-            raise UsageError(f"{message}; see --help")
-        if match["text"].startswith("expected "):
-            raise UsageError(f"{match['flag']} lacks its value; see --help")
-        if match["text"].startswith("ignored explicit argument"):
-            raise UsageError(f"{match['flag']} takes no value; see --help")
-        raise UsageError(f"{match['flag']} {match['text']}")
+    Attributes:
+        name: `--image_size`; dashes work, too.
+        metavar: what stands for its value; "" for a switch.
+        help: a sentence.
+        default: its value if it isn't given; `REQUIRED` if it has to be.
+        read: makes the value of the text, or raises ValueError with what to give.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    default: Any = None
+    read: Callable[[str], Any] = str
+
+
+REQUIRED = object()
+JSON = Flag("--json", "", "Print one JSON object.", False)
+
+
+class Command(NamedTuple):
+    """One command of `python -m reader`.
+
+    Attributes:
+        name: as the user writes it.
+        arguments: names of what has to be given; a last one that ends in `…` may be given several times.
+        summary, details: sentences for the help.
+        example: what may follow the name.
+        exit_codes: what 0 and 1 mean; 2 is bad usage everywhere.
+        run: of the values by name; returns the exit code.
+        flags: besides `--json`.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    summary: str
+    details: str
+    example: str
+    exit_codes: str
+    run: Callable[[dict[str, Any]], int]
+    flags: tuple[Flag, ...] = ()
+
+    def parse(self, given: Sequence[str]) -> dict[str, Any]:
+        """Name → value of all arguments and flags. Raises UsageError."""
+        flags = {flag.name: flag for flag in (*self.flags, JSON)}
+        values = {flag.name[2:]: flag.default for flag in flags.values()}
+        arguments: list[str] = []
+        rest = iter(given)
+        for one in rest:
+            if not one.startswith("--"):
+                arguments.append(one)
+                continue
+            name, is_joined, text = one.partition("=")
+            flag = flags.get(f"--{name[2:].replace('-', '_')}")
+            if flag is None:
+                raise UsageError(f"unknown flag {name!r}: {suggestion(name, flags)}")
+            if not flag.metavar:
+                if is_joined:
+                    raise UsageError(f"{flag.name} takes no value; see --help")
+                values[flag.name[2:]] = True
+                continue
+            value = text if is_joined else next(rest, None)
+            if value is None or (not is_joined and value.startswith("--")):
+                raise UsageError(f"{flag.name} lacks its value; see --help")
+            try:
+                values[flag.name[2:]] = flag.read(value)
+            except ValueError as error:
+                raise UsageError(f"{flag.name} {value!r}: {error}") from None
+        return {**self._named(arguments), **self._checked(values)}
+
+    def _named(self, arguments: list[str]) -> dict[str, Any]:
+        if len(arguments) < len(self.arguments):
+            raise UsageError(f"{self.arguments[len(arguments)].rstrip('…')} is missing; see --help")
+        names = [name.rstrip("…").lower() for name in self.arguments]
+        if self.arguments[-1].endswith("…"):
+            return {**dict(zip(names, arguments, strict=False)), names[-1]: arguments[len(names) - 1 :]}
+        if len(arguments) > len(names):
+            raise UsageError(
+                f"unexpected argument {arguments[len(names)]!r}: every value belongs to a flag; see --help"
+            )
+        return dict(zip(names, arguments, strict=True))
+
+    def _checked(self, values: dict[str, Any]) -> dict[str, Any]:
+        for name, value in values.items():
+            if value is REQUIRED:
+                raise UsageError(f"--{name} is missing; see --help")
+        return values
+
+    def help(self) -> str:
+        """What `--help` prints."""
+        lines = [f"usage: python -m reader {' '.join((self.name, *self.arguments))} [--flag VALUE …]", ""]
+        lines += [*textwrap.wrap(f"{self.summary} {self.details}", _WIDTH), ""]
+        for flag in (*self.flags, JSON):
+            default = (
+                f" (default: {flag.default})" if isinstance(flag.default, (str, int, float)) and flag.metavar else ""
+            )
+            head, text = f"  {flag.name} {flag.metavar}", f"{flag.help.rstrip('.')}{default}."
+            wrapped = textwrap.wrap(text, _WIDTH - _INDENT)
+            lines += [head] if len(head) > _INDENT - 2 else [f"{head:{_INDENT}}{wrapped.pop(0)}"]
+            lines += [" " * _INDENT + line for line in wrapped]
+        example = f"example:\n  python -m reader {self.name} {self.example}"
+        return "\n".join([*lines, "", example, "", f"exit codes: {self.exit_codes}, 2 bad usage"])
+
+
+def suggestion(given: str, known: Sequence[str] | dict[str, Any]) -> str:
+    """`did you mean …?`, of the names that are like it; dashes count for nothing."""
+    by_letters = {name.lstrip("-"): name for name in known}
+    nearest = difflib.get_close_matches(given.lstrip("-").replace("-", "_"), by_letters, n=1, cutoff=_LIKENESS)
+    return f"did you mean {by_letters[nearest[0]]}?" if nearest else "see --help"
 
 
 def whole_number(least: int | None = None) -> Callable[[str], int]:
-    """What argparse calls for a flag of a whole number, from `least` on."""
+    """Reads a whole number, from `least` on."""
 
     def read(text: str) -> int:
         try:
@@ -43,16 +136,14 @@ def whole_number(least: int | None = None) -> Callable[[str], int]:
         except ValueError:
             value = None
         if value is None or (least is not None and value < least):
-            raise argparse.ArgumentTypeError(
-                f"{text!r}: give a whole number{'' if least is None else f' from {least}'}"
-            )
+            raise ValueError(f"give a whole number{'' if least is None else f' from {least}'}")
         return value
 
     return read
 
 
-def number(least: float = -math.inf, is_more: bool = False) -> Callable[[str], float]:
-    """What argparse calls for a flag of a finite number, from `least` on, or above it where `is_more`."""
+def number(least: float, is_more: bool = False) -> Callable[[str], float]:
+    """Reads a finite number, from `least` on, or above it."""
 
     def read(text: str) -> float:
         try:
@@ -60,34 +151,18 @@ def number(least: float = -math.inf, is_more: bool = False) -> Callable[[str], f
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or value < least or (is_more and value == least):
-            raise argparse.ArgumentTypeError(f"{text!r}: give a number {'above' if is_more else 'from'} {least:g}")
+            raise ValueError(f"give a number {'above' if is_more else 'from'} {least:g}")
         return value
 
     return read
 
 
-def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """What argparse calls for a flag of some words."""
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Reads one of some words."""
 
     def read(text: str) -> str:
         if text not in choices:
-            raise argparse.ArgumentTypeError(f"{text!r}: choose one of {', '.join(choices)}")
+            raise ValueError(f"choose one of {', '.join(choices)}")
         return text
 
     return read
-
-
-def unknown(argument: str, parser: argparse.ArgumentParser) -> UsageError:
-    """The error for an argument that a verb hasn't."""
-    flag = argument.partition("=")[0]
-    if not flag.startswith("-"):
-        return UsageError(f"unexpected argument {flag!r}: every value belongs to a flag; see --help")
-    known = [name for action in parser._actions for name in action.option_strings]
-    return UsageError(f"unknown flag {flag!r}: {suggestion(flag, known)}")
-
-
-def suggestion(given: str, known: Sequence[str]) -> str:
-    """`did you mean …?`, of the names that are like it; dashes count for nothing."""
-    by_letters = {name.lstrip("-"): name for name in known}
-    nearest = difflib.get_close_matches(given.lstrip("-"), by_letters, n=1, cutoff=_LIKENESS)
-    return f"did you mean {by_letters[nearest[0]]}?" if nearest else "see --help"

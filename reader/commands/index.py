@@ -1,51 +1,44 @@
-"""`python -m reader index`: its flags, and what it says."""
+"""`python -m reader index`: what it prints."""
 
 from __future__ import annotations
 
-import argparse
 import json
+from typing import Any
 
 from beam_pipeline.errors import EXIT_OK
+from reader.commands.flags import REQUIRED, Command, Flag, one_of
 from reader.commands.info import describe
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the verb's flags, but for `--json`."""
-    parser.add_argument("more", metavar="PATTERN", nargs="*", help="More files.")
-    parser.add_argument("--out", required=True, metavar="DIR", help="Local folder for the index, new or empty.")
-    parser.add_argument(
-        "--image_key",
-        metavar="NAME",
-        help="Feature that holds the encoded image (default: image, image/encoded or another name in common use).",
-    )
-    parser.add_argument(
-        "--class_key",
-        metavar="NAME",
-        help="Feature that holds the class id (default: class, label, image/class/label or another in common use).",
-    )
-    parser.add_argument(
-        "--labels_file", metavar="FILE", help="Class names, one per line in order of their ids (default: the records')."
-    )
-    parser.add_argument(
-        "--on_error",
-        choices=("raise", "skip"),
-        default="raise",
-        metavar="raise|skip",
-        help="Stop at a damaged record, or index the others (default: raise).",
-    )
+def _run(values: dict[str, Any]) -> int:
+    from reader.tools.index import index  # Pillow
 
-
-def run(flags: argparse.Namespace) -> int:
-    """Index the files; exit code 0."""
-    from reader.index.dataset import index  # Pillow
-
-    info = index(
-        [flags.dataset, *flags.more],
-        flags.out,
-        image_key=flags.image_key,
-        class_key=flags.class_key,
-        labels_file=flags.labels_file,
-        on_error=flags.on_error,
-    )
-    print(json.dumps({"dataset": info.url, "records": info.manifest["records"]}) if flags.json else describe(info))
+    names = ("image_key", "class_key", "labels_file", "on_error")
+    indexed = index(values["pattern"], values["out"], **{name: values[name] for name in names})
+    document = {"dataset": indexed.info.url, "records": indexed.records, "left_out": dict(indexed.left_out)}
+    print(json.dumps(document) if values["json"] else describe(indexed.info))
     return EXIT_OK
+
+
+COMMAND = Command(
+    "index",
+    ("PATTERN…",),
+    "Index existing TFRecord files so they can be used as a dataset; the files stay where they are.",
+    "Every image is decoded once. A file's split is the word train, validation, val, test … in its name.",
+    "'gs://bucket/*.tfrec' --out indexed",
+    "0 indexed, 1 a file can't be read, or holds no valid record",
+    _run,
+    (
+        Flag("--out", "DIR", "Local folder for the index, new or empty.", REQUIRED),
+        Flag("--image_key", "NAME", "Feature that holds the encoded image (default: image or another common name)."),
+        Flag("--class_key", "NAME", "Feature that holds the class id (default: class, label or another common name)."),
+        Flag("--labels_file", "FILE", "Class names, one per line in order of their ids (default: the records')."),
+        Flag(
+            "--on_error",
+            "skip|raise",
+            "Leave out records that are corrupt or don't decode, and count them; or stop at the first.",
+            "skip",
+            one_of("skip", "raise"),
+        ),
+    ),
+)

@@ -1,62 +1,55 @@
-"""`python -m reader show`: its flags, and where the grid goes."""
+"""`python -m reader show`: where the grid goes."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
+from typing import Any
 
 from beam_pipeline.errors import EXIT_OK, UsageError
-from reader.commands.flags import whole_number
+from reader.commands.flags import Command, Flag, whole_number
 from reader.info import load_info
 from reader.words import count
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the verb's flags, but for `--json`."""
-    parser.add_argument(
-        "--split", default="train", help="Records to draw from, such as train[:100] (default: %(default)s)."
-    )
-    parser.add_argument(
-        "--count",
-        type=whole_number(1),
-        default=20,
-        metavar="N",
-        help="How many images are shown (default: %(default)s).",
-    )
-    parser.add_argument(
-        "--seed",
-        type=whole_number(),
-        default=0,
-        metavar="N",
-        help="Decides which images are shown (default: %(default)s).",
-    )
-    parser.add_argument("--out", default="show.png", metavar="PNG", help="File to write (default: %(default)s).")
-    parser.add_argument("--terminal", action="store_true", help="Print blocks of colour and write no file.")
+def _run(values: dict[str, Any]) -> int:
+    from reader.tools.show import blocks, choose, grid  # Pillow
 
-
-def run(flags: argparse.Namespace) -> int:
-    """Draw the grid; exit code 0."""
-    from reader.show import blocks, choose, grid  # Pillow
-
-    records = choose(load_info(flags.dataset), flags.split, flags.count, flags.seed)
-    if flags.json:
+    split, out = values["split"], values["out"]
+    records = choose(load_info(values["dataset"]), split, values["count"], values["seed"])
+    if values["json"]:
         shown = [
             {"record": record.number, "label": record.label, "height": record.size[0], "width": record.size[1]}
             for record in records
         ]
-        print(json.dumps({"split": flags.split, "records": shown}))
+        print(json.dumps({"split": split, "records": shown}))
         return EXIT_OK
-    if flags.terminal:
-        print(blocks(records))
-        return EXIT_OK
-    try:
-        os.makedirs(os.path.dirname(flags.out) or ".", exist_ok=True)
-        grid(records).save(flags.out, "PNG")
-    except OSError as error:
-        raise UsageError(f"--out {flags.out!r}: {error.strerror or error}; name a file that can be written") from None
-    print(f"{count(len(records), 'image')} of {flags.split} in {flags.out}")
-    if sys.stdout.isatty():
+    if not values["terminal"]:
+        try:
+            os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
+            grid(records).save(out, "PNG")
+        except OSError as error:
+            raise UsageError(f"--out {out!r}: {error.strerror or error}; name a file that can be written") from None
+        print(f"{count(len(records), 'image')} of {split} in {out}")
+    if values["terminal"] or sys.stdout.isatty():
         print(blocks(records))
     return EXIT_OK
+
+
+COMMAND = Command(
+    "show",
+    ("DATASET",),
+    "Draw a grid of a dataset's images with their labels and sizes.",
+    "Records are numbered from 0 in the split: train[17:18] is record 17 of train, in every command and every reader.",
+    "datasets/photos/1.0.0 --split validation --out grid.png",
+    "0 drawn, 1 the dataset or its storage can't be read",
+    _run,
+    (
+        Flag("--split", "SPLIT", "Records to draw from, such as train[:100].", "train"),
+        Flag("--count", "N", "How many images are shown.", 20, whole_number(1)),
+        Flag("--seed", "N", "Decides which images are shown.", 0, whole_number()),
+        Flag("--out", "PNG", "File to write.", "show.png"),
+        Flag("--terminal", "", "Print blocks of colour and write no file.", False),
+    ),
+)
