@@ -134,23 +134,32 @@ class Run:
         bounds: where in `data` each record's frame begins, then where the last ends; fewer if that isn't known.
         file: of the run.
         file_record, offset: number in the file, and byte offset, of the first record.
+        is_framed: whether `bounds` are those of the frames' own lengths, with valid CRCs.
     """
 
-    __slots__ = ("_bounds", "_data", "_file", "_file_record", "_offset")
+    __slots__ = ("_bounds", "_data", "_file", "_file_record", "_is_framed", "_offset")
 
-    def __init__(self, data: memoryview | None, bounds: list[int], file: str, file_record: int, offset: int) -> None:
-        self._data, self._bounds, self._file = data, bounds, file
+    def __init__(
+        self,
+        data: memoryview | None,
+        bounds: list[int],
+        file: str,
+        file_record: int,
+        offset: int,
+        is_framed: bool = True,
+    ) -> None:
+        self._data, self._bounds, self._file, self._is_framed = data, bounds, file, is_framed
         self._file_record, self._offset = file_record, offset
 
     def record(self, index: int) -> bytes:
         """One serialized record. Raises CorruptRecordError, which names file, record and byte offset."""
         data, bounds = self._data, self._bounds
         if data is not None and index + 1 < len(bounds) and bounds[index + 1] <= len(data):
-            end = bounds[index + 1] - 4
-            record = bytes(data[bounds[index] + 12 : end])
-            # The lengths were checked when the run was read.
-            if _CRC.unpack_from(data, end)[0] == schema.masked_crc32c(record):
-                return record
+            begin, end = bounds[index], bounds[index + 1] - 4
+            if self._is_framed or schema.framed_bytes(bytes(data[begin : begin + 12])) == end + 4 - begin:
+                record = bytes(data[begin + 12 : end])
+                if _CRC.unpack_from(data, end)[0] == schema.masked_crc32c(record):
+                    return record
         raise self._corrupt(index, self._fault(index))
 
     def located(self, index: int, error: CorruptRecordError | InvalidRecordError) -> CorruptRecordError:
@@ -216,12 +225,12 @@ class RunReader:
     def _parse(self, run: int, data: memoryview | None) -> Run:
         table = self.table
         count, start, file = int(table.records[run]), int(table.offset[run]), int(table.file[run])
-        bounds: list[int] = []
-        if data is not None:
-            bounds = frame_bounds(data, count)
-            if len(bounds) <= count or bounds[-1] != table.bytes[run]:
-                bounds = self._indexed_bounds(run) or bounds
-        return Run(data, bounds, table.files[file], int(table.file_record[run]), start)
+        bounds, is_framed = [] if data is None else frame_bounds(data, count), True
+        if data is not None and (len(bounds) <= count or bounds[-1] != table.bytes[run]):
+            is_framed = False
+            # As many frames as there should be, but of other lengths: another file's.
+            bounds = self._indexed_bounds(run) or (bounds if len(bounds) <= count else [0])
+        return Run(data, bounds, table.files[file], int(table.file_record[run]), start, is_framed)
 
     def _is_valid(self, run: int, found: Run) -> bool:
         try:
