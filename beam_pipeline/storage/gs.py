@@ -212,13 +212,13 @@ class GoogleStorage(ObjectStorage):
                     return False
                 if only_on is None:
                     generation = found.generation if found else 0
-                if status_of(error) == 412:
-                    raise Incomplete("it was changed meanwhile") from error
+                if status_of(error) == 412 or (in_chunks and status_of(error) in (308, 404, 410)):
+                    raise Incomplete("the object was changed or the upload forgotten meanwhile") from error
                 raise
             return True
 
-        more = dict(self._more)
-        if size > _ONE_REQUEST_BYTES:  # the chunks of a session, which can only be sent again inside it
+        more, in_chunks = dict(self._more), size > _ONE_REQUEST_BYTES
+        if in_chunks:  # a chunk can only be sent again inside its session
             more["retry"] = DEFAULT_RETRY.with_timeout(min(_INNER_RETRY_S, self._deadline_s))
         return self._call(url, send)
 

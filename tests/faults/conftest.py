@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from beam_pipeline.storage import causes
+from beam_pipeline.storage import causes, gs
 from tests.conftest import forget_clients
 from tests.faults.proxy import FAULTS, Proxy, proxied
 from tests.servers import Gcs
@@ -20,6 +20,7 @@ def through(gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Through]:
     """Call it to send gs:// requests of this process through a proxy from then on."""
     monkeypatch.setattr(causes, "_FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr(causes, "_LONGEST_PAUSE_S", 0.3)
+    monkeypatch.setattr(gs, "DEFAULT_RETRY", gs.DEFAULT_RETRY.with_delay(initial=0.02, maximum=0.3))
     with ExitStack() as stack:
 
         def start(share: float, seed: int = 0, faults: tuple[str, ...] = FAULTS) -> Proxy:

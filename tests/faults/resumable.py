@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import google_crc32c
 
@@ -32,6 +32,7 @@ class UploadServer(ThreadingHTTPServer):
         objects: name → content of finished uploads.
         received: bytes of all chunks that came.
         sessions: begun uploads.
+        lost_replies: numbers of chunks, from 1, which are taken and whose answers are lost.
         keeps_nothing: how it fails at every chunk from now on: "answers" that nothing has arrived, or "hangs up" and
             says so when it is asked.
     """
@@ -44,6 +45,8 @@ class UploadServer(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.received = 0
         self.sessions = 0
+        self.chunks = 0
+        self.lost_replies: frozenset[int] = frozenset()
         self.forget_after: int | None = None
         self.keeps_nothing = ""
         self.open_uploads: dict[str, tuple[str, bytearray]] = {}
@@ -56,10 +59,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: UploadServer
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        name = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["name"]
         self.server.sessions += 1
         session = str(self.server.sessions)
-        (name,) = parse_qs(urlsplit(self.path).query)["name"]
         self.server.open_uploads[session] = name, bytearray()
         self._reply(200, {"Location": f"{self.server.url}/session/{session}"}, b"{}")
 
@@ -81,21 +83,30 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self.close_connection = True
             return
-        fails = span is not None and self.server.chance.random() < self.server.share
+        self.server.chunks += span is not None
+        loses = self.server.chunks in self.server.lost_replies and span is not None
+        fails = loses or (span is not None and self.server.chance.random() < self.server.share)
         if span is not None:
             assert span[0] <= len(content), "a gap"
             assert span[1] + 1 == size or len(data) % _QUANTUM == 0, "a chunk that GCS refuses"
             kept = int(len(data) * self.server.chance.random()) // _QUANTUM * _QUANTUM if fails else len(data)
+            kept = len(data) if loses else kept
             content.extend(data[len(content) - span[0] : kept])  # what is there already is ignored
         if len(content) == size:
             self.server.objects[name] = bytes(content)
         if fails:
             self.close_connection = True
         elif len(content) == size:
-            crc32c = base64.b64encode(google_crc32c.value(bytes(content)).to_bytes(4)).decode()
-            self._reply(200, {}, json.dumps({"size": str(size), "crc32c": crc32c}).encode())
+            self._reply(200, {}, _item(bytes(content)))
         else:
             self._reply(308, {"Range": f"bytes=0-{len(content) - 1}"} if content else {}, b"")
+
+    def do_GET(self) -> None:
+        found = self.server.objects.get(unquote(urlsplit(self.path).path.rpartition("/o/")[2]))
+        if found is None:
+            self._reply(404, {}, b"{}")
+        else:
+            self._reply(200, {}, _item(found))
 
     def _range(self) -> tuple[tuple[int, int] | None, int]:
         found = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)", self.headers["Content-Range"])
@@ -113,6 +124,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: object) -> None:
         pass
+
+
+def _item(content: bytes) -> bytes:
+    crc32c = base64.b64encode(google_crc32c.value(content).to_bytes(4)).decode()
+    return json.dumps({"size": str(len(content)), "crc32c": crc32c, "generation": "1"}).encode()
 
 
 @contextmanager
