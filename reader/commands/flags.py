@@ -65,11 +65,11 @@ class Command(NamedTuple):
         arguments: list[str] = []
         rest = iter(given)
         for one in rest:
-            if not one.startswith("--"):
+            if not one.startswith("-"):
                 arguments.append(one)
                 continue
             name, is_joined, text = one.partition("=")
-            flag = flags.get(f"--{name[2:].replace('-', '_')}")
+            flag = flags.get(f"--{name[2:].replace('-', '_')}") if name.startswith("--") else None
             if flag is None:
                 raise UsageError(f"unknown flag {name!r}: {suggestion(name, flags)}")
             if not flag.metavar:

@@ -135,7 +135,7 @@ def test_changed_metadata_and_indexes(folder: Path) -> None:
         (f"index/{SHARD}.idx", lambda data: b"0 17 3\n", "it isn't an index"),
         (
             "index/train.runs.npy",
-            lambda data: data[:140] + bytes([data[140] ^ 1]) + data[141:],  # the first run's length
+            lambda data: data[:-24] + bytes([data[-24] ^ 1]) + data[-23:],  # the length of the run before the last
             "its runs of shard 1 aren't those of the shard's text index",
         ),
         ("index/train.runs.npy", lambda data: b"no array", "it isn't a run index of the manifest's shards"),
@@ -279,7 +279,7 @@ def test_every_record_wrong_is_told_for_the_first_hundred(tmp_path: Path) -> Non
 
 def test_the_command_tells_programs_and_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(folder)]) == 0
-    assert capsys.readouterr().out == f"{folder} is whole: 160 records in 4 shards, every image decodes\n"
+    assert capsys.readouterr().out == "OK: 160 records in 4 shards, all images decode\n"
     assert main(["verify", str(folder), "--json", "--decode", "none"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document == {"dataset": str(folder), "records": 160, "decode": "none", "faults": []}
@@ -298,8 +298,6 @@ def test_the_command_tells_programs_and_people(folder: Path, capsys: pytest.Capt
     (fault,) = json.loads(capsys.readouterr().out)["faults"]
     assert fault["file"] == f"{folder}/manifest.json"
     assert "is damaged" in fault["what"]
-    assert main(["verify", str(folder), "--processes", "-1"]) == 2
-    assert capsys.readouterr().err == "error: --processes '-1': give a whole number from 0\n"
     assert main(["verify", str(folder), "--decode", "most"]) == 2
     assert capsys.readouterr().err == "error: --decode 'most': choose one of all, sample, none\n"
 

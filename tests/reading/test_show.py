@@ -15,7 +15,7 @@ from PIL import Image
 import reader
 from beam_pipeline import schema
 from reader.commands import main
-from reader.show import blocks, choose, grid
+from reader.tools.show import blocks, choose, grid
 from tests.make import ROOT
 from tests.reading.shards import CLASSES, make_dataset
 
@@ -95,7 +95,7 @@ def test_a_missing_shard_and_a_record_of_another_dataset_name_the_fix(
     shard.unlink()
     assert main(["show", str(folder)]) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {shard} is missing, ") and error.endswith(": run the job again with --repair\n")
+    assert error.startswith(f"error: {shard} is missing, ") and "run the job again with --repair" in error
 
 
 @pytest.mark.parametrize("image_format", ["jpeg", "png"])

@@ -11,10 +11,7 @@ import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.commands import main
-from reader.copy import copy_dataset
-from reader.hashing import dataset_hash
-from reader.index.dataset import index
-from reader.verify.dataset import verify
+from reader.tools.copy import dataset_hash
 from tests import make, servers
 from tests.reading.shards import make_dataset
 
@@ -29,7 +26,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_a_copy_is_the_same_dataset(tmp_path: Path, compression: str) -> None:
     source = make_dataset(tmp_path / "source", {"train": [70, 80]}, compression=compression)
-    copied = copy_dataset(reader.load_info(source), str(tmp_path / "copy"))
+    copied = reader.copy(source, tmp_path / "copy")
     assert make.files(tmp_path / "copy") == make.files(Path(source))
     assert dataset_hash(str(tmp_path / "copy")) == dataset_hash(source)
     assert (copied.files, copied.kept) == (len(make.files(Path(source))), 0)
@@ -38,12 +35,12 @@ def test_a_copy_is_the_same_dataset(tmp_path: Path, compression: str) -> None:
 
 def test_a_second_copy_keeps_what_is_there(source: Path, tmp_path: Path) -> None:
     info = reader.load_info(str(source))
-    copy_dataset(info, str(tmp_path / "copy"))
+    reader.copy(info, str(tmp_path / "copy"))
     shard = tmp_path / "copy" / SHARD
     written = shard.stat().st_mtime_ns
     damaged = tmp_path / "copy" / "photos-train.tfrecord-00000-of-00002"
     make.flip_byte(damaged)
-    again = copy_dataset(info, str(tmp_path / "copy"))
+    again = reader.copy(info, str(tmp_path / "copy"))
     assert again.kept == again.files - 1
     assert shard.stat().st_mtime_ns == written
     assert make.files(tmp_path / "copy") == make.files(source)
@@ -68,7 +65,7 @@ def test_a_part_of_a_file_goes_on_where_it_ends(
         return read(self, path, start, stop)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(info.storage), "read", spying)
-    copy_dataset(info, str(target))
+    reader.copy(info, str(target))
     assert reads == ([1000] if is_right else [1000, 0])
     assert make.files(target) == make.files(source)
 
@@ -78,7 +75,7 @@ def test_a_damaged_source_gives_no_dataset(source: Path, tmp_path: Path) -> None
     make.flip_byte(source / SHARD)
     mend = "; run the job again with --repair"
     with pytest.raises(ImageShardsError, match=f"{SHARD} isn't the file that was published: its checksum is .*{mend}"):
-        copy_dataset(info, str(tmp_path / "copy"))
+        reader.copy(info, str(tmp_path / "copy"))
     assert not (tmp_path / "copy" / schema.MANIFEST_FILE).exists()
     assert not list((tmp_path / "copy").glob(f"{SHARD}*"))
 
@@ -88,7 +85,7 @@ def test_a_missing_file_of_the_source_names_the_fix(source: Path, tmp_path: Path
     for file in ("index/train.runs.npy", SHARD):
         (source / file).unlink()
         with pytest.raises(ImageShardsError, match=f"{file} is missing.*: run the job again with --repair"):
-            copy_dataset(info, str(tmp_path / "copy"))
+            reader.copy(info, str(tmp_path / "copy"))
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(source: Path, tmp_path: Path) -> None:
@@ -98,20 +95,20 @@ def test_a_folder_that_holds_something_else_is_left_alone(source: Path, tmp_path
     (tmp_path / "notes" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for folder, message in (
-        (other, "another dataset lies there"),
-        (tmp_path / "notes", r"'mine\.txt' lies there, which isn't the dataset's"),
+        (other, "it holds another dataset"),
+        (tmp_path / "notes", r"'mine\.txt' isn't the dataset's; choose an empty folder"),
         (tmp_path / "file", "it is a file"),
         ("gs://bucket/copy", "a copy goes to a local folder"),
     ):
         with pytest.raises(UsageError, match=message):
-            copy_dataset(info, str(folder))
+            reader.copy(info, str(folder))
 
 
 def test_a_copy_of_an_index_brings_its_shards(tmp_path: Path) -> None:
     source = make_dataset(tmp_path / "source", {"train": [70, 80]})
-    info = index(f"{source}/photos-train*", str(tmp_path / "index"))
-    copy_dataset(info, str(tmp_path / "copy"))
-    copy_dataset(info, str(tmp_path / "copy"))
+    info = reader.index(f"{source}/photos-train*", str(tmp_path / "index")).info
+    reader.copy(info, str(tmp_path / "copy"))
+    reader.copy(info, str(tmp_path / "copy"))
     for path in Path(source).glob("photos*"):
         path.unlink()
     copied = reader.load_info(str(tmp_path / "copy"))
@@ -128,20 +125,20 @@ def test_the_command_copies_from_a_bucket(
     gcs.put_folder(bucket, "photos/1.0.0", source)
     arguments = ["copy", f"gs://{bucket}/photos/1.0.0", str(tmp_path / "copy")]
     assert main(arguments) == 0
-    assert capsys.readouterr().out.startswith(f"{len(make.files(source))} files, 1")
+    assert capsys.readouterr().out.startswith(f"OK: {len(make.files(source))} files, 1")
     assert make.files(tmp_path / "copy") == make.files(source)
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kept"] == len(make.files(source))
     assert main(arguments) == 0
-    assert ", all of them there already; every checksum is right\n" in capsys.readouterr().out
-    assert verify(reader.load_info(str(tmp_path / "copy"))) == []
+    assert ", all of them already there; all checksums match\n" in capsys.readouterr().out
+    assert reader.verify(tmp_path / "copy")
 
 
 def test_training_takes_a_copy_for_its_cache(source: Path, tmp_path: Path, gcs: servers.Gcs) -> None:
     bucket = gcs.new_bucket()
     gcs.put_folder(bucket, "photos/1.0.0", source)
     info = reader.load_info(f"gs://{bucket}/photos/1.0.0")
-    copy_dataset(info, str(tmp_path / "copy"))
+    reader.copy(info, str(tmp_path / "copy"))
     before = len(gcs.requests())
     train = reader.train_dataset(info, "train", global_batch_size=150, cache=str(tmp_path / "copy"))
     assert len(list(train)) == 1
