@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from beam_pipeline.errors import UsageError
 from reader.order import eval_share
-from reader.position import Phase, share_before
+from reader.position import MAX_HOSTS, Phase, share_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,15 @@ class EpochParts:
         return stop - start
 
 
-def parts_from_lists(lists: Sequence[Sequence[int]]) -> tuple[Part, ...]:
-    """Parts from what `parts_to_lists` made. Raises TypeError or ValueError where it is something else."""
+def parts_from_lists(lists: Sequence[Sequence[int]], records: int) -> tuple[Part, ...]:
+    """Parts from what `parts_to_lists` made. Raises TypeError or ValueError if no training of an epoch gave them."""
     parts = tuple(
         Part(int(ranks), int(workers), int(batch_size), bool(drop_last), int(steps))
         for ranks, workers, batch_size, drop_last, steps in lists
     )
     if not parts or min(min(part.ranks, part.workers, part.batch_size, part.steps + 1) for part in parts) < 1:
+        raise ValueError
+    if max(part.consumers for part in parts) > MAX_HOSTS or max(part.steps for part in parts) > records:
         raise ValueError
     return parts
 

@@ -54,10 +54,10 @@ def pick_features(info: DatasetInfo, names: Sequence[str]) -> dict[str, Feature]
         raise UsageError(f"features={names!r}: give a list, such as [{names!r}]")
     if not isinstance(names, Iterable):
         raise UsageError(f"features={reprlib.repr(names)}: give a list of names")
-    there = features_of(info)
+    there, names = features_of(info), list(names)  # which may be a generator
     for name in names:
         if not isinstance(name, str) or name not in there:
-            raise UsageError(f"features={list(names)}: there is no {name!r}; the records have {', '.join(there)}")
+            raise UsageError(f"features={names}: there is no {name!r}; the records have {', '.join(there)}")
     return {name: there[name] for name in names}
 
 

@@ -24,7 +24,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from beam_pipeline import schema
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import UsageError, one_line
 from reader import order
 from reader.augment import Augment, RandomResizedCrop, flip, flip_crop
 from reader.batches import Cache, ImageSize, Info, RecordRows, open_source
@@ -113,19 +113,19 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         cache: Cache = None,
     ) -> None:
         info = as_info(info)
-        batch_size = whole("batch_size", batch_size)
-        if batch_size < 1:
-            raise UsageError(f"batch_size={batch_size}: at least 1")
+        batch_size = _at_least(1, "batch_size", batch_size)
         self._rank, self._world_size = _rank(rank, world_size)
         self._info, self._split = info, split
         self._features = pick_features(info, features)
         self._rows = _rows(info, image_size, resize_mode, augment, transform, self._features)
         self._shuffle, self._drop_last, self._batch_size = shuffle, drop_last, batch_size
-        self._threads, self._on_error, self._cache = threads, on_error, cache
+        self._threads = None if threads is None else _at_least(1, "threads", threads)
+        self._on_error, self._cache = on_error, cache
         self._beginning = info.position(split, global_batch_size=1, hosts=1, seed=seed, window_runs=window_runs)
         # In shared memory: also workers that persist see a new epoch.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._opened: tuple[int, Source, BufferPool] | None = None  # and the process that opened it
+        self._open()  # what is missing is said here, not by a worker
         self._resumed: _Resumed | None = None
         self._steps = 0  # handed out in this iteration
         self._worker, self._batches = 0, 0  # whose turn an iteration here reads, and how many batches that has made
@@ -143,6 +143,7 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration reads: another order and other seeds. Call it before each, on every rank."""
+        epoch = _at_least(0, "epoch", epoch)
         if epoch != int(self._epoch[0]):
             self._epoch[0] = epoch
             self._resumed, self._steps = None, 0
@@ -162,9 +163,7 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         worker = get_worker_info()
         workers = whole("num_workers", num_workers) if worker is None else worker.num_workers
         parts = self._epoch_parts(max(1, workers)).parts
-        trained = self._steps if steps is None else whole("steps", steps)
-        if trained < 0:
-            raise UsageError(f"steps={trained}: at least 0")
+        trained = self._steps if steps is None else _at_least(0, "steps", steps)
         if worker is None:
             parts = (*parts[:-1], replace(parts[-1], steps=parts[-1].steps + trained))
         return {
@@ -183,16 +182,20 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         Raises:
             UsageError: it is another dataset's or seed's, or no state.
         """
-        for name in ("source", "seed"):
-            if state.get(name) != getattr(self._beginning, name):
-                raise UsageError(f"the state was made with another {name}: {state.get(name)!r}")
         try:
-            at = None if state["worker"] is None else (int(state["worker"][0]), int(state["worker"][1]))
-            self._resumed = _Resumed(int(state["epoch"]), parts_from_lists(state["parts"]), at)
-            self._epoch[0] = self._resumed.epoch
-        except (KeyError, TypeError, ValueError):
+            epoch, parts, worker = _at_least(0, "epoch", state["epoch"]), state["parts"], state["worker"]
+            at = None if worker is None else (int(worker[0]), int(worker[1]))
+            resumed = _Resumed(epoch, parts_from_lists(parts, self._beginning.records), at)
+            if at is not None and not (0 <= at[0] < resumed.parts[-1].workers and at[1] >= 0):
+                raise ValueError
+            ours = {name: (state[name], getattr(self._beginning, name)) for name in ("source", "seed")}
+        except (KeyError, IndexError, TypeError, ValueError):
             raise UsageError(f"not a state of a ShardDataset: {str(state)[:80]}") from None
-        self._steps = 0
+        for name, (saved, here) in ours.items():
+            if saved != here:
+                raise UsageError(f"the state was made with another {name}: {saved!r}, here it is {here!r}")
+        self._resumed, self._steps = resumed, 0
+        self._epoch[0] = epoch
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -256,19 +259,32 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
-    def _tensors(self, batch: Batch) -> tuple[Any, Any]:
+    def _tensors(self, batch: Batch) -> _TorchBatch:
         rows = np.flatnonzero(batch.weights).tolist()
         all_count = len(rows) == len(batch.labels)
         images = _images(batch.images if all_count else [batch.images[row] for row in rows])
         labels = torch.from_numpy(batch.labels if all_count else batch.labels[rows])
         if not self._features:
-            return images, labels
+            return _TorchBatch(images, labels)
         columns = zip(*(batch.features[row] for row in rows), strict=True)
         values = {
             name: _column(column, feature)
             for (name, feature), column in zip(self._features.items(), columns, strict=True)
         }
-        return {"image": images, **values}, labels
+        return _TorchBatch({"image": images, **values}, labels)
+
+
+class _TorchBatch(NamedTuple("_TorchBatch", [("inputs", Any), ("labels", Any)])):
+    """What an iteration yields."""
+
+    __slots__ = ()
+
+    def __new__(cls, inputs: Any, labels: Any) -> _TorchBatch:
+        if getattr(labels, "ndim", 1) != 1:  # a `DataLoader` has collated several batches into one
+            raise UsageError(
+                "a ShardDataset yields batches: give its DataLoader batch_size=None, or use reader.torch.loader"
+            )
+        return super().__new__(cls, inputs, labels)
 
 
 def loader(info: Info, split: str, *, batch_size: int, num_workers: int = 0, **more: Any) -> Any:
@@ -305,7 +321,6 @@ class _TransformRows(RecordRows):
         result = call_user(self._transform, *((image, seed) if self._takes_seed else (image,)))
         if isinstance(result, Image.Image):
             result = np.asarray(result)
-            result = result[:, :, None] if result.ndim == 2 else result
         return result, label, values
 
 
@@ -339,13 +354,16 @@ def _takes_seed(transform: Transform) -> bool:
 
 def _images(images: Any) -> Any:
     if isinstance(images, list) and not isinstance(images[0], np.ndarray):
-        return default_collate(images)
+        try:
+            return default_collate(images)
+        except (TypeError, RuntimeError) as error:
+            raise UsageError(f"what transform returned makes no batch: {one_line(error)[:200]}") from None
     if isinstance(images, list):
         shapes = {image.shape for image in images}
         if len(shapes) > 1:
             raise UsageError(f"transform returned images of mixed shapes ({min(shapes)} to {max(shapes)}): no batch")
         images = np.stack(images)
-    return torch.from_numpy(images).permute(0, 3, 1, 2)
+    return torch.from_numpy(images[..., None] if images.ndim == 3 else images).permute(0, 3, 1, 2)
 
 
 def _column(values: Sequence[Any], feature: Feature) -> Any:
@@ -355,6 +373,13 @@ def _column(values: Sequence[Any], feature: Feature) -> Any:
     if feature.shape is None:
         return [torch.from_numpy(value) for value in values]
     return torch.from_numpy(stacked(values, feature))
+
+
+def _at_least(least: int, name: str, value: Any) -> int:
+    number = whole(name, value)
+    if number < least:
+        raise UsageError(f"{name}={number}: at least {least}")
+    return number
 
 
 def _rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
