@@ -173,7 +173,10 @@ def write_beton(images: list[bytes], labels: list[int], target: Path) -> None:
 
 
 def ffcv(folder: str, is_cropped: bool = False) -> turns.Reader:
-    """FFCV with 2 workers, which are threads; random order from the page cache."""
+    """FFCV with 2 workers, which are threads; random order from the page cache.
+
+    It asks libjpeg-turbo for the fast DCT: its pixels differ from Pillow's, the others', by up to 9.
+    """
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import ToTensor
