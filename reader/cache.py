@@ -1,15 +1,12 @@
-"""What was read once, kept near: in memory or on the local disk. Runs stay undecoded, as they are in their shards.
+"""Runs that were read once, kept undecoded in memory or on the local disk.
 
-- None costs nothing: for local disks, whose files the operating system keeps in memory as far as there is room.
-- `memory` costs the split's bytes in RAM on every host, since each epoch deals other runs to it: for remote storage.
-  It is kept until the process ends, once for all datasets of the same version.
-- DIR costs as much disk, and a write for each run when it is first read: for remote storage and splits larger than
-  memory, or several jobs on one machine.
+- `memory` costs the split's bytes in RAM on every host, since each epoch deals other runs to it. It is kept until the
+  process ends, once for all readers of the same version.
+- DIR costs as much disk, and a write for each run when it is first read: for splits larger than memory, or several jobs
+  on one machine. A folder that `python -m reader copy` made is full already.
 
-A cache may answer anything: who asks checks the CRCs of every record, reads what isn't right from its source, and puts
-it. So nothing is noted beside the data, and what a crash, a disk or another process spoiled mends itself.
-
-Decoded pixels are never kept: at 224×224 they are ten times as large as their JPEGs, and augmentation needs them anew.
+Whoever asks a cache checks the CRCs of every record, and reads and puts again what is corrupt: so nothing is noted
+beside the data, and what a crash or another process spoiled is repaired by itself.
 """
 
 from __future__ import annotations
@@ -60,10 +57,9 @@ class MemoryCache:
 
 
 class DiskCache:
-    """Keeps shards in a local folder: each a sparse file that fills as its runs are read.
+    """Keeps shards in a local folder: each a sparse file that fills as its runs are read; processes may share it.
 
-    What isn't there reads as zeros, and no record begins with zeros: the CRC of a length of 0 isn't 0. The files
-    outlive the process, several processes may share them, and a folder that `python -m reader copy` made is full.
+    What isn't there reads as zeros, and no record begins with zeros: the CRC of a length of 0 isn't 0.
 
     Args:
         folder: that holds the files; it is there.
@@ -71,19 +67,16 @@ class DiskCache:
     """
 
     def __init__(self, folder: Path, names: Mapping[str, str]) -> None:
-        self._folder = folder
-        self._names = names
-        self._is_full = False
+        self._folder, self._names, self._is_full = folder, names, False
         self._lock = threading.Lock()
 
     def get(self, path: str, start: int, stop: int) -> bytes | None:
         try:
             with self._file(path).open("rb", buffering=0) as file:
-                if not any(os.pread(file.fileno(), schema.FRAME_HEADER_BYTES, start)):
-                    return None
-                return os.pread(file.fileno(), stop - start, start)
+                data = os.pread(file.fileno(), stop - start, start)
         except OSError:
             return None
+        return data if any(data[: schema.FRAME_HEADER_BYTES]) else None
 
     def put(self, path: str, start: int, data: bytes) -> None:
         if self._is_full:
@@ -92,13 +85,14 @@ class DiskCache:
             if shutil.disk_usage(self._folder).free < RESERVE_BYTES + len(data):
                 raise OSError(errno.ENOSPC, f"less than {_size(RESERVE_BYTES)} of the disk would be left")
             self._file(path).parent.mkdir(parents=True, exist_ok=True)
-            _write_at(self._file(path), start, data)
+            with open(os.open(self._file(path), os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+                file.seek(start)
+                file.write(data)
         except OSError as error:
             with self._lock:
                 is_known, self._is_full = self._is_full, True
-            if is_known:
-                return
-            _LOG.warning("%s takes no more (%s): reading goes on without it", self._folder, error.strerror)
+            if not is_known:
+                _LOG.warning("%s takes no more (%s): reading goes on without it", self._folder, error.strerror)
 
     def held_bytes(self, paths: set[str]) -> int:
         """Bytes of these shards that are here."""
@@ -113,14 +107,14 @@ class DiskCache:
 
 
 def cache_name(cache: str | os.PathLike[str]) -> str:
-    """`memory` or a local folder, as a `cache` argument names it. Raises UsageError where it is neither."""
+    """`memory` or a local folder, as a `cache` argument names it. Raises UsageError if it is neither."""
     if not isinstance(cache, str | os.PathLike) or not os.fspath(cache) or "://" in os.fspath(cache):
         raise UsageError(f"cache={cache!r}: give a local folder, 'memory' or None")
     return os.fspath(cache)
 
 
 def open_cache(info: DatasetInfo, table: RunTable, cache: str | os.PathLike[str] | None) -> RunCache | None:
-    """The cache that a dataset's `cache` argument names.
+    """The cache that a builder's `cache` argument names.
 
     Args:
         info: the dataset.
@@ -133,50 +127,40 @@ def open_cache(info: DatasetInfo, table: RunTable, cache: str | os.PathLike[str]
     if cache is None:
         return None
     cache = cache_name(cache)
-    paths, needed = set(table.files), int(table.bytes.sum())
+    kept: MemoryCache | DiskCache
     if cache == "memory":
-        memory = _memory_cache(info.manifest["self_sha256"])
-        missing, free = needed - memory.held_bytes(paths), free_memory_bytes()
-        if free is not None and missing > max(0, free - RESERVE_BYTES):
-            raise UsageError(
-                f"cache='memory': {_size(missing)} of records are to be kept and {_size(free)} of memory are free; "
-                "give a local folder instead"
-            )
-        return memory
-    try:
-        folder = _folder(info, cache)
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise UsageError(f"cache={cache!r}: {error.strerror}; give a folder that can be written") from None
-    disk = DiskCache(folder, _names(info))
-    missing = needed - disk.held_bytes(paths)
-    if missing > max(0, free - RESERVE_BYTES):
-        _LOG.warning(
-            "cache=%r: %s of records are to be kept and %s of the disk are free: what doesn't fit is read anew each "
-            "epoch",
-            cache,
-            _size(missing),
-            _size(free),
-        )
-    return disk
+        kept, free, of = _memory_cache(info.manifest["self_sha256"]), free_memory_bytes(), "memory"
+    else:
+        try:
+            folder = _folder(info, cache)
+            folder.mkdir(parents=True, exist_ok=True)
+            kept, free, of = DiskCache(folder, _names(info)), shutil.disk_usage(folder).free, "the disk"
+        except OSError as error:
+            raise UsageError(f"cache={cache!r}: {error.strerror}; give a folder that can be written") from None
+    missing = int(table.bytes.sum()) - kept.held_bytes(set(table.files))
+    if free is not None and missing > max(0, free - RESERVE_BYTES):
+        text = f"cache={cache!r}: {_size(missing)} of records are to be kept and {_size(free)} of {of} are free"
+        if cache == "memory":
+            raise UsageError(f"{text}; give a local folder instead")
+        _LOG.warning("%s: what doesn't fit is read again in each epoch", text)
+    return kept
 
 
 @functools.cache
 def _memory_cache(identity: str) -> MemoryCache:
-    """One for each version of a dataset: TensorFlow keeps the functions of a dataset, and so its cache, for ever."""
+    """One for each version of a dataset."""
     return MemoryCache()
 
 
 def _folder(info: DatasetInfo, cache: str) -> Path:
-    """Where the shards lie: in a folder of this version's own, except in a copy."""
+    """Where the shards are: in a folder of this version's own, except in a copy."""
     folder = Path(cache).expanduser().absolute()
     there = sorted(os.listdir(folder)) if folder.exists() else []
     identity = info.manifest["self_sha256"]
     if schema.MANIFEST_FILE in there:
         manifest = folder / schema.MANIFEST_FILE
         if schema.open_manifest(manifest.read_bytes(), str(manifest))["self_sha256"] != identity:
-            raise UsageError(f"cache={cache!r}: another dataset lies there; give a folder for caches")
+            raise UsageError(f"cache={cache!r}: it holds another dataset; give a folder for caches")
         return folder
     others = [name for name in there if not _FOLDER.fullmatch(name)]
     if others:
@@ -189,25 +173,11 @@ def _folder(info: DatasetInfo, cache: str) -> Path:
 
 
 def _names(info: DatasetInfo) -> dict[str, str]:
-    """Full path of each shard → its file's name in a cache: its own, or a made one where it lies anywhere."""
+    """Full path of each shard → its file's name in a cache: its own, or a made one if it is outside the dataset."""
     files = [shard.file for split in info.splits.values() for shard in split.shards]
-    return {info.path(file): _made_name(file) if info.path(file) == file else file for file in files}
-
-
-def _made_name(url: str) -> str:
-    return f"{schema.sha256(url.encode())[:8]}-{url.rpartition('/')[2]}"
+    made = {file: f"{schema.sha256(file.encode())[:8]}-{file.rpartition('/')[2]}" for file in files}
+    return {info.path(file): made[file] if info.path(file) == file else file for file in files}
 
 
 def _size(count: int) -> str:
     return f"{count / 1e9:.1f} GB"
-
-
-def _write_at(path: Path, start: int, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-    try:
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(descriptor, view, start)
-            view, start = view[written:], start + written
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,168 @@
+"""Caches: reading through them changes nothing, and the second reading asks the bucket for no shard."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import reader
+from beam_pipeline.errors import UsageError
+from tests import servers
+from tests.make import ROOT
+from tests.reading.shards import make_dataset
+
+Names = list[str]
+
+
+class Bucket:
+    """A dataset in a bucket, and the requests for its shards."""
+
+    def __init__(self, gcs: servers.Gcs, folder: Path) -> None:
+        name = gcs.new_bucket()
+        gcs.put_folder(name, "photos/1.0.0", folder)
+        self.folder, self.url = folder, f"gs://{name}/photos/1.0.0"
+        self.gcs, self.name = gcs, name
+
+    def epoch(self, cache: Any, **options: Any) -> Names:
+        """The file names of one iteration of 300 records, in order."""
+        batches = reader.train_batches(
+            self.url, "train", global_batch_size=50, features=["filename"], cache=cache, **options
+        )
+        return [bytes(name).decode() for inputs, _ in batches for name in inputs["filename"]]
+
+    def reads(self) -> int:
+        """Requests for shards so far."""
+        return sum((one.object_read or "").endswith("-of-00002") for one in self.gcs.requests())
+
+
+@pytest.fixture
+def bucket(gcs: servers.Gcs, tmp_path: Path) -> Bucket:
+    return Bucket(gcs, Path(make_dataset(tmp_path / "source" / "1.0.0", {"train": [100, 200]})))
+
+
+@pytest.mark.parametrize("kind", ["memory", "folder"])
+def test_what_was_read_once_is_not_requested_again(bucket: Bucket, tmp_path: Path, kind: str) -> None:
+    cache = "memory" if kind == "memory" else tmp_path / "cache"
+    expected = bucket.epoch(None)
+    assert bucket.epoch(cache) == expected
+    reads = bucket.reads()
+    assert bucket.epoch(cache) == expected
+    assert sorted(bucket.epoch(cache, seed=1)) == sorted(expected)
+    assert bucket.reads() == reads
+    if kind == "folder":
+        (own,) = (tmp_path / "cache").iterdir()
+        assert own.name.startswith("photos-1.0.0-")
+        for path in own.iterdir():
+            assert path.read_bytes() == (bucket.folder / path.name).read_bytes()
+
+
+def test_a_folder_serves_another_process(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.epoch(tmp_path / "cache")
+    reads = bucket.reads()
+    program = (
+        "import reader, sys; url, cache = sys.argv[1:]; "
+        "print(len(list(reader.train_batches(url, 'train', global_batch_size=50, cache=cache))))"
+    )
+    command = [sys.executable, "-c", program, bucket.url, str(tmp_path / "cache")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "6\n", done.stderr
+    assert bucket.reads() == reads
+
+
+@pytest.mark.parametrize("spoil", ["a bit", "zeros"])
+def test_what_a_disk_or_a_crash_spoiled_is_read_again_once(bucket: Bucket, tmp_path: Path, spoil: str) -> None:
+    expected = bucket.epoch(tmp_path / "cache")
+    (path,) = tmp_path.glob("cache/*/photos-train.tfrecord-00001-of-00002")
+    data = bytearray(path.read_bytes())
+    if spoil == "a bit":
+        data[5000] ^= 1
+    else:
+        data[:12] = bytes(12)  # the head of the first run
+    path.write_bytes(data)
+    before = bucket.reads()
+    assert bucket.epoch(tmp_path / "cache") == expected
+    assert bucket.reads() > before
+    assert path.read_bytes() == (bucket.folder / path.name).read_bytes()
+    before = bucket.reads()
+    assert bucket.epoch(tmp_path / "cache") == expected
+    assert bucket.reads() == before
+
+
+@pytest.mark.parametrize("kind", ["memory", "folder"])
+def test_a_corrupt_record_at_the_source_is_never_kept(bucket: Bucket, tmp_path: Path, kind: str) -> None:
+    cache = "memory" if kind == "memory" else tmp_path / "cache"
+    shard = "photos-train.tfrecord-00001-of-00002"
+    data = bytearray((bucket.folder / shard).read_bytes())
+    data[5000] ^= 1
+    bucket.gcs.put(bucket.name, f"photos/1.0.0/{shard}", bytes(data))
+    first = bucket.epoch(cache, on_error="skip")
+    before = bucket.reads()
+    assert bucket.epoch(cache, on_error="skip") == first
+    assert bucket.reads() > before  # its run
+
+
+def test_a_copied_dataset_is_a_full_cache(bucket: Bucket, tmp_path: Path) -> None:
+    shutil.copytree(bucket.folder, tmp_path / "copy")
+    before = bucket.reads()
+    names = bucket.epoch(tmp_path / "copy")
+    assert bucket.reads() == before
+    assert names == bucket.epoch(None)
+
+
+def test_a_full_disk_is_no_error(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("reader.cache.RESERVE_BYTES", 1 << 60)
+    assert bucket.epoch(tmp_path / "cache") == bucket.epoch(None)
+    assert "are free: what doesn't fit is read again in each epoch" in caplog.text
+    assert caplog.text.count("takes no more (less than") == 1
+    assert [*tmp_path.glob("cache/*/*")] == []
+    with pytest.raises(UsageError, match=r"^cache='memory': \d+\.\d GB of records .* give a local folder instead$"):
+        bucket.epoch("memory")
+
+
+def test_a_disk_that_refuses_writes_is_no_error(
+    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket.epoch(tmp_path / "cache")
+    for path in tmp_path.glob("cache/*/*"):
+        path.unlink()
+        path.mkdir()
+    assert bucket.epoch(tmp_path / "cache") == bucket.epoch(None)
+    assert caplog.text.count("takes no more (Is a directory): reading goes on without it") == 1
+
+
+def test_datasets_share_a_folder_of_caches(bucket: Bucket, tmp_path: Path) -> None:
+    other = make_dataset(tmp_path / "other" / "1.0.0", {"train": [10]})
+    bucket.epoch(tmp_path / "cache")
+    assert len(list(reader.train_batches(other, "train", global_batch_size=10, cache=tmp_path / "cache"))) == 1
+    assert len([*(tmp_path / "cache").iterdir()]) == 2
+
+
+def test_an_index_of_files_anywhere_is_cached(bucket: Bucket, tmp_path: Path) -> None:
+    info = reader.index(f"{bucket.url}/photos-train*", tmp_path / "index").info
+    cached = {"global_batch_size": 50, "cache": tmp_path / "cache"}
+    first = [labels.tolist() for _, labels in reader.train_batches(info, "train", **cached)]
+    before = bucket.reads()
+    assert [labels.tolist() for _, labels in reader.train_batches(info, "train", **cached)] == first
+    assert bucket.reads() == before
+
+
+def test_a_folder_of_something_else_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+    other = make_dataset(tmp_path / "other" / "1.0.0", {"train": [10]})
+    for folder, message in (
+        (other, "it holds another dataset; give a folder for caches"),
+        (f"{tmp_path}/other", r"it holds other files \(1\.0\.0\); give a folder for caches, such as .*/other/cache$"),
+        ("gs://bucket/x", "give a local folder, 'memory' or None"),
+        (f"{other}/class.labels.txt", "Not a directory; give a folder that can be written"),
+    ):
+        with pytest.raises(UsageError, match=f"^cache='{folder}': {message}"):
+            bucket.epoch(folder)
+    for wrong in ("", True, 3):
+        with pytest.raises(UsageError, match=f"^cache={wrong!r}: give a local folder, 'memory' or None$"):
+            bucket.epoch(wrong)
