@@ -184,10 +184,8 @@ def table(runs: Mapping[str, Sequence[Run]], base: Sequence[str]) -> str:
     Args:
         base: cases of which the best is 1.00, turn by turn, each time by clock and by CPU.
     """
-    lines = [
-        "| | images/s | CPU µs an image | peak MB | × base by clock | × base by CPU |",
-        "|---|---|---|---|---|---|",
-    ]
+    columns = ["", "images/s", "CPU µs an image", "peak MB", *(["× base by clock", "× base by CPU"] if base else [])]
+    lines = [_line(columns), _line(["---"] * len(columns))]
     bases = [name for name in base if name in runs]
     for name, own in runs.items():
         cells = [name, f"{_spread([run.rate for run in own])}", f"{_spread([run.cpu_us for run in own])}"]
