@@ -12,6 +12,7 @@ https://protobuf.dev/programming-guides/encoding/
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,9 @@ import numpy.typing as npt
 Value = list[bytes] | npt.NDArray[np.float32] | npt.NDArray[np.int64]
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
-# A field's first byte: its number and that it is length-delimited.
+# A field's first byte, its tag: number << 3 | wire type. Length-delimited unless the name says otherwise.
 _FIELD_1, _FIELD_2, _FIELD_3 = 0x0A, 0x12, 0x1A
+_FIELD_1_INTEGER, _FIELD_1_FLOAT = 1 << 3 | _VARINT, 1 << 3 | _FIXED32
 
 
 class ImageFinder:
@@ -115,40 +116,40 @@ def parse_example(record: bytes) -> dict[str, Value]:
     """
     features: dict[str, Value] = {}
     try:
-        for number, message in _fields(record):
-            if number == 1:
-                for entry_number, entry in _fields(_expect_bytes(message)):
-                    if entry_number == 1:
-                        key, value = _parse_entry(_expect_bytes(entry))
-                        if value is not None:
-                            features[key] = value
+        for message in _parts(record, _FIELD_1):
+            for entry in _parts(message, _FIELD_1):
+                key, value = _parse_entry(entry)
+                features.pop(key, None)
+                if value is not None:
+                    features[key] = value
     except (IndexError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"not a tf.train.Example ({error})") from None
     return features
 
 
 def _parse_entry(entry: bytes) -> tuple[str, Value | None]:
-    key, feature = "", b""
-    for number, value in _fields(entry):
-        if number == 1:
-            key = _expect_bytes(value).decode("utf-8")
-        elif number == 2:
-            feature = _expect_bytes(value)
-    values: Value | None = None
-    for kind, message in _fields(feature):
-        items = [item for number, item in _fields(_expect_bytes(message)) if number == 1]
-        if kind == _BYTES_LIST:
-            values = [_expect_bytes(item) for item in items]
-        elif kind == _FLOAT_LIST:
-            values = np.frombuffer(b"".join(_expect_bytes(item) for item in items), "<f4")
-        elif kind == _INT64_LIST:
-            values = _parse_integers(items)
-    return key, values
+    key, feature = b"", b""
+    for tag, value in _fields(entry):
+        if tag == _FIELD_1:
+            key = value
+        elif tag == _FIELD_2:
+            feature += value  # a message that comes twice is merged: its bytes are joined
+    kind, values = 0, b""
+    for tag, message in _fields(feature):
+        if tag in (_FIELD_1, _FIELD_2, _FIELD_3):
+            kind, values = tag, (values if tag == kind else b"") + message
+    return key.decode("utf-8"), _parse_list(kind, values)
 
 
-def _parse_integers(items: list[int | bytes]) -> npt.NDArray[np.int64]:
+def _parse_list(kind: int, message: bytes) -> Value | None:
+    if kind == _FIELD_1:
+        return list(_parts(message, _FIELD_1))
+    if kind == _FIELD_2:
+        return np.frombuffer(b"".join(_parts(message, _FIELD_1, _FIELD_1_FLOAT)), "<f4")
+    if kind != _FIELD_3:
+        return None
     numbers: list[int] = []
-    for item in items:
+    for item in _parts(message, _FIELD_1, _FIELD_1_INTEGER):
         if isinstance(item, int):
             numbers.append(item)
             continue
@@ -159,15 +160,20 @@ def _parse_integers(items: list[int | bytes]) -> npt.NDArray[np.int64]:
     return np.array(numbers, np.uint64).view(np.int64)
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(field number, value) of a message: varints as numbers, everything else as its bytes."""
+def _parts(message: bytes, *tags: int) -> Iterator[Any]:
+    """The values of these fields, in order; others are unknown and passed over, as protobuf does."""
+    return (value for tag, value in _fields(message) if tag in tags)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """(tag, value) of a message's fields: varints as numbers, everything else as its bytes."""
     at, end = 0, len(message)
     while at < end:
         tag, at = _varint(message, at)
         wire_type = tag & 7
         if wire_type == _VARINT:
             number, at = _varint(message, at)
-            yield tag >> 3, number
+            yield tag, number
             continue
         if wire_type == _BYTES:
             size, at = _varint(message, at)
@@ -177,7 +183,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             raise ValueError(f"wire type {wire_type}")
         if at + size > end:
             raise ValueError("a field runs past the end")
-        yield tag >> 3, message[at : at + size]
+        yield tag, message[at : at + size]
         at += size
 
 
@@ -192,9 +198,3 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise ValueError("a number is too long")
-
-
-def _expect_bytes(value: int | bytes) -> bytes:
-    if not isinstance(value, bytes):
-        raise ValueError("a field has another type")
-    return value
