@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -12,21 +13,22 @@ from hypothesis import strategies as st
 from reader import Position, order
 from reader.position import Phase
 
+Integers = order.Integers
 thoroughly = settings(deadline=None, max_examples=60)
 
 runs = st.lists(st.integers(1, 64), min_size=1, max_size=60)
 hosts = st.integers(1, 9)
 
 
-def first_of(sizes):
+def first_of(sizes: list[int]) -> Integers:
     return np.concatenate(([0], np.cumsum(sizes)))
 
 
-def start(first, *, hosts=1, batch=1, seed=0, window_runs=16):
+def start(first: Integers, *, hosts: int = 1, batch: int = 1, seed: int = 0, window_runs: int = 16) -> Position:
     return Position("s", int(first[-1]), seed, batch * hosts, 0, (Phase(hosts, window_runs),))
 
 
-def numbers_of(first, position, host, count):
+def numbers_of(first: Integers, position: Position, host: int, count: int) -> list[tuple[int, int]]:
     """The next `count` record numbers of a host, with the epoch of each."""
     pairs = (
         (window.epoch, number)
@@ -36,7 +38,7 @@ def numbers_of(first, position, host, count):
     return list(itertools.islice(pairs, count))
 
 
-def test_splitmix64_is_the_published_generator():
+def test_splitmix64_is_the_published_generator() -> None:
     # The reference implementation's first outputs for state 1234567.
     expected = [
         6457827717110365317,
@@ -48,20 +50,22 @@ def test_splitmix64_is_the_published_generator():
     assert order.splitmix64(1234567, np.arange(5)).tolist() == expected
 
 
-def test_the_order_never_changes_between_releases():
+def test_the_order_never_changes_between_releases() -> None:
     first = first_of([64] * 40)
     numbers = [number for _, number in numbers_of(first, start(first, seed=7), 0, 2560)]
     assert numbers[:6] == [1381, 1898, 1740, 622, 300, 737]
-    assert order.augment_seeds(np.arange(2), 7, 3).tolist() == [[212644975, -88000378], [-1543179441, 1357413762]]
+    seeds = order.augment_seeds(np.arange(2), 7, 3)
+    assert seeds.dtype == np.uint64
+    assert seeds.view("<i4").tolist() == [212644975, -88000378, -1543179441, 1357413762]
 
 
 @thoroughly
 @given(runs, hosts, st.integers(0, 5), st.integers(1, 20))
-def test_every_record_once_an_epoch_over_all_hosts(sizes, count, epoch, window_runs):
+def test_every_record_once_an_epoch_over_all_hosts(sizes: list[int], count: int, epoch: int, window_runs: int) -> None:
     first = first_of(sizes)
     total = int(first[-1])
     position = start(first, hosts=count, window_runs=window_runs)
-    read = Counter()
+    read: Counter[tuple[int, int]] = Counter()
     per_host = -(-total * (epoch + 1) // count)
     for host in range(count):
         read.update(pair for pair in numbers_of(first, position, host, per_host) if pair[0] == epoch)
@@ -70,14 +74,16 @@ def test_every_record_once_an_epoch_over_all_hosts(sizes, count, epoch, window_r
 
 @thoroughly
 @given(runs, hosts, st.integers(1, 40), st.integers(0, 50), st.integers(0, 5))
-def test_a_resumed_host_reads_what_the_uninterrupted_one_would(sizes, count, batch, steps, more):
+def test_a_resumed_host_reads_what_the_uninterrupted_one_would(
+    sizes: list[int], count: int, batch: int, steps: int, more: int
+) -> None:
     first = first_of(sizes)
     begin = start(first, hosts=count, batch=batch)
     position = Position.from_json(begin.after(steps).after(more).to_json())
     assert position == begin.after(steps + more)
     for host in range(count):
-        whole = numbers_of(first, begin, host, (steps + more) * batch + 100)
-        assert numbers_of(first, position, host, 100) == whole[(steps + more) * batch :]
+        all_of_it = numbers_of(first, begin, host, (steps + more) * batch + 100)
+        assert numbers_of(first, position, host, 100) == all_of_it[(steps + more) * batch :]
 
 
 @settings(deadline=None, max_examples=100)
@@ -86,7 +92,9 @@ def test_a_resumed_host_reads_what_the_uninterrupted_one_would(sizes, count, bat
     st.lists(st.tuples(hosts, st.integers(1, 20), st.integers(0, 8), st.integers(1, 20)), min_size=2, max_size=5),
     st.integers(0, 3),
 )
-def test_a_change_of_hosts_and_batch_serves_exactly_the_unread_rest(sizes, phases, seed):
+def test_a_change_of_hosts_and_batch_serves_exactly_the_unread_rest(
+    sizes: list[int], phases: list[Any], seed: int
+) -> None:
     first = first_of(sizes)
     total = int(first[-1])
     read: list[tuple[int, int]] = []
@@ -110,7 +118,7 @@ def test_a_change_of_hosts_and_batch_serves_exactly_the_unread_rest(sizes, phase
 
 @thoroughly
 @given(runs, st.lists(st.tuples(hosts, st.integers(1, 9), st.integers(0, 12)), min_size=1, max_size=4))
-def test_an_epoch_is_finished_before_the_next_one_begins(sizes, phases):
+def test_an_epoch_is_finished_before_the_next_one_begins(sizes: list[int], phases: list[Any]) -> None:
     first = first_of(sizes)
     position = start(first)
     for count, batch, steps in phases:
@@ -120,51 +128,51 @@ def test_an_epoch_is_finished_before_the_next_one_begins(sizes, phases):
     assert min(host_epochs[0] for host_epochs in epochs) >= position.epoch
 
 
-def test_odd_records_rotate_over_hosts():
+def test_odd_records_rotate_over_hosts() -> None:
     first = first_of([10])  # 3 hosts: one of them reads 4 records of an epoch
     begin = start(first, hosts=3)
     shares = [Counter(epoch for epoch, _ in numbers_of(first, begin, host, 40)) for host in range(3)]
     assert [[shares[host][epoch] for host in range(3)] for epoch in range(3)] == [[4, 3, 3], [3, 4, 3], [3, 3, 4]]
 
 
-def test_seeds_epochs_and_hosts_give_different_orders():
+def test_seeds_epochs_and_hosts_give_different_orders() -> None:
     first = first_of([64] * 20)
     epochs = [number for _, number in numbers_of(first, start(first), 0, 2560)]
     other = [number for _, number in numbers_of(first, start(first, seed=1), 0, 1280)]
     assert epochs[:1280] != epochs[1280:] != other
 
 
-def test_windows_are_equal_and_none_is_short():
+def test_windows_are_equal_and_none_is_short() -> None:
     for count in (1, 15, 16, 31, 32, 47, 1000):
-        stretches = order.file_order(first_of([64] * count))
-        window_runs = np.diff(order.window_bounds(stretches, 16))
+        spans = order.file_order(first_of([64] * count))
+        window_runs = np.diff(order.window_bounds(spans, 16))
         assert window_runs.sum() == count
         assert window_runs.max() - window_runs.min() <= 1
         assert window_runs.min() >= min(count, 16)
 
 
-def test_a_batch_of_64_mixes_at_least_12_runs():
+def test_a_batch_of_64_mixes_at_least_12_runs() -> None:
     first = first_of([64] * 200)
     numbers = np.array([number for _, number in numbers_of(first, start(first, hosts=7), 3, 64 * 20)])
     assert min(len(np.unique(batch // 64)) for batch in numbers.reshape(-1, 64)) >= 12
 
 
-def test_positions_of_a_record_over_epochs_are_uniform():
+def test_positions_of_a_record_over_epochs_are_uniform() -> None:
     first = first_of([64] * 32)
     total, epochs = int(first[-1]), 10
     numbers = [number for _, number in numbers_of(first, start(first), 0, total * epochs)]
     where = np.empty((epochs, total))
     for epoch in range(epochs):
         where[epoch, numbers[epoch * total : (epoch + 1) * total]] = np.arange(total) / total
-    # A record's mean place over 10 epochs has the standard deviation 0.289 / √10 = 0.091.
+    # A record's mean position over 10 epochs has the standard deviation 0.289 / √10 = 0.091.
     means = where.mean(axis=0)
     assert abs(means.mean() - 0.5) < 1e-3
     assert 0.08 < means.std() < 0.103
-    # Places of the same record in neighbouring epochs have nothing to do with each other.
+    # Positions of the same record in neighbouring epochs have nothing to do with each other.
     assert abs(np.corrcoef(where[0], where[1])[0, 1]) < 0.1
 
 
-def places_over_epochs(first, epochs):
+def positions_over_epochs(first: Integers, epochs: int) -> Any:
     """Where each record comes in each epoch, in [0, 1): float [epochs, records]."""
     total = int(first[-1])
     numbers = np.array([number for _, number in numbers_of(first, start(first), 0, total * epochs)])
@@ -174,7 +182,7 @@ def places_over_epochs(first, epochs):
     return where
 
 
-def check_uniform(quarters):
+def check_uniform(quarters: Integers) -> None:
     """Pearson's chi-square test of many times 10 draws of a quarter, [draws, cases], against one chance in 30,000.
 
     A case of 10 draws from 4 equal chances has the mean 3 and the variance 2 · 3 · (1 - 1/10).
@@ -185,15 +193,50 @@ def check_uniform(quarters):
     assert abs(statistic.sum() - 3 * cases) < 4 * np.sqrt(5.4 * cases)
 
 
-def test_records_come_anywhere_in_an_epoch():
+def test_records_come_anywhere_in_an_epoch() -> None:
     first = first_of([64] * 320)
-    where = places_over_epochs(first, 10)
+    where = positions_over_epochs(first, 10)
     for within in (0, 13, 63):  # one record of each run: those of one run stay together
         check_uniform((where[:, within::64] * 4).astype(int))
 
 
-def test_the_records_of_a_run_come_anywhere_in_its_window():
+def test_the_records_of_a_run_come_anywhere_in_its_window() -> None:
     first = first_of([64] * 320)  # 20 windows
-    within = places_over_epochs(first, 10) * 20 % 1
+    within = positions_over_epochs(first, 10) * 20 % 1
     for run in (0, 100, 319):
         check_uniform((within[:, 64 * run : 64 * (run + 1)] * 4).astype(int))
+
+
+@thoroughly
+@given(runs, hosts, st.integers(1, 20))
+def test_evaluation_reads_every_record_once_in_file_order_and_pads_with_weight_0(
+    sizes: list[int], count: int, batch: int
+) -> None:
+    first = first_of(sizes)
+    total = int(first[-1])
+    batches = -(-total // (batch * count))
+    read: list[int] = []
+    for host in range(count):
+        begin, end = order.eval_share(total, count, host)
+        windows = list(order.eval_windows(first, begin, end, batches * batch - (end - begin)))
+        read += [number for window in windows if window.weight for number in window.numbers.tolist()]
+        assert sum(len(window.numbers) for window in windows) == batches * batch
+        assert all(0 <= number < total for window in windows for number in window.numbers.tolist())
+    assert read == list(range(total))
+
+
+@thoroughly
+@given(runs, st.integers(0, 5), st.integers(0, 3))
+def test_substitutes_are_records_of_the_split_that_seed_epoch_and_number_decide(
+    sizes: list[int], seed: int, epoch: int
+) -> None:
+    first = first_of(sizes)
+    total = int(first[-1])
+    drawn = [[order.substitute(first, seed, epoch, number, draw) for draw in range(4)] for number in range(total)]
+    assert all(0 <= number < total for draws in drawn for number in draws)
+    assert drawn == [
+        [order.substitute(first, seed, epoch, number, draw) for draw in range(4)] for number in range(total)
+    ]
+    for run in range(len(first) - 1):  # a missing run costs one read for each draw
+        mine = np.array(drawn[int(first[run]) : int(first[run + 1])])
+        assert all(len(np.unique(np.searchsorted(first, mine[:, draw], "right"))) == 1 for draw in range(4))
