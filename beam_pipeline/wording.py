@@ -14,11 +14,12 @@ def plural(count: int, noun: str) -> str:
 def why_unreadable(error: Exception) -> str:
     """Why a small file that a flag names can't be used."""
     kinds = {
-        FileNotFoundError: "no such file",
         IsADirectoryError: "a folder, not a file",
+        FileNotFoundError: "no such file",
         UnicodeDecodeError: "not UTF-8",
     }
-    return kinds.get(type(error), "not what it should be")
+    found = (text for kind, text in kinds.items() if isinstance(error.__cause__, kind) or isinstance(error, kind))
+    return next(found, "not what it should be")
 
 
 def size_text(byte_count: float) -> str:

@@ -87,7 +87,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         "no connection",
         "HTTP error|dns error|Connect|Disconnect|ProtocolError|TransportError|ChunkedEnc|SSLError|errno E(NET|HOST)",
-        "check the network",
+        "check the URL and the network",
         passes=True,
     ),
 )
@@ -140,6 +140,7 @@ def _words(error: BaseException) -> str:
             break
     text = re.sub(r"^\d{3} |^Generic \w+ error: ", "", text)
     text = re.sub(r"(Error performing )?[A-Z]+ \w+://([^/\s]*)\S*( in \S+ - HTTP error| in \S+ -|:)", r"\2:", text)
+    text = re.sub(r"HTTPS?ConnectionPool\(host='(.*?)', port=(\d+)\).*", r"\1:\2", text)
     return " ".join(text.split())[:200] or type(error).__name__
 
 

@@ -39,6 +39,7 @@ from beam_pipeline.storage.objects import (
     ObjectStorage,
     client_options,
     refuses,
+    seconds,
 )
 from beam_pipeline.storage.urls import bucket_and_name
 
@@ -57,12 +58,14 @@ class GoogleStorage(ObjectStorage):
 
     def __init__(self, deadline_s: float) -> None:
         super().__init__("gs", deadline_s)
+        # Else each client asks for the bucket's own data, for tracing, which the least rights don't allow.
+        os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
         self._endpoint = _emulator()
         self._credentials = None if self._endpoint else _credentials()
         self._is_anonymous = self._credentials is None
         self._more: dict[str, Any] = {
             "retry": None,
-            "timeout": (min(CONNECT_S, deadline_s), min(SILENCE_S, deadline_s)),
+            "timeout": (seconds(CONNECT_S, deadline_s), seconds(SILENCE_S, deadline_s)),
         }
         self._idle: dict[int, deque[Client]] = {}
 

@@ -51,13 +51,18 @@ def _first_user() -> int:
     return os.getpid()
 
 
+def seconds(limit_s: float, deadline_s: float) -> float:
+    """A time limit of a request, no longer than the deadline."""
+    return max(0.1, min(limit_s, deadline_s))
+
+
 def client_options(deadline_s: float) -> ClientConfig:
     """Time limits: of connecting, of silence, of a request."""
     return {
         "allow_http": True,
-        "connect_timeout": f"{min(CONNECT_S, deadline_s) * 1000:.0f}ms",
-        "read_timeout": f"{min(SILENCE_S, deadline_s) * 1000:.0f}ms",
-        "timeout": f"{deadline_s * 1000:.0f}ms",
+        "connect_timeout": f"{seconds(CONNECT_S, deadline_s)}s",
+        "read_timeout": f"{seconds(SILENCE_S, deadline_s)}s",
+        "timeout": f"{seconds(3600, deadline_s)}s",
     }
 
 

@@ -128,7 +128,9 @@ def test_no_network_is_one_line(scheme: str, reach: Reach) -> None:
         pass
     reach(server.url)  # where nobody listens any more
     said = line(scheme, server, 0.3)
-    assert said.startswith("no success for 0 s: no connection (127.0.0.1:") and "; check the network; " in said
+    assert (
+        said.startswith("no success for 0 s: no connection (127.0.0.1:") and "; check the URL and the network; " in said
+    )
 
 
 @pytest.mark.parametrize("scheme", URLS)
