@@ -26,7 +26,7 @@ from pathlib import Path
 
 from beam_pipeline import launch, sample_data, schema
 from reader.commands import main as reader_command
-from reader.hashing import dataset_hash
+from reader.tools.copy import dataset_hash
 
 
 class Dataset:

@@ -13,7 +13,6 @@ import pytest
 import reader
 from beam_pipeline import schema, secrets
 from beam_pipeline.errors import NotPublishedError
-from reader.copy import copy_dataset
 from tests import make
 from tests.servers import Gcs
 
@@ -58,7 +57,7 @@ def test_a_copy_of_a_hostile_dataset_writes_nothing(gcs: Gcs, photos: Path, tmp_
     gcs.put_folder(bucket, "a/b", version)
     gcs.put(bucket, "a/b/../../escaped.txt", evil)
     with pytest.raises(NotPublishedError, match="is outside its folder"):
-        copy_dataset(reader.load_info(f"gs://{bucket}/a/b"), str(tmp_path / "x" / "y" / "copy"))
+        reader.copy(f"gs://{bucket}/a/b", tmp_path / "x" / "y" / "copy")
     assert not (tmp_path / "x").exists()
 
 

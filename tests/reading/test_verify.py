@@ -15,6 +15,7 @@ from beam_pipeline.errors import UsageError
 from reader import verify
 from reader.commands import main
 from reader.tools.verify import Fault
+from tests import make, servers
 from tests.reading.shards import make_dataset, make_record
 
 SHARD = "photos-train.tfrecord-00001-of-00002"
@@ -316,3 +317,31 @@ def test_an_index_of_other_files_is_mended_by_another_one(tmp_path: Path, capsys
 def test_a_fault_reads_as_one_line() -> None:
     assert str(Fault("f", 3, 70, "wrong")) == "f: record 3 at byte 70: wrong"
     assert str(Fault("f", None, None, "missing")) == "f: missing"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--splits", "train=0.75,validation=0.25", "--num_shards", "train=3,validation=2", "--one_hot"],
+        ["--image_format", "png", "--image_size", "none", "--duplicates", "report"],
+        ["--compression", "gzip", "--channels", "1", "--image_size", "24"],
+    ],
+    ids=["splits", "png", "gzip"],
+)
+def test_what_the_job_publishes_is_found_valid_locally_and_in_a_bucket(
+    photos: Path, tmp_path: Path, gcs: servers.Gcs, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = make.published(photos, tmp_path, *flags)
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "photos/1.0.0", version)
+    url = f"gs://{bucket}/photos/1.0.0"
+    capsys.readouterr()
+    for dataset in (str(version), url):
+        report = verify(dataset)
+        assert report.ok, report.faults
+        assert main(["verify", dataset]) == 0
+        assert capsys.readouterr().out.startswith("OK: 40 records in ")
+    shard = next(file for file in sorted(gcs.names(bucket)) if "-train.tfrecord-00000" in file and "index" not in file)
+    gcs.put(bucket, shard, gcs.get(bucket, shard)[:-9])
+    (fault, *_) = verify(url).faults
+    assert fault.file == f"gs://{bucket}/{shard}" and "bytes, the manifest says" in fault.what
