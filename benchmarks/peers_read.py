@@ -32,6 +32,16 @@ PEERS = ROOT / "build" / "peers" / ".venv" / "bin" / "python"
 MISSING = ROOT / "build" / "peers" / "missing.txt"
 BEFORE = "aafac01"
 CEILINGS = ("ceiling", "ceiling, AUTOTUNE")
+PAIRS = (
+    ("NumPy", "bare"),
+    ("PyTorch", "NumPy"),
+    ("JAX", "NumPy"),
+    ("TensorFlow", BEFORE),
+    ("TensorFlow, random crop", f"{BEFORE}, random crop"),
+    ("NumPy, random crop", f"{BEFORE}, random crop"),
+    ("NumPy", f"FFCV, {WORKERS} workers"),
+    ("NumPy, random crop", f"FFCV, {WORKERS} workers, random crop"),
+)
 FORMS = {"webdataset": "tars", "streaming": "mds", "grain": "array_record", "ffcv": "beton", "tfrecord": ""}
 
 
@@ -53,7 +63,11 @@ def main() -> None:
     wanted = (*CEILINGS, *(part.strip() for part in flags.only.split(",") if part)) if flags.only else ("",)
     cases = {name: case for name, case in cases.items() if any(part in name for part in wanted)}
     print(f"{flags.count:,} images a turn, {flags.repeats} turns; base: the better of {' and '.join(CEILINGS)}")
-    print(turns.table(turns.in_turns(cases, flags.count, flags.repeats), CEILINGS))
+    runs = turns.in_turns(cases, flags.count, flags.repeats)
+    print(turns.table(runs, CEILINGS))
+    for one, other in PAIRS:
+        if one in runs and other in runs:
+            print(f"{one} beside {other}: {turns.ratio(runs[one], runs[other])}")
 
 
 def ceilings(folder: str) -> dict[str, Case]:

@@ -201,6 +201,13 @@ def table(runs: Mapping[str, Sequence[Run]], base: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def ratio(one: Sequence[Run], other: Sequence[Run]) -> str:
+    """How much faster `one` is, turn by turn."""
+    pairs = list(zip(one, other, strict=True))
+    clock = _spread([a.rate / b.rate for a, b in pairs], ".2f")
+    return f"{clock} × by clock, {_spread([b.cpu_us / a.cpu_us for a, b in pairs], '.2f')} × by CPU"
+
+
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
