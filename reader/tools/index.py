@@ -53,7 +53,7 @@ class Indexed:
         info: the dataset, as `load_info` returns it for the new folder.
         records: in the index.
         left_out: how many records aren't, by reason: `corrupt_record`, `not_an_example`, `no_image_or_class`,
-            `decode_error`, `other_type` (a feature has another type than in the records before).
+            `decode_error`.
     """
 
     info: DatasetInfo
@@ -86,7 +86,7 @@ def index(
     Raises:
         UsageError: no file, GZIP, no feature for image or class, or `out` or `labels_file` can't be used.
         CorruptRecordError: a record is corrupt, and `on_error` is `raise`.
-        ImageShardsError: no valid record; one feature has two types in two files.
+        ImageShardsError: no valid record.
     """
     if on_error not in ("raise", "skip"):
         raise UsageError(f"on_error={on_error!r}: raise or skip")
@@ -177,7 +177,7 @@ def _keys_in(features: Mapping[str, Value], image_key: str | None, class_key: st
 
 def _class_names(scans: Sequence[ImageScan], given: list[str] | None, labels_file: PathLike | None) -> list[str]:
     """A name for each id from 0 to the highest."""
-    count = 1 + max(max(one.classes, default=0) for one in scans)
+    count = 1 + max(max(one.contents.classes, default=0) for one in scans)
     if given is not None:
         if len(given) < count:
             raise UsageError(
@@ -186,15 +186,13 @@ def _class_names(scans: Sequence[ImageScan], given: list[str] | None, labels_fil
         return given
     if count > _MAX_CLASSES:
         raise UsageError(f"{scans[0].file} and others: class id {count - 1} is too large; give another --class_key")
-    found: dict[int, set[str]] = {}
-    for one in scans:
-        for number, names in one.names.items():
-            found.setdefault(number, set()).update(name.decode("utf-8", "replace") for name in names)
-    texts = [next(iter(names)) for names in found.values() if len(names) == 1]
-    is_named = len(set(texts)) == len(found) and all(
-        text and text == text.strip() and len(text.splitlines()) == 1 for text in texts
+    pairs = {pair for one in scans for pair in one.contents.names}
+    names = {number: name.decode("utf-8", "replace") for number, name in pairs}
+    # Else the feature doesn't hold class names.
+    is_named = len(pairs) == len(names) == len(set(names.values())) and all(
+        name and name == name.strip() and len(name.splitlines()) == 1 for name in names.values()
     )
-    return [next(iter(found.get(number, ()) if is_named else ()), str(number)) for number in range(count)]
+    return [names.get(number, str(number)) if is_named else str(number) for number in range(count)]
 
 
 def _read_names(labels_file: str) -> list[str]:
@@ -236,11 +234,12 @@ def _write(folder: Path, scans: dict[str, list[ImageScan]], classes: list[str], 
 def _manifest(folder: Path, scans: dict[str, list[ImageScan]], classes: list[str], keys: RecordKeys) -> dict[str, Any]:
     every = [one for found in scans.values() for one in found]
     records, left_out = sum(one.records for one in every), sum((one.left_out for one in every), Counter[str]())
-    formats, greys, sizes = (sum((getattr(one, name) for one in every), Counter[Any]()) for name in _COUNTED)
-    channels = 1 if greys[True] == records else 3
-    image_format = next(iter(formats)) if len(formats) == 1 else "mixed"
+    formats, greys, sizes = (
+        set(kinds) for kinds in zip(*(kind for one in every for kind in one.contents.images), strict=True)
+    )
+    channels, image_format = 1 if greys == {True} else 3, formats.pop() if len(formats) == 1 else "mixed"
     mean, std, sampled = _statistics(scans.get("train", every), channels)
-    fingerprint = f"{sum(one.digest for one in every) % (1 << 128):032x}"
+    fingerprint = f"{sum(one.contents.digest for one in every) % (1 << 128):032x}"
     return {
         "format_version": schema.FORMAT_VERSION,
         "name": _dataset_name(every[0].file),
@@ -264,54 +263,48 @@ def _manifest(folder: Path, scans: dict[str, list[ImageScan]], classes: list[str
         "listing_fingerprint": fingerprint,
         "plan": {},
         "codec": {},
-        "rejects": {"by_reason": dict(sorted(left_out.items())), "environment": 0},
+        "rejects": {"by_reason": dict(left_out), "environment": 0},
         "splits": {split: _split(folder, found, len(classes)) for split, found in scans.items()},
     }
-
-
-_COUNTED = ("formats", "greys", "sizes")
 
 
 def _features(scans: Sequence[ImageScan]) -> list[dict[str, Any]]:
     """Name and type of what is beside image and class; a list, unless each record of all files has one value.
 
-    Without the features that are in some records empty lists of another type, which TensorFlow refuses.
+    A feature that some records have in another type, also without a value, is left out: TensorFlow refuses it.
     """
-    types: dict[str, tuple[str, str]] = {}
-    for one in scans:
-        for key, kind in one.types.items():
-            first, file = types.setdefault(key, (kind, one.file))
-            if kind != first:
-                raise ImageShardsError(f"feature {key!r} is {first} in {file} and {kind} in {one.file}")
-    for one in scans:
-        for (key, kind), number in one.empty.items():
-            if key in types and types[key][0] != kind:
-                _LOG.warning(
-                    "%s: record %d: its %r is an empty list of %s, in others it is of %s: the index leaves this "
-                    "feature out, since TensorFlow can't read it",
-                    *(one.file, number, key, kind, types.pop(key)[0]),
-                )
-    records, singles = sum(one.records for one in scans), sum((one.singles for one in scans), Counter[str]())
-    return [{"name": key, "dtype": kind, "list": singles[key] < records} for key, (kind, _) in sorted(types.items())]
+    counts = sum((one.contents.features for one in scans), Counter[tuple[str, str, int]]())
+    records, features = sum(one.records for one in scans), []
+    for key in sorted({key for key, _, values in counts if values}):
+        first, *others = sorted({kind for name, kind, _ in counts if name == key})
+        if others:
+            files = {
+                kind: one.file for one in reversed(scans) for name, kind, _ in one.contents.features if name == key
+            }
+            types = " and ".join(f"{kind} in records of {files[kind]}" for kind in (first, *others))
+            _LOG.warning("the index leaves out feature %r, which is %s", key, types)
+        else:
+            features.append({"name": key, "dtype": first, "list": counts[key, first, 1] < records})
+    return features
 
 
 def _split(folder: Path, scans: Sequence[ImageScan], classes: int) -> dict[str, Any]:
-    counts = sum((one.classes for one in scans), Counter[int]())
+    counts = sum((one.contents.classes for one in scans), Counter[int]())
     shards = [
         {
             "file": one.file.removeprefix(f"{folder}/"),
             "records": one.records,
-            "bytes": one.file_bytes,
+            "bytes": one.bytes,
             "crc32c": one.crc32c,
             "images": one.records + one.left_out.total(),
-            "listing_fingerprint": f"{one.digest:032x}",
-            "content_fingerprint": f"{one.digest:032x}",
+            "listing_fingerprint": f"{one.contents.digest:032x}",
+            "content_fingerprint": f"{one.contents.digest:032x}",
         }
         for one in scans
     ]
     return {
         "records": sum(one.records for one in scans),
-        "bytes": sum(one.file_bytes for one in scans),
+        "bytes": sum(one.bytes for one in scans),
         "class_counts": [counts[number] for number in range(classes)],
         "shards": shards,
     }
@@ -319,13 +312,13 @@ def _split(folder: Path, scans: Sequence[ImageScan], classes: int) -> dict[str, 
 
 def _statistics(scans: Sequence[ImageScan], channels: int) -> tuple[list[str], list[str], int]:
     """Mean and standard deviation a channel of pixels in [0, 1] as decimal strings, and of how many images."""
-    counts = sum((one.histogram for one in scans), np.zeros((3, 256), np.int64))[:channels]
+    counts = sum((one.contents.histogram for one in scans), np.zeros((3, 256), np.int64))[:channels]
     if not counts.any():
         return [], [], 0
     values = np.arange(256) / 255
     mean = (counts * values).sum(1) / counts.sum(1)
     std = np.sqrt(np.maximum((counts * values**2).sum(1) / counts.sum(1) - mean**2, 0))
-    sampled = sum(one.sampled for one in scans)
+    sampled = sum(one.contents.sampled for one in scans)
     return [f"{value:.6f}" for value in mean], [f"{value:.6f}" for value in std], sampled
 
 
