@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import reprlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -69,8 +70,14 @@ def as_jax(batches: Iterable[Any], mesh: Any) -> JaxBatches:
         UsageError: the batch can't be spread evenly; while iterating, JAX has no array for a feature.
     """
     batches = as_numpy(batches)
-    if not isinstance(mesh, jax.sharding.Mesh):
+    if isinstance(batches, str) or not (hasattr(batches, "__len__") and hasattr(batches, "__iter__")):
+        raise UsageError(
+            f"reader.as_jax({type(batches).__name__}): give what train_batches, eval_batches or the like returned"
+        )
+    if isinstance(mesh, jax.sharding.Sharding):
         return JaxBatches(batches, mesh)
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise UsageError(f"mesh={reprlib.repr(mesh)}: a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch")
     size = getattr(batches, "batch_size", None)
     processes = len({device.process_index for device in mesh.devices.flat})
     devices = mesh.devices.shape[0]

@@ -1,0 +1,252 @@
+"""Every door hands out the same bytes: NumPy, tf.data, JAX and PyTorch."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reader
+from beam_pipeline.examples import bytes_feature, float_feature, int64_feature
+from tests.reading.shards import make_dataset
+
+jax = pytest.importorskip("jax", reason="JAX is not installed: pip install '.[jax]'")
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[torch]'")
+
+RECORDS, HOST_BATCH, SEED = 120, 10, 7
+COLUMNS: Any = [
+    ("age", "int64", False, int64_feature, lambda number: (number - 3,)),
+    ("weight", "float32", False, float_feature, lambda number: (number / 3,)),
+    ("note", "bytes", False, bytes_feature, lambda number: (b"\xff\x00\0%d" % number,)),
+    ("codes", "int64", True, int64_feature, lambda number: range(number % 3)),
+    ("scores", "float32", True, float_feature, lambda number: [number / 7] * (number % 4)),
+    ("words", "bytes", True, bytes_feature, lambda number: [b"w\xfe", b""][: number % 3]),
+]
+FIXED = ["age", "weight", "class", "size", "one_hot_class"]
+NAMES = [*FIXED, "note", "filename", "label", "codes", "scores", "words"]
+AUGMENTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": dict,
+    "flip_crop": lambda: {"augment": reader.augment.flip_crop},
+    "own": lambda: {"augment": lambda image, seed: image ^ np.uint8(seed % 251)},
+    "random_resized_crop": lambda: {
+        "augment": reader.augment.random_resized_crop(then=reader.augment.flip),
+        "image_size": (20, 14),
+    },
+    "resized": lambda: {"image_size": (10, 30), "resize_mode": "pad"},
+}
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
+    folder = tmp_path_factory.mktemp("doors") / "1.0.0"
+    return reader.load_info(make_dataset(folder, {"train": [50, 31, 39]}, columns=COLUMNS, one_hot=True))
+
+
+def plain(value: Any) -> Any:
+    """A value of a record as Python has it: what can be compared with ==."""
+    if isinstance(value, np.ndarray | np.generic):
+        return (str(value.dtype), value.shape, value.tobytes())
+    return (
+        [plain(one) if isinstance(one, np.generic | np.ndarray) else one for one in value]
+        if isinstance(value, list)
+        else value
+    )
+
+
+def rows(images: Any, labels: Any, weights: Any, features: dict[str, list[Any]]) -> list[Row]:
+    """A batch as records."""
+    images = np.ascontiguousarray(images)
+    assert images.dtype == np.uint8
+    return [
+        {
+            "image": (image.shape, hashlib.sha256(image.tobytes()).hexdigest()),
+            "its label": plain(label),
+            "its weight": plain(weight),
+            **{name: plain(values[at]) for name, values in features.items()},
+        }
+        for at, (image, label, weight) in enumerate(zip(images, labels, weights, strict=True))
+    ]
+
+
+def split_batch(batch: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
+    inputs, labels, *weights = batch
+    inputs = inputs if isinstance(inputs, dict) else {"image": inputs}
+    ones = np.ones(len(labels), np.float32)
+    return inputs["image"], labels, weights[0] if weights else ones, {k: v for k, v in inputs.items() if k != "image"}
+
+
+def from_numpy(batches: Iterable[Any]) -> Iterator[Row]:
+    for batch in batches:
+        images, labels, weights, features = split_batch(batch)
+        yield from rows(images, labels, weights, {name: list(values) for name, values in features.items()})
+
+
+def from_tensorflow(dataset: Any) -> Iterator[Row]:
+    for batch in dataset:
+        images, labels, weights, features = split_batch(batch)
+        found = {name: _of_tensor(values) for name, values in features.items()}
+        yield from rows(images.numpy(), labels.numpy(), np.asarray(weights), found)
+
+
+def _of_tensor(values: Any) -> list[Any]:
+    if not isinstance(values, tf.RaggedTensor):
+        return list(values.numpy())
+    return [row.numpy().tolist() if row.dtype == tf.string else row.numpy() for row in values]
+
+
+def from_jax(arrays: Any) -> Iterator[Row]:
+    for batch in arrays:
+        images, labels, weights, features = split_batch(jax.tree.map(np.asarray, batch))
+        yield from rows(images, labels, weights, {name: list(values) for name, values in features.items()})
+
+
+def from_torch(batches: Any) -> Iterator[Row]:
+    for inputs, labels in batches:
+        images, _, weights, features = split_batch((inputs, labels))
+        found = {name: [_of_torch(value) for value in values] for name, values in features.items()}
+        yield from rows(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), weights, found)
+
+
+def _of_torch(value: Any) -> Any:
+    return value.numpy() if isinstance(value, torch.Tensor) else value
+
+
+def epochs(batches: Any, count: int = 2) -> Any:
+    return itertools.chain.from_iterable(batches for _ in range(count))
+
+
+def only(names: list[str], found: list[Row]) -> list[Row]:
+    """What JAX has arrays for; its integers have 32 bits unless it is told otherwise."""
+    wide = {"int64": np.int64, "int32": np.int64}
+
+    def widened(value: Any) -> Any:
+        dtype, shape, data = value
+        return (shape, np.frombuffer(data, dtype).astype(wide.get(dtype, dtype)).tobytes())
+
+    return [
+        {"image": row["image"], **{name: widened(row[name]) for name in ("its label", "its weight", *names)}}
+        for row in found
+    ]
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_every_byte_of_two_epochs_is_the_same_on_every_door(info: reader.DatasetInfo, augment: str, hosts: int) -> None:
+    devices = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+    for host in range(hosts):
+        options: dict[str, Any] = {"global_batch_size": HOST_BATCH * hosts, "host": (host, hosts), "seed": SEED}
+        options |= AUGMENTS[augment]()
+        batches = reader.train_batches(info, "train", features=NAMES, **options)
+        seen = list(from_numpy(epochs(batches)))
+        assert len(seen) == 2 * RECORDS // hosts
+        assert list(from_tensorflow(epochs(reader.train_dataset(info, "train", features=NAMES, **options)))) == seen
+        arrays = reader.as_jax(reader.train_batches(info, "train", features=FIXED, **options), devices)
+        assert only(FIXED, list(from_jax(epochs(arrays)))) == only(FIXED, seen)
+        # PyTorch's epochs are of the same order as those of the stream where nothing is left over from the one before.
+        del options["global_batch_size"], options["host"]
+        more = {"rank": host, "world_size": hosts, "drop_last": True, "batch_size": HOST_BATCH}
+        dataset = reader.torch.ShardDataset(info, "train", features=NAMES, **more, **options)
+        found = list(from_torch(dataset))
+        dataset.set_epoch(1)
+        assert found + list(from_torch(dataset)) == seen
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+@pytest.mark.parametrize("size", [None, (30, 10)])
+def test_every_byte_of_evaluation_is_the_same_on_every_door(info: reader.DatasetInfo, size: Any, hosts: int) -> None:
+    devices = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+    names: list[str] = []
+    for host in range(hosts):
+        options: dict[str, Any] = {"global_batch_size": 21, "host": (host, hosts), "image_size": size}
+        seen = list(from_numpy(reader.eval_batches(info, "train", features=NAMES, **options)))
+        assert list(from_tensorflow(reader.eval_dataset(info, "train", features=NAMES, **options))) == seen
+        arrays = reader.as_jax(reader.eval_batches(info, "train", features=FIXED, **options), devices)
+        assert only(FIXED, list(from_jax(arrays))) == only(FIXED, seen)
+        counted = [row for row in seen if np.frombuffer(row["its weight"][2], np.float32)[0]]
+        dataset = reader.torch.ShardDataset(
+            info, "train", batch_size=7, shuffle=False, rank=host, world_size=hosts, features=NAMES, image_size=size
+        )
+        assert list(from_torch(dataset)) == counted
+        names += [row["filename"].decode() for row in counted]
+    assert sorted(int(name[-10:-4]) for name in names) == list(range(RECORDS))
+
+
+def test_torch_reads_the_records_of_an_epoch_whatever_is_left_over(info: reader.DatasetInfo) -> None:
+    """Its batches are another number, but the records, their pixels and their order are those of the stream."""
+    options: dict[str, Any] = {"seed": SEED, "augment": reader.augment.flip_crop, "features": NAMES}
+    stream = from_numpy(epochs(reader.train_batches(info, "train", global_batch_size=RECORDS, **options)))
+    seen = list(stream)
+    dataset = reader.torch.ShardDataset(info, "train", batch_size=7, **options)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        assert list(from_torch(dataset)) == seen[epoch * RECORDS : (epoch + 1) * RECORDS]
+
+
+@pytest.mark.parametrize("labels", ["int", "one_hot"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("image_format", ["jpeg", "png"])
+def test_grey_and_png_images_and_one_hot_labels_are_the_same_on_every_door(
+    tmp_path: Path, image_format: str, channels: int, labels: Any
+) -> None:
+    folder = make_dataset(tmp_path / "1.0.0", {"train": [30]}, image_format=image_format, channels=channels)
+    options: dict[str, Any] = {"global_batch_size": 10, "labels": labels, "seed": SEED}
+    seen = list(from_numpy(reader.train_batches(folder, "train", **options)))
+    dataset = reader.train_dataset(folder, "train", **options)
+    assert dataset.element_spec[0].shape == (10, 16, 24, channels)
+    assert list(from_tensorflow(dataset)) == seen
+    arrays = reader.as_jax(
+        reader.train_batches(folder, "train", **options), jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+    )
+    assert only([], list(from_jax(arrays))) == only([], seen)
+    torched = list(from_torch(reader.torch.ShardDataset(folder, "train", batch_size=10, seed=SEED)))
+    assert [row["image"] for row in torched] == [row["image"] for row in seen]
+    assert seen[0]["its label"][1] == (() if labels == "int" else (3,))
+
+
+def test_batches_that_are_kept_stay_as_they_were_on_every_door(info: reader.DatasetInfo) -> None:
+    """The engine's memory is used again: not while anybody holds a batch."""
+    options: dict[str, Any] = {"global_batch_size": 8, "seed": SEED}
+
+    def view(images: Any) -> Any:
+        return images[2:5][:, 1:]
+
+    def torch_array(images: Any) -> Any:
+        return images.permute(0, 2, 3, 1).numpy()
+
+    def same(images: Any) -> Any:
+        return images
+
+    def train() -> Any:
+        return reader.train_batches(info, "train", **options)
+
+    dataset = reader.train_dataset(info, "train", **options)
+    device = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+    torched = reader.torch.ShardDataset(info, "train", batch_size=8, drop_last=True, seed=SEED)
+    for door, hold, as_array in (
+        (train(), same, np.asarray),
+        (train(), view, np.asarray),
+        (train(), torch.from_numpy, np.asarray),
+        (dataset, same, np.asarray),
+        (dataset.unbatch().batch(5), same, np.asarray),
+        (reader.as_numpy(dataset), view, np.asarray),
+        (reader.as_jax(train(), device), same, np.asarray),
+        (torched, same, torch_array),
+        (torched, view, np.asarray),
+    ):
+        kept, copies = [], []
+        for images, *_ in door:
+            kept.append(hold(images))
+            copies.append(as_array(kept[-1]).copy())
+            del images
+        for _ in door:
+            pass
+        assert len(kept) >= 15
+        assert all(np.array_equal(as_array(one), copy) for one, copy in zip(kept, copies, strict=True))

@@ -1,0 +1,291 @@
+"""`train_dataset` and `eval_dataset`: what a user of tf.data and Keras may do with them."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reader
+from tests.reading.shards import make_dataset
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")
+keras = pytest.importorskip("keras", reason="Keras is not installed: pip install '.[train]'")
+
+TRAIN = 300
+
+
+@pytest.fixture(scope="module")
+def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
+    folder = tmp_path_factory.mktemp("dataset") / "1.0.0"
+    return reader.load_info(make_dataset(folder, {"train": [100, 130, 70], "validation": [20, 17]}))
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> tuple[reader.DatasetInfo, str]:
+    """A dataset with a flipped bit in record 70 of its second shard, and how that is told."""
+    folder = Path(make_dataset(tmp_path / "1.0.0", {"train": [100, 100]}))
+    shard = folder / "photos-train.tfrecord-00001-of-00002"
+    offset = int(Path(folder, f"index/{shard.name}.idx").read_text().splitlines()[70].split()[0])
+    data = bytearray(shard.read_bytes())
+    data[offset + 40] ^= 1
+    shard.write_bytes(data)
+    return reader.load_info(folder), rf"00001-of-00002: record 70 at byte {offset}: the CRC of the data is wrong"
+
+
+def names_in(dataset: Any) -> list[int]:
+    """The record numbers that a dataset of `features=["filename"]` holds."""
+    return [int(name[-10:-4]) for inputs, *_ in dataset for name in inputs["filename"].numpy().ravel()]
+
+
+def named(info: reader.DatasetInfo, batch: int = 50, **options: Any) -> Any:
+    return reader.train_dataset(info, "train", global_batch_size=batch, features=["filename"], **options)
+
+
+def stream(info: reader.DatasetInfo, count: int, batch: int = 50, **options: Any) -> list[int]:
+    """Record numbers of the first `count` batches, as the NumPy door gives them."""
+    batches = reader.train_batches(info, "train", global_batch_size=batch, features=["filename"], **options)
+    endless = itertools.islice(batches.repeat(), count)
+    return [int(name[-10:-4]) for inputs, _ in endless for name in inputs["filename"]]
+
+
+def test_shapes_and_length_are_known_before_anything_is_read(info: reader.DatasetInfo) -> None:
+    train = reader.train_dataset(info, "train", global_batch_size=64, features=["size", "filename"], image_size=(8, 9))
+    assert int(train.cardinality()) == len(train) == info.steps_per_epoch("train", 64) == 4
+    inputs, labels = train.element_spec
+    assert (inputs["image"].shape, inputs["image"].dtype) == ((64, 8, 9, 3), "uint8")
+    assert (inputs["size"].shape, inputs["size"].dtype) == ((64, 2), "int64")
+    assert (inputs["filename"].shape, inputs["filename"].dtype) == ((64,), "string")
+    assert (labels.shape, labels.dtype) == ((64,), "int64")
+    evals = reader.eval_dataset(info, "validation", global_batch_size=16, labels="one_hot")
+    assert [(spec.shape, spec.dtype) for spec in evals.element_spec] == [
+        ((16, 16, 24, 3), "uint8"),
+        ((16, 3), "float32"),
+        ((16,), "float32"),
+    ]
+    assert len(evals) == 3
+
+
+def test_map_prefetch_repeat_take_skip_batch_and_cache_behave(info: reader.DatasetInfo) -> None:
+    expected = stream(info, 18)
+    assert names_in(named(info).map(lambda inputs, labels: (inputs, labels + 1)).prefetch(2)) == expected[:300]
+    assert names_in(named(info).repeat(3)) == expected
+    assert names_in(named(info).repeat().take(7)) == expected[:350]
+    assert names_in(named(info).take(2)) == expected[:100]
+    assert names_in(named(info).skip(2)) == expected[100:300]
+    batched = named(info).batch(3, drop_remainder=True)
+    assert batched.element_spec[0]["image"].shape == (3, 50, 16, 24, 3) and len(batched) == 2
+    assert names_in(batched) == expected[:300]
+    assert names_in(named(info).unbatch().batch(7)) == expected[:300]
+    cached = named(info).cache()
+    assert names_in(cached) == names_in(cached) == expected[:300]
+    assert names_in(tf.data.Dataset.zip(named(info), named(info)).map(lambda one, other: other)) == expected[:300]
+
+
+def test_iterations_go_on_and_abandoned_ones_move_nothing(info: reader.DatasetInfo) -> None:
+    train, expected = named(info), stream(info, 24)
+    assert names_in(train) == expected[:300]
+    for _ in train:  # an early break
+        break
+    next(iter(train))  # Keras' build pass
+    assert names_in(itertools.islice(train, 3)) == expected[300:450]
+    assert names_in(train) == expected[300:600]
+    iterator = iter(train)  # Keras' `fit` never asks for the end that it knows by the cardinality
+    for _ in range(6):
+        next(iterator)
+    assert names_in(train) == expected[900:1200]
+    left, right = iter(train), iter(train)
+    assert all(np.array_equal(next(left)[1], next(right)[1]) for _ in range(6))
+
+
+def test_prefetch_that_is_dropped_early_moves_nothing(info: reader.DatasetInfo) -> None:
+    train = named(info, 10)
+    ahead = train.prefetch(4)
+    for _ in range(3):
+        assert names_in(ahead.take(5)) == stream(info, 5, 10)
+    assert names_in(ahead) == stream(info, 30, 10)
+
+
+def test_the_options_leave_nothing_to_tune_and_split_no_files(info: reader.DatasetInfo) -> None:
+    for dataset in (
+        reader.train_dataset(info, "train", global_batch_size=8),
+        reader.eval_dataset(info, "train", global_batch_size=8).map(lambda *batch: batch),
+    ):
+        options = dataset.options()
+        assert options.autotune.enabled is False
+        assert options.experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
+
+
+def test_an_epoch_ends_at_once(info: reader.DatasetInfo) -> None:
+    """TensorFlow's tuning thread would hold its end up by up to a second."""
+    train = reader.train_dataset(info, "train", global_batch_size=50)
+    list(train)
+    began = time.monotonic()
+    for _ in range(5):
+        list(train)
+    assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_replicas_of_a_strategy_read_their_parts(info: reader.DatasetInfo, replicas: int) -> None:
+    devices = tf.config.list_logical_devices("CPU")
+    if len(devices) < replicas:
+        pytest.skip("one logical CPU: tests/reading/conftest.py makes two if TensorFlow wasn't started yet")
+    strategy = tf.distribute.MirroredStrategy([device.name for device in devices[:replicas]])
+    position = info.position("train", global_batch_size=50, hosts=1).after(2)
+    for build in (
+        partial(reader.train_dataset, info, "train", global_batch_size=50),
+        partial(reader.train_dataset, info, "train", global_batch_size=50, position=position),
+        partial(reader.eval_dataset, info, "train[:120]", global_batch_size=50),
+    ):
+        expected = [labels.numpy().tolist() for _, labels, *_ in build()]
+        distributed = strategy.experimental_distribute_dataset(build())
+        by_host = strategy.distribute_datasets_from_function(lambda context, build=build: build(host=context))
+        for one in (distributed, by_host):
+            steps = [
+                [part.numpy().tolist() for part in strategy.experimental_local_results(labels)] for _, labels, *_ in one
+            ]
+            assert [np.concatenate(parts).tolist() for parts in steps] == expected
+            assert {len(part) for parts in steps for part in parts} == {50 // replicas}
+
+
+def test_an_input_context_is_a_host_whose_replicas_take_a_batch_each(info: reader.DatasetInfo) -> None:
+    context = tf.distribute.InputContext(num_input_pipelines=3, input_pipeline_id=2, num_replicas_in_sync=6)
+    train = named(info, 60, host=context)
+    assert len(train) == 10 and train.element_spec[1].shape == (10,)
+    assert names_in(train) == stream(info, 5, 60, host=(2, 3))
+    for build in (reader.train_dataset, reader.eval_dataset):
+        with pytest.raises(ValueError, match="global_batch_size=63 can't be divided by 6 replicas: make it a multiple"):
+            build(info, "train", global_batch_size=63, host=context)
+
+
+def small_model() -> Any:
+    layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((16, 24, 3)), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, weighted_metrics=["accuracy"])
+    return model
+
+
+needs_tensorflow_backend = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="Keras has another backend: unset KERAS_BACKEND"
+)
+
+
+@needs_tensorflow_backend
+def test_keras_fits_with_exact_validation_between_epochs(info: reader.DatasetInfo) -> None:
+    train = reader.train_dataset(info, "train", global_batch_size=50, augment=reader.augment.flip_crop)
+    evals = reader.eval_dataset(info, "validation", global_batch_size=16)  # 37 records in 48 rows
+    model = small_model()
+    history = model.fit(train, epochs=3, validation_data=evals, verbose=0).history
+    right = np.concatenate(
+        [
+            (model.predict_on_batch(images).argmax(-1) == labels)[weights > 0]
+            for images, labels, weights in reader.as_numpy(evals)
+        ]
+    )
+    assert len(right) == 37 and abs(history["val_accuracy"][-1] - right.mean()) < 1e-6
+    assert int(model.optimizer.iterations) == 18
+    # Three epochs were trained, so the fourth comes next.
+    expected = reader.train_batches(info, "train", global_batch_size=50)
+    assert [labels.numpy().tolist() for _, labels in train] == [
+        labels.tolist() for _, labels in itertools.islice(expected.repeat(), 18, 24)
+    ]
+
+
+@needs_tensorflow_backend
+def test_a_corrupt_record_ends_fit_with_its_file_record_and_offset(damaged: tuple[reader.DatasetInfo, str]) -> None:
+    info, where = damaged
+    epochs: list[int] = []
+    seen = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch))
+    train = reader.train_dataset(info, "train", global_batch_size=10)
+    with pytest.raises(tf.errors.OpError, match=where):
+        small_model().fit(train, epochs=3, verbose=0, callbacks=[seen])
+    assert epochs == []  # it isn't taken for the epoch's end
+    evals = reader.eval_dataset(info, "train", global_batch_size=10)
+    with pytest.raises(tf.errors.OpError, match=where):
+        small_model().evaluate(evals, verbose=0)
+
+
+def test_a_corrupt_record_comes_after_all_batches_before_it_and_what_follows_is_no_end(
+    damaged: tuple[reader.DatasetInfo, str],
+) -> None:
+    info, where = damaged
+    for dataset in (
+        reader.eval_dataset(info, "train", global_batch_size=10),
+        reader.eval_dataset(info, "train", global_batch_size=10).prefetch(2),
+    ):
+        iterator = iter(dataset)
+        for _ in range(17):
+            next(iterator)
+        with pytest.raises(tf.errors.OpError, match=where):
+            next(iterator)
+        with pytest.raises(tf.errors.FailedPreconditionError, match="expected to contain 20 elements"):
+            next(iterator)
+
+
+def test_skipped_counts_each_corrupt_record_once(
+    damaged: tuple[reader.DatasetInfo, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    info, _ = damaged
+    train = reader.train_dataset(info, "train", global_batch_size=10, on_error="skip")
+    evals = reader.eval_dataset(info, "train", global_batch_size=10, on_error="skip")
+    assert reader.skipped(train) == reader.skipped(evals) == 0
+    with caplog.at_level(logging.WARNING, "reader"):
+        assert sum(len(labels) for _ in range(2) for _, labels in train) == 400
+        assert sum(float(tf.reduce_sum(weights)) for _, _, weights in evals) == 199
+    assert reader.skipped(train) == reader.skipped(evals) == 1
+    assert caplog.text.count("skipped 1 corrupt records, 1 so far: ") == 2
+    with pytest.raises(ValueError, match=r"reader\.skipped\(_MapDataset\): give what train_dataset"):
+        reader.skipped(train.map(lambda *batch: batch))
+
+
+def test_an_augment_that_fails_ends_the_iteration_with_its_error(info: reader.DatasetInfo) -> None:
+    def broken(image: Any, seed: int) -> Any:
+        raise StopIteration
+
+    for augment, message in ((broken, "broken failed: StopIteration"), (lambda i, s: i[1:], "has to return uint8")):
+        with pytest.raises(tf.errors.OpError, match=message):
+            list(reader.train_dataset(info, "train", global_batch_size=10, augment=augment))
+
+
+def test_batches_cross_into_tensorflow_without_a_copy(info: reader.DatasetInfo) -> None:
+    """A tensor's memory is aligned as the engine's is, and comes back to the engine when the tensor is dropped."""
+    places = []
+    for images, *_ in reader.as_numpy(reader.train_dataset(info, "train", global_batch_size=100).repeat(10)):
+        places.append(images.ctypes.data)
+        assert not images.flags.writeable and places[-1] % 64 == 0
+        del images
+    assert len(places) == 30 and len(set(places)) <= 12
+
+
+def reader_threads() -> int:
+    return sum(thread.name.startswith("reader") for thread in threading.enumerate())
+
+
+def test_dropped_iterators_leave_no_threads(info: reader.DatasetInfo) -> None:
+    train = reader.train_dataset(info, "train", global_batch_size=8)
+    gc.collect()
+    for _ in range(100):
+        next(iter(train))
+    gc.collect()
+    for _ in range(100):
+        if not reader_threads():
+            break
+        time.sleep(0.05)
+    assert reader_threads() == 0
+
+
+def test_splits_that_make_no_full_batch_are_read_over_and_over(info: reader.DatasetInfo) -> None:
+    train = reader.train_dataset(info, "train[:5]", global_batch_size=12, features=["filename"])
+    assert int(train.cardinality()) == 1
+    read = [number for _ in range(5) for number in names_in(train)]
+    assert all(sorted(read[at : at + 5]) == [0, 1, 2, 3, 4] for at in range(0, 60, 5))
