@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_pipeline import storage
-from beam_pipeline.errors import EXIT_OK
+from beam_pipeline.errors import EXIT_OK, UsageError
 from reader.commands.flags import Command, Flag, whole_number
 from reader.info import load_info
 from reader.limits import cpu_count
@@ -23,7 +23,11 @@ def _run(values: dict[str, Any]) -> int:
         import reader.train.quiet  # noqa: F401
     from reader.tools import bench
 
-    bench.check_chart(values["chart"])
+    try:  # before minutes are spent
+        Path(values["chart"]).parent.mkdir(parents=True, exist_ok=True)
+        Path(values["chart"]).touch()
+    except OSError as error:
+        raise UsageError(f"--chart {values['chart']!r}: {error.strerror}; name a file that can be written") from None
     info, size, images = load_info(values["dataset"]), values["image_size"], values["images"]
     against = storage.normalize(values["against"]) if values["against"] else None
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
@@ -43,7 +47,7 @@ def _run(values: dict[str, Any]) -> int:
     except ModuleNotFoundError:
         drawn = "no chart: Matplotlib is not installed"
     if values["json"]:
-        print(json.dumps({**conditions, "rows": bench.as_json(rows), "advice": advice}))
+        print(json.dumps({**conditions, "rows": [*map(bench.as_json, rows)], "advice": advice}))
         return EXIT_OK
     again = f" ({values['split']} has {there:,}, read again and again)" if there < images else ""
     runs = "1 run" if values["repeats"] == 1 else f"median of {values['repeats']} runs in turns"

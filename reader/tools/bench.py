@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from beam_pipeline import schema
-from beam_pipeline.errors import UsageError
 from reader import augment
 from reader.batches import open_source, train_batches
 from reader.decode import ImageDecoder
@@ -34,7 +33,7 @@ Tensor = Any  # TensorFlow ships no types
 _SHARDS = 8
 _PNG = b"\x89PNG"
 _SHUFFLED = 2048  # records, as the tutorials have it
-OURS = "train_batches"
+OURS, ALONE = "train_batches", "decoding alone"
 _AUGMENTS: dict[str, Any] = {
     "": None,
     ", flip_crop": augment.flip_crop,
@@ -42,7 +41,7 @@ _AUGMENTS: dict[str, Any] = {
 }
 # Below these a run tells more of starts and of other programs than of the dataset.
 _LEAST_IMAGES, _LEAST_REPEATS = 1000, 3
-_IDLE_SHARE, _LARGER_BY = 0.25, 1.5  # above these a change is worth while
+_IDLE_SHARE, _LARGER_BY, _DECODED_SHARE = 0.25, 1.5, 0.75  # beyond these a change is worth while
 
 
 class Material(NamedTuple):
@@ -52,6 +51,7 @@ class Material(NamedTuple):
         info, split: of the dataset.
         images: encoded, in memory.
         files: folder of class folders with an image file each, or the originals that the user named.
+        are_same: whether these files are the records' images.
         gzip_shards, plain_shards: TFRecord files of the records.
     """
 
@@ -59,8 +59,17 @@ class Material(NamedTuple):
     split: str
     images: Sequence[bytes]
     files: str
+    are_same: bool
     gzip_shards: Sequence[str]
     plain_shards: Sequence[str]
+
+
+class Run(NamedTuple):
+    """One run of a row: what was read, by the clock, and CPU of the complete process."""
+
+    images: int
+    wall_s: float
+    cpu_s: float
 
 
 @dataclass
@@ -70,44 +79,43 @@ class Row:
     Attributes:
         name: as the table shows it.
         open: begins to read; fails with ModuleNotFoundError if it needs a package that isn't installed.
-        compared: the row of decoding alone that does the same work, "" if none does.
-        is_cached: the first pass fills a cache, and has to come to its end.
+        alone: the row of decoding alone that does the same work, if there is one.
         missing: what isn't installed.
-        images, wall_s, cpu_s: of each run; CPU of the complete process.
+        runs: those that count.
     """
 
     name: str
     open: Callable[[], Batches]
-    compared: str = ""
-    is_cached: bool = False
+    alone: Row | None = None
     missing: str = ""
-    images: list[int] = field(default_factory=list)
-    wall_s: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
-
-    @property
-    def images_per_s(self) -> float:
-        """Median by the clock."""
-        return statistics.median(self.rates)
+    runs: list[Run] = field(default_factory=list)
 
     @property
     def rates(self) -> list[float]:
-        """Images/s of each run."""
-        return [images / wall for images, wall in zip(self.images, self.wall_s, strict=True)]
+        """Images/s of each run by the clock."""
+        return [run.images / run.wall_s for run in self.runs]
+
+    @property
+    def images_per_s(self) -> float:
+        """Their median."""
+        return statistics.median(self.rates)
 
     @property
     def cpu_per_1000(self) -> float:
         """Median CPU seconds for 1,000 images."""
-        return statistics.median(self._cpu)
+        return statistics.median(1000 * run.cpu_s / run.images for run in self.runs)
 
     @property
-    def _cpu(self) -> list[float]:
-        return [cpu / images * 1000 for images, cpu in zip(self.images, self.cpu_s, strict=True)]
-
-    def speed_of(self, alone: Row) -> tuple[float, float]:
-        """Its speed as a share of another row's, by clock and by CPU: medians over the runs side by side."""
-        by_clock = statistics.median(mine / its for mine, its in zip(self.rates, alone.rates, strict=True))
-        return by_clock, statistics.median(its / mine for mine, its in zip(self._cpu, alone._cpu, strict=True))
+    def of_alone(self) -> tuple[float, float] | None:
+        """Its speed as a share of decoding alone, by clock and by CPU: medians over the runs side by side."""
+        if self.alone is None:
+            return None
+        pairs = list(zip(self.runs, self.alone.runs, strict=True))
+        by_clock, by_cpu = (
+            statistics.median((alone[of] / alone.images) / (run[of] / run.images) for run, alone in pairs)
+            for of in (1, 2)
+        )
+        return by_clock, by_cpu
 
 
 def prepare(info: DatasetInfo, split: str, most: int, against: str | None, scratch: Path) -> Material:
@@ -139,20 +147,15 @@ def prepare(info: DatasetInfo, split: str, most: int, against: str | None, scrat
             shards[kind].append(str(scratch / f"{kind}-{number:05d}"))
             Path(shards[kind][-1]).write_bytes(content)
     images = [image for image, _ in picked]
-    return Material(info, split, images, against or str(scratch / "files"), shards["gzip"], shards["plain"])
+    files = against or str(scratch / "files")
+    return Material(info, split, images, files, against is None, shards["gzip"], shards["plain"])
 
 
 # --- the rows
 
 
 def all_rows(material: Material, size: int, batch: int, with_caches: str = "") -> list[Row]:
-    """Every way there is to read this dataset, and decoding alone for each kind of work.
-
-    Args:
-        size: side in pixels.
-        batch: images in a batch.
-        with_caches: a new folder for the disk cache of individual files; "" leaves the cached rows out.
-    """
+    """Every way to read this dataset, and decoding alone; with a new folder for caches also cached files."""
     info, split = material.info, material.split
     options: dict[str, Any] = {"image_size": size}
 
@@ -174,26 +177,22 @@ def all_rows(material: Material, size: int, batch: int, with_caches: str = "") -
 
         return reader.torch.loader(info, split, batch_size=batch, **options)
 
-    is_same = material.files.endswith("/files")  # not the user's originals
-    rows = [Row("individual files", files(None), _alone("") if is_same else "")]
+    alone = {name: Row(f"{ALONE}{name}", _decoding(material, batch, one, size)) for name, one in _AUGMENTS.items()}
+    same = alone[""]
+    rows = [Row("individual files", files(None), same if material.are_same else None)]
     if with_caches:
-        rows.append(Row("individual files, cached in memory", files("memory"), is_cached=True))
-        rows.append(Row("individual files, cached on disk", files(with_caches), is_cached=True))
+        rows.append(Row("individual files, cached in memory", files("memory")))
+        rows.append(Row("individual files, cached on disk", files(with_caches)))
     rows += [
-        Row("GZIP shards, the tutorial's way", _reopened(lambda: _tutorial(material, size, None)), _alone("")),
-        Row("plain shards, the tutorial's way", _reopened(lambda: _tutorial(material, size, batch)), _alone("")),
-        Row("train_dataset (TensorFlow)", _reopened(tensorflow), _alone("")),
-        Row("torch.loader (PyTorch)", _reopened(torch), _alone("")),
+        Row("GZIP shards, the tutorial's way", _reopened(lambda: _tutorial(material, size, None)), same),
+        Row("plain shards, the tutorial's way", _reopened(lambda: _tutorial(material, size, batch)), same),
+        Row("train_dataset (TensorFlow)", _reopened(tensorflow), same),
+        Row("torch.loader (PyTorch)", _reopened(torch), same),
     ]
-    for name, changed in _AUGMENTS.items():
-        batches = train_batches(info, split, global_batch_size=batch, augment=changed, **options)
-        rows.append(Row(f"{OURS}{name}", _reopened(lambda batches=batches: batches), _alone(name)))  # type: ignore[misc]
-        rows.append(Row(_alone(name), _decoding(material, batch, changed, size)))
+    for name, one in _AUGMENTS.items():
+        batches = train_batches(info, split, global_batch_size=batch, augment=one, **options)
+        rows += [Row(f"{OURS}{name}", _reopened(lambda batches=batches: batches), alone[name]), alone[name]]  # type: ignore[misc]
     return rows
-
-
-def _alone(augmented: str) -> str:
-    return f"decoding alone{augmented}"
 
 
 def _reopened(make: Callable[[], Any]) -> Callable[[], Batches]:
@@ -237,8 +236,7 @@ def _decoding(material: Material, batch: int, changed: Any, size: int) -> Callab
 def _tutorial(material: Material, size: int, batch: int | None) -> Any:
     """As https://keras.io/examples/keras_recipes/tfrecord and TensorFlow's guides read shards.
 
-    Args:
-        batch: of plain shards, uint8; None for the first form: GZIP, float32, single images.
+    In batches of uint8; or, without `batch`, the first form: GZIP, float32, single images.
     """
     import tensorflow as tf
 
@@ -266,13 +264,7 @@ def _tutorial(material: Material, size: int, batch: int | None) -> Any:
 
 
 def measure(rows: Sequence[Row], images: int, repeats: int, tell: Callable[[str], None]) -> None:
-    """Read every row once to warm up, then all of them in turns; the rows note their times.
-
-    Args:
-        images: read in each run, again and again if there are fewer.
-        repeats: runs of each that count.
-        tell: is given a line of progress.
-    """
+    """Read every row once to warm up, then all of them in turns, `images` each; `tell` is given lines of progress."""
     for repeat, row in itertools.product(range(repeats + 1), rows):
         if row.missing:
             continue
@@ -288,20 +280,18 @@ def measure(rows: Sequence[Row], images: int, repeats: int, tell: Callable[[str]
         finally:
             batches.close()  # type: ignore[attr-defined]
         if repeat:
-            row.images.append(read)
-            row.wall_s.append(time.perf_counter() - wall)
-            row.cpu_s.append(time.process_time() - cpu)
+            row.runs.append(Run(read, time.perf_counter() - wall, time.process_time() - cpu))
 
 
 def advise(rows: Sequence[Row], info: DatasetInfo, size: int) -> str:
     """The one change that would help most."""
     by_name = {row.name: row for row in rows}
-    ours, alone, augmented = by_name[OURS], by_name[_alone("")], by_name[f"{OURS}, flip_crop"]
-    if min(ours.images) < _LEAST_IMAGES or len(ours.images) < _LEAST_REPEATS:
+    ours, augmented = by_name[OURS], by_name[f"{OURS}, flip_crop"]
+    if min(run.images for run in ours.runs) < _LEAST_IMAGES or len(ours.runs) < _LEAST_REPEATS:
         return (
             f"these runs are too short to judge, it takes {_LEAST_IMAGES:,} images in each of {_LEAST_REPEATS} repeats"
         )
-    by_clock, by_cpu = ours.speed_of(alone)
+    by_clock, by_cpu = ours.of_alone or (1.0, 1.0)
     idle = 1 - min(1.0, by_clock / by_cpu)  # of what decoding alone got of the CPUs: other programs have the rest
     if idle > _IDLE_SHARE and info.shard_storage.is_remote:
         return f"the CPUs wait {idle:.0%} of the time for storage: copy the dataset to a local disk, or use cache=DIR"
@@ -310,6 +300,8 @@ def advise(rows: Sequence[Row], info: DatasetInfo, size: int) -> str:
         return f"images are stored at up to {stored[0]}x{stored[1]}: write the dataset with --image_size {size}"
     if augmented.cpu_per_1000 > 1.3 * ours.cpu_per_1000:
         return "augmentation is a quarter of the work: augment on the device"
+    if by_cpu < _DECODED_SHARE:
+        return f"only {by_cpu:.0%} of the work is decoding: larger batches"
     return f"decoding is {by_cpu:.0%} of the work and little else to gain: more CPU cores"
 
 
@@ -318,7 +310,7 @@ def advise(rows: Sequence[Row], info: DatasetInfo, size: int) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """Lines of text, a row each."""
-    by_name, width = {row.name: row for row in rows}, max(len(row.name) for row in rows)
+    width = max(len(row.name) for row in rows)
     lines = [f"{'':{width}}  images/s (slowest to fastest)  CPU s/1,000  % of decode-only speed (time / CPU)"]
     for row in rows:
         if row.missing:
@@ -326,35 +318,26 @@ def table(rows: Sequence[Row]) -> str:
             continue
         rate = f"{row.images_per_s:9,.0f} ({min(row.rates):,.0f} to {max(row.rates):,.0f})"
         line = f"{row.name:{width}}{rate:32} {row.cpu_per_1000:11.3f}"
-        if row.compared:
-            line += " {:11.0%} / {:.0%}".format(*row.speed_of(by_name[row.compared]))
-        lines.append(line)
+        lines.append(line + (" {:11.0%} / {:.0%}".format(*row.of_alone) if row.of_alone else ""))
     return "\n".join(lines)
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The same for programs."""
-    by_name = {row.name: row for row in rows}
-    found: list[dict[str, Any]] = []
-    for row in rows:
-        if row.missing:
-            found.append({"name": row.name, "missing": row.missing})
-            continue
-        shares = row.speed_of(by_name[row.compared]) if row.compared else None
-        entry = {
-            "name": row.name,
-            "images": statistics.median(row.images),
-            "images_per_s": round(row.images_per_s, 1),
-            "images_per_s_spread": [round(min(row.rates), 1), round(max(row.rates), 1)],
-            "cpu_s_per_1000": round(row.cpu_per_1000, 4),
-            "of_decoding_alone": {"clock": round(shares[0], 4), "cpu": round(shares[1], 4)} if shares else None,
-        }
-        found.append(entry)
-    return found
+def as_json(row: Row) -> dict[str, Any]:
+    """The same of one row for programs."""
+    if row.missing:
+        return {"name": row.name, "missing": row.missing}
+    return {
+        "name": row.name,
+        "images": statistics.median(run.images for run in row.runs),
+        "images_per_s": round(row.images_per_s, 1),
+        "images_per_s_spread": [round(min(row.rates), 1), round(max(row.rates), 1)],
+        "cpu_s_per_1000": round(row.cpu_per_1000, 4),
+        "of_decoding_alone": row.of_alone and dict(zip(("clock", "cpu"), row.of_alone, strict=True)),
+    }
 
 
 def chart(rows: Sequence[Row], title: str, path: str) -> None:
-    """Bars of images/s with their spread, and decoding alone as a mark on those it is compared with, as a PNG.
+    """Bars of images/s with their spread, and decoding alone as marks, as a PNG.
 
     Raises:
         OSError: the file can't be written.
@@ -362,36 +345,19 @@ def chart(rows: Sequence[Row], title: str, path: str) -> None:
     """
     from matplotlib.figure import Figure  # a second to import
 
-    by_name = {row.name: row for row in rows}
-    shown = [row for row in rows if not row.missing and not row.name.startswith(_alone(""))]
-    limit = 1.25 * max(max(by_name[row.compared or row.name].images_per_s, 0) for row in shown if not row.is_cached)
+    shown = [row for row in rows if not row.missing and not row.name.startswith(ALONE)]
+    names, rates = [row.name for row in shown], [row.images_per_s for row in shown]
+    spread = [[row.images_per_s - min(row.rates), max(row.rates) - row.images_per_s] for row in shown]
+    colours = ["tab:blue" if name.startswith(("train_", "torch.")) else "tab:gray" for name in names]
+    compared = [(row.alone.images_per_s, row.name) for row in shown if row.alone]
     figure = Figure(figsize=(10, 1.4 + 0.5 * len(shown)), layout="constrained")
     axes = figure.subplots()
-    for y, row in enumerate(shown):
-        is_ours, rate = row.name.startswith(("train_", "torch.")), row.images_per_s
-        axes.barh(y, min(rate, limit), height=0.6, color="tab:blue" if is_ours else "tab:gray")
-        if rate > limit:  # of a cache of pixels: cut off
-            axes.text(0.99 * limit, y, f"{rate:,.0f} →", va="center", ha="right", color="white")
-            continue
-        axes.plot([min(row.rates), max(row.rates)], [y, y], color="black", linewidth=1)
-        axes.text(max(row.rates) + 0.006 * limit, y, f"{rate:,.0f}", va="center")
-        if row.compared:
-            alone = by_name[row.compared].images_per_s
-            (mark,) = axes.plot([alone, alone], [y - 0.35, y + 0.35], color="tab:orange", linewidth=3)
-    axes.set_yticks(range(len(shown)), [row.name for row in shown])
+    bars = axes.barh(names, rates, 0.6, xerr=np.transpose(spread), color=colours)
+    axes.bar_label(bars, fmt="{:,.0f}", padding=4)
+    axes.plot(*zip(*compared, strict=True), "|", markersize=22, color="tab:orange", label="decoding alone, from memory")
+    axes.set_xlim(0, 1.2 * max(rate for rate, _ in compared))  # caches of pixels are so fast that their bars are cut
     axes.invert_yaxis()
-    axes.set_xlim(0, limit)
     axes.set_xlabel("images/s: median, and a line from the slowest to the fastest run")
     axes.set_title(title, loc="left")
-    axes.legend([mark], ["decoding alone, from memory"], loc="lower right", frameon=False)
+    axes.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=120, format="png")
-
-
-def check_chart(path: str) -> None:
-    """Make the chart's folder, before minutes are spent. Raises UsageError if the file can't be written."""
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab"):
-            pass
-    except OSError as error:
-        raise UsageError(f"--chart {path!r}: {error.strerror or error}; name a file that can be written") from None

@@ -13,7 +13,7 @@ from PIL import Image
 
 import reader
 from reader.commands import main
-from reader.tools.bench import Row, advise, measure
+from reader.tools.bench import Row, Run, advise, measure
 from tests import make, servers
 from tests.reading.shards import make_dataset
 
@@ -97,11 +97,13 @@ def test_rates_count_what_was_read_and_a_missing_package_is_said() -> None:
         raise ModuleNotFoundError(name="torch")
         yield 0
 
-    slow, quick, absent = Row("slow", lambda: batches(0.02)), Row("quick", lambda: batches(0)), Row("absent", missing)
+    quick, absent = Row("quick", lambda: batches(0)), Row("absent", missing)
+    slow = Row("slow", lambda: batches(0.02), quick)
     measure([slow, quick, absent], 32, 3, lambda line: None)
-    assert (slow.images, absent.missing) == ([32] * 3, "PyTorch is not installed: pip install 'imageshards[torch]'")
+    assert [run.images for run in slow.runs] == [32] * 3
+    assert absent.missing == "PyTorch is not installed: pip install 'imageshards[torch]'"
     assert slow.images_per_s < 8 / 0.02
-    assert slow.speed_of(quick)[0] < 0.5
+    assert slow.of_alone is not None and slow.of_alone[0] < 0.5
 
 
 def test_the_advice_is_what_gains_most(folder: str, gcs: servers.Gcs) -> None:
@@ -110,15 +112,17 @@ def test_the_advice_is_what_gains_most(folder: str, gcs: servers.Gcs) -> None:
     local, remote = reader.load_info(folder), reader.load_info(f"gs://{bucket}/photos/1.0.0")
 
     def row(name: str, wall_s: float, cpu_s: float, images: int = 1000) -> Row:
-        return Row(name, lambda: iter(()), images=[images] * 3, wall_s=[wall_s] * 3, cpu_s=[cpu_s] * 3)
+        alone = Row("decoding alone", lambda: iter(()), runs=[Run(1000, 1, 1)] * 3)
+        return Row(name, lambda: iter(()), alone, runs=[Run(images, wall_s, cpu_s)] * 3)
 
     def advice(info: reader.DatasetInfo, size: int, ours: Row, augmented_s: float = 1.0) -> str:
-        return advise([ours, row("decoding alone", 1, 1), row("train_batches, flip_crop", 1, augmented_s)], info, size)
+        return advise([ours, row("train_batches, flip_crop", 1, augmented_s)], info, size)
 
     fast, idle = row("train_batches", 1, 1), row("train_batches", 5, 1)
     assert "more CPU cores" in advice(local, 32, fast)
     assert "augment on the device" in advice(local, 32, fast, augmented_s=1.5)
     assert "--image_size 8" in advice(local, 8, fast)
     assert "wait 80% of the time for storage" in advice(remote, 32, idle)
+    assert "larger batches" in advice(local, 32, row("train_batches", 2, 2), augmented_s=2)
     assert "more CPU cores" in advice(local, 32, idle)  # no storage to blame
     assert "too short to judge" in advice(local, 32, row("train_batches", 1, 1, images=999))
