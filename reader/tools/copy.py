@@ -140,8 +140,9 @@ def _check_folder(target: Path, manifest: bytes, files: Mapping[str, _File]) -> 
 def _copy_file(file: _File, target: Path) -> bool:
     """Bring one file over; whether it was there already."""
     try:
-        there = _sum_of(target, file, file.size) if target.exists() and target.stat().st_size == file.size else None
-        if there is not None and there == file.expected:
+        is_there = target.exists() and target.stat().st_size == file.size
+        there = _digest(file, target, file.size).digest() if is_there else None
+        if is_there and there == file.expected:
             return True
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + _PART)
@@ -167,9 +168,7 @@ def _fetch(file: _File, part: Path) -> bytes:
     with part.open("ab") as output:
         start = min(output.tell(), file.size)
         output.truncate(start)
-        digest = file.new_sum()
-        for piece in storage.pieces(storage.LocalStorage(), str(part), start):
-            digest.update(piece)
+        digest = _digest(file, part, start)
         for begin in range(start, file.size, _PIECE_BYTES):
             piece = source.read(file.source, begin, min(begin + _PIECE_BYTES, file.size))
             digest.update(piece)
@@ -179,11 +178,12 @@ def _fetch(file: _File, part: Path) -> bytes:
     return bytes(digest.digest())
 
 
-def _sum_of(path: Path, file: _File, size: int) -> bytes:
+def _digest(file: _File, path: Path, size: int) -> Any:
+    """The checksum of the first bytes of a local file, to be fed with more."""
     digest = file.new_sum()
     for piece in storage.pieces(storage.LocalStorage(), str(path), size):
         digest.update(piece)
-    return bytes(digest.digest())
+    return digest
 
 
 def dataset_hash(url: str | os.PathLike[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_the_lines_of_a_labels_file_are_class_names(tmp_path: Path, capsys: pyte
 
 
 def test_what_is_corrupt_or_does_not_decode_is_left_out_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No reader meets what was left out, and `verify` of the index finds no fault."""
     files = write(tmp_path / "files", "keras", {"a": 200, "b": 30})
@@ -195,6 +196,11 @@ def test_what_is_corrupt_or_does_not_decode_is_left_out_and_counted(
     assert labels[:197].tolist() == kept
     assert weights.all()
     assert verify(info)
+    assert main(["info", info.url]) == 0
+    assert "  left out: corrupt_record 2, decode_error 1, not_an_example 1\n" in capsys.readouterr().out
+    assert main(["index", f"{files}/*", "--out", info.url, "--json"]) == 0
+    left_out = {"corrupt_record": 2, "decode_error": 1, "not_an_example": 1}
+    assert json.loads(capsys.readouterr().out) == {"dataset": info.url, "records": 226, "left_out": left_out}
     flip = bytearray((files / "a").read_bytes())
     flip[50] ^= 1
     (files / "a").write_bytes(flip)
