@@ -21,16 +21,16 @@ hypothesis.settings.load_profile("imageshards")
 _SLOW_FILES = (
     "test_readme.py",
     "test_kill.py",
-    "test_reader_bridges.py",
+    "test_jax.py",
     "test_careful.py",
     "test_engines.py",
     "test_reader_recipes.py",
-    "test_reader_resume.py",
+    "test_doors.py",
     "test_reader_bench.py",
     "test_deploy.py",
     "test_faults.py",
-    "test_reader_dataset.py",
-    "test_reader_torch.py",
+    "test_tf_data.py",
+    "test_torch.py",
     "test_quiet.py",
 )
 

@@ -1,0 +1,252 @@
+"""The package as a newcomer meets it: its names, its imports, and what it says of wrong arguments."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import beam_pipeline
+import reader
+from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError
+from tests.make import ROOT
+from tests.reading.shards import draw, make_dataset
+
+FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
+NAMES = """
+DatasetInfo Position __version__ as_jax as_numpy augment copy eval_batches eval_dataset image_files_dataset index
+keep_tensorflow_off_accelerators load_info record_dataset skipped torch train_batches train_dataset verify
+"""
+
+
+@pytest.fixture(scope="module")
+def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
+    folder = tmp_path_factory.mktemp("api") / "1.0.0"
+    return reader.load_info(make_dataset(folder, {"train": [40, 23], "validation": [9]}))
+
+
+def builders() -> list[Any]:
+    """What reads a split, by the one size that it needs."""
+    found: list[Any] = [reader.train_batches, reader.eval_batches]
+    for package, names in (("tensorflow", ["train_dataset", "eval_dataset"]), ("torch", ["torch"])):
+        if importlib.util.find_spec(package):
+            found += [getattr(reader, name) for name in names]
+    return [one.ShardDataset if inspect.ismodule(one) else one for one in found]
+
+
+BUILDERS = pytest.mark.parametrize("build", builders(), ids=lambda build: build.__name__)
+
+
+def size_of_batch(build: Any, size: Any = 4) -> dict[str, Any]:
+    return {"batch_size" if build.__name__ == "ShardDataset" else "global_batch_size": size}
+
+
+def test_dir_shows_the_api_and_nothing_else() -> None:
+    assert dir(reader) == sorted(NAMES.split()) == sorted(reader.__all__)
+    assert reader.__version__ == beam_pipeline.__version__ == importlib.metadata.version("imageshards")
+    with pytest.raises(AttributeError, match="module 'reader' has no attribute 'train_data'"):
+        _ = reader.train_data
+
+
+def test_everything_public_says_what_it_does() -> None:
+    for name in reader.__all__:
+        if name == "__version__":
+            continue
+        thing = getattr(reader, name)
+        if inspect.ismodule(thing):
+            inner = [getattr(thing, one) for one in getattr(thing, "__all__", ["ShardDataset", "loader"])]
+            things = [thing, *(one for one in inner if inspect.isclass(one) or inspect.isfunction(one))]
+        else:
+            things = [thing]
+        for one in things:
+            assert len((inspect.getdoc(one) or "").split()) >= 5, one
+            if inspect.isclass(one) and one.__module__.startswith("reader"):
+                methods = [method for key, method in vars(one).items() if not key.startswith("_") and callable(method)]
+                assert all(inspect.getdoc(method) for method in methods), one
+        # Arguments are named in it, or those of another.
+        if inspect.isfunction(thing):
+            doc = inspect.getdoc(thing) or ""
+            others = [line for line in doc.splitlines() if "as `" in line]
+            assert others or all(parameter in doc for parameter in inspect.signature(thing).parameters), name
+
+
+PROGRAM = """
+import sys
+import reader
+reader.train_batches, reader.eval_batches, reader.load_info, reader.augment.flip, reader.skipped, reader.Position
+info = reader.load_info(sys.argv[1])
+batches = reader.train_batches(info, "train", global_batch_size=8, augment=reader.augment.flip_crop)
+print(sum(len(labels) for _, labels in batches), sorted(set(sys.argv[2].split(",")) & set(sys.modules)))
+for name in ("train_dataset", "as_jax", "torch", "record_dataset"):
+    try:
+        getattr(reader, name)
+    except ModuleNotFoundError as error:
+        print(name, error)
+"""
+
+
+def test_reading_needs_no_framework_and_names_the_extra_that_brings_one(
+    info: reader.DatasetInfo, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(ROOT / "tests/reading/without.py"), FRAMEWORKS, str(tmp_path / "program.py")]
+    done = subprocess.run([*command, info.url, FRAMEWORKS], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "56 []",
+        "train_dataset TensorFlow is not installed: pip install 'imageshards[tensorflow]'",
+        "as_jax JAX is not installed: pip install 'imageshards[jax]'",
+        "torch PyTorch is not installed: pip install 'imageshards[torch]'",
+        "record_dataset TensorFlow is not installed: pip install 'imageshards[tensorflow]'",
+    ], done.stderr
+
+
+def test_importing_the_package_loads_nothing_but_itself() -> None:
+    program = f"""
+import sys, reader
+dir(reader), reader.__version__, repr(reader)
+print(sorted(set("{FRAMEWORKS},numpy,PIL,cv2,simplejpeg,obstore,fsspec".split(",")) & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@BUILDERS
+def test_a_dataset_is_given_by_its_info_or_its_url_or_its_path(info: reader.DatasetInfo, build: Any) -> None:
+    for given in (info, info.url, Path(info.url), f"file://{info.url}", f"{info.url}/"):
+        assert len(build(given, "train", **size_of_batch(build))) in (15, 16)
+
+
+@BUILDERS
+def test_what_is_no_dataset_is_told_in_one_line(tmp_path: Path, build: Any) -> None:
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    (tmp_path / "photos" / "cat" / "a.jpg").write_bytes(draw(0, (8, 8)))
+    for given, message in (
+        (tmp_path / "photos", r"photos holds folders of image files, not a dataset: write one first: python -m beam_p"),
+        (tmp_path / "photos" / "cat", r"cat holds image files, not a dataset"),
+        (tmp_path / "nowhere", r"nowhere holds no manifest\.json, so no dataset is published there"),
+        (3, r"^no dataset: 3: give its URL or path, or what reader\.load_info returns$"),
+        (None, r"^no dataset: None: give its URL or path"),
+        ("ftp://host/photos", r"^ftp://host/photos: no such storage; use a local path, gs://, s3:// or az://"),
+    ):
+        with pytest.raises((NotPublishedError, UsageError), match=message) as caught:
+            build(given, "train", **size_of_batch(build))
+        assert "\n" not in str(caught.value)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (
+        {"split": "val"},
+        r"there is no split 'val' \(did you mean 'validation'\?\): there are train \(63 records\), valid",
+    ),
+    ({"split": None}, r"split=None: write train, train\[:10%\]"),
+    ({"size": 0}, r"batch_size=0: at least 1"),
+    ({"size": 2.5}, r"batch_size=2\.5: a whole number"),
+    ({"size": "8"}, r"batch_size='8': a whole number"),
+    ({"features": "filename"}, r"features='filename': give a list, such as \['filename'\]"),
+    ({"features": None}, r"features=None: give a list of names"),
+    ({"features": ["age"]}, r"features=\['age'\]: there is no 'age'; the records have class, label, size, filename"),
+    ({"image_size": 0}, r"image_size=0: a side or \(height, width\) in pixels"),
+    ({"image_size": (1, 2, 3)}, r"image_size=\(1, 2, 3\): a side or"),
+    ({"image_size": "224"}, r"image_size='224': a side or"),
+    ({"image_size": 8, "resize_mode": "shorter"}, r"resize_mode='shorter': one of stretch, crop, pad"),
+    ({"on_error": "ignore"}, r"on_error='ignore': raise or skip"),
+    ({"host": 3}, r"host=3: \(index, count\) with 0 <= index < count"),
+    ({"host": (3, 3)}, r"host=\(3, 3\): \(index, count\)"),
+    ({"host": (0, 3)}, r"global_batch_size=4 can't be divided by 3 hosts; the nearest that fit: 3 or 6"),
+    ({"labels": "float"}, r"labels='float': int or one_hot"),
+    ({"cache": 3}, r"cache=3: give a local folder, 'memory' or None"),
+    ({"cache": "gs://bucket/x"}, r"cache='gs://bucket/x': give a local folder"),
+    ({"cache": __file__}, r"cache='.*test_api\.py': Not a directory; give a folder that can be written"),
+    ({"seed": "a"}, r"seed='a': a whole number"),
+    ({"window_runs": 0}, r"window_runs=0: at least 1"),
+    ({"augment": "flip"}, r"augment='flip': give a function f\(image, seed\) of .*, such as reader\.augment\.flip"),
+    ({"augment": lambda image: image}, r"augment=<lambda> doesn't take two arguments: give a function f\(image, seed"),
+    ({"augment": reader.augment.random_resized_crop}, r"augment=random_resized_crop: call it, augment=reader\.augment"),
+    ({"augment": reader.augment.random_resized_crop()}, r"random_resized_crop resizes its crops: give image_size"),
+]
+
+
+@BUILDERS
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: str(value)[:30])
+def test_a_wrong_argument_is_named_in_one_line(
+    info: reader.DatasetInfo, build: Any, options: dict[str, Any], message: str
+) -> None:
+    options = dict(options)
+    if not {*options} - {"size"} <= {*inspect.signature(build).parameters}:
+        return  # it has no such argument
+    split, size = options.pop("split", "train"), options.pop("size", 4)
+    with pytest.raises(ValueError, match=message) as caught:
+        build(info, split, **size_of_batch(build, size), **options)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@BUILDERS
+def test_features_may_come_from_any_iterable(info: reader.DatasetInfo, build: Any) -> None:
+    inputs, *_ = next(iter(build(info, "train", features=(name for name in ["size"]), **size_of_batch(build))))
+    assert list(inputs) == ["image", "size"] and np.asarray(inputs["size"]).tolist() == [[16, 24]] * 4
+
+
+@pytest.mark.parametrize("door", ["train_batches", "train_dataset"])
+def test_a_batch_larger_than_the_split_warns(
+    info: reader.DatasetInfo, caplog: pytest.LogCaptureFixture, door: str
+) -> None:
+    if door == "train_dataset":
+        pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")
+    getattr(reader, door)(info, "train", global_batch_size=63)
+    assert not caplog.text
+    getattr(reader, door)(info, "train", global_batch_size=64)
+    assert "global_batch_size=64 is larger than split 'train' (63 records): records repeat" in caplog.text
+
+
+AUGMENTS: list[tuple[Callable[[Any, int], Any], str]] = [
+    (lambda image, seed: None, r"the augment returned NoneType: it has to return uint8 \[16, 24, 3\]"),
+    (lambda image, seed: image / 255.0, r"the augment returned float64 \[16, 24, 3\]: it has to return uint8"),
+    (lambda image, seed: image[:3], r"the augment returned uint8 \[3, 24, 3\]: it has to return"),
+    (lambda image, seed: 1 // 0, r"<lambda> failed: ZeroDivisionError: integer division or modulo by zero"),
+    (lambda image, seed: next(iter(())), r"<lambda> failed: StopIteration"),
+]
+
+
+@pytest.mark.parametrize(("augment", "message"), AUGMENTS, ids=["none", "floats", "shape", "raises", "stops"])
+def test_an_augment_that_fails_is_one_line(info: reader.DatasetInfo, augment: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}") as caught:
+        list(reader.train_batches(info, "train", global_batch_size=8, augment=augment))
+    assert "\n" not in str(caught.value)
+
+
+def test_mixed_sizes_gzip_and_missing_shards_say_what_to_do(tmp_path: Path) -> None:
+    mixed = make_dataset(tmp_path / "mixed", {"train": [9]}, size_of=lambda number: (8, 8 + number))
+    with pytest.raises(UsageError, match=r"mixed sizes \(8x8 to 8x16\), which make no batch: give image_size"):
+        reader.train_batches(mixed, "train", global_batch_size=4)
+    assert next(iter(reader.train_batches(mixed, "train", global_batch_size=4, image_size=6)))[0].shape == (4, 6, 6, 3)
+    gzip = make_dataset(tmp_path / "gzip", {"train": [9]}, compression="gzip")
+    with pytest.raises(ImageShardsError, match=r"is compressed with gzip.*reader\.record_dataset"):
+        reader.eval_batches(gzip, "train", global_batch_size=4)
+    short = Path(make_dataset(tmp_path / "short", {"train": [9, 9]}))
+    (short / "photos-train.tfrecord-00001-of-00002").unlink()
+    with pytest.raises(
+        ImageShardsError, match=r"00001-of-00002 is missing, the manifest says .*--repair, or read with"
+    ):
+        reader.train_batches(short, "train", global_batch_size=4)
+    evals = reader.eval_batches(short, "train", global_batch_size=9, on_error="skip")
+    assert [weights.sum() for *_, weights in evals] == [9, 0] and reader.skipped(evals) == 9
+
+
+def test_skipped_of_something_else_is_one_line() -> None:
+    for thing in (3, "x", [1], {}):
+        with pytest.raises(UsageError, match=rf"^reader\.skipped\({type(thing).__name__}\): give what train_dataset"):
+            reader.skipped(thing)
+
+
+def test_the_repr_of_what_is_returned_is_short(info: reader.DatasetInfo) -> None:
+    assert repr(info) == (
+        f"DatasetInfo(photos 1.0.0 at {info.url}: train 63, validation 9 records; 3 classes; jpeg 16x24)"
+    )
