@@ -21,7 +21,7 @@ def size(number: int) -> str:
 
 
 def size_range(least: int, most: int) -> str:
-    """`4.2 kB`, or `4.1 to 5.0 MB` where they differ."""
+    """`4.2 kB`, or `4.1 to 5.0 MB` if they differ."""
     low, high = size(least), size(most)
     if low == high:
         return high

@@ -26,7 +26,7 @@ _SLOW_FILES = (
     "test_engines.py",
     "test_reader_recipes.py",
     "test_doors.py",
-    "test_reader_bench.py",
+    "test_bench.py",
     "test_deploy.py",
     "test_faults.py",
     "test_tf_data.py",

@@ -29,6 +29,7 @@ R = TypeVar("R")
 _PIECE_BYTES = 8 << 20
 _BLOCK_RECORDS = 64  # checked by a thread at a time: 20 ms of decoding
 _FILES_AT_ONCE = 8
+_MAX_PIXELS = 178_956_970  # above, Pillow takes an image for an attack, too
 _GREY_MODES = ("1", "L", "I", "I;16", "F")
 _COLOUR_MODES = {"Gray": "L", "YCbCr": "RGB", "RGB": "RGB"}  # others are four colours
 
@@ -170,8 +171,12 @@ class CheckedImage(NamedTuple):
 def decode_image(encoded: bytes, channels: int = 3) -> CheckedImage:
     """Decode an image as the readers do. Raises UndecodableImageError."""
     try:
-        colour = simplejpeg.decode_jpeg_header(encoded)[2]
+        height, width, colour, _ = simplejpeg.decode_jpeg_header(encoded)
+        if height * width > _MAX_PIXELS:
+            raise UndecodableImageError(f"the image is {height}x{width}, more than {_MAX_PIXELS:,} pixels")
         image_format, mode = "jpeg", _COLOUR_MODES.get(colour, "CMYK")
+    except UndecodableImageError:
+        raise
     except ValueError:
         try:
             with Image.open(io.BytesIO(encoded)) as opened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -257,12 +258,12 @@ class _ShardChecker:
         try:
             pairs = [line.split(" ") for line in data.decode("ascii").splitlines()]
             offsets, lengths = [int(offset) for offset, _ in pairs], [int(length) for _, length in pairs]
-        except ValueError:
+            expected = np.array(schema.run_rows(task.number, lengths), schema.RUN_DTYPE)
+        except (ValueError, OverflowError):
             return [], [_of_file(path, "it isn't an index")]
-        bounds: list[int] = np.cumsum([0, *lengths]).tolist()
-        if offsets != bounds[:-1] or bounds[-1] != task.shard.bytes:
+        bounds = list(itertools.accumulate(lengths, initial=0))
+        if offsets != bounds[:-1] or bounds[-1] != task.shard.bytes or sorted(bounds) != bounds:
             return [], [_of_file(path, "its records don't cover the shard from its start to its end")]
-        expected = np.array(schema.run_rows(task.number, lengths), schema.RUN_DTYPE)
         if task.rows is not None and not np.array_equal(task.rows, expected):
             name = schema.ShardName.parse(task.shard.file)
             runs = self._info.path(schema.runs_file(name.split if name else ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -235,10 +236,11 @@ def test_images_of_any_kind_that_decodes_are_indexed(tmp_path: Path) -> None:
         Image.open(io.BytesIO(draw(number, SIZE))).save(buffer, "GIF")
         return buffer.getvalue()
 
-    images = [draw(0, SIZE), draw(1, SIZE, "png"), gif(2), b"GIF89a"]
+    huge = draw(3, SIZE).replace(struct.pack(">HH", *SIZE), b"\xff\xdc\xff\xdc", 1)  # 65,500 pixels high and wide
+    images = [draw(0, SIZE), draw(1, SIZE, "png"), gif(2), b"GIF89a", huge]
     write_examples(tmp_path / "a", *(example(image=image, label=0) for image in images))
     indexed = index(tmp_path / "a", tmp_path / "index")
-    assert (indexed.records, indexed.left_out, indexed.info.image.format) == (3, {"decode_error": 1}, "mixed")
+    assert (indexed.records, indexed.left_out, indexed.info.image.format) == (3, {"decode_error": 2}, "mixed")
     ((pixels, *_),) = reader.eval_batches(indexed.info, "train", global_batch_size=3)
     assert pixels.shape == (3, *SIZE, 3)
 

@@ -134,6 +134,8 @@ def test_changed_metadata_and_indexes(folder: Path) -> None:
             "its records don't cover the shard from its start to its end",
         ),
         (f"index/{SHARD}.idx", lambda data: b"0 17 3\n", "it isn't an index"),
+        (f"index/{SHARD}.idx", lambda data: b"0 -17\n-17 20\n", "its records don't cover the shard"),
+        (f"index/{SHARD}.idx", lambda data: f"0 {10**30}\n".encode(), "it isn't an index"),
         (
             "index/train.runs.npy",
             lambda data: data[:-24] + bytes([data[-24] ^ 1]) + data[-23:],  # the length of the run before the last
