@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -192,6 +192,9 @@ class RunReader:
         self._cache = cache
         self._text_indexes: dict[str, list[int]] = {}  # of corrupt shards
         self.is_remote = self._store.is_remote
+
+    def __reduce__(self) -> Any:
+        return RunReader, (self.table, self._cache)  # another process opens the storage itself
 
     def read(self, run: int, out: memoryview | None = None) -> Run:
         """One run.
