@@ -1,0 +1,389 @@
+"""The engine from outside: what users hold, drop, kill, fork and send; odd sizes; any number of threads."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import reader
+from beam_pipeline.errors import UsageError
+from beam_pipeline.storage import LocalStorage
+from reader.buffers import BufferPool
+from tests.reading.shards import make_dataset
+from tests.storage.servers import SILENCE, Answer, telling
+
+RECORDS = 300
+
+
+@pytest.fixture(scope="module")
+def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
+    folder = tmp_path_factory.mktemp("photos") / "1.0.0"
+    return reader.load_info(make_dataset(folder, {"train": [100, 0, 70, 130], "one": [0, 1]}))
+
+
+def train(info: Any, batch: int = 16, **more: Any) -> Any:
+    return reader.train_batches(info, more.pop("split", "train"), global_batch_size=batch, **more)
+
+
+def all_bytes(batches: Any) -> list[bytes]:
+    return [array.tobytes() for batch in batches for array in batch]
+
+
+def ours() -> int:
+    return sum(thread.name.startswith("reader") for thread in threading.enumerate())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Up to 10 s; for what ends soon."""
+    for _ in range(1000):
+        gc.collect(0)
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"not after 10 s: {ours()} threads")
+
+
+# --- what is held stays as it was
+
+HOLDS: dict[str, Callable[[Any], Any]] = {
+    "batch": lambda images: images,
+    "record": lambda images: images[3],
+    "view of a view": lambda images: images[4:9][1:3, ::2, :, 1],
+    "flat": lambda images: images.reshape(-1)[100:5000].view(np.uint16),
+    "memoryview": lambda images: memoryview(images[2]),
+    "dlpack": lambda images: np.from_dlpack(images),
+    "frombuffer": lambda images: np.frombuffer(images.data, np.uint8),
+    "torch": lambda images: __import__("torch").from_numpy(images)[5:],
+    "jax": lambda images: __import__("jax").numpy.asarray(images),
+    "tensorflow": lambda images: __import__("tensorflow").constant(images)[1],
+}
+
+
+@pytest.mark.parametrize("kind", HOLDS)
+def test_what_is_held_of_twenty_batches_stays_as_it_was_while_reading_goes_on(
+    info: reader.DatasetInfo, kind: str
+) -> None:
+    held, expected = [], []
+    for number, (images, _) in enumerate(train(info, 8).repeat()):
+        assert images.ctypes.data % 64 == 0
+        if number < 20:
+            held.append(HOLDS[kind](images))
+            expected.append(np.array(np.asarray(held[-1])))
+        if number == 120:
+            break
+        del images
+    for one, copy in zip(held, expected, strict=True):
+        assert np.array_equal(np.asarray(one), copy)
+
+
+def test_memory_of_dropped_batches_is_used_again_and_that_of_held_ones_is_not() -> None:
+    pool = BufferPool()
+    addresses = set()
+    for _ in range(50):
+        array = pool.array((4, 1000))
+        addresses.add(array.ctypes.data)
+        del array
+    assert len(addresses) == 1
+    held = [pool.array((4, 1000)) for _ in range(20)]
+    assert len({one.ctypes.data for one in held}) == 20
+    part = held[0][1:, ::2]
+    first = held[0].ctypes.data
+    del held
+    again = [pool.array((4, 1000)) for _ in range(20)]
+    assert first not in {one.ctypes.data for one in again} and part is not None
+
+
+# --- nothing is left over
+
+
+@pytest.mark.parametrize("how", ["dropped", "exhausted", "failed", "closed", "thrown into"])
+def test_threads_end_with_their_iterator(info: reader.DatasetInfo, how: str) -> None:
+    def fail(image: Any, seed: int) -> Any:
+        raise ValueError
+
+    wait_until(lambda: ours() == 0)
+    iterator = iter(train(info, augment=fail if how == "failed" else None))
+    if how == "failed":
+        with pytest.raises(UsageError):
+            next(iterator)
+        with pytest.raises(StopIteration):
+            next(iterator)
+    else:
+        next(iterator)
+        assert ours() > 0
+    if how == "exhausted":
+        assert len(list(iterator)) == RECORDS // 16 - 1
+    elif how == "closed":
+        iterator.close()
+    elif how == "thrown into":
+        with pytest.raises(KeyError):
+            iterator.throw(KeyError)
+    elif how == "dropped":
+        del iterator
+    wait_until(lambda: ours() == 0)
+
+
+@pytest.mark.parametrize("how", ["iterations", "datasets", "abandoned"])
+def test_three_hundred_leave_no_threads_descriptors_or_memory(info: reader.DatasetInfo, how: str) -> None:
+    process, batches = psutil.Process(), train(info, 50)
+
+    def use(times: int) -> None:
+        for _ in range(times):
+            one = batches if how == "iterations" else train(info, 50)
+            for _ in itertools.islice(one, 1 if how == "abandoned" else None):
+                pass
+
+    use(40)
+    wait_until(lambda: ours() == 0)
+    before = process.memory_info().rss, process.num_fds(), threading.active_count()
+    use(300)
+    wait_until(lambda: ours() == 0)
+    assert process.num_fds() <= before[1]
+    assert threading.active_count() <= before[2]
+    assert process.memory_info().rss < before[0] + (30 << 20)
+
+
+def test_an_abandoned_iteration_moves_nothing_and_two_at_once_are_the_same(info: reader.DatasetInfo) -> None:
+    expected = all_bytes(itertools.islice(train(info).repeat(), 3 * (RECORDS // 16)))
+    batches = train(info)
+    steps = len(batches)
+    for count in (1, 5, steps - 1):
+        assert all_bytes(itertools.islice(batches, count)) == expected[: 2 * count]
+    one, other = iter(batches), iter(batches)
+    assert all_bytes(batch for pair in zip(one, other, strict=True) for batch in pair[:1]) == expected[: 2 * steps]
+    late = iter(batches)
+    next(late)
+    assert all_bytes(batches) == expected[2 * steps : 4 * steps]
+    list(late)  # of the second iteration, which has ended before
+    assert all_bytes(batches) == expected[4 * steps :]
+
+
+def test_other_threads_may_iterate(info: reader.DatasetInfo) -> None:
+    expected, found = all_bytes(train(info)), []
+    threads = [threading.Thread(target=lambda: found.append(all_bytes(train(info)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 4
+
+
+# --- any sizes, any number of threads
+
+
+@pytest.mark.parametrize(
+    ("batch", "more"),
+    [
+        (1, {}),
+        (1, {"window_runs": 1}),
+        (150, {"window_runs": 1}),
+        (301, {}),
+        (1000, {"window_runs": 1}),
+        (3, {"split": "one"}),
+        (1, {"split": "one"}),
+        (16, {"window_runs": 10**9}),
+        (7, {"image_size": 300}),
+        (9, {"host": (2, 3), "window_runs": 2}),
+        (5, {"split": "train[:1]+one+train[99:101]"}),
+    ],
+)
+def test_any_sizes_give_the_same_bytes_with_any_number_of_threads(
+    info: reader.DatasetInfo, batch: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for threads in (1, 3, 32):
+        monkeypatch.setattr("reader.batches.cpu_count", lambda threads=threads: threads)
+        batches = train(info, batch, augment=reader.augment.flip_crop, **more)
+        found.append(all_bytes(itertools.islice(batches.repeat(), 2 * len(batches) + 1)))
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 4 * len(batches) + 2
+
+
+@pytest.mark.parametrize("batch", [1, 64, 299, 1000])
+def test_evaluation_has_every_record_once_with_any_number_of_threads(
+    info: reader.DatasetInfo, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for threads in (1, 32):
+        monkeypatch.setattr("reader.batches.cpu_count", lambda threads=threads: threads)
+        evals = reader.eval_batches(info, "train", global_batch_size=batch, features=["filename"])
+        names = [name for inputs, _, weights in evals for name in inputs["filename"][weights > 0]]
+        assert [int(name[-10:-4]) for name in names] == list(range(RECORDS))
+
+
+# --- what goes wrong in a thread reaches who waits
+
+
+def test_no_memory_and_bugs_in_threads_are_raised_not_waited_for(
+    info: reader.DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError("none left")
+
+    for target, name in ((BufferPool, "array"), (BufferPool, "run_buffer"), (LocalStorage, "read_range")):
+        batches = train(info)
+        with monkeypatch.context() as patch, pytest.raises(MemoryError, match="none left"):
+            patch.setattr(target, name, fail)
+            list(batches)
+        assert len(list(batches)) == len(batches)
+
+
+def test_a_process_that_an_augment_ends_is_ended(info: reader.DatasetInfo) -> None:
+    def leave(image: Any, seed: int) -> Any:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        list(train(info, augment=leave))
+
+
+# --- processes
+
+
+@pytest.mark.parametrize("cache", [None, "memory", "folder"])
+def test_batches_pickle_and_go_on_in_a_spawned_process(
+    info: reader.DatasetInfo, cache: str | None, tmp_path: Path
+) -> None:
+    more: Any = {"cache": tmp_path if cache == "folder" else cache}
+    expected = all_bytes(train(info))
+    batches = train(info, **more)
+    next(iter(batches))
+    assert all_bytes(pickle.loads(pickle.dumps(batches))) == expected
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(all_bytes, (batches,)) == expected
+    list(batches)
+    assert all_bytes(pickle.loads(pickle.dumps(batches))) == all_bytes(batches)
+
+
+def forked(work: Callable[[], None]) -> int:
+    """The exit status of a fork that does some work; killed after 20 s."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    try:
+        for _ in range(2000):
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        return -1
+    finally:
+        if not done:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:os.fork:RuntimeWarning")
+def test_a_fork_reads_on_and_an_iterator_from_before_says_so(info: reader.DatasetInfo) -> None:
+    batches = train(info, 1)
+    expected = all_bytes(batches)[: RECORDS * 2]
+    batches = train(info, 1)
+    iterator = iter(batches)
+    for _ in range(3):
+        next(iterator)
+
+        def check() -> None:
+            assert all_bytes(train(info, 1)) == expected == all_bytes(batches)
+
+        def go_on() -> None:
+            with pytest.raises(UsageError, match="before a fork"):
+                list(iterator)
+
+        assert (forked(check), forked(go_on), forked(iterator.close)) == (0, 0, 0)
+    assert len(list(iterator)) == RECORDS - 3
+
+
+SCRIPT = """
+import sys, reader
+crop = reader.augment.random_resized_crop()
+batches = reader.train_batches(sys.argv[1], "train", global_batch_size=64, image_size=400, augment=crop)
+iterator = batches.repeat()
+for _ in range(int(sys.argv[2])):
+    next(iterator)
+print("ready", flush=True)
+"""
+
+
+def child(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("ending", ["", "del iterator", "for _ in batches: break", "raise SystemExit(0)"])
+def test_a_process_ends_while_batches_are_decoded_ahead(info: reader.DatasetInfo, ending: str) -> None:
+    for steps in ("0", "1", "2"):
+        process = child(SCRIPT + ending, info.url, steps)
+        assert process.communicate(timeout=60) == ("ready\n", "")
+        assert process.returncode == 0  # a thread that comes back from C++ to no interpreter would abort
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes requests and never answers."""
+    with telling(Answer(SILENCE)) as server:
+        yield server.url
+
+
+HANGING = """
+import sys, time, signal, threading, reader
+from beam_pipeline import storage
+from beam_pipeline.storage import LocalStorage
+far = storage.open_storage(sys.argv[2])
+def read_range(self, url, start, stop, out=None):
+    print("asked", flush=True)
+    return far.read_range(sys.argv[2] + "/bucket/shard", start, stop, out)
+LocalStorage.read_range = read_range
+LocalStorage.is_remote = True
+batches = reader.train_batches(sys.argv[1], "train", global_batch_size=64)
+def consume():
+    next(iter(batches))
+"""
+
+
+@pytest.mark.parametrize("how", ["interrupted", "exits"])
+def test_a_process_ends_soon_beside_a_server_that_never_answers(
+    info: reader.DatasetInfo, silent: str, how: str
+) -> None:
+    lines = {
+        "interrupted": "consume()",
+        "exits": "threading.Thread(target=consume, daemon=True).start()\ntime.sleep(1)\nprint('end', flush=True)",
+    }
+    process = child(HANGING + lines[how], info.url, silent)
+    assert process.stdout is not None
+    try:
+        wanted = "asked" if how == "interrupted" else "end"
+        assert any(line.strip() == wanted for line in iter(process.stdout.readline, ""))
+        start = time.monotonic()
+        if how == "interrupted":
+            process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=30)
+        assert time.monotonic() - start < 3
+    finally:
+        process.kill()
+    if how == "interrupted":
+        assert process.returncode == -signal.SIGINT and error.strip().endswith("KeyboardInterrupt")
+    else:
+        assert (process.returncode, error) == (0, "")
