@@ -33,10 +33,18 @@ class JaxBatches:
         put = (jax.tree.map(self._put, batch) for batch in self._batches)
         # Taking the last batch ends the iteration, so it isn't taken before it is asked for.
         early = itertools.islice(put, len(self) - 1)
-        ahead = deque(itertools.islice(early, _BATCHES_AHEAD))
-        while ahead:
+        ahead: deque[Any] = deque()
+        error: Exception | None = None
+        while True:
+            try:
+                ahead.extend(itertools.islice(early, _BATCHES_AHEAD - len(ahead)))
+            except Exception as raised:  # comes after the batches before it
+                error = raised
+            if not ahead:
+                break
             yield ahead.popleft()
-            ahead.extend(itertools.islice(early, 1))
+        if error is not None:
+            raise error
         yield from put
 
     def repeat(self) -> Iterator[Any]:

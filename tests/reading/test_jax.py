@@ -49,7 +49,7 @@ def run_without(packages: str, program: str, *arguments: str, **environment: str
 
 
 MESH_PROGRAM = """
-import sys
+import itertools, sys
 import jax, numpy as np, reader
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -106,11 +106,23 @@ class Slow:
 
 slow = Slow()
 print([slow.taken for _ in reader.as_jax(slow, mesh)])
+
+class Broken(Slow):
+    def __iter__(self):
+        yield from itertools.islice(super().__iter__(), 4)
+        raise OSError("no more")
+
+count = 0
+try:
+    for _ in reader.as_jax(Broken(), mesh):
+        count += 1
+except OSError as error:
+    print(count, error)
 """
 
 
 @needs_jax
-def test_batches_are_spread_over_a_mesh_two_ahead_and_the_last_isnt_taken_early(info: reader.DatasetInfo) -> None:
+def test_batches_are_spread_over_a_mesh_two_ahead_the_last_and_errors_at_their_turn(info: reader.DatasetInfo) -> None:
     flags = "--xla_force_host_platform_device_count=4"
     no_array = "a feature holds strings or lists, for which JAX has no array: leave it out of features=, or use "
     assert run_without("tensorflow,torch", MESH_PROGRAM, info.url, XLA_FLAGS=flags) == [
@@ -123,6 +135,7 @@ def test_batches_are_spread_over_a_mesh_two_ahead_and_the_last_isnt_taken_early(
         "reader.as_jax(generator): give what train_batches, eval_batches or the like returned",
         "reader.as_jax(str): give what train_batches, eval_batches or the like returned",
         "[2, 3, 4, 5, 5, 6]",
+        "4 no more",
     ]
 
 
