@@ -134,7 +134,7 @@ class EpochParts:
 
 
 def parts_from_lists(lists: Sequence[Sequence[int]], records: int) -> tuple[Part, ...]:
-    """Parts from what `parts_to_lists` made. Raises TypeError or ValueError if no training of an epoch gave them."""
+    """Parts from lists of their fields. Raises TypeError or ValueError if no training of an epoch gave them."""
     parts = tuple(
         Part(int(ranks), int(workers), int(batch_size), bool(drop_last), int(steps))
         for ranks, workers, batch_size, drop_last, steps in lists
@@ -144,8 +144,3 @@ def parts_from_lists(lists: Sequence[Sequence[int]], records: int) -> tuple[Part
     if max(part.consumers for part in parts) > MAX_HOSTS or max(part.steps for part in parts) > records:
         raise ValueError
     return parts
-
-
-def parts_to_lists(parts: Sequence[Part]) -> list[list[int]]:
-    """Parts as JSON has them."""
-    return [[part.ranks, part.workers, part.batch_size, int(part.drop_last), part.steps] for part in parts]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ from reader.batches import Cache, ImageSize, Info, RecordRows, open_source
 from reader.buffers import BufferPool
 from reader.decode import ImageDecoder, call_user
 from reader.engine import Batch, Engine, Rest, Source
-from reader.epoch_parts import EpochParts, Part, parts_from_lists, parts_to_lists
+from reader.epoch_parts import EpochParts, Part, parts_from_lists
 from reader.features import Feature, pick_features, stacked
 from reader.info import DatasetInfo, as_info
 from reader.limits import cpu_count
@@ -41,42 +41,29 @@ Transform = Callable[..., Any]
 
 
 class _Resumed(NamedTuple):
-    """What a state says of the epoch that it was taken in; worth nothing for another one.
-
-    Attributes:
-        epoch: which one.
-        parts: of it, in earlier runs.
-        at: a worker's own progress: its number, and batches that it made; None if the state is of a rank.
-    """
+    """What a state says of the epoch that it was taken in; worth nothing for another one."""
 
     epoch: int
-    parts: tuple[Part, ...]
-    at: tuple[int, int] | None
+    parts: tuple[Part, ...]  # of it, in earlier runs
+    at: tuple[int, int] | None  # a worker's number and the batches that it made; None if the state is of a rank
 
 
 class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not follow torch
     """The batches of one split, one epoch in each iteration; give it to a `DataLoader` with `batch_size=None`.
 
     Args:
-        info: from `load_info`, or the dataset's URL.
-        split: TFDS split string, such as `train[:10%]`.
+        info, split, image_size, resize_mode, augment, features, seed, window_runs: as for `train_batches`.
         batch_size: the most records of a step on one rank. The batches of an epoch are nearly equal and may be
             smaller (45 records make 23 and 22 of at most 32), since no record is dropped and all ranks make equally
             many steps. Only with batches of one record, or fewer records than ranks × workers, some ranks make one
             step less: give `drop_last=True` if that would leave the others waiting, as under
             `DistributedDataParallel`.
-        image_size: side or (height, width) in pixels; None for the stored size.
-        resize_mode: `crop`, `stretch` or `pad`.
-        augment: `f(image, seed)` on NumPy arrays, as for `train_batches`: of `reader.augment` or your own.
         transform: after resizing and augmenting, `f(image)` of a PIL image, such as torchvision's, or `f(image, seed)`
             with the record's seed. Returns a PIL image, or anything that `default_collate` takes.
-        features: names of further features that are wanted, as for `train_batches`.
         shuffle: False for file order: evaluation.
-        seed: of order and augmentation.
         drop_last: batches of exactly `batch_size`; the up to (batch_size + 1) × ranks × workers records left over,
             other ones each epoch, are left out.
         rank, world_size: None for those of `torch.distributed` if it is initialized, else 0 of 1.
-        window_runs: runs of 64 records that are shuffled together.
         threads: that decode, in each worker; None for one a core without workers and one each with.
         on_error: `raise`, or `skip` corrupt records: another record takes the row of each, or none with
             `shuffle=False`, where a batch of nothing else is left out. `reader.skipped` counts those of this process.
@@ -170,7 +157,7 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
             "source": self._beginning.source,
             "seed": self._beginning.seed,
             "epoch": int(self._epoch[0]),
-            "parts": parts_to_lists(parts),
+            "parts": [list(astuple(part)) for part in parts],
             "worker": None if worker is None else [self._worker, self._batches],
         }
 
