@@ -139,7 +139,7 @@ def _words(error: BaseException) -> str:
             text = found[1]
             break
     text = re.sub(r"^\d{3} |^Generic \w+ error: ", "", text)
-    text = re.sub(r"(Error performing )?[A-Z]+ \w+://([^/\s]*)\S*( in \S+ - HTTP error| in \S+ -|:)", r"\2:", text)
+    text = re.sub(r"(Error performing )?[A-Z]+ \w+://([^/\s]*)\S*( in \S+ - HTTP error:| in \S+ -|:)", r"\2:", text)
     text = re.sub(r"HTTPS?ConnectionPool\(host='(.*?)', port=(\d+)\).*", r"\1:\2", text)
     return " ".join(text.split())[:200] or type(error).__name__
 
