@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -60,11 +60,11 @@ class RecordRows:
         self._find = ImageFinder(info.image_key, info.class_key)
         self._classes = info.num_classes
         self._features = features
-        self._decode = decode
+        self.decode: Callable[[Any, Any, int], Any] = decode
         self.shape: tuple[int, int, int] | None = decode.shape
 
-    def fill(self, record: bytes, row: Any, seed: int) -> tuple[Any, int, tuple[Any, ...]]:
-        """Decode a record's image into `row`; returns (None, class id, features). Raises InvalidRecordError."""
+    def parse(self, record: bytes) -> tuple[Any, int, tuple[Any, ...]]:
+        """(encoded image, class id, features) of a record. Raises InvalidRecordError."""
         try:
             encoded, label = self._find(record)
             values = read_features(record, self._features) if self._features else ()
@@ -72,8 +72,7 @@ class RecordRows:
             raise InvalidRecordError(f"it isn't an Example with the dataset's features ({error})") from None
         if not 0 <= label < self._classes:
             raise InvalidRecordError(f"class {label}: there are {self._classes}")
-        self._decode(encoded, row, seed)
-        return None, label, values
+        return encoded, label, values
 
 
 class _Batches:
@@ -166,6 +165,9 @@ class TrainBatches(_Batches):
         """Iteration after iteration, without end: what Keras' `fit` takes on JAX and PyTorch."""
         while True:
             yield from self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rest": None}
 
     def _take_rest(self, iteration: int) -> Rest:
         kept, self._rest = self._rest, None

@@ -26,6 +26,8 @@ from reader.records import InvalidRecordError
 Pixels = npt.NDArray[np.uint8]
 Encoded = bytes | memoryview
 
+_MOST_PIXELS = 178_956_970  # as Pillow: a forged header must not take all memory
+
 RESIZE_MODES = ("stretch", "crop", "pad")
 
 # Colour spaces whose pixels libjpeg-turbo and Pillow agree on, by channels wanted; CMYK differs by 1.
@@ -154,11 +156,13 @@ def decode_pixels(encoded: Encoded, channels: int, out: Pixels | None = None, is
 
 
 def stored_shape(encoded: Encoded, channels: int) -> tuple[int, int, int]:
-    """(height, width, channels) of an image by its header. Raises UndecodableImageError."""
+    """(height, width, channels) of an image by its header. Raises UndecodableImageError, also if it is a bomb."""
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(encoded)
     except ValueError:
         width, height = _opened(encoded).size
+    if height * width > _MOST_PIXELS:
+        raise UndecodableImageError(f"the image has {height}x{width} pixels, more than {_MOST_PIXELS}")
     return height, width, channels
 
 

@@ -36,9 +36,9 @@ PIECE_ROWS = 16
 # Finished batches that wait for the trainer besides those that the cores work on; 1 of large ones.
 _BATCHES_AHEAD = 2
 _LARGE_BATCH_BYTES = 32 << 20
-# Undecoded bytes read ahead of decoding: remote, 64 runs of 1 MB are under way, 20,000 images/s of 16 kB at 200 ms of
-# latency; local files need two windows only, the current one and the next.
-_REMOTE_BYTES_AHEAD = 64 << 20
+# Undecoded bytes read ahead of decoding: remote, 32 to 48 runs of 1 MB are under way, 20,000 images/s of 16 kB at
+# 100 ms of latency; local files need two windows only, the current one and the next.
+_REMOTE_BYTES_AHEAD = 32 << 20
 _LOCAL_READS, _REMOTE_READS = 8, 32
 _EXIT_S = 0.5  # that the process' end waits for threads; who awaits a storage that doesn't answer is left
 # Draws of a substitute for a corrupt record. With half of a split corrupt, one in 65,000 of them all fail.
@@ -64,12 +64,11 @@ class Rows(Protocol):
     #: (height, width, channels) of an image; None if images are objects of any kind.
     shape: tuple[int, int, int] | None
 
-    def fill(self, record: bytes, row: Any, seed: int) -> tuple[Any, int, tuple[Any, ...]]:
-        """Decode a record's image into `row`; returns (None, or an object that is the image, class id, features).
+    def parse(self, record: bytes) -> tuple[Any, int, tuple[Any, ...]]:
+        """(encoded image, class id, further features) of a record. Raises InvalidRecordError."""
 
-        Raises:
-            InvalidRecordError: the record doesn't hold what it should.
-        """
+    def decode(self, encoded: Any, row: Any, seed: int) -> Any:
+        """Decode an image into `row`; returns None, or an object that is the image. Raises InvalidRecordError."""
 
 
 class Batch(NamedTuple):
@@ -210,8 +209,12 @@ class Engine:
         # Daemons: a request that hangs must not keep the process from ending.
         self.threads = [threading.Thread(target=one, name=f"reader{one.__name__}", daemon=True) for one in targets]
         _STARTED.add(self)
-        for thread in self.threads:
-            thread.start()
+        try:
+            for thread in self.threads:
+                thread.start()
+        except BaseException:  # Ctrl-C, or no more threads are to be had
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -268,19 +271,20 @@ class Engine:
                 self._finished.notify()
 
     def _decode(self, piece: _Piece) -> None:
-        batch, window, fill = piece.batch, piece.window, self._rows.fill
-        images, runs, seeds = batch.images, window.found, window.seeds
-        run_of, index_in_run = window.run_of, window.index_in_run
-        row, labels = piece.row, []
+        batch, window, decode, row = piece.batch, piece.window, self._rows.decode, piece.row
+        images, seeds, labels = batch.images, window.seeds, []
+        records = range(piece.first, piece.first + piece.rows)
         try:
-            for at in range(piece.first, piece.first + piece.rows):
+            # All are parsed, then all decoded: the code and data of each loop stay in the core's cache.
+            for at, (encoded, label, values) in zip(records, self._parse(window, records), strict=True):
                 if self._is_closed:
                     return
-                run, index = runs[run_of[at]], index_in_run[at]
                 try:
-                    image, label, values = fill(run.record(index), images[row], seeds[at])
+                    if isinstance(encoded, CorruptRecordError):
+                        raise encoded
+                    image = decode(encoded, images[row], seeds[at])
                 except (CorruptRecordError, InvalidRecordError) as error:
-                    image, label, values = self._substitute(window, at, images[row], run.located(index, error))
+                    image, label, values = self._substitute(window, at, images[row], error)
                     batch.weights[row] = self._for_training
                 labels.append(label)
                 if image is not None:
@@ -297,17 +301,30 @@ class Engine:
         if not window.weight:
             batch.weights[piece.row : row] = 0
 
-    def _substitute(self, window: _Window, at: int, row: Any, error: CorruptRecordError) -> tuple[Any, int, Any]:
-        """What takes the row of a corrupt record: it follows from (seed, epoch, number). Raises `error` if none may."""
+    def _parse(self, window: _Window, records: range) -> list[tuple[Any, int, tuple[Any, ...]]]:
+        """(encoded image, class id, features) of records of a window; of a corrupt one, its error for an image."""
+        parse, runs, run_of, index_in_run = self._rows.parse, window.found, window.run_of, window.index_in_run
+        parsed = []
+        for at in records:
+            try:
+                parsed.append(parse(runs[run_of[at]].record(index_in_run[at])))
+            except (CorruptRecordError, InvalidRecordError) as error:
+                parsed.append((runs[run_of[at]].located(index_in_run[at], error), 0, ()))
+        return parsed
+
+    def _substitute(self, window: _Window, at: int, row: Any, error: Exception) -> tuple[Any, int, tuple[Any, ...]]:
+        """What takes the row of a corrupt record, by (seed, epoch, number). Raises the error if nothing may."""
+        corrupt = window.found[window.run_of[at]].located(window.index_in_run[at], error)
         if self._skips is None:
-            raise error
-        self._skips.add(window.numbers[at], error)
+            raise corrupt
+        self._skips.add(window.numbers[at], corrupt)
         table = self._reader.table
         for draw in range(_DRAWS):
             number = order.substitute(table.first, self._seed, window.epoch, window.numbers[at], draw)
             (run,), (index,) = table.runs_of(np.array([number]))
             try:
-                return self._rows.fill(self._substitute_run(int(run)).record(int(index)), row, window.seeds[at])
+                encoded, label, values = self._rows.parse(self._substitute_run(int(run)).record(int(index)))
+                return self._rows.decode(encoded, row, window.seeds[at]), label, values
             except (CorruptRecordError, InvalidRecordError):
                 continue
         raise ImageShardsError(
@@ -376,6 +393,7 @@ class Engine:
         window.unfinished -= piece.rows
         if not window.unfinished:
             self._bytes_ahead -= window.bytes
+            window.found.clear()
             self._pool.take_back(window.buffers)
             self._request()
 
@@ -418,5 +436,5 @@ def _end_threads() -> None:
     engines = list(_STARTED)
     for engine in engines:
         engine.__exit__()
-    for thread in (thread for engine in engines for thread in engine.threads):
+    for thread in (thread for engine in engines for thread in engine.threads if thread.is_alive()):
         thread.join(max(0.0, deadline - time.monotonic()))

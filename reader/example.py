@@ -37,7 +37,7 @@ class ImageFinder:
         self._image_head, self._class_head = _entry_head(image_key), _entry_head(class_key)
 
     def __call__(self, record: bytes) -> tuple[memoryview, int]:
-        """The encoded image and the class id of a serialized Example.
+        """The encoded image and the class id of a serialized Example; of a key that comes twice, the first.
 
         Raises:
             ValueError: the record lacks one of them, or is no Example.
@@ -58,9 +58,10 @@ class ImageFinder:
                     label = _only_integer(record, entry + len(self._class_head), at)
                 elif record.startswith(self._image_head, entry):
                     image = _only_bytes(record, entry + len(self._image_head), at)
-            # To the end, although both are known before: of a key that comes twice the last one counts.
-            if at == total and image is not None and label >= 0:
-                return image, label
+                else:
+                    continue
+                if image is not None and label >= 0:
+                    return image, label
         except IndexError:
             pass
         return self._parse(record)

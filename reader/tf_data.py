@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,7 +121,10 @@ def eval_dataset(
 
 def _dataset(batches: TrainBatches | EvalBatches) -> Dataset:
     """The batches' memory crosses into TensorFlow without a copy, since it is aligned."""
-    dataset = tf.data.Dataset.from_generator(lambda: _elements(batches), output_signature=_signature(batches))
+    # TensorFlow keeps a dataset's functions for ever: they refer to the batches weakly, `BEHIND` keeps these as long as
+    # the dataset, or one made of it, is in use.
+    behind = weakref.ref(batches)
+    dataset = tf.data.Dataset.from_generator(lambda: _elements(behind()), output_signature=_signature(batches))
     options = tf.data.Options()
     # Autotuning has nothing to tune here. Its thread may miss that an iterator is closed: the epoch then ends a second
     # late (TensorFlow 2.21).
@@ -132,7 +136,9 @@ def _dataset(batches: TrainBatches | EvalBatches) -> Dataset:
     return dataset
 
 
-def _elements(batches: TrainBatches | EvalBatches) -> Iterator[Any]:
+def _elements(batches: TrainBatches | EvalBatches | None) -> Iterator[Any]:
+    if batches is None:
+        raise RuntimeError("the dataset of train_dataset or eval_dataset was dropped: keep it while it is read")
     lists = [name for name, feature in batches.features.items() if feature.shape is None]
     for inputs, *more in batches:
         if lists:

@@ -295,20 +295,17 @@ def loader(info: Info, split: str, *, batch_size: int, num_workers: int = 0, **m
 class _TransformRows(RecordRows):
     """Rows that are what a user's transform returns."""
 
-    def __init__(self, transform: Transform, *more: Any) -> None:
-        super().__init__(*more)
-        assert self.shape is not None
-        self._image_shape, self.shape = self.shape, None
-        self._transform, self._takes_seed = transform, _takes_seed(transform)
+    def __init__(self, transform: Transform, info: DatasetInfo, decode: ImageDecoder, features: Any) -> None:
+        super().__init__(info, decode, features)
+        self._fill, self._transform, self._takes_seed = decode, transform, _takes_seed(transform)
+        self.shape, self.decode = None, self._transformed
 
-    def fill(self, record: bytes, row: Any, seed: int) -> tuple[Any, int, tuple[Any, ...]]:
-        pixels = np.empty(self._image_shape, np.uint8)
-        _, label, values = super().fill(record, pixels, seed)
+    def _transformed(self, encoded: Any, row: Any, seed: int) -> Any:
+        pixels = np.empty(self._fill.shape, np.uint8)
+        self._fill(encoded, pixels, seed)
         image = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
         result = call_user(self._transform, *((image, seed) if self._takes_seed else (image,)))
-        if isinstance(result, Image.Image):
-            result = np.asarray(result)
-        return result, label, values
+        return np.asarray(result) if isinstance(result, Image.Image) else result
 
 
 def _rows(
