@@ -8,7 +8,6 @@ import json
 import random
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,26 +149,6 @@ def test_a_position_of_something_else_is_one_line(info: reader.DatasetInfo) -> N
             reader.Position.from_json(json.dumps({**saved, **change}))
     with pytest.raises(ValueError, match="a position only moves forward"):
         position.after(-1)
-
-
-def test_tensorflow_goes_on_from_a_position_in_mid_epoch(info: reader.DatasetInfo) -> None:
-    pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")
-    options: dict[str, Any] = {"global_batch_size": 10, "augment": reader.augment.flip}
-    stream = [*reader.train_dataset(info, "train", seed=6, **options).repeat(2)]
-    position = info.position("train", global_batch_size=10, hosts=1, seed=6).after(11)
-    resumed = reader.train_dataset(info, "train", position=position, **options)
-    assert len(resumed) == 16
-    for (images, labels), (expected, classes) in zip(resumed.repeat(2), stream[11:], strict=False):
-        assert np.array_equal(images, expected) and np.array_equal(labels, classes)
-
-
-def test_a_copy_elsewhere_goes_on_with_a_position(info: reader.DatasetInfo, tmp_path: Path) -> None:
-    copied = tmp_path / "2.0.0"
-    copied.symlink_to(info.url)
-    position = info.position("train", global_batch_size=8, hosts=1).after(3)
-    ours = reader.train_batches(info, "train", global_batch_size=8, position=position)
-    theirs = reader.train_batches(copied, "train", global_batch_size=8, position=position)
-    assert np.array_equal(next(iter(ours))[0], next(iter(theirs))[0])
 
 
 if __name__ == "__main__":

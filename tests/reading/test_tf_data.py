@@ -124,16 +124,6 @@ def test_the_options_leave_nothing_to_tune_and_split_no_files(info: reader.Datas
         assert options.experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
 
 
-def test_an_epoch_ends_at_once(info: reader.DatasetInfo) -> None:
-    """TensorFlow's tuning thread would hold its end up by up to a second."""
-    train = reader.train_dataset(info, "train", global_batch_size=50)
-    list(train)
-    began = time.monotonic()
-    for _ in range(5):
-        list(train)
-    assert time.monotonic() - began < 4
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_replicas_of_a_strategy_read_their_parts(info: reader.DatasetInfo, replicas: int) -> None:
     devices = tf.config.list_logical_devices("CPU")
@@ -282,10 +272,3 @@ def test_dropped_iterators_leave_no_threads(info: reader.DatasetInfo) -> None:
             break
         time.sleep(0.05)
     assert reader_threads() == 0
-
-
-def test_splits_that_make_no_full_batch_are_read_over_and_over(info: reader.DatasetInfo) -> None:
-    train = reader.train_dataset(info, "train[:5]", global_batch_size=12, features=["filename"])
-    assert int(train.cardinality()) == 1
-    read = [number for _ in range(5) for number in names_in(train)]
-    assert all(sorted(read[at : at + 5]) == [0, 1, 2, 3, 4] for at in range(0, 60, 5))

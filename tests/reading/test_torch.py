@@ -201,32 +201,6 @@ def test_a_state_goes_on_where_it_was_taken(info: reader.DatasetInfo, workers: i
     assert sorted(rest + flat(expected[:7])) == list(range(RECORDS))
 
 
-def test_without_workers_the_state_counts_what_was_handed_out(info: reader.DatasetInfo) -> None:
-    one, expected = dataset(info), seen(dataset(info))
-    iterator = iter(one)
-    for _ in range(7):
-        next(iterator)
-    again = dataset(info)
-    again.load_state_dict(one.state_dict())
-    assert seen(again) == expected[7:]
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning:torchdata")  # its own deprecated call, its advice on workers
-def test_torchdata_resumes_each_worker(info: reader.DatasetInfo) -> None:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs torchdata: pip install '.[torch]'")
-
-    def make() -> Any:
-        return stateful.StatefulDataLoader(dataset(info), batch_size=None, num_workers=2, snapshot_every_n_steps=1)
-
-    begun = make()
-    iterator = iter(begun)
-    for _ in range(9):
-        next(iterator)
-    again = make()
-    again.load_state_dict(begun.state_dict())
-    assert seen(again) == seen(iterator)
-
-
 @pytest.mark.parametrize(
     "change",
     [
