@@ -58,6 +58,7 @@ NO_CREDENTIALS = Cause(
 # The first row that matches counts.
 CAUSES: tuple[Cause, ...] = (
     NO_BUCKET,
+    Cause("credentials can't be fetched now", "TransportError", "check the network", passes=True),
     Cause(
         "the bucket is in another region",
         "HTTP 30[17]|PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocation|redirect without LOCATION",
@@ -86,7 +87,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("the answer is incomplete", "Incomplete|JSONDecodeError|Header missing|DataCorruption", passes=True),
     Cause(
         "no connection",
-        "HTTP error|dns error|Connect|Disconnect|ProtocolError|TransportError|ChunkedEnc|SSLError|errno E(NET|HOST)",
+        "HTTP error|dns error|Connect|Disconnect|ProtocolError|ChunkedEnc|SSLError|errno E(NET|HOST)",
         "check the URL and the network",
         passes=True,
     ),

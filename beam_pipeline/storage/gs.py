@@ -32,14 +32,12 @@ from beam_pipeline.storage.base import ListedFile, Version
 from beam_pipeline.storage.causes import Incomplete, MissingFileError, NoBucketError, retry, status_of
 from beam_pipeline.storage.objects import (
     CHUNK_BYTES,
-    CONNECT_S,
     NO_RETRIES,
     PAGE_NAMES,
-    SILENCE_S,
     ObjectStorage,
     client_options,
     refuses,
-    seconds,
+    time_limits,
 )
 from beam_pipeline.storage.urls import bucket_and_name
 
@@ -65,7 +63,7 @@ class GoogleStorage(ObjectStorage):
         self._is_anonymous = self._credentials is None
         self._more: dict[str, Any] = {
             "retry": None,
-            "timeout": (seconds(CONNECT_S, deadline_s), seconds(SILENCE_S, deadline_s)),
+            "timeout": time_limits(deadline_s),
         }
         self._idle: dict[int, deque[Client]] = {}
 

@@ -30,13 +30,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CONNECT_S, SILENCE_S = 10.0, 60.0
 CHUNK_BYTES = 16 << 20
 PAGE_NAMES = 1000
 _DELETES_IN_FLIGHT = 32
 NO_RETRIES: RetryConfig = {"max_retries": 0}
-
-
 _REFUSED = re.compile(r"^/|/$|//|(?:^|/)\.{1,2}(?:/|$)|[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -51,18 +48,20 @@ def _first_user() -> int:
     return os.getpid()
 
 
-def seconds(limit_s: float, deadline_s: float) -> float:
-    """A time limit of a request, no longer than the deadline."""
-    return max(0.1, min(limit_s, deadline_s))
+def time_limits(deadline_s: float) -> tuple[float, float]:
+    """Seconds for connecting, and of silence, no longer than the deadline."""
+    return max(0.1, min(10.0, deadline_s)), max(0.1, min(60.0, deadline_s))
 
 
 def client_options(deadline_s: float) -> ClientConfig:
-    """Time limits: of connecting, of silence, of a request."""
+    """Of a client of obstore; without `timeout` each request would end after 30 s."""
+    connect_s, silence_s = time_limits(deadline_s)
+    whole_s = max(deadline_s, silence_s)
     return {
         "allow_http": True,
-        "connect_timeout": f"{seconds(CONNECT_S, deadline_s)}s",
-        "read_timeout": f"{seconds(SILENCE_S, deadline_s)}s",
-        "timeout": f"{seconds(3600, deadline_s)}s",
+        "connect_timeout": f"{connect_s}s",
+        "read_timeout": f"{silence_s}s",
+        "timeout": f"{whole_s}s",
     }
 
 

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import google.auth.credentials
 import pytest
+from google.auth.exceptions import RefreshError, TransportError
 
 from beam_pipeline import storage
 from beam_pipeline.errors import StorageError
@@ -182,6 +184,43 @@ def test_google_credentials_that_can_not_be_read_are_named(monkeypatch: pytest.M
     with pytest.raises(StorageError, match=r"^GOOGLE_APPLICATION_CREDENTIALS='.*gone.json': .* not found"):
         open_storage("gs://bucket/x")
     forget_clients()
+
+
+class Credentials(google.auth.credentials.Credentials):
+    """Of Google; each attempt to get a token fails in turn, and works when there is no failure left."""
+
+    def __init__(self, *failures: Exception) -> None:
+        super().__init__()
+        self.failures = list(failures)
+
+    def refresh(self, _: object) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.token = "token"
+
+
+@pytest.mark.parametrize("ask", ["read", "range", "stat"])
+def test_credentials_that_expired_are_one_line(ask: str, reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    with telling(Answer(200)) as server:
+        reach(server.url)
+        store = open_storage("gs://bucket", 5)
+        monkeypatch.setattr(store, "_credentials", Credentials(RefreshError("invalid_grant: Token has been revoked")))
+        monkeypatch.setattr(store, "_is_anonymous", False)
+        said = line("gs", server, 5, ask)
+    assert said.startswith("credentials have expired (") and "gcloud auth application-default login" in said
+
+
+def test_credentials_that_can_not_be_fetched_for_a_moment_are_fetched_again(
+    reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with telling(Answer(200)) as server:
+        reach(server.url)
+        store = open_storage("gs://bucket", 5)
+        failing = Credentials(TransportError("metadata server"), TransportError("metadata server"))
+        monkeypatch.setattr(store, "_credentials", failing)
+        monkeypatch.setattr(store, "_is_anonymous", False)
+        assert store.read("gs://bucket/x") == b"content"
+    assert failing.token == "token"
 
 
 # --- the loop
