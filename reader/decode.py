@@ -75,6 +75,7 @@ class ImageDecoder:
         self._stored = (
             (*image.min_size, image.channels) if image.min_size and image.min_size == image.max_size else None
         )
+        self._largest = image.max_size
         self._resize_mode = resize_mode
         self._is_foreign = is_foreign
         self._scratch = _Scratch()
@@ -94,13 +95,20 @@ class ImageDecoder:
         if self._crop is None and self._stored == self.shape:
             self._decode(encoded, row)
         else:
-            pixels = self._decode(encoded, self._scratch.array(self._stored or stored_shape(encoded, self.shape[2])))
+            pixels = self._decode(encoded, self._scratch.array(self._stored or self._shape_of(encoded)))
             if self._crop is None:
                 resize_into(pixels, row, self._resize_mode)
             else:
                 crop_into(pixels, self._crop.window(pixels.shape[0], pixels.shape[1], seed), row)
         if self._augment is not None:
             _store(call_user(self._augment, row, seed), row)
+
+    def _shape_of(self, encoded: Encoded) -> tuple[int, int, int]:
+        height, width, channels = stored_shape(encoded, self.shape[2])
+        if self._largest and (height > self._largest[0] or width > self._largest[1]):  # a header may ask for 12 GB
+            largest = "x".join(map(str, self._largest))
+            raise UndecodableImageError(f"the image is {height}x{width}, the manifest says at most {largest}")
+        return height, width, channels
 
     def _decode(self, encoded: Encoded, out: Pixels) -> Pixels:
         """Decode at the stored size, into `out`."""

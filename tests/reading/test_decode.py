@@ -250,6 +250,11 @@ def test_stored_sizes_that_differ_are_resized_one_by_one(image_format: str, chan
         encoded, row = draw(number, size, image_format, channels), np.empty((24, 16, channels), np.uint8)
         decode(encoded, row, 0)
         assert np.array_equal(row, resize_pixels(by_pillow(encoded, channels), 24, 16, "crop"))
+    for size in ((20, 34), (61, 20)):
+        with pytest.raises(
+            UndecodableImageError, match=f"^the image is {size[0]}x{size[1]}, the manifest says at most"
+        ):
+            decode(draw(0, size, image_format, channels), row, 0)
     with pytest.raises(UsageError, match=r"mixed sizes \(20x20 to 60x33\), which make no batch: give image_size"):
         ImageDecoder(image)
     with pytest.raises(UsageError, match=r"resize_mode='fit': one of stretch, crop, pad"):
