@@ -45,8 +45,8 @@ bench: $(STAMP) ## Measure writing and reading (half an hour), on drawn pictures
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/write.py $(IMAGES)
 	$(BIN)/python benchmarks/codec.py $(IMAGES)
-	$(BIN)/python benchmarks/read.py $(IMAGES)
-	$(BIN)/python benchmarks/peers_read.py $(IMAGES)
+	$(BIN)/python benchmarks/peers_read.py --rows ours $(IMAGES)
+	$(BIN)/python benchmarks/many_cores.py $(IMAGES)
 	$(BIN)/python benchmarks/remote_read.py $(IMAGES)
 
 engines: $(STAMP) ## Run one job on every engine there is here and compare the bytes

@@ -65,8 +65,8 @@ def test_everything_public_says_what_it_does() -> None:
             if not (inspect.isfunction(one) or inspect.isclass(one) or inspect.ismodule(one)):
                 continue  # a type alias
             assert len(doc.split()) >= 5, one
-            if inspect.isfunction(one) and "as `" not in doc:
-                assert all(argument in doc for argument in inspect.signature(one).parameters), one
+            if inspect.isfunction(thing) and "as `" not in doc:
+                assert all(argument in doc for argument in inspect.signature(thing).parameters), thing
             if inspect.isclass(one):
                 methods = [method for key, method in vars(one).items() if key[0] != "_" and inspect.isfunction(method)]
                 assert all(inspect.getdoc(method) for method in methods), one

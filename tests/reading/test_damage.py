@@ -201,14 +201,14 @@ def test_substitutes_depend_on_no_batch_host_thread_or_resume(folder: Path, monk
     ]
     assert [(name, image.tobytes()) for name, image in resumed][: RECORDS - 5 * 32] == expected[5 * 32 :]
     monkeypatch.setattr("reader.batches.cpu_count", lambda: 16)
-    for hosts in (1, 2, 4):
+    for hosts in (1, 2, 3, 4):
         found = Counter(
             (name, image.tobytes())
             for host in range(hosts)
             for inputs, _ in train(folder, batch=8 * hosts, host=(host, hosts), **options)
             for name, image in pairs(inputs)
         )
-        assert found == Counter(expected)
+        assert found <= Counter(expected) and found.total() == RECORDS // (8 * hosts) * 8 * hosts
 
 
 def pairs(inputs: Any) -> Any:

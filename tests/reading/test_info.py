@@ -17,19 +17,9 @@ import pytest
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageError, UsageError
 from beam_pipeline.examples import bytes_feature, float_feature
-from reader.info import (
-    MAX_WINDOW_BYTES,
-    DatasetInfo,
-    Feature,
-    ImageInfo,
-    as_info,
-    checked_size,
-    features_of,
-    load_info,
-    pick_features,
-    target_size,
-    warn_if_batch_exceeds,
-)
+from reader.decode import checked_size, target_size
+from reader.features import Feature, features_of, pick_features
+from reader.info import MAX_WINDOW_BYTES, DatasetInfo, ImageInfo, as_info, load_info, warn_if_batch_exceeds
 from tests.reading.shards import CLASSES, make_dataset
 
 

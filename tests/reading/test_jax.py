@@ -140,7 +140,7 @@ def test_batches_are_spread_over_a_mesh_two_ahead_the_last_and_errors_at_their_t
 
 
 KERAS_PROGRAM = """
-import sys
+import itertools, sys
 import keras, numpy as np, reader
 from keras import ops
 
@@ -157,7 +157,6 @@ right = np.concatenate([
     (np.asarray(model.predict_on_batch(images)).argmax(-1) == labels)[weights > 0] for images, labels, weights in evals
 ])
 print(keras.backend.backend(), len(right), abs(accuracy - right.mean()) < 1e-6)
-batches = [labels.tolist() for _, labels in train]  # the third epoch
 
 # A model whose only output are the numbers of its records shows what it is given.
 class Total(keras.metrics.Metric):
@@ -203,6 +202,9 @@ evals = reader.eval_batches(info, "train", global_batch_size=32, features=["numb
 model = fresh()
 history = model.fit(numbers(train.repeat()), steps_per_epoch=len(train), epochs=3, verbose=0).history
 print([history[f"sum{power}"] for power in range(3)])
+first = next(iter(train))[0]["number"]  # of the fourth epoch
+same = reader.train_batches(info, "train", global_batch_size=20, features=["number"]).repeat()
+print(np.array_equal(first, next(itertools.islice(same, 15, None))[0]["number"]))
 print([model.evaluate(numbers(evals), steps=len(evals), verbose=0, return_dict=True)[f"sum{n}"] for n in range(3)])
 for shuffle in (True, False):
     train = reader.train_batches(info, "train", global_batch_size=20, features=["number"])
@@ -245,6 +247,7 @@ def test_keras_without_tensorflow_trains_and_evaluates_each_record_once(
     assert run_without("tensorflow", KERAS_PROGRAM, info.url, damaged, KERAS_BACKEND=backend) == [
         f"{backend} 100 True",
         str(once),
+        "True",
         str([values[0] for values in once]),
         *[str([*once, *once])] * 2,
         *[where] * 2,
