@@ -121,7 +121,8 @@ class _Batches:
         """Images (a dict of them and the features, if any are wanted) and labels."""
         labels: npt.NDArray[Any] = batch.labels
         if self.classes is not None:
-            labels = np.eye(self.classes, dtype=np.float32)[labels]
+            labels = np.zeros((len(batch.labels), self.classes), np.float32)
+            labels[np.arange(len(batch.labels)), batch.labels] = 1
         if not self.features:
             return batch.images, labels
         columns = zip(*batch.features, strict=True)
