@@ -48,11 +48,7 @@ _INNER_RETRY_S = 60.0  # of the chunks of one upload session
 
 
 class GoogleStorage(ObjectStorage):
-    """Objects of Google Cloud Storage, changed only as the generation that was found.
-
-    Args:
-        deadline_s: how long a request is tried again.
-    """
+    """Objects of Google Cloud Storage."""
 
     def __init__(self, deadline_s: float) -> None:
         super().__init__("gs", deadline_s)
@@ -61,10 +57,7 @@ class GoogleStorage(ObjectStorage):
         self._endpoint = _emulator()
         self._credentials = None if self._endpoint else _credentials()
         self._is_anonymous = self._credentials is None
-        self._more: dict[str, Any] = {
-            "retry": None,
-            "timeout": time_limits(deadline_s),
-        }
+        self._more: dict[str, Any] = {"retry": None, "timeout": time_limits(deadline_s)}
         self._idle: dict[int, deque[Client]] = {}
 
     def _new_store(self, bucket: str, is_anonymous: bool) -> Any:
@@ -93,7 +86,10 @@ class GoogleStorage(ObjectStorage):
         idle = self._idle.setdefault(os.getpid(), deque())  # a forked child must not share connections
 
         def send() -> T:
-            client = idle.pop() if idle else self._new_client()
+            try:
+                client = idle.pop()
+            except IndexError:  # no request here is of a project
+                client = Client(project="unknown", credentials=self._credentials or AnonymousCredentials())
             try:
                 return request(client)
             finally:
@@ -101,37 +97,29 @@ class GoogleStorage(ObjectStorage):
 
         return retry(send, url, self._deadline_s, self._is_anonymous)
 
-    def _new_client(self) -> Client:
-        project = os.environ.get("GOOGLE_CLOUD_PROJECT", "unknown")  # no request here is of a project
-        return Client(project=project, credentials=self._credentials or AnonymousCredentials())
-
     # --- reading and listing
 
     def _body(self, url: str, start: int, stop: int | None) -> Any:
         if not refuses(bucket_and_name(url)[1]):
             return super()._body(url, start, stop)
-
-        def look(client: Client) -> bytes:
-            last = None if stop is None else stop - 1
-            return bytes(
-                _blob(client, url).download_as_bytes(start=start or None, end=last, raw_download=True, **self._more)
-            )
-
+        span: dict[str, Any] = {"start": start or None, "end": None if stop is None else stop - 1}
         try:
-            return self._call(url, look)
+            return self._call(url, lambda client: _blob(client, url).download_as_bytes(**span, **self._more))
         except StorageError as error:
             if status_of(error.__cause__) == 416:  # the file ends before
                 return b""
             raise
 
     def stat(self, url: str) -> ListedFile | None:
-        with suppress(MissingFileError):
-            return _listed(url, self._call(url, lambda client: self._look(client, url)))
-        return None
+        found = self._call(url, lambda client: self._look(client, url))
+        return None if found is None else _listed(url, found)
 
-    def _look(self, client: Client, url: str) -> Blob:
+    def _look(self, client: Client, url: str) -> Blob | None:
         blob = _blob(client, url)
-        blob.reload(**self._more)
+        try:
+            blob.reload(**self._more)
+        except NotFound:
+            return None
         return blob
 
     def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:
@@ -206,7 +194,7 @@ class GoogleStorage(ObjectStorage):
                 if not is_ours(blob):
                     raise Incomplete(f"{size} bytes were sent, the object has {blob.size} and CRC-32C {blob.crc32c}")
             except Exception as error:  # also a lost reply: what has arrived is asked of the object itself
-                found = self._there(client, url)
+                found = self._look(client, url)
                 if is_ours(found):
                     return True
                 if status_of(error) == 412 and only_on is not None:
@@ -222,12 +210,6 @@ class GoogleStorage(ObjectStorage):
         if in_chunks:  # a chunk can only be sent again inside its session
             more["retry"] = DEFAULT_RETRY.with_timeout(min(_INNER_RETRY_S, self._deadline_s))
         return self._call(url, send)
-
-    def _there(self, client: Client, url: str) -> Blob | None:
-        try:
-            return self._look(client, url)
-        except NotFound:
-            return None
 
     def version(self, url: str) -> Version | None:
         def look(client: Client) -> Version:
@@ -250,15 +232,12 @@ class GoogleStorage(ObjectStorage):
         return None
 
     def delete(self, url: str) -> None:
-        self._delete(url)
+        self.delete_version(url, "")
 
     def delete_version(self, url: str, generation: str) -> None:
-        self._delete(url, if_generation_match=int(generation))
-
-    def _delete(self, url: str, **condition: Any) -> None:
         def send(client: Client) -> None:
             with suppress(NotFound, PreconditionFailed):
-                _blob(client, url).delete(**condition, **self._more)
+                _blob(client, url).delete(if_generation_match=int(generation) if generation else None, **self._more)
 
         self._call(url, send)
 
