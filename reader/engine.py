@@ -219,7 +219,9 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         """End the threads: each ends with the image or the request that it is busy with."""
-        if os.getpid() != self._process:  # a fork: they aren't here, and one may have held the lock
+        # The interpreter's end closes twice, the second time without modules. In a fork there are no threads, and one
+        # may have held the lock.
+        if self._is_closed or os.getpid() != self._process:
             return
         with self._lock:
             self._is_closed = True

@@ -44,7 +44,7 @@ def run_without(packages: str, program: str, *arguments: str, **environment: str
         text=True,
         timeout=200,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr[-3000:]
     return done.stdout.splitlines()
 
 
