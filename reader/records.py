@@ -257,9 +257,12 @@ class RunReader:
         if path not in self._text_indexes:
             try:
                 lines = self._store.read(path).splitlines() if path else []
-                self._text_indexes[path] = [int(line.split()[0]) for line in lines]
-            except (StorageError, ValueError, IndexError):
-                self._text_indexes[path] = []
+                rows = [(int(offset), int(size)) for offset, size in map(bytes.split, lines)]
+            except (StorageError, ValueError):
+                rows = []
+            offsets = [0, *(offset + size for offset, size in rows)][: len(rows)]
+            # Unless each record begins where the one before it ends, numbers may be shifted.
+            self._text_indexes[path] = offsets if offsets == [offset for offset, _ in rows] else []
         return self._text_indexes[path]
 
 
