@@ -158,8 +158,7 @@ class TrainBatches(_Batches):
                 if number == self._batches:
                     self._rest = begin + 1, engine.rest()
                     self._ended = max(self._ended, begin + 1)
-                    if self._source.skips is not None:
-                        self._source.skips.report()
+                    self._source.report()
                 yield self._inputs(batch)
 
     def repeat(self) -> Iterator[tuple[Any, Any]]:
@@ -190,11 +189,11 @@ class EvalBatches(_Batches):
         padding = self._batches * self.batch_size - (stop - start)
         windows = order.eval_windows(self._table.first, start, stop, padding)
         with self._engine(Rest(windows, None), for_training=False) as engine:
-            for _ in range(self._batches):
+            for number in range(1, self._batches + 1):
                 batch = engine.take()
+                if number == self._batches:
+                    self._source.report()
                 yield (*self._inputs(batch), batch.weights)
-        if self._source.skips is not None:
-            self._source.skips.report()
 
 
 def train_batches(

@@ -18,18 +18,18 @@ import queue
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
+from beam_pipeline.errors import CorruptRecordError, UsageError
 from reader import order
 from reader.buffers import BufferPool
-from reader.records import InvalidRecordError, Run, RunReader
-from reader.skips import Skips
+from reader.records import InvalidRecordError, Rows, Run, RunReader
+from reader.skips import Skips, Substitutes
 
 # Rows of a piece: a batch of 64 keeps 4 cores busy, and taking a piece costs 10 µs.
 PIECE_ROWS = 16
@@ -41,9 +41,6 @@ _LARGE_BATCH_BYTES = 32 << 20
 _REMOTE_BYTES_AHEAD = 32 << 20
 _LOCAL_READS, _REMOTE_READS = 8, 32
 _EXIT_S = 0.5  # that the process' end waits for threads; who awaits a storage that doesn't answer is left
-# Draws of a substitute for a corrupt record. With half of a split corrupt, one in 65,000 of them all fail.
-_DRAWS = 16
-_SUBSTITUTE_RUNS = 16  # kept in memory: the records of a window draw from as many
 
 
 class Source(NamedTuple):
@@ -57,18 +54,10 @@ class Source(NamedTuple):
     reader: RunReader
     skips: Skips | None
 
-
-class Rows(Protocol):
-    """What a record becomes. Thread-safe."""
-
-    #: (height, width, channels) of an image; None if images are objects of any kind.
-    shape: tuple[int, int, int] | None
-
-    def parse(self, record: bytes) -> tuple[Any, int, tuple[Any, ...]]:
-        """(encoded image, class id, further features) of a record. Raises InvalidRecordError."""
-
-    def decode(self, encoded: Any, row: Any, seed: int) -> Any:
-        """Decode an image into `row`; returns None, or an object that is the image. Raises InvalidRecordError."""
+    def report(self) -> None:
+        """Log what was skipped since the last report."""
+        if self.skips is not None:
+            self.skips.report()
 
 
 class Batch(NamedTuple):
@@ -114,6 +103,11 @@ class _Window:
         self.missing = len(self.runs)  # runs that aren't read yet
         self.cut = 0  # rows handed to decode threads
         self.unfinished = len(self.numbers)
+
+    def located(self, at: int, error: CorruptRecordError | InvalidRecordError) -> CorruptRecordError:
+        """What is wrong with one of its records, with file, record and byte offset."""
+        run: Run = self.found[self.run_of[at]]
+        return run.located(self.index_in_run[at], error)
 
 
 class _Unread:
@@ -200,7 +194,7 @@ class Engine:
         self._is_closed = False
         self._process = os.getpid()
         self._crash: BaseException | None = None
-        self._substitutes: OrderedDict[int, Run] = OrderedDict()
+        self._substitutes = Substitutes(self._reader, rows, seed)
         self._request()
 
     def __enter__(self) -> Engine:
@@ -228,8 +222,6 @@ class Engine:
             self._work.notify_all()
         for _ in self.threads:
             self._reads.put(None)
-
-    # --- reading ahead ---
 
     def _request(self) -> None:
         """Ask for as many windows as the bound in bytes allows, at least the current one and the next."""
@@ -259,8 +251,6 @@ class Engine:
                 if not window.missing and window is self._ahead[0]:
                     self._work.notify_all()
 
-    # --- decoding ---
-
     def _decode_pieces(self) -> None:
         """Body of a decode thread."""
         piece: _Piece | None = None
@@ -277,7 +267,7 @@ class Engine:
         images, seeds, labels = batch.images, window.seeds, []
         records = range(piece.first, piece.first + piece.rows)
         try:
-            # All are parsed, then all decoded: the code and data of each loop stay in the core's cache.
+            # All are parsed, then all decoded: between two decodes a thread then needs the GIL for 2 µs instead of 10.
             for at, (encoded, label, values) in zip(records, self._parse(window, records), strict=True):
                 if self._is_closed:
                     return
@@ -286,7 +276,11 @@ class Engine:
                         raise encoded
                     image = decode(encoded, images[row], seeds[at])
                 except (CorruptRecordError, InvalidRecordError) as error:
-                    image, label, values = self._substitute(window, at, images[row], error)
+                    corrupt, number = window.located(at, error), window.numbers[at]
+                    if self._skips is None:
+                        raise corrupt from None
+                    self._skips.add(number, corrupt)
+                    label, values, image = self._substitutes.fill(number, window.epoch, images[row], seeds[at])
                     batch.weights[row] = self._for_training
                 labels.append(label)
                 if image is not None:
@@ -311,39 +305,8 @@ class Engine:
             try:
                 parsed.append(parse(runs[run_of[at]].record(index_in_run[at])))
             except (CorruptRecordError, InvalidRecordError) as error:
-                parsed.append((runs[run_of[at]].located(index_in_run[at], error), 0, ()))
+                parsed.append((window.located(at, error), 0, ()))
         return parsed
-
-    def _substitute(self, window: _Window, at: int, row: Any, error: Exception) -> tuple[Any, int, tuple[Any, ...]]:
-        """What takes the row of a corrupt record, by (seed, epoch, number). Raises the error if nothing may."""
-        corrupt = window.found[window.run_of[at]].located(window.index_in_run[at], error)
-        if self._skips is None:
-            raise corrupt
-        self._skips.add(window.numbers[at], corrupt)
-        table = self._reader.table
-        for draw in range(_DRAWS):
-            number = order.substitute(table.first, self._seed, window.epoch, window.numbers[at], draw)
-            (run,), (index,) = table.runs_of(np.array([number]))
-            try:
-                encoded, label, values = self._rows.parse(self._substitute_run(int(run)).record(int(index)))
-                return self._rows.decode(encoded, row, window.seeds[at]), label, values
-            except (CorruptRecordError, InvalidRecordError):
-                continue
-        raise ImageShardsError(
-            f"{table.files[0]}: {_DRAWS} records drawn as substitutes for a corrupt one are corrupt too; run the job "
-            "again with --repair"
-        )
-
-    def _substitute_run(self, number: int) -> Run:
-        with self._lock:
-            run = self._substitutes.get(number)
-        if run is None:
-            run = self._reader.read(number)
-            with self._lock:
-                self._substitutes[number] = run
-                if len(self._substitutes) > _SUBSTITUTE_RUNS:
-                    self._substitutes.popitem(last=False)
-        return run
 
     def _next_piece(self, done: _Piece | None) -> _Piece | None:
         """The next rows to decode, after those of `done`; None if there are no more."""
@@ -398,8 +361,6 @@ class Engine:
             window.found.clear()
             self._pool.take_back(window.buffers)
             self._request()
-
-    # --- handing over ---
 
     def take(self) -> Batch:
         """The next batch; waits for it.

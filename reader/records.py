@@ -116,6 +116,19 @@ class RunTable:
         )
 
 
+class Rows(Protocol):
+    """What a record becomes. Thread-safe."""
+
+    #: (height, width, channels) of an image; None if images are objects of any kind.
+    shape: tuple[int, int, int] | None
+
+    def parse(self, record: bytes) -> tuple[Any, int, tuple[Any, ...]]:
+        """(encoded image, class id, further features) of a record. Raises InvalidRecordError."""
+
+    def decode(self, encoded: Any, row: Any, seed: int) -> Any:
+        """Decode an image into `row`; returns None, or an object that is the image. Raises InvalidRecordError."""
+
+
 class RunCache(Protocol):
     """What keeps runs near (`reader.cache`). Thread-safe."""
 
