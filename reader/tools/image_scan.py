@@ -16,9 +16,9 @@ import numpy.typing as npt
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError
 from reader.example import Value, parse_example
-from reader.record_files import Frame
+from reader.record_files import FileScan, Frame
 from reader.records import InvalidRecordError
-from reader.tools.scan import FileScan, Scanners, decode_image
+from reader.tools.scan import Scanners, decode_image
 
 _LOG = logging.getLogger("reader")
 
@@ -81,7 +81,7 @@ class Contents:
         if isinstance(name, list) and len(name) == 1:
             self.names[number, name[0]] += 1
         self.features.update((key, type_name(value), min(len(value), 2)) for key, value in features.items())
-        self.images[decoded.format, decoded.is_grey, decoded.size] += 1
+        self.images[decoded.format, decoded.is_grey, decoded.pixels.shape[:2]] += 1
         if is_sampled:
             self.sampled += 1
             for channel in range(3):

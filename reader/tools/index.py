@@ -25,7 +25,7 @@ from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo, load_info
-from reader.record_files import PathLike, Pattern, find_files, is_gzip, scan_file
+from reader.record_files import FileScan, PathLike, Pattern, find_files, is_gzip
 from reader.tools.image_scan import ImageScan, RecordKeys, scan_images, type_name
 from reader.tools.scan import Scanners
 
@@ -140,7 +140,7 @@ def _find_keys(files: Sequence[str], image_key: str | None, class_key: str | Non
     first: tuple[str, dict[str, Value]] | None = None
     error: CorruptRecordError | None = None
     for file in files:
-        for number, offset, record in islice(scan_file(file), _SEARCHED_RECORDS):
+        for number, offset, record in islice(FileScan(file), _SEARCHED_RECORDS):
             try:
                 if isinstance(record, CorruptRecordError):
                     raise record

@@ -1,106 +1,30 @@
-"""Complete TFRecord files read once, from end to end, and what is checked in each record spread over all cores."""
+"""Records checked on all cores, for `verify` and `index`: the threads, the features of a record, its image."""
 
 from __future__ import annotations
 
-import bisect
 import io
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice, pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import google_crc32c
 import numpy as np
-import numpy.typing as npt
 import simplejpeg
 from PIL import Image
 
-from beam_pipeline import schema, storage
-from beam_pipeline.errors import CorruptRecordError
-from reader.decode import UndecodableImageError, decode_pixels
+from beam_pipeline import schema
+from reader.decode import Pixels, decode_pixels, stored_shape
+from reader.example import Value
+from reader.info import DatasetInfo
 from reader.limits import cpu_count
-from reader.record_files import Frame, is_gzip, scan_file
-from reader.records import frame_bounds, frame_fault
+from reader.records import InvalidRecordError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_PIECE_BYTES = 8 << 20
-_BLOCK_RECORDS = 64  # checked by a thread at a time: 20 ms of decoding
 _FILES_AT_ONCE = 8
-_MAX_PIXELS = 178_956_970  # above, Pillow takes an image for an attack, too
 _GREY_MODES = ("1", "L", "I", "I;16", "F")
 _COLOUR_MODES = {"Gray": "L", "YCbCr": "RGB", "RGB": "RGB"}  # others are four colours
-
-
-class FileScan:
-    """One pass over a TFRecord file, plain or GZIP; memory is about two pieces of 8 MiB.
-
-    Args:
-        file: path or URL.
-        bounds: where each record begins, then where the last ends, if that is known: a corrupt length then costs one
-            record. Without, it costs the rest of the file, since only lengths tell where the next record begins.
-
-    Attributes:
-        crc32c: of the complete file, once the pass has ended.
-    """
-
-    def __init__(self, file: str, bounds: Sequence[int] = ()) -> None:
-        self.crc32c = 0
-        self._store = storage.open_storage(file)
-        self._file, self._bounds = file, bounds
-
-    def blocks(self) -> Iterator[Iterable[Frame]]:
-        """Every record, up to 64 in a block; a block's CRCs are checked by the thread that iterates over it."""
-        return self._packed_blocks() if is_gzip(self._file) else self._plain_blocks()
-
-    def _packed_blocks(self) -> Iterator[Iterable[Frame]]:
-        frames = scan_file(self._file)
-        while block := list(islice(frames, _BLOCK_RECORDS)):
-            yield block
-        self.crc32c = storage.crc32c_of(self._store, self._file, self._store.size(self._file))
-
-    def _plain_blocks(self) -> Iterator[Iterable[Frame]]:
-        data, number, offset, is_over = b"", 0, 0, False
-        with self._store.open(self._file) as stream:
-            while piece := stream.read(_PIECE_BYTES):
-                self.crc32c = google_crc32c.extend(self.crc32c, piece)
-                if is_over:
-                    continue
-                data += piece
-                ends = self._ends_in(data, number, offset)
-                for first in range(0, len(ends) - 1, _BLOCK_RECORDS):
-                    yield self._frames(number + first, offset, data, ends[first : first + _BLOCK_RECORDS + 1])
-                number, offset, data = number + len(ends) - 1, offset + ends[-1], data[ends[-1] :]
-                if self._bounds:
-                    is_over = number >= len(self._bounds) - 1
-                elif len(data) >= schema.FRAME_HEADER_BYTES and schema.framed_bytes(data[:12]) is None:
-                    lost = CorruptRecordError(self._file, number, offset, f"{frame_fault(data)}, so {_REST_IS_LOST}")
-                    is_over, data = True, b""
-                    yield [Frame(number, offset, lost)]
-        if data and not is_over:
-            yield self._frames(number, offset, data, [0, len(data)])
-
-    def _ends_in(self, data: bytes, number: int, offset: int) -> list[int]:
-        """Where the records that `data` holds completely begin, then where the last ends."""
-        if not self._bounds:
-            return frame_bounds(memoryview(data), len(data))
-        stop = bisect.bisect_right(self._bounds, offset + len(data))
-        return [bound - offset for bound in self._bounds[number:stop]]
-
-    def _frames(self, number: int, offset: int, data: bytes, ends: Sequence[int]) -> Iterator[Frame]:
-        for index, (begin, end) in enumerate(pairwise(ends)):
-            frame, record = data[begin:end], number + index
-            try:
-                (found,) = schema.unframe(frame)
-                yield Frame(record, offset + begin, found)
-            except (CorruptRecordError, ValueError):  # the latter if the index is of other records
-                error = CorruptRecordError(self._file, record, offset + begin, frame_fault(frame))
-                yield Frame(record, offset + begin, error)
-
-
-_REST_IS_LOST = "the rest of the file is lost"
 
 
 class Scanners:
@@ -144,43 +68,93 @@ class CheckedImage(NamedTuple):
 
     Attributes:
         format: `jpeg`, `png` or what else Pillow calls it, in small letters.
-        mode: how its pixels are stored, as Pillow names it: `RGB`, `L`, `P`, `CMYK` …
-        pixels: uint8 [height, width, channels].
+        channels: values that a stored pixel has.
+        is_grey: whether it has no colours.
+        pixels: uint8 [height, width, channels wanted].
     """
 
     format: str
-    mode: str
-    pixels: npt.NDArray[np.uint8]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(height, width) in pixels."""
-        return self.pixels.shape[0], self.pixels.shape[1]
-
-    @property
-    def is_grey(self) -> bool:
-        """Whether it has no colours."""
-        return self.mode in _GREY_MODES
-
-    @property
-    def bands(self) -> int:
-        """Values a stored pixel has."""
-        return Image.getmodebands(self.mode)
+    channels: int
+    is_grey: bool
+    pixels: Pixels
 
 
 def decode_image(encoded: bytes, channels: int = 3) -> CheckedImage:
     """Decode an image as the readers do. Raises UndecodableImageError."""
+    stored_shape(encoded, channels)  # which refuses a header that would take all memory
     try:
-        height, width, colour, _ = simplejpeg.decode_jpeg_header(encoded)
-        if height * width > _MAX_PIXELS:
-            raise UndecodableImageError(f"the image is {height}x{width}, more than {_MAX_PIXELS:,} pixels")
-        image_format, mode = "jpeg", _COLOUR_MODES.get(colour, "CMYK")
-    except UndecodableImageError:
-        raise
+        kind, mode = "jpeg", _COLOUR_MODES.get(simplejpeg.decode_jpeg_header(encoded)[2], "CMYK")
     except ValueError:
-        try:
-            with Image.open(io.BytesIO(encoded)) as opened:
-                image_format, mode = str(opened.format).lower(), opened.mode
-        except Exception as error:  # Pillow raises a dozen types for corrupt images
-            raise UndecodableImageError(f"the image doesn't decode ({type(error).__name__})") from None
-    return CheckedImage(image_format, mode, decode_pixels(encoded, channels))
+        with Image.open(io.BytesIO(encoded)) as opened:
+            kind, mode = str(opened.format).lower(), opened.mode
+    return CheckedImage(kind, Image.getmodebands(mode), mode in _GREY_MODES, decode_pixels(encoded, channels))
+
+
+def check_record(info: DatasetInfo, features: Mapping[str, Value], decode: bool) -> Iterator[str]:
+    """What is wrong with the features of a record; of other people's records only image and class are known."""
+    is_ours, one_hot = schema.FOREIGN_KEY not in info.manifest, bool(info.manifest["configuration"]["one_hot"])
+    keys = schema.RECORD_KEYS[: None if one_hot else -1] if is_ours else (info.image_key, info.class_key)
+    if missing := [key for key in keys if not len(features.get(key, ()))]:
+        yield f"it lacks {', '.join(missing)}"
+        return
+    label = first_integer(features, info.class_key)
+    if not 0 <= label < info.num_classes:
+        yield f"class {label} is out of range: there are {info.num_classes}"
+    elif is_ours and features[schema.LABEL_KEY] != [schema.relative_path_bytes(info.classes[label])]:
+        yield f"label {features[schema.LABEL_KEY]!r} isn't the name of class {label}, {info.classes[label]!r}"
+    if one_hot and not np.array_equal(np.asarray(features[schema.ONE_HOT_KEY]), np.arange(info.num_classes) == label):
+        yield f"{schema.ONE_HOT_KEY} isn't class {label}"
+    for column in info.manifest["features"] if is_ours else ():
+        value = features.get(column["name"])
+        kind = "bytes" if isinstance(value, list) else str(getattr(value, "dtype", ""))
+        if value is None:
+            yield f"it lacks {column['name']}"
+        elif len(value) and (kind != column["dtype"] or (len(value) > 1 and not column["list"])):
+            yield f"{column['name']} has {len(value)} values of {kind}, not {column['dtype']}"
+    stored = np.asarray(features[schema.SIZE_KEY]).tolist() if is_ours else None
+    if stored is not None and not _is_within(info, stored):
+        yield f"size {stored} isn't within the manifest's {_size_range(info)}"
+    if decode:
+        yield from _check_image(info, first_bytes(features, info.image_key), stored)
+
+
+def _check_image(info: DatasetInfo, encoded: bytes, stored: Sequence[int] | None) -> Iterator[str]:
+    """What is wrong with an image; `stored` is the size that its record has, None if it is somebody else's."""
+    try:
+        image = decode_image(encoded, info.image.channels)
+    except InvalidRecordError as error:
+        yield str(error)
+        return
+    size = image.pixels.shape[:2]
+    if stored is not None:
+        found, expected = (*size, image.channels, image.format), (*stored, info.image.channels, info.image.format)
+        if found != expected:
+            yield f"the image is {found} (height, width, channels, format), expected {expected}"
+        return
+    if not _is_within(info, size):
+        yield f"the image is {'x'.join(map(str, size))}, the manifest says {_size_range(info)}"
+    if info.image.format not in (image.format, "mixed"):
+        yield f"the image is {image.format}, the manifest says {info.image.format}"
+
+
+def _is_within(info: DatasetInfo, size: Sequence[Any]) -> bool:
+    least, most = info.image.min_size or (0, 0), info.image.max_size or (0, 0)
+    return len(size) == 2 and all(
+        isinstance(side, int) and low <= side <= high for low, side, high in zip(least, size, most, strict=True)
+    )
+
+
+def _size_range(info: DatasetInfo) -> str:
+    return f"{list(info.image.min_size or (0, 0))} to {list(info.image.max_size or (0, 0))}"
+
+
+def first_bytes(features: Mapping[str, Value], key: str) -> bytes:
+    """The first value of a feature of bytes, b"" if it has none."""
+    value = features.get(key, [])
+    return value[0] if isinstance(value, list) and value else b""
+
+
+def first_integer(features: Mapping[str, Value], key: str) -> int:
+    """The first value of a feature of integers, -1 if it has none."""
+    value = features.get(key, [])
+    return -1 if isinstance(value, list) or value.dtype != np.int64 or not len(value) else int(value[0])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import os
+import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +20,8 @@ from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageEr
 from beam_pipeline.schema.manifest import Shard
 from reader.example import parse_example
 from reader.info import DatasetInfo, SplitInfo, as_info
-from reader.record_files import Frame
-from reader.tools.checks import check_record, check_small_file, first_bytes, first_integer
-from reader.tools.scan import FileScan, Scanners
+from reader.record_files import FileScan, Frame
+from reader.tools.scan import Scanners, check_record, first_bytes, first_integer
 from reader.words import count
 
 DECODE = ("all", "sample", "none")
@@ -104,7 +105,7 @@ def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") ->
         raise UsageError(f"--decode {decode!r}: choose one of {', '.join(DECODE)}")
     info = as_info(url)
     sizes = {file.path: file.bytes for file in info.storage.files(info.url)} | _sizes_elsewhere(info)
-    faults = [*_check_files(info, sizes), *_check_sums(info)]
+    faults = list(_check_files(info, sizes))
     tasks = {split.name: _tasks(info, split, sizes, faults) for split in info.splits.values()}
     names: list[tuple[str, npt.NDArray[np.uint64]]] = []
     with Scanners(sum(map(len, tasks.values()))) as scanners:
@@ -161,14 +162,13 @@ class _Task(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What was found in a shard, or a block of one: faults, records of each class, and of each record a hash of its
-    file name (0 if it has none)."""
+    """What was found in a shard, or a block of one: faults, records of each class, of each record a hash of its file
+    name (0 if it has none), and how many are corrupt."""
 
     faults: list[Fault]
     classes: Counter[int]
     names: npt.NDArray[np.uint64]
-    valid: int = 0
-    corrupt: int = 0
+    corrupt: int
 
 
 def _tasks(info: DatasetInfo, split: SplitInfo, sizes: Mapping[str, int], faults: list[Fault]) -> list[_Task]:
@@ -211,21 +211,22 @@ class _ShardChecker:
         faults += [fault for one in found for fault in one.faults]
         classes = sum((one.classes for one in found), Counter[int]())
         names = np.concatenate([np.empty(0, np.uint64), *(one.names for one in found)])
-        valid, corrupt = (sum(getattr(one, name) for one in found) for name in ("valid", "corrupt"))
-        seen = valid + corrupt
-        if seen < len(bounds) - 1:
-            after = f" and the {count(len(bounds) - 2 - seen, 'record')} after it" if seen < len(bounds) - 2 else ""
-            faults.append(Fault(path, seen, bounds[seen], f"the file ends before this record{after}"))
-        elif seen != shard.records:
-            faults.append(_of_file(path, f"it has {count(valid, 'valid record')}, the manifest says {shard.records:,}"))
+        corrupt = sum(one.corrupt for one in found)
+        if len(names) < len(bounds) - 1:
+            lost = len(bounds) - 2 - len(names)
+            after = f" and the {count(lost, 'record')} after it" if lost else ""
+            faults.append(Fault(path, len(names), bounds[len(names)], f"the file ends before this record{after}"))
+        elif len(names) != shard.records:
+            valid = count(len(names) - corrupt, "valid record")
+            faults.append(_of_file(path, f"it has {valid}, the manifest says {shard.records:,}"))
         if scan.crc32c != shard.crc32c and not corrupt and task.bytes == shard.bytes:  # which would explain it
             faults.append(_of_file(path, "its CRC-32C isn't the one that was published"))
-        return _Found(faults + index_faults, classes, names)
+        return _Found(faults + index_faults, classes, names, corrupt)
 
     def _check_block(self, path: str, block: Iterable[Frame], spans: npt.NDArray[np.void] | None) -> _Found:
         faults: list[Fault] = []
         names: list[int] = []
-        classes, corrupt, valid = Counter[int](), 0, 0
+        classes, corrupt = Counter[int](), 0
         for number, offset, record in block:
             if spans is not None and not _is_in(spans, offset):
                 continue  # `index` left it out
@@ -234,7 +235,6 @@ class _ShardChecker:
                 faults.append(Fault(path, number, offset, record.reason))
                 corrupt += 1
                 continue
-            valid += 1
             decode = self._decode == "all" or (self._decode == "sample" and number % schema.RUN_RECORDS == 0)
             try:
                 features = parse_example(record)
@@ -245,7 +245,7 @@ class _ShardChecker:
             classes[first_integer(features, self._info.class_key)] += 1
             if not self._is_foreign:  # whose records need no names
                 names[-1] = _name_hash(first_bytes(features, schema.FILENAME_KEY))
-        return _Found(faults, classes, np.array(names, np.uint64), valid, corrupt)
+        return _Found(faults, classes, np.array(names, np.uint64), corrupt)
 
     def _bounds(self, task: _Task) -> tuple[list[int], list[Fault]]:
         """Where the shard's records are by its text index, and the index's faults; [] if it is no help."""
@@ -285,34 +285,75 @@ def _name_hash(filename: bytes) -> int:
 # --- the dataset
 
 
-def _check_files(info: DatasetInfo, sizes: Mapping[str, int]) -> list[Fault]:
+def _check_files(info: DatasetInfo, sizes: Mapping[str, int]) -> Iterator[Fault]:
     """Files that are missing, don't belong or aren't the published ones; shards and their text indexes come later."""
     published: Mapping[str, str] = info.manifest["files"]
     shards = {shard.file for split in info.splits.values() for shard in split.shards}
     indexes = {name.index_file for name in map(schema.ShardName.parse, shards) if name is not None}
-    faults = [_of_file(info.path(file), "the file is missing") for file in sorted({*published, *shards} - set(sizes))]
+    for file in sorted({*published, *shards} - set(sizes)):
+        yield _of_file(info.path(file), "the file is missing")
     for file in sorted(set(published).intersection(sizes) - indexes):
         data = info.storage.read(info.path(file))
         if schema.sha256(data) != published[file]:
-            faults.append(_of_file(info.path(file), "its SHA-256 isn't the one that was published"))
-        else:
-            faults += [_of_file(info.path(file), what) for what in check_small_file(info, file, data)]
+            yield _of_file(info.path(file), "its SHA-256 isn't the one that was published")
+            continue
+        # With the published hash it can only differ from the manifest if the writer erred, or both were edited.
+        try:
+            found, expected = _contents(info, file, data)
+            wrong = [key for key in {**found, **expected} if found.get(key) != expected.get(key)]
+            has, says = ({key: of[key] for key in wrong if key in of} for of in (found, expected))
+            what = f"it has {_short(has)}, the manifest {_short(says)}" if wrong else ""
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            what = f"it can't be read: {type(error).__name__}"
+        if what:
+            yield _of_file(info.path(file), what)
     for file in sorted(set(sizes) - {*published, *shards}):
         if schema.ShardName.parse(file) or file.startswith(f"{schema.INDEX_FOLDER}/"):
             what = "the file doesn't belong to the dataset; move it away if --repair leaves it"
-            faults.append(_of_file(info.path(file), what))
-    return faults
-
-
-def _check_sums(info: DatasetInfo) -> list[Fault]:
-    """Sums that the manifest's own check leaves open."""
-    found = []
+            yield _of_file(info.path(file), what)
     if info.manifest["records"] + sum(info.manifest["rejects"]["by_reason"].values()) != info.manifest["images"]:
-        found.append("records + rejects isn't the number of images listed")
-    for split in info.splits.values():
-        if sum(split.class_counts) != split.records:
-            found.append(f"the classes of {split.name} have {sum(split.class_counts)} of its {split.records} records")
-    return [_of_file(info.path(schema.MANIFEST_FILE), what) for what in found]
+        yield _of_file(info.path(schema.MANIFEST_FILE), "records + rejects isn't the number of images listed")
+
+
+def _short(value: object) -> str:
+    return textwrap.shorten(str(value), 200, placeholder=" …")
+
+
+def _contents(info: DatasetInfo, file: str, data: bytes) -> tuple[dict[Any, Any], Mapping[Any, Any]]:
+    """What a small file says of the dataset, and what the manifest says of the same."""
+    manifest = info.manifest
+    if file == schema.LABELS_FILE:
+        expected = b"".join(schema.relative_path_bytes(f"{label}\n") for label in info.classes)
+        return dict(enumerate(data.splitlines(True))), dict(enumerate(expected.splitlines(True)))
+    if file == schema.REJECTS_FILE:
+        return Counter(json.loads(line)["reason"] for line in data.splitlines()), manifest["rejects"]["by_reason"]
+    if file == schema.DUPLICATES_FILE:
+        groups = [json.loads(line) for line in data.splitlines()]
+        across = {f"across_{of}": sum(group[of] > 1 for group in groups) for of in ("classes", "splits")}
+        images = sum(len(group["images"]) for group in groups)
+        return {"groups": len(groups), "images": images, **across}, manifest.get("duplicates") or {}
+    if file == schema.DATASET_INFO_FILE:
+        document = json.loads(data)
+        found: dict[Any, Any] = {one["name"]: (one["numBytes"], one["shardLengths"]) for one in document["splits"]}
+        splits = {
+            split.name: (str(split.bytes), [str(shard.records) for shard in split.shards])
+            for split in info.splits.values()
+        }
+        named = {"dataset": (document["name"], document["version"])}
+        return {**found, **named}, {**splits, "dataset": (info.name, info.version)}
+    if file == schema.FEATURES_FILE:
+        features = json.loads(data)["featuresDict"]["features"]
+        image = features[schema.IMAGE_KEY]["image"]
+        found = dict.fromkeys(features, "feature") | {
+            schema.CLASS_KEY: features[schema.CLASS_KEY]["classLabel"]["numClasses"],
+            schema.IMAGE_KEY: (image["encodingFormat"], image["shape"]["dimensions"][2]),
+        }
+        keys = [*schema.RECORD_KEYS, *(column["name"] for column in manifest["features"])]
+        if not manifest["configuration"]["one_hot"]:
+            keys.remove(schema.ONE_HOT_KEY)
+        own = {schema.CLASS_KEY: str(info.num_classes), schema.IMAGE_KEY: (info.image.format, str(info.image.channels))}
+        return found, dict.fromkeys(keys, "feature") | own
+    return {}, {}
 
 
 def _check_classes(info: DatasetInfo, split: SplitInfo, counts: Counter[int]) -> list[Fault]:
