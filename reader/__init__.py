@@ -76,7 +76,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from reader.packages import explained
+    from reader.words import explained
 
     home = _HOMES[name]
     try:

@@ -1,7 +1,21 @@
-"""Numbers as people read them."""
+"""What is said to people in a few words: numbers, lists of names, a package that isn't installed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+# What `import` calls it → what people call it, and the extra that brings it.
+_PACKAGES = {
+    "PIL": ("Pillow", "reader"),
+    "cv2": ("OpenCV", "reader"),
+    "jax": ("JAX", "jax"),
+    "keras": ("Keras", "train"),
+    "matplotlib": ("Matplotlib", "train"),
+    "obstore": ("obstore", "reader"),
+    "simplejpeg": ("simplejpeg", "reader"),
+    "tensorflow": ("TensorFlow", "tensorflow"),
+    "torch": ("PyTorch", "torch"),
+}
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
@@ -26,3 +40,17 @@ def size_range(least: int, most: int) -> str:
     if low == high:
         return high
     return f"{low.split(' ')[0]} to {high}" if low.split(" ")[1] == high.split(" ")[1] else f"{low} to {high}"
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """`a, b, c and 7 more`: the first names of many."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def explained(error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """The same error, its text saying how to install what is missing, if it is one of ours."""
+    package = (error.name or "").partition(".")[0]
+    if package not in _PACKAGES:
+        return error
+    name, extra = _PACKAGES[package]
+    return ModuleNotFoundError(f"{name} is not installed: pip install 'imageshards[{extra}]'", name=error.name)

@@ -1,7 +1,8 @@
-"""The commands of `python -m reader` and their exit codes; each is in a file of its own."""
+"""The commands of `python -m reader` and their exit codes."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 
@@ -14,13 +15,13 @@ from beam_pipeline.errors import (
     UsageError,
     one_line,
 )
-from reader.commands import bench, copy, index, info, show, train, verify
+from reader.commands import bench, info, verbs
 from reader.commands.flags import Command, suggestion
-from reader.packages import explained
+from reader.words import explained
 
 # In the order of the help.
 COMMANDS: dict[str, Command] = {
-    one.COMMAND.name: one.COMMAND for one in (info, verify, show, bench, copy, index, train)
+    one.name: one for one in (info.INFO, verbs.VERIFY, verbs.SHOW, bench.BENCH, verbs.COPY, verbs.INDEX, verbs.TRAIN)
 }
 
 
@@ -61,11 +62,13 @@ def _run(given: list[str]) -> int:
         return EXIT_OK
     values = command.parse(rest)
     try:
-        return command.run(values)
+        result = command.run(values)
     except CorruptRecordError as error:
         if "dataset" not in values:  # `index`, which reads no dataset yet
             raise
         raise ImageShardsError(f"{error}; python -m reader verify {values['dataset']} finds every fault") from None
+    print(json.dumps(result.document) if values["json"] else result.text)
+    return result.exit_code
 
 
 def _help() -> str:

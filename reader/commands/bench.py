@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 import tempfile
@@ -11,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from beam_pipeline import storage
-from beam_pipeline.errors import EXIT_OK, UsageError
-from reader.commands.flags import Command, Flag, whole_number
+from beam_pipeline.errors import UsageError
+from reader.commands.flags import Command, Flag, Result, whole_number
 from reader.info import load_info
 from reader.limits import cpu_count
 from reader.words import count
 
 
-def _run(values: dict[str, Any]) -> int:
+def _bench(values: dict[str, Any]) -> Result:
     if find_spec("tensorflow") is not None:
         import reader.train.quiet  # noqa: F401
     from reader.tools import bench
@@ -46,16 +45,12 @@ def _run(values: dict[str, Any]) -> int:
         drawn = f"chart: {values['chart']}"
     except ModuleNotFoundError:
         drawn = "no chart: Matplotlib is not installed"
-    if values["json"]:
-        print(json.dumps({**conditions, "rows": [*map(bench.as_json, rows)], "advice": advice}))
-        return EXIT_OK
     again = f" ({values['split']} has {there:,}, read again and again)" if there < images else ""
     runs = "1 run" if values["repeats"] == 1 else f"median of {values['repeats']} runs in turns"
-    print(f"{title}, {count(images, 'image')} a run{again}, {runs}")
-    if against:
-        print(f"individual files: {against}")
-    print(bench.table(rows), f"what would help most: {advice}", drawn, sep="\n")
-    return EXIT_OK
+    lines = [f"{title}, {count(images, 'image')} a run{again}, {runs}"]
+    lines += [f"individual files: {against}"] if against else []
+    lines += [bench.table(rows), f"what would help most: {advice}", drawn]
+    return Result({**conditions, "rows": [*map(bench.as_json, rows)], "advice": advice}, "\n".join(lines))
 
 
 def _tell(line: str) -> None:
@@ -66,7 +61,7 @@ def _tell(line: str) -> None:
 
 _N = whole_number(1)
 
-COMMAND = Command(
+BENCH = Command(
     "bench",
     ("DATASET",),
     "Measure how fast a dataset is read here, and what holds it back.",
@@ -74,7 +69,7 @@ COMMAND = Command(
     "in memory. Figures worth quoting need the defaults.",
     "datasets/photos/1.0.0 --chart bench.png",
     "0 measured, 1 the dataset or its storage can't be read",
-    _run,
+    _bench,
     (
         Flag("--split", "SPLIT", "Records to read, such as train[:10000].", "train"),
         Flag("--images", "N", "How many images each run reads; a smaller split is read again and again.", 6400, _N),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from beam_pipeline import schema
-from beam_pipeline.errors import EXIT_OK, ImageShardsError
-from reader.commands.flags import Command, Flag
+from beam_pipeline.errors import ImageShardsError
+from reader.commands.flags import Command, Flag, Result
 from reader.info import DatasetInfo, SplitInfo, load_info
 from reader.tools.copy import dataset_hash
 from reader.words import count, size_range
@@ -16,15 +15,13 @@ from reader.words import count, size_range
 _SHOWN_CLASSES = 20
 
 
-def _run(values: dict[str, Any]) -> int:
+def _info(values: dict[str, Any]) -> Result:
     info = load_info(values["dataset"])
-    if values["hash"]:
-        _check_files(info)
-        digest = dataset_hash(values["dataset"])
-        print(json.dumps({"hash": digest}) if values["json"] else digest)
-        return EXIT_OK
-    print(json.dumps(dict(info.manifest), sort_keys=True) if values["json"] else describe(info))
-    return EXIT_OK
+    if not values["hash"]:
+        return Result(dict(info.manifest), describe(info))
+    _check_files(info)
+    digest = dataset_hash(values["dataset"])
+    return Result({"hash": digest}, digest)
 
 
 def _check_files(info: DatasetInfo) -> None:
@@ -89,13 +86,13 @@ def _elsewhere(info: DatasetInfo) -> str:
     return f"{folders[0]}{more}" if folders else ""
 
 
-COMMAND = Command(
+INFO = Command(
     "info",
     ("DATASET",),
     "Say what a dataset holds: counts, classes, shards, sizes.",
     "With --hash, print one SHA-256 over every file instead, which reads every byte: equal hashes, equal datasets.",
     "datasets/photos/1.0.0 --hash",
     "0 done, 1 the dataset or its storage can't be read, or a file is missing",
-    _run,
+    _info,
     (Flag("--hash", "", "Print one SHA-256 over all files but run.json and report.html.", False),),
 )

@@ -25,7 +25,7 @@ from reader.decode import ImageDecoder
 from reader.example import ImageFinder
 from reader.info import DatasetInfo
 from reader.limits import cpu_count
-from reader.packages import explained
+from reader.words import explained
 
 Batches = Iterator[int]  # images of each batch, without end
 Tensor = Any  # TensorFlow ships no types
