@@ -44,15 +44,10 @@ _EXIT_S = 0.5  # that the process' end waits for threads; who awaits a storage t
 
 
 class Source(NamedTuple):
-    """The records of a split string and how they are read.
-
-    Attributes:
-        reader: of the runs.
-        skips: counts the records that are skipped; None to raise.
-    """
+    """The records of a split string and how they are read."""
 
     reader: RunReader
-    skips: Skips | None
+    skips: Skips | None  # counts the records that are skipped; None to raise
 
     def report(self) -> None:
         """Log what was skipped since the last report."""
@@ -366,8 +361,7 @@ class Engine:
         """The next batch; waits for it.
 
         Raises:
-            CorruptRecordError: of the first corrupt record in it, unless records are skipped.
-            StorageError: a file can't be read.
+            CorruptRecordError, StorageError: of the first record in it that is corrupt or can't be read.
             UsageError: a user's function failed; or this process is a fork of the one that began to iterate.
         """
         if os.getpid() != self._process:
