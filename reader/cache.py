@@ -27,6 +27,7 @@ from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
 from reader.limits import free_memory_bytes
 from reader.records import RunCache, RunTable
+from reader.words import size, some
 
 if TYPE_CHECKING:
     from reader.info import DatasetInfo
@@ -35,7 +36,6 @@ _LOG = logging.getLogger("reader")
 
 # Left free on the disk and in memory: for the job itself, its checkpoints and everybody else.
 RESERVE_BYTES = 1 << 30
-_SHOWN_NAMES = 3
 _FOLDER = re.compile(rf"{schema.NAME_PATTERN.pattern}-{schema.VERSION_PATTERN.pattern}-[0-9a-f]{{16}}")
 
 
@@ -89,7 +89,7 @@ class DiskCache:
             return
         try:
             if shutil.disk_usage(self._folder).free < RESERVE_BYTES + len(data):
-                raise OSError(errno.ENOSPC, f"less than {_size(RESERVE_BYTES)} of the disk would be left")
+                raise OSError(errno.ENOSPC, f"less than {size(RESERVE_BYTES)} of the disk would be left")
             self._file(path).parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(self._file(path), os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
                 file.seek(start)
@@ -145,7 +145,7 @@ def open_cache(info: DatasetInfo, table: RunTable, cache: str | os.PathLike[str]
             raise UsageError(f"cache={cache!r}: {error.strerror}; give a folder that can be written") from None
     missing = int(table.bytes.sum()) - kept.held_bytes(set(table.files))
     if free is not None and missing > max(0, free - RESERVE_BYTES):
-        text = f"cache={cache!r}: {_size(missing)} of records are to be kept and {_size(free)} of {of} are free"
+        text = f"cache={cache!r}: {size(missing)} of records are to be kept and {size(free)} of {of} are free"
         if cache == "memory":
             raise UsageError(f"{text}; give a local folder instead")
         _LOG.warning("%s: what doesn't fit is read again in each epoch", text)
@@ -170,10 +170,9 @@ def _folder(info: DatasetInfo, cache: str) -> Path:
         return folder
     others = [name for name in there if not _FOLDER.fullmatch(name)]
     if others:
-        more = f" and {len(others) - _SHOWN_NAMES} more" if len(others) > _SHOWN_NAMES else ""
+        new = f"{cache.rstrip('/')}/cache"
         raise UsageError(
-            f"cache={cache!r}: it holds other files ({', '.join(others[:_SHOWN_NAMES])}{more}); give a folder for "
-            f"caches, such as {cache.rstrip('/')}/cache"
+            f"cache={cache!r}: it holds other files ({some(others)}); give a folder for caches, such as {new}"
         )
     return folder / f"{info.name}-{info.version}-{identity[:16]}"
 
@@ -183,7 +182,3 @@ def _names(info: DatasetInfo) -> dict[str, str]:
     files = [shard.file for split in info.splits.values() for shard in split.shards]
     made = {file: f"{schema.sha256(file.encode())[:8]}-{file.rpartition('/')[2]}" for file in files}
     return {info.path(file): made[file] if info.path(file) == file else file for file in files}
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"

@@ -19,11 +19,11 @@ from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from reader.example import Value, parse_example
 from reader.records import frame_bounds, frame_fault
+from reader.words import some
 
 PathLike = str | os.PathLike[str]
 Pattern = PathLike | Sequence[PathLike]
 
-_SHOWN_NAMES = 5
 _SAMPLED_FILES, _SAMPLED_RECORDS = 4, 100
 _PIECE_BYTES, _UNPACKED_BYTES = 8 << 20, 1 << 20
 _BLOCK_RECORDS = 64  # checked by a thread at a time: 20 ms of decoding
@@ -68,8 +68,7 @@ def _what_is_there(url: str) -> str:
     for folder in (url, url.rpartition("/")[0]):
         names = storage.open_storage(url).names(folder)
         if names:
-            more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-            return f": {folder} holds {', '.join(names[:_SHOWN_NAMES])}{more}"
+            return f": {folder} holds {some(names, 5)}"
     return ""
 
 

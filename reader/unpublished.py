@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from beam_pipeline import schema
 from beam_pipeline.storage import Storage
+from reader.words import some
 
-_SHOWN_NAMES = 3
+_SEARCHED_FOLDERS = 3
 _MISTYPED_URL = re.compile(r"(?P<scheme>gs|gcs|s3|az|abfs|https?):?/+(?P<rest>[^/].*)")
 _IMAGE_FILE = re.compile(r".*\.(jpe?g|jfif|png|webp|gif|bmp|tiff?|heic|heif|avif)", re.IGNORECASE)
 
@@ -27,25 +28,20 @@ def what_is_there(storage: Storage, url: str, given: str) -> str:
     if not names:
         return f"{missing}: there is no such folder, or it is empty"
     if versions:
-        return f"{missing}; name a version: {_some(versions)}"
+        return f"{missing}; name a version: {some(versions)}"
     if any(schema.ShardName.parse(name) for name in names):
-        return f"{missing}, only an unfinished job's files: {_some(names)}; run the same beam_pipeline command again"
+        return f"{missing}, only an unfinished job's files: {some(names)}; run the same beam_pipeline command again"
     images = _images_in(storage, url, names)
     if images:
         write = f"python -m beam_pipeline --input {given} --output DIR --name NAME"
         return f"{url} holds {images}, not a dataset: write one first: {write}"
-    return f"{missing}; found {_some(names)}"
+    return f"{missing}; found {some(names)}"
 
 
 def _images_in(storage: Storage, url: str, names: Sequence[str], depth: int = 2) -> str:
     """`image files` or `folders of image files`, "" if there are none; looks into the first few folders only."""
     if any(_IMAGE_FILE.fullmatch(name) for name in names):
         return "image files"
-    folders = [f"{url}/{name.rstrip('/')}" for name in names if name.endswith("/")][:_SHOWN_NAMES] if depth else []
+    folders = [f"{url}/{name.rstrip('/')}" for name in names if name.endswith("/")][:_SEARCHED_FOLDERS] if depth else []
     found = any(_images_in(storage, folder, storage.names(folder), depth - 1) for folder in folders)
     return "folders of image files" if found else ""
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(names[:_SHOWN_NAMES]) + more

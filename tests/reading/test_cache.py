@@ -122,7 +122,7 @@ def test_a_full_disk_is_no_error(
     assert "are free: what doesn't fit is read again in each epoch" in caplog.text
     assert caplog.text.count("takes no more (less than") == 1
     assert [*tmp_path.glob("cache/*/*")] == []
-    with pytest.raises(UsageError, match=r"^cache='memory': \d+\.\d GB of records .* give a local folder instead$"):
+    with pytest.raises(UsageError, match=r"^cache='memory': [\d.]+ kB of records .* give a local folder instead$"):
         bucket.epoch("memory")
 
 
