@@ -211,19 +211,26 @@ def read_examples(url: str, skip: bool = False) -> Iterator[Example]:
         CorruptRecordError: the first such record, without `skip`.
         StorageError: the file is missing or can't be read.
     """
-    for number, offset, record in FileScan(url):
+    for frame in FileScan(url):
         try:
-            if isinstance(record, CorruptRecordError):
-                raise record
-            example = Example(f"{url}: record {number}", record, parse_example(record))
-        except (CorruptRecordError, ValueError) as error:
-            if not isinstance(error, CorruptRecordError):
-                error = CorruptRecordError(url, number, offset, "not a tf.train.Example")
+            features = features_of(url, frame)
+        except CorruptRecordError as error:
             if not skip:
-                raise error from None
+                raise
             logging.getLogger(__name__).warning("skipped: %s", error)
         else:
-            yield example
+            assert isinstance(frame.record, bytes)
+            yield Example(f"{url}: record {frame.number}", frame.record, features)
+
+
+def features_of(file: str, frame: Frame) -> dict[str, Value]:
+    """Feature → values of a record. Raises CorruptRecordError, also if it is no Example."""
+    if isinstance(frame.record, CorruptRecordError):
+        raise frame.record
+    try:
+        return parse_example(frame.record)
+    except ValueError:
+        raise CorruptRecordError(file, frame.number, frame.offset, "not a tf.train.Example") from None
 
 
 def infer_features(

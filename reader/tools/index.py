@@ -11,8 +11,7 @@ import io
 import logging
 import os
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -23,11 +22,10 @@ import numpy as np
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
-from reader.example import Value, parse_example
+from reader.example import Value
 from reader.info import DatasetInfo, load_info
-from reader.record_files import FileScan, PathLike, Pattern, find_files, is_gzip
-from reader.tools.image_scan import ImageScan, RecordKeys, scan_images, type_name
-from reader.tools.scan import Scanners
+from reader.record_files import FileScan, Frame, PathLike, Pattern, features_of, find_files, is_gzip
+from reader.tools.scan import Contents, RecordKeys, Scanners, type_name
 
 _LOG = logging.getLogger("reader")
 
@@ -103,18 +101,14 @@ def index(
     for file in files:
         splits.setdefault(_split_of(file), []).append(file)
     sampled = -(-_SAMPLED_IMAGES // len(splits.get("train", files)))
-    scans = {}
     with Scanners(len(files)) as scanners:
-        for split, names in splits.items():
-            scan = partial(scan_images, keys, sampled, on_error, scanners)
-            scans[split] = list(scanners.files(scan, names))
-    every = [one for found in scans.values() for one in found]
-    if not any(one.records for one in every):
-        first = next((one.first_error for one in every if one.first_error), None)
-        raise ImageShardsError(str(first) if first else f"{files[0]}: no record in {len(files)} files")
-    _write(folder, scans, _class_names(every, given, labels_file), keys)
-    left_out = sum((one.left_out for one in every), Counter[str]())
-    return Indexed(load_info(str(folder)), sum(one.records for one in every), dict(left_out))
+        scan = partial(_scan_file, keys, sampled, on_error, scanners)
+        scans = {split: list(scanners.files(scan, names)) for split, names in splits.items()}
+    total = _sum(one for found in scans.values() for one in found)
+    if not total.records:
+        raise ImageShardsError(str(total.errors[0]) if total.errors else f"{files[0]}: no record in {len(files)} files")
+    _write(folder, scans, total, _class_names(files[0], total, given, labels_file), keys)
+    return Indexed(load_info(str(folder)), total.records, dict(total.left_out))
 
 
 def _folder(out: str) -> Path:
@@ -140,16 +134,11 @@ def _find_keys(files: Sequence[str], image_key: str | None, class_key: str | Non
     first: tuple[str, dict[str, Value]] | None = None
     error: CorruptRecordError | None = None
     for file in files:
-        for number, offset, record in islice(FileScan(file), _SEARCHED_RECORDS):
+        for frame in islice(FileScan(file), _SEARCHED_RECORDS):
             try:
-                if isinstance(record, CorruptRecordError):
-                    raise record
-                features = parse_example(record)
+                features = features_of(file, frame)
             except CorruptRecordError as wrong:
                 error = error or wrong
-                continue
-            except ValueError as wrong:
-                error = error or CorruptRecordError(file, number, offset, str(wrong))
                 continue
             first = first or (file, features)
             image, label, texts = _keys_in(features, image_key, class_key)
@@ -175,21 +164,19 @@ def _keys_in(features: Mapping[str, Value], image_key: str | None, class_key: st
     return image, label, texts
 
 
-def _class_names(scans: Sequence[ImageScan], given: list[str] | None, labels_file: PathLike | None) -> list[str]:
+def _class_names(file: str, total: Contents, given: list[str] | None, labels_file: PathLike | None) -> list[str]:
     """A name for each id from 0 to the highest."""
-    count = 1 + max(max(one.contents.classes, default=0) for one in scans)
+    count = 1 + max(total.classes)
     if given is not None:
         if len(given) < count:
-            raise UsageError(
-                f"--labels_file {labels_file}: {len(given)} names, and class id {count - 1} is in the records"
-            )
+            found = f"{len(given)} names, and class id {count - 1} is in the records"
+            raise UsageError(f"--labels_file {labels_file}: {found}")
         return given
     if count > _MAX_CLASSES:
-        raise UsageError(f"{scans[0].file} and others: class id {count - 1} is too large; give another --class_key")
-    pairs = {pair for one in scans for pair in one.contents.names}
-    names = {number: name.decode("utf-8", "replace") for number, name in pairs}
+        raise UsageError(f"{file} and others: class id {count - 1} is too large; give another --class_key")
+    names = {number: name.decode("utf-8", "replace") for number, name in total.names}
     # Else the feature doesn't hold class names.
-    is_named = len(pairs) == len(names) == len(set(names.values())) and all(
+    is_named = len(total.names) == len(names) == len(set(names.values())) and all(
         name and name == name.strip() and len(name.splitlines()) == 1 for name in names.values()
     )
     return [names.get(number, str(number)) if is_named else str(number) for number in range(count)]
@@ -213,12 +200,67 @@ def _read_names(labels_file: str) -> list[str]:
     return names
 
 
+# --- one pass over the files
+
+
+@dataclass
+class _File:
+    """What the pass over a file found; `runs` are rows of `schema.RUN_DTYPE` without the shard's number."""
+
+    path: str
+    bytes: int
+    crc32c: int
+    contents: Contents
+    runs: list[tuple[int, int, int]]
+
+
+def _scan_file(keys: RecordKeys, sampled: int, on_error: str, scanners: Scanners, path: str) -> _File:
+    """Read a file from end to end; the pixels of its first `sampled` records are counted."""
+    scan, contents = FileScan(path), Contents()
+    runs: list[tuple[int, int, int]] = []
+    for block in scanners.blocks(partial(_read_block, path, keys, sampled), scan.blocks()):
+        if block.errors and on_error == "raise":
+            raise block.errors[0]
+        contents.add(block)
+        for offset, size in block.spans:  # a run also ends before a record that is left out
+            begin, run_bytes, records = runs[-1] if runs else (0, -1, 0)
+            if begin + run_bytes == offset and records < schema.RUN_RECORDS:
+                runs[-1] = begin, run_bytes + size, records + 1
+            else:
+                runs.append((offset, size, 1))
+    for error in contents.errors:
+        _LOG.warning("left out: %s", error)
+    if contents.left_out.total() > len(contents.errors):
+        _LOG.warning("%s: %d records are left out", path, contents.left_out.total())
+    return _File(path, storage.open_storage(path).size(path), scan.crc32c, contents, runs)
+
+
+def _read_block(path: str, keys: RecordKeys, sampled: int, block: Iterable[Frame]) -> Contents:
+    """What the records of a block hold; CRCs are checked and images decoded here, by any thread."""
+    contents = Contents()
+    for number, offset, record in block:
+        reason, details = contents.take(record, keys, number < sampled)
+        if reason:
+            contents.left_out[reason] += 1
+            contents.errors.append(CorruptRecordError(path, number, offset, details))
+        else:
+            contents.spans.append((offset, len(record) + schema.FRAME_BYTES))  # type: ignore[arg-type]
+    return contents
+
+
+def _sum(files: Iterable[_File]) -> Contents:
+    total = Contents()
+    for file in files:
+        total.add(file.contents)
+    return total
+
+
 # --- what is written
 
 
-def _write(folder: Path, scans: dict[str, list[ImageScan]], classes: list[str], keys: RecordKeys) -> None:
+def _write(folder: Path, scans: dict[str, list[_File]], total: Contents, classes: list[str], keys: RecordKeys) -> None:
     """Write the index, the manifest last."""
-    manifest = _manifest(folder, scans, classes, keys)
+    manifest = _manifest(folder, scans, total, classes, keys)
     contents = {schema.LABELS_FILE: "".join(f"{name}\n" for name in classes).encode()}
     for split, found in scans.items():
         rows = [(number, *run) for number, one in enumerate(found) for run in one.runs]
@@ -231,95 +273,89 @@ def _write(folder: Path, scans: dict[str, list[ImageScan]], classes: list[str], 
         storage.open_storage(str(folder)).write(f"{folder}/{path}", data)
 
 
-def _manifest(folder: Path, scans: dict[str, list[ImageScan]], classes: list[str], keys: RecordKeys) -> dict[str, Any]:
+def _manifest(
+    folder: Path, scans: dict[str, list[_File]], total: Contents, classes: list[str], keys: RecordKeys
+) -> dict[str, Any]:
     every = [one for found in scans.values() for one in found]
-    records, left_out = sum(one.records for one in every), sum((one.left_out for one in every), Counter[str]())
-    formats, greys, sizes = (
-        set(kinds) for kinds in zip(*(kind for one in every for kind in one.contents.images), strict=True)
-    )
+    formats, greys, heights, widths = (set(kinds) for kinds in zip(*total.images, strict=True))
     channels, image_format = 1 if greys == {True} else 3, formats.pop() if len(formats) == 1 else "mixed"
-    mean, std, sampled = _statistics(scans.get("train", every), channels)
-    fingerprint = f"{sum(one.contents.digest for one in every) % (1 << 128):032x}"
+    mean, std, sampled = _statistics(_sum(scans.get("train", every)), channels)
+    fingerprint = f"{total.digest:032x}"
     return {
         "format_version": schema.FORMAT_VERSION,
-        "name": _dataset_name(every[0].file),
+        "name": _dataset_name(every[0].path),
         "version": VERSION,
         schema.FOREIGN_KEY: {"image": keys.image, "class": keys.label},
         "configuration": {"compression": "none", "image_format": image_format, "one_hot": False},
         "classes": classes,
-        "features": _features(every),
+        "features": _features(every, total),
         "image": {
             "format": image_format,
             "channels": channels,
-            "min_size": [min(size[axis] for size in sizes) for axis in (0, 1)],
-            "max_size": [max(size[axis] for size in sizes) for axis in (0, 1)],
+            "min_size": [min(heights), min(widths)],
+            "max_size": [max(heights), max(widths)],
             "mean": mean,
             "std": std,
             "sampled_images": sampled,
         },
-        "images": records + left_out.total(),
-        "records": records,
+        "images": total.records + total.left_out.total(),
+        "records": total.records,
         "content_fingerprint": fingerprint,
         "listing_fingerprint": fingerprint,
         "plan": {},
         "codec": {},
-        "rejects": {"by_reason": dict(left_out), "environment": 0},
+        "rejects": {"by_reason": dict(total.left_out), "environment": 0},
         "splits": {split: _split(folder, found, len(classes)) for split, found in scans.items()},
     }
 
 
-def _features(scans: Sequence[ImageScan]) -> list[dict[str, Any]]:
+def _features(files: Sequence[_File], total: Contents) -> list[dict[str, Any]]:
     """Name and type of what is beside image and class; a list, unless each record of all files has one value.
 
     A feature that some records have in another type, also without a value, is left out: TensorFlow refuses it.
     """
-    counts = sum((one.contents.features for one in scans), Counter[tuple[str, str, int]]())
-    records, features = sum(one.records for one in scans), []
-    for key in sorted({key for key, _, values in counts if values}):
-        first, *others = sorted({kind for name, kind, _ in counts if name == key})
+    features = []
+    for key in sorted({key for key, _, values in total.features if values}):
+        first, *others = sorted({kind for name, kind, _ in total.features if name == key})
         if others:
-            files = {
-                kind: one.file for one in reversed(scans) for name, kind, _ in one.contents.features if name == key
-            }
-            types = " and ".join(f"{kind} in records of {files[kind]}" for kind in (first, *others))
+            where = {kind: one.path for one in files[::-1] for name, kind, _ in one.contents.features if name == key}
+            types = " and ".join(f"{kind} in records of {where[kind]}" for kind in (first, *others))
             _LOG.warning("the index leaves out feature %r, which is %s", key, types)
         else:
-            features.append({"name": key, "dtype": first, "list": counts[key, first, 1] < records})
+            features.append({"name": key, "dtype": first, "list": total.features[key, first, 1] < total.records})
     return features
 
 
-def _split(folder: Path, scans: Sequence[ImageScan], classes: int) -> dict[str, Any]:
-    counts = sum((one.contents.classes for one in scans), Counter[int]())
+def _split(folder: Path, files: Sequence[_File], classes: int) -> dict[str, Any]:
+    total = _sum(files)
     shards = [
         {
-            "file": one.file.removeprefix(f"{folder}/"),
-            "records": one.records,
+            "file": one.path.removeprefix(f"{folder}/"),
+            "records": one.contents.records,
             "bytes": one.bytes,
             "crc32c": one.crc32c,
-            "images": one.records + one.left_out.total(),
+            "images": one.contents.records + one.contents.left_out.total(),
             "listing_fingerprint": f"{one.contents.digest:032x}",
             "content_fingerprint": f"{one.contents.digest:032x}",
         }
-        for one in scans
+        for one in files
     ]
     return {
-        "records": sum(one.records for one in scans),
-        "bytes": sum(one.bytes for one in scans),
-        "class_counts": [counts[number] for number in range(classes)],
+        "records": total.records,
+        "bytes": sum(one.bytes for one in files),
+        "class_counts": [total.classes[number] for number in range(classes)],
         "shards": shards,
     }
 
 
-def _statistics(scans: Sequence[ImageScan], channels: int) -> tuple[list[str], list[str], int]:
+def _statistics(contents: Contents, channels: int) -> tuple[list[str], list[str], int]:
     """Mean and standard deviation a channel of pixels in [0, 1] as decimal strings, and of how many images."""
-    counts = sum((one.contents.histogram for one in scans), np.zeros((3, 256), np.int64))[:channels]
-    if not counts.any():
+    counts, values = contents.histogram[:channels], np.arange(256) / 255
+    if not contents.sampled:
         return [], [], 0
-    values = np.arange(256) / 255
     mean = (counts * values).sum(1) / counts.sum(1)
     std = np.sqrt(np.maximum((counts * values**2).sum(1) / counts.sum(1) - mean**2, 0))
-    sampled = sum(one.contents.sampled for one in scans)
-    return [f"{value:.6f}" for value in mean], [f"{value:.6f}" for value in std], sampled
+    return [f"{value:.6f}" for value in mean], [f"{value:.6f}" for value in std], contents.sampled
 
 
 def _dataset_name(file: str) -> str:
