@@ -5,13 +5,14 @@
     batches    handed out in order; a few are finished ahead
 
 Its threads share it under one lock. Read threads bring runs of 64 records into memory. Decode threads cut the next
-piece off the current window, check each record's CRC and decode its image into its row. A corrupt record is known
-by its number: it fails its batch, or another record of the split takes its row.
+piece off the current window, check each record's CRC and decode its image into its row. A corrupt record fails its
+batch, or another record takes its row.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import os
 import queue
@@ -31,6 +32,8 @@ from reader.buffers import BufferPool
 from reader.records import InvalidRecordError, Rows, Run, RunReader
 from reader.skips import Skips, Substitutes
 
+_LOG = logging.getLogger("reader")
+
 # Rows of a piece: a batch of 64 keeps 4 cores busy, and taking a piece costs 10 µs.
 PIECE_ROWS = 16
 # Finished batches that wait for the trainer besides those that the cores work on; 1 of large ones.
@@ -40,6 +43,7 @@ _LARGE_BATCH_BYTES = 32 << 20
 # 100 ms of latency; local files need two windows only, the current one and the next.
 _REMOTE_BYTES_AHEAD = 32 << 20
 _LOCAL_READS, _REMOTE_READS = 8, 32
+_PATIENCE_S = 30.0  # until it is logged what a batch waits for: under tf.data Ctrl-C isn't heard meanwhile
 _EXIT_S = 0.5  # that the process' end waits for threads; who awaits a storage that doesn't answer is left
 
 
@@ -105,15 +109,13 @@ class _Window:
         return run.located(self.index_in_run[at], error)
 
 
-class _Unread:
+class _Unread(NamedTuple):
     """In the list of runs, one that couldn't be read."""
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
+    error: BaseException
 
     def record(self, index: int) -> bytes:
-        """Raise the error."""
-        raise self._error
+        raise self.error
 
 
 class _Filling:
@@ -124,9 +126,7 @@ class _Filling:
         self.labels = np.empty(size, np.int64)
         self.weights = np.ones(size, np.float32)
         self.features: list[tuple[Any, ...]] = [()] * size
-        self.size = size
-        self.cut = 0
-        self.unfinished = size
+        self.size, self.cut, self.unfinished = size, 0, size
         self.error: tuple[int, BaseException] | None = None  # of the first row that has one
 
     def fail(self, row: int, error: BaseException) -> None:
@@ -181,13 +181,12 @@ class Engine:
         self._reads: queue.SimpleQueue[tuple[_Window, int] | None] = queue.SimpleQueue()
         self._ahead: deque[_Window] = deque([rest.window] if rest.window is not None else ())
         self._bytes_ahead = sum(window.bytes for window in self._ahead)
-        self._rows_to_request = sum(self._sizes) - sum(len(window.numbers) - window.cut for window in self._ahead)
+        self._rows_to_request = sum(sizes) - sum(len(window.numbers) - window.cut for window in self._ahead)
         self._batches: deque[_Filling] = deque()  # cut or being cut, not handed out
         most = max(self._sizes, default=1)
         is_large = most * math.prod(rows.shape or ()) > _LARGE_BATCH_BYTES
         self._slots = (1 if is_large else _BATCHES_AHEAD) + -(-threads * PIECE_ROWS // most)
-        self._is_closed = False
-        self._process = os.getpid()
+        self._is_closed, self._process = False, os.getpid()
         self._crash: BaseException | None = None
         self._substitutes = Substitutes(self._reader, rows, seed)
         self._request()
@@ -208,8 +207,7 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         """End the threads: each ends with the image or the request that it is busy with."""
-        # The interpreter's end closes twice, the second time without modules. In a fork there are no threads, and one
-        # may have held the lock.
+        # The interpreter's end closes twice, the second time without modules; after a fork the lock may be held.
         if self._is_closed or os.getpid() != self._process:
             return
         with self._lock:
@@ -368,7 +366,8 @@ class Engine:
             raise UsageError("this iteration began in another process, before a fork: begin one in this process")
         with self._lock:
             while self._crash is None and not (self._batches and not self._batches[0].unfinished):
-                self._finished.wait()
+                if not self._finished.wait(_PATIENCE_S):
+                    _LOG.warning("no batch for %.0f s; %s", _PATIENCE_S, self._waits_for())
             if self._crash is not None:
                 raise self._crash
             batch = self._batches.popleft()
@@ -376,6 +375,10 @@ class Engine:
         if batch.error is not None:
             raise batch.error[1]
         return Batch(batch.images, batch.labels, batch.weights, batch.features)
+
+    def _waits_for(self) -> str:
+        missing = self._ahead[0].missing if self._ahead else 0
+        return f"{missing} reads of {self._reader.table.files[0]} and others go unanswered" if missing else "decoding"
 
     def rest(self) -> Rest:
         """What is left when the last batch was handed out."""
