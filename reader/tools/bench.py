@@ -20,11 +20,12 @@ import numpy as np
 
 from beam_pipeline import schema
 from reader import augment
-from reader.batches import open_source, train_batches
+from reader.batches import train_batches
 from reader.decode import ImageDecoder
 from reader.example import ImageFinder
 from reader.info import DatasetInfo
 from reader.limits import cpu_count
+from reader.tools.scan import open_split
 from reader.words import explained
 
 Batches = Iterator[int]  # images of each batch, without end
@@ -125,7 +126,7 @@ def prepare(info: DatasetInfo, split: str, most: int, against: str | None, scrat
         UsageError: no such split.
         ImageShardsError: a shard is missing or cut, or a record is corrupt.
     """
-    reader = open_source(info, split).reader
+    reader = open_split(info, split)
     numbers = np.arange(min(most, reader.table.total))
     runs, index = reader.table.runs_of(numbers)
     records: list[bytes] = []

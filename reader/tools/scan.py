@@ -16,12 +16,12 @@ import simplejpeg
 from PIL import Image
 
 from beam_pipeline import schema
-from beam_pipeline.errors import CorruptRecordError
-from reader.decode import Pixels, decode_pixels, stored_shape
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError
+from reader.decode import Encoded, Pixels, decode_pixels, stored_shape
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo
 from reader.limits import cpu_count
-from reader.records import InvalidRecordError
+from reader.records import InvalidRecordError, RunReader
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -68,6 +68,14 @@ class Scanners:
             yield pending.popleft().result()
 
 
+def open_split(info: DatasetInfo, split: str) -> RunReader:
+    """What reads a split string's records. Raises ImageShardsError if a shard is missing or has another size."""
+    table, wrong = info.run_table(split), info.wrong_sizes(split)
+    if wrong:
+        raise ImageShardsError(f"{wrong[0]}: run the job again with --repair")
+    return RunReader(table)
+
+
 class CheckedImage(NamedTuple):
     """An image that decodes.
 
@@ -84,7 +92,7 @@ class CheckedImage(NamedTuple):
     pixels: Pixels
 
 
-def decode_image(encoded: bytes, channels: int = 3) -> CheckedImage:
+def decode_image(encoded: Encoded, channels: int = 3) -> CheckedImage:
     """Decode an image as the readers do. Raises UndecodableImageError."""
     stored_shape(encoded, channels)  # which refuses a header that would take all memory
     try:
