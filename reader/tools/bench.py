@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import reader
 from beam_pipeline import schema
 from reader import augment
-from reader.batches import train_batches
 from reader.decode import ImageDecoder
 from reader.example import ImageFinder
 from reader.info import DatasetInfo
@@ -126,12 +126,11 @@ def prepare(info: DatasetInfo, split: str, most: int, against: str | None, scrat
         UsageError: no such split.
         ImageShardsError: a shard is missing or cut, or a record is corrupt.
     """
-    reader = open_split(info, split)
-    numbers = np.arange(min(most, reader.table.total))
-    runs, index = reader.table.runs_of(numbers)
+    source = open_split(info, split)
+    runs, index = source.table.runs_of(np.arange(min(most, source.table.total)))
     records: list[bytes] = []
     for run in dict.fromkeys(runs.tolist()):
-        found = reader.read(run)
+        found = source.read(run)
         records += [found.record(one) for one in index[runs == run].tolist()]
     picked = [(bytes(image), label) for image, label in map(ImageFinder(info.image_key, info.class_key), records)]
     if against is None:
@@ -158,29 +157,22 @@ def prepare(info: DatasetInfo, split: str, most: int, against: str | None, scrat
 def all_rows(material: Material, size: int, batch: int, with_caches: str = "") -> list[Row]:
     """Every way to read this dataset, and decoding alone; with a new folder for caches also cached files."""
     info, split = material.info, material.split
-    options: dict[str, Any] = {"image_size": size}
+    options: dict[str, Any] = {"batch_size": batch, "image_size": size}
 
-    def files(cache: str | None) -> Callable[[], Batches]:
-        def load() -> Any:
-            import reader
+    def files(cache: str | None = None) -> Callable[[], Batches]:
+        return _reopened(lambda: reader.image_files_dataset(material.files, cache=cache, **options))
 
-            return reader.image_files_dataset(material.files, batch_size=batch, image_size=size, cache=cache)
-
-        return _reopened(load)
+    def ours(augment: Any) -> Callable[[], Batches]:
+        return _reopened(
+            lambda: reader.train_batches(info, split, global_batch_size=batch, image_size=size, augment=augment)
+        )
 
     def tensorflow() -> Any:
-        import reader
-
-        return reader.train_dataset(info, split, global_batch_size=batch, **options)
-
-    def torch() -> Any:
-        import reader
-
-        return reader.torch.loader(info, split, batch_size=batch, **options)
+        return reader.train_dataset(info, split, global_batch_size=batch, image_size=size)
 
     alone = {name: Row(f"{ALONE}{name}", _decoding(material, batch, one, size)) for name, one in _AUGMENTS.items()}
     same = alone[""]
-    rows = [Row("individual files", files(None), same if material.are_same else None)]
+    rows = [Row("individual files", files(), same if material.are_same else None)]
     if with_caches:
         rows.append(Row("individual files, cached in memory", files("memory")))
         rows.append(Row("individual files, cached on disk", files(with_caches)))
@@ -188,11 +180,10 @@ def all_rows(material: Material, size: int, batch: int, with_caches: str = "") -
         Row("GZIP shards, the tutorial's way", _reopened(lambda: _tutorial(material, size, None)), same),
         Row("plain shards, the tutorial's way", _reopened(lambda: _tutorial(material, size, batch)), same),
         Row("train_dataset (TensorFlow)", _reopened(tensorflow), same),
-        Row("torch.loader (PyTorch)", _reopened(torch), same),
+        Row("torch.loader (PyTorch)", _reopened(lambda: reader.torch.loader(info, split, **options)), same),
     ]
     for name, one in _AUGMENTS.items():
-        batches = train_batches(info, split, global_batch_size=batch, augment=one, **options)
-        rows += [Row(f"{OURS}{name}", _reopened(lambda batches=batches: batches), alone[name]), alone[name]]  # type: ignore[misc]
+        rows += [Row(f"{OURS}{name}", ours(one), alone[name]), alone[name]]
     return rows
 
 
