@@ -75,12 +75,11 @@ def copy(
     manifest, names = _copied_manifest(info)
     files = _files(info, names)
     _check_folder(target, manifest, files)
-    with ThreadPoolExecutor(files_at_once, "reader-copy") as executor:
-        try:
-            kept = sum(executor.map(lambda item: _copy_file(item[1], target / item[0]), files.items()))
-        except BaseException:
-            executor.shutdown(cancel_futures=True)
-            raise
+    executor = ThreadPoolExecutor(files_at_once, "reader-copy")
+    try:
+        kept = sum(executor.map(_copy_file, files.values(), map(target.joinpath, files)))
+    finally:
+        executor.shutdown(cancel_futures=True)
     path = target / schema.MANIFEST_FILE
     if path.exists():  # and is the same, or `_check_folder` had raised
         kept += 1
@@ -105,9 +104,8 @@ def _copied_manifest(info: DatasetInfo) -> tuple[bytes, dict[str, str]]:
 
 def _files(info: DatasetInfo, names: Mapping[str, str]) -> dict[str, _File]:
     """Path in the copy → file, of everything but the manifest."""
+    sizes, published = {file.path: file.bytes for file in info.storage.files(info.url)}, info.manifest["files"]
     wrong = [line for split in info.splits.values() if split.records for line in info.wrong_sizes(split.name)]
-    sizes = {file.path: file.bytes for file in info.storage.files(info.url)}
-    published = info.manifest["files"]
     wrong += [f"{info.path(path)} is missing" for path in published if path not in sizes]
     if wrong:
         raise ImageShardsError(f"{wrong[0]}: run the job again with --repair")
@@ -123,17 +121,14 @@ def _files(info: DatasetInfo, names: Mapping[str, str]) -> dict[str, _File]:
 
 def _check_folder(target: Path, manifest: bytes, files: Mapping[str, _File]) -> None:
     """Raise UsageError if it holds something else; what a copy or a cache of the dataset began is fine."""
-    if not target.exists():
-        return
-    if not target.is_dir():
+    if target.exists() and not target.is_dir():
         raise UsageError(f"{target}: it is a file; choose a folder")
     path = target / schema.MANIFEST_FILE
     if path.exists() and path.read_bytes() != manifest:
         raise UsageError(f"{target}: it holds another dataset; choose an empty folder")
     ours = {file.split("/")[0] for file in (*files, schema.MANIFEST_FILE)}
-    there = (entry.name for entry in target.iterdir() if not entry.name.startswith("."))
-    others = [name for name in there if name not in ours and name.removesuffix(_PART) not in ours]
-    if others:
+    there = {path.name for path in target.glob("[!.]*")}
+    if others := [name for name in there if not {name, name.removesuffix(_PART)} & ours]:
         raise UsageError(f"{target}: {min(others)!r} isn't the dataset's; choose an empty folder")
 
 
