@@ -15,14 +15,11 @@ from beam_pipeline.errors import (
     UsageError,
     one_line,
 )
-from reader.commands import bench, info, verbs
-from reader.commands.flags import Command, suggestion
+from reader.commands import verbs
+from reader.commands.flags import suggestion
 from reader.words import explained
 
-# In the order of the help.
-COMMANDS: dict[str, Command] = {
-    one.name: one for one in (info.INFO, verbs.VERIFY, verbs.SHOW, bench.BENCH, verbs.COPY, verbs.INDEX, verbs.TRAIN)
-}
+COMMANDS = {command.name: command for command in verbs.COMMANDS}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

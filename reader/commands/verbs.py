@@ -1,21 +1,97 @@
-"""`python -m reader verify`, `show`, `copy`, `index`, `train`: their flags, and what they print."""
+"""The commands of `python -m reader`: their flags, and what they print."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError, UsageError, one_line
+from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, ImageShardsError, NotPublishedError, UsageError, one_line
 from reader.commands.flags import REQUIRED, Command, Flag, Result, positive, whole_number
-from reader.commands.info import describe
-from reader.info import load_info
-from reader.tools.copy import FILES_AT_ONCE, copy
-from reader.words import count, size
+from reader.info import DatasetInfo, SplitInfo, load_info
+from reader.limits import cpu_count
+from reader.tools.copy import FILES_AT_ONCE, copy, dataset_hash
+from reader.words import count, size, size_range
 
-_SHOWN_FAULTS = 50
+_SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
+
+
+def _info(values: dict[str, Any]) -> Result:
+    info = load_info(values["dataset"])
+    if not values["hash"]:
+        return Result(dict(info.manifest), _describe(info))
+    _check_files(info)
+    digest = dataset_hash(values["dataset"])
+    return Result({"hash": digest}, digest)
+
+
+def _check_files(info: DatasetInfo) -> None:
+    """Raise ImageShardsError if a file is missing or has another size: the hash would be of something else."""
+    there = {file.path: file.bytes for file in info.storage.files(info.url)}
+    wrong = [f"{info.path(file)} is missing" for file in sorted(info.manifest["files"]) if file not in there]
+    for file, published in sorted(info.manifest.get("file_sizes", {}).items()):
+        if there.get(file, published["bytes"]) != published["bytes"]:
+            wrong.append(f"{info.path(file)} has {there[file]} bytes, the manifest says {published['bytes']}")
+    for split in info.splits.values():
+        wrong += info.wrong_sizes(split.name) if split.records else []
+    if wrong:
+        more = f" (and {count(len(wrong) - 1, 'more file')})" if len(wrong) > 1 else ""
+        raise ImageShardsError(f"{wrong[0]}{more}, so there is no hash: python -m reader verify {info.url} says more")
+
+
+def _describe(info: DatasetInfo) -> str:
+    """A few lines on counts, classes, shards and sizes."""
+    return "\n".join([f"{info.name} {info.version} at {info.url}", *(f"  {line}" for line in _lines(info))])
+
+
+def _lines(info: DatasetInfo) -> Iterator[str]:
+    image, manifest = info.image, info.manifest
+    classes = count(info.num_classes, "class", "classes")
+    yield f"{count(manifest['records'], 'record')} of {count(manifest['images'], 'image')}, {classes}"
+    pixels = " to ".join(
+        f"{height}x{width}" for height, width in sorted({*filter(None, (image.min_size, image.max_size))})
+    )
+    yield f"{image.format}, {count(image.channels, 'channel')}, {pixels or 'no image'} (height x width)"
+    if manifest["features"]:
+        columns = (f"{one['name']} ({'list of ' * one['list']}{one['dtype']})" for one in manifest["features"])
+        yield f"columns: {', '.join(columns)}"
+    yield from map(_split, info.splits.values())
+    elsewhere = _elsewhere(info)
+    if elsewhere:
+        yield f"this is an index: the shards are in {elsewhere}"
+    for number, label in enumerate(info.classes[:_SHOWN_CLASSES]):
+        counts = ", ".join(f"{split.name} {split.class_counts[number]:,}" for split in info.splits.values())
+        yield f"class {number} {label!r}: {counts}"
+    if info.num_classes > _SHOWN_CLASSES:
+        yield f"… and {count(info.num_classes - _SHOWN_CLASSES, 'more class', 'more classes')}; --json names them all"
+    if image.mean:
+        mean, std = (" ".join(f"{value:.4f}" for value in values) for values in (image.mean, image.std))
+        yield f"mean {mean}, std {std} (of [0, 1], from {count(manifest['image']['sampled_images'], 'image')})"
+    rejects = manifest["rejects"]["by_reason"]
+    if rejects:
+        name = "left out" if schema.FOREIGN_KEY in manifest else "rejected"
+        yield f"{name}: {', '.join(f'{reason} {number:,}' for reason, number in sorted(rejects.items()))}"
+
+
+def _split(split: SplitInfo) -> str:
+    sizes = [shard.bytes for shard in split.shards]
+    shards = count(len(sizes), "shard")
+    return f"{split.name}: {count(split.records, 'record')} in {shards} of {size_range(min(sizes), max(sizes))}"
+
+
+def _elsewhere(info: DatasetInfo) -> str:
+    """The folders of the shards that aren't beside the manifest, "" if all are."""
+    files = [shard.file for split in info.splits.values() for shard in split.shards]
+    folders = sorted({file.rpartition("/")[0] for file in files if info.path(file) == file})
+    more = f" and {count(len(folders) - 1, 'more folder')}" if len(folders) > 1 else ""
+    return f"{folders[0]}{more}" if folders else ""
 
 
 def _verify(values: dict[str, Any]) -> Result:
@@ -64,6 +140,48 @@ def _show(values: dict[str, Any]) -> Result:
     return Result({"split": split, "records": shown}, "\n".join(lines))
 
 
+def _bench(values: dict[str, Any]) -> Result:
+    if find_spec("tensorflow") is not None:
+        import reader.train.quiet  # noqa: F401
+    from reader.tools import bench
+
+    try:  # before minutes are spent
+        Path(values["chart"]).parent.mkdir(parents=True, exist_ok=True)
+        Path(values["chart"]).touch()
+    except OSError as error:
+        raise UsageError(f"--chart {values['chart']!r}: {error.strerror}; name a file that can be written") from None
+    info, side, images = load_info(values["dataset"]), values["image_size"], values["images"]
+    against = storage.normalize(values["against"]) if values["against"] else None
+    with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
+        material = bench.prepare(info, values["split"], images, against, Path(scratch))
+        there = len(material.images)
+        caches = f"{scratch}/cache" if values["cached"] else ""
+        rows = bench.all_rows(material, side, min(values["batch_size"], there), caches)
+        bench.measure(rows, images, values["repeats"], _tell)
+    names = ("split", "images", "batch_size", "image_size", "repeats", "against")
+    conditions = {name: values[name] for name in names} | {"dataset": info.url, "split_images": there}
+    conditions |= {"cores": cpu_count(), "python": platform.python_version()}
+    title = f"{info.name} {info.version}, {side} px, {count(cpu_count(), 'core')}"
+    advice = bench.advise(rows, info, side)
+    try:
+        bench.chart(rows, title, values["chart"])
+        drawn = f"chart: {values['chart']}"
+    except ModuleNotFoundError:
+        drawn = "no chart: Matplotlib is not installed"
+    again = f" ({values['split']} has {there:,}, read again and again)" if there < images else ""
+    runs = "1 run" if values["repeats"] == 1 else f"median of {values['repeats']} runs in turns"
+    lines = [f"{title}, {count(images, 'image')} a run{again}, {runs}"]
+    lines += [f"individual files: {against}"] if against else []
+    lines += [bench.table(rows), f"what would help most: {advice}", drawn]
+    return Result({**conditions, "rows": [*map(bench.as_json, rows)], "advice": advice}, "\n".join(lines))
+
+
+def _tell(line: str) -> None:
+    """Progress, if somebody looks on."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
 def _copy(values: dict[str, Any]) -> Result:
     copied = copy(values["dataset"], values["dir"], files_at_once=values["files_at_once"])
     there = "all of them" if copied.kept == copied.files else f"{copied.kept:,} of them"
@@ -78,7 +196,7 @@ def _index(values: dict[str, Any]) -> Result:
     names = ("image_key", "class_key", "labels_file", "on_error")
     indexed = index(values["pattern"], values["out"], **{name: values[name] for name in names})
     document = {"dataset": indexed.info.url, "records": indexed.records, "left_out": dict(indexed.left_out)}
-    return Result(document, describe(indexed.info))
+    return Result(document, _describe(indexed.info))
 
 
 def _train(values: dict[str, Any]) -> Result:
@@ -92,90 +210,142 @@ def _train(values: dict[str, Any]) -> Result:
     return Result({}, str(train(info, options, lambda line: print(line, flush=True))))
 
 
-VERIFY = Command(
-    "verify",
-    ("DATASET",),
-    "Read and check every file, record and image of a dataset, on all cores.",
-    "A line for each fault names the file, and the record and its byte offset if it is a record's.",
-    "gs://bucket/datasets/photos/1.0.0 --decode sample",
-    "0 OK, 1 there is a fault",
-    _verify,
-    (Flag("--decode", "all|sample|none", "Which images are decoded; sample is one in 64.", "all"),),
-)
-
-SHOW = Command(
-    "show",
-    ("DATASET",),
-    "Draw a grid of a dataset's images with their labels and sizes.",
-    "Records are numbered from 0 in the split: train[17:18] is record 17 of train, in every command and every reader.",
-    "datasets/photos/1.0.0 --split validation --out grid.png",
-    "0 drawn, 1 the dataset or its storage can't be read",
-    _show,
-    (
-        Flag("--split", "SPLIT", "Records to draw from, such as train[:100].", "train"),
-        Flag("--count", "N", "How many images are shown.", 20, whole_number(1)),
-        Flag("--seed", "N", "Decides which images are shown.", 0, whole_number()),
-        Flag("--out", "PNG", "File to write.", "show.png"),
-        Flag("--terminal", "", "Print blocks of colour and write no file.", False),
+# In the order of the help.
+COMMANDS = (
+    Command(
+        "info",
+        ("DATASET",),
+        "Say what a dataset holds: counts, classes, shards, sizes.",
+        "With --hash, print one SHA-256 over every file instead, which reads every byte: equal hashes, equal datasets.",
+        "datasets/photos/1.0.0 --hash",
+        "0 done, 1 the dataset or its storage can't be read, or a file is missing",
+        _info,
+        (Flag("--hash", "", "Print one SHA-256 over all files but run.json and report.html.", False),),
     ),
-)
-
-COPY = Command(
-    "copy",
-    ("DATASET", "DIR"),
-    "Copy a dataset to a local folder and compare every checksum.",
-    "DIR is new, empty, or of an earlier copy of the same dataset, which is checked and completed.",
-    "gs://bucket/datasets/photos/1.0.0 /data/photos",
-    "0 every file is there and intact, 1 a file can't be read or isn't the published one",
-    _copy,
-    (Flag("--files_at_once", "N", "How many files are copied at a time.", FILES_AT_ONCE, whole_number(1)),),
-)
-
-INDEX = Command(
-    "index",
-    ("PATTERN…",),
-    "Index existing TFRecord files so they can be used as a dataset; the files stay where they are.",
-    "Every image is decoded once. A file's split is the word train, validation, val, test … in its name.",
-    "'gs://bucket/*.tfrec' --out indexed",
-    "0 indexed, 1 a file can't be read, or holds no valid record",
-    _index,
-    (
-        Flag("--out", "DIR", "Local folder for the index, new or empty.", REQUIRED),
-        Flag("--image_key", "NAME", "Feature that holds the encoded image (default: image or another common name)."),
-        Flag("--class_key", "NAME", "Feature that holds the class id (default: class, label or another common name)."),
-        Flag("--labels_file", "FILE", "Class names, one per line in order of their ids (default: the records')."),
-        Flag(
-            "--on_error",
-            "skip|raise",
-            "Leave out records that are corrupt or don't decode, and count them; or stop at the first.",
-            "skip",
+    Command(
+        "verify",
+        ("DATASET",),
+        "Read and check every file, record and image of a dataset, on all cores.",
+        "A line for each fault names the file, and the record and its byte offset if it is a record's.",
+        "gs://bucket/datasets/photos/1.0.0 --decode sample",
+        "0 OK, 1 there is a fault",
+        _verify,
+        (Flag("--decode", "all|sample|none", "Which images are decoded; sample is one in 64.", "all"),),
+    ),
+    Command(
+        "show",
+        ("DATASET",),
+        "Draw a grid of a dataset's images with their labels and sizes.",
+        "Records are numbered from 0 in the split: train[17:18] is record 17 of train, in all commands and readers.",
+        "datasets/photos/1.0.0 --split validation --out grid.png",
+        "0 drawn, 1 the dataset or its storage can't be read",
+        _show,
+        (
+            Flag("--split", "SPLIT", "Records to draw from, such as train[:100].", "train"),
+            Flag("--count", "N", "How many images are shown.", 20, whole_number(1)),
+            Flag("--seed", "N", "Decides which images are shown.", 0, whole_number()),
+            Flag("--out", "PNG", "File to write.", "show.png"),
+            Flag("--terminal", "", "Print blocks of colour and write no file.", False),
         ),
     ),
-)
-
-TRAIN = Command(
-    "train",
-    ("DATASET",),
-    "Train an image classifier on a dataset, on a TPU if there is one, else on all GPUs, else on the CPU.",
-    "Writes metrics.jsonl, a line for each epoch, and model.keras. Loss and accuracy are means over the records.",
-    "datasets/photos/1.0.0 --out runs/1 --epochs 10",
-    "0 trained, 1 the dataset or its storage can't be read",
-    _train,
-    (
-        Flag("--out", "DIR", "Folder that metrics.jsonl and model.keras are written to.", REQUIRED),
-        Flag("--model", "small_cnn|mobilenet_v2", "What to train.", "small_cnn"),
-        Flag("--epochs", "N", "How many times to read the train split.", 5, whole_number(1)),
-        Flag("--batch_size", "N", "Images in a step, over all devices.", 64, whole_number(1)),
-        Flag(
-            "--image_size", "N", "Side in pixels of what the model sees (default: as stored).", None, whole_number(16)
+    Command(
+        "bench",
+        ("DATASET",),
+        "Measure how fast a dataset is read here, and what holds it back.",
+        "Reads the same images in every way people read images, in turns, beside decoding alone: the same work on "
+        "bytes in memory. Figures worth quoting need the defaults.",
+        "datasets/photos/1.0.0 --chart bench.png",
+        "0 measured, 1 the dataset or its storage can't be read",
+        _bench,
+        (
+            Flag("--split", "SPLIT", "Records to read, such as train[:10000].", "train"),
+            Flag(
+                "--images",
+                "N",
+                "How many images each run reads; a smaller split is read again and again.",
+                6400,
+                whole_number(1),
+            ),
+            Flag("--batch_size", "N", "Images in a batch.", 64, whole_number(1)),
+            Flag("--image_size", "N", "Side in pixels that images are resized to.", 224, whole_number(1)),
+            Flag("--repeats", "N", "How many runs of each way count, after one to warm up.", 7, whole_number(1)),
+            Flag(
+                "--against",
+                "DIR",
+                "Original images in class folders for the individual files (default: the records' own).",
+            ),
+            Flag(
+                "--cached",
+                "",
+                "Also read individual files from caches of decoded pixels, in memory and on disk.",
+                False,
+            ),
+            Flag("--chart", "PNG", "File to draw into.", "bench.png"),
         ),
-        Flag("--learning_rate", "R", "Peak learning rate (Adam, cosine decay to 0).", 3e-3, positive),
-        Flag("--seed", "N", "Decides the order, the augmentation and the first weights.", 0, whole_number()),
-        Flag(
-            "--weights",
-            "none|imagenet|FILE",
-            "What to begin with; imagenet goes with mobilenet_v2 and is downloaded.",
-            "none",
+    ),
+    Command(
+        "copy",
+        ("DATASET", "DIR"),
+        "Copy a dataset to a local folder and compare every checksum.",
+        "DIR is new, empty, or of an earlier copy of the same dataset, which is checked and completed.",
+        "gs://bucket/datasets/photos/1.0.0 /data/photos",
+        "0 every file is there and intact, 1 a file can't be read or isn't the published one",
+        _copy,
+        (Flag("--files_at_once", "N", "How many files are copied at a time.", FILES_AT_ONCE, whole_number(1)),),
+    ),
+    Command(
+        "index",
+        ("PATTERN…",),
+        "Index existing TFRecord files so they can be used as a dataset; the files stay where they are.",
+        "Every image is decoded once. A file's split is the word train, validation, val, test … in its name.",
+        "'gs://bucket/*.tfrec' --out indexed",
+        "0 indexed, 1 a file can't be read, or holds no valid record",
+        _index,
+        (
+            Flag("--out", "DIR", "Local folder for the index, new or empty.", REQUIRED),
+            Flag(
+                "--image_key", "NAME", "Feature that holds the encoded image (default: image or another common name)."
+            ),
+            Flag(
+                "--class_key", "NAME", "Feature that holds the class id (default: class, label or another common name)."
+            ),
+            Flag("--labels_file", "FILE", "Class names, one per line in order of their ids (default: the records')."),
+            Flag(
+                "--on_error",
+                "skip|raise",
+                "Leave out records that are corrupt or don't decode, and count them; or stop at the first.",
+                "skip",
+            ),
+        ),
+    ),
+    Command(
+        "train",
+        ("DATASET",),
+        "Train an image classifier on a dataset, on a TPU if there is one, else on all GPUs, else on the CPU.",
+        "Writes metrics.jsonl, a line for each epoch, and model.keras. Loss and accuracy are means over the records.",
+        "datasets/photos/1.0.0 --out runs/1 --epochs 10",
+        "0 trained, 1 the dataset or its storage can't be read",
+        _train,
+        (
+            Flag("--out", "DIR", "Folder that metrics.jsonl and model.keras are written to.", REQUIRED),
+            Flag("--model", "small_cnn|mobilenet_v2", "What to train.", "small_cnn"),
+            Flag("--epochs", "N", "How many times to read the train split.", 5, whole_number(1)),
+            Flag("--batch_size", "N", "Images in a step, over all devices.", 64, whole_number(1)),
+            Flag(
+                "--image_size",
+                "N",
+                "Side in pixels of what the model sees (default: as stored).",
+                None,
+                whole_number(16),
+            ),
+            Flag("--learning_rate", "R", "Peak learning rate (Adam, cosine decay to 0).", 3e-3, positive),
+            Flag("--seed", "N", "Decides the order, the augmentation and the first weights.", 0, whole_number()),
+            Flag(
+                "--weights",
+                "none|imagenet|FILE",
+                "What to begin with; imagenet goes with mobilenet_v2 and is downloaded.",
+                "none",
+            ),
         ),
     ),
 )
