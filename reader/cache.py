@@ -1,9 +1,7 @@
 """Runs that were read once, kept undecoded in memory or on the local disk.
 
-- `memory` costs the split's bytes in RAM on every host, since each epoch deals other runs to it. It is kept until the
-  process ends, once for all readers of the same version.
-- DIR costs as much disk, and a write for each run when it is first read: for splits larger than memory, or several jobs
-  on one machine. A folder that `python -m reader copy` made is full already.
+`memory` costs the split's bytes on every host until the process ends, once for all readers of the same version. DIR
+costs as much disk, and several jobs may share it; one that `python -m reader copy` made is full already.
 
 Whoever asks a cache checks the CRCs of every record, and reads and puts again what is corrupt: so nothing is noted
 beside the data, and what a crash or another process spoiled is repaired by itself.
@@ -96,8 +94,8 @@ class DiskCache:
                 file.write(data)
         except OSError as error:
             with self._lock:
-                is_known, self._is_full = self._is_full, True
-            if not is_known:
+                was_full, self._is_full = self._is_full, True
+            if not was_full:
                 _LOG.warning("%s takes no more (%s): reading goes on without it", self._folder, error.strerror)
 
     def held_bytes(self, paths: set[str]) -> int:

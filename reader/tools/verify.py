@@ -362,11 +362,9 @@ def _check_classes(info: DatasetInfo, split: SplitInfo, counts: Counter[int]) ->
     if not wrong:
         return []
     first, more = wrong[0], len(wrong) - 1
-    what = (
-        f"{split.name} has {count(counts[first], 'record')} of class {first} {info.classes[first]!r}, "
-        f"the manifest says {split.class_counts[first]:,}"
-    )
-    what += f"; and {count(more, 'more class differs', 'more classes differ')}" if more else ""
+    has = f"{split.name} has {count(counts[first], 'record')} of class {first} {info.classes[first]!r}"
+    others = f"; and {count(more, 'more class differs', 'more classes differ')}" if more else ""
+    what = f"{has}, the manifest says {split.class_counts[first]:,}{others}"
     return [_of_file(info.path(schema.MANIFEST_FILE), what)]
 
 
@@ -377,16 +375,13 @@ def _repeated_names(info: DatasetInfo, names: Sequence[tuple[str, npt.NDArray[np
     first: dict[bytes, str] = {}
     faults: list[Fault] = []
     for file, hashes in names:
-        wanted = set(np.flatnonzero(np.isin(hashes, repeated)).tolist()) if len(repeated) else set()
-        frames = (frame for block in FileScan(info.path(file)).blocks() for frame in block) if wanted else ()
-        for number, offset, record in frames:
+        wanted = set(np.flatnonzero(np.isin(hashes, repeated)).tolist())
+        for number, offset, record in FileScan(info.path(file)) if wanted else ():
             if number not in wanted or isinstance(record, CorruptRecordError):
                 continue
             filename = first_bytes(parse_example(record), schema.FILENAME_KEY)
             located = f"{file} record {number} at byte {offset}"
             if first.setdefault(filename, located) != located and len(faults) < _MAX_FAULTS:
-                shown = filename.decode("utf-8", "backslashreplace")
-                faults.append(
-                    Fault(info.path(file), number, offset, f"filename {shown!r} is also in {first[filename]}")
-                )
+                what = f"filename {filename.decode('utf-8', 'backslashreplace')!r} is also in {first[filename]}"
+                faults.append(Fault(info.path(file), number, offset, what))
     return faults
