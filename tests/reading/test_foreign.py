@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,6 +17,7 @@ import tensorflow as tf
 import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
+from reader.record_files import FileScan
 from tests import servers
 
 
@@ -254,6 +256,20 @@ def test_a_damaged_gzip_file_is_named(tmp_path: Path, damage: Callable[[Path, in
     damage(path, path.stat().st_size // 2)
     with pytest.raises(tf.errors.OpError, match=r"/a: record \d+ at byte \d+: "):
         list(dataset)
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+def test_a_scan_yields_all_before_the_end_of_a_truncated_file_and_its_checksum(
+    tmp_path: Path, compression: str
+) -> None:
+    path = photos(tmp_path / "a", 500, compression)
+    truncate(path, path.stat().st_size - 20)
+    scan = FileScan(str(path))
+    *valid, last = scan
+    assert len(valid) > 450 and all(isinstance(frame.record, bytes) for frame in valid)
+    assert isinstance(last.record, CorruptRecordError)
+    assert (last.number, last.offset) == (len(valid), sum(len(frame.record) + schema.FRAME_BYTES for frame in valid))  # type: ignore[arg-type]
+    assert scan.crc32c == google_crc32c.value(path.read_bytes())
 
 
 def test_what_is_corrupt_is_skipped_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
