@@ -159,6 +159,13 @@ def tfds(url: str) -> turns.Reader:
     return sizes(dataset.shuffle(SHUFFLED).batch(BATCH).prefetch(tf.data.AUTOTUNE))
 
 
+def files(root: str) -> turns.Reader:
+    """Individual files from the local disk, at the size that they have."""
+    import reader
+
+    return sizes(reader.image_files_dataset(root, batch_size=BATCH, image_size=SIZE))
+
+
 class StubDecoder:
     """In the place of the engine's decoder: fills nothing, and may sleep as long as decoding takes.
 

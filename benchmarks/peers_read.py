@@ -59,7 +59,7 @@ def main() -> None:
     if flags.rows != "peers":
         cases |= ours(url) | before(url)
     if flags.rows != "ours":
-        cases |= tensorflows(url, folder) | peers(url, folder)
+        cases |= tensorflows(url, folder) | individual_files(flags.images) | peers(url, folder)
     wanted = (*CEILINGS, *(part.strip() for part in flags.only.split(",") if part)) if flags.only else ("",)
     cases = {name: case for name, case in cases.items() if any(part in name for part in wanted)}
     print(f"{flags.count:,} images a turn, {flags.repeats} turns; base: the better of {' and '.join(CEILINGS)}")
@@ -115,6 +115,11 @@ def tensorflows(url: str, folder: Path) -> dict[str, Case]:
         "tutorial: plain, batch 64": Case("doors.tutorial_plain", {"pattern": f"{url}/bench-train.tfrecord-*"}),
         "tfds.load": Case("doors.tfds", {"url": url}),
     }
+
+
+def individual_files(images: Path | None) -> dict[str, Case]:
+    """The original files, larger than what is stored: what training without shards decodes."""
+    return {} if images is None else {"individual files, local": Case("doors.files", {"root": str(images)})}
 
 
 def write_gzip(url: Path, target: Path) -> None:
