@@ -48,12 +48,12 @@ BEHIND: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 class RecordRows:
-    """What a record of a dataset becomes (see `engine.Rows`).
+    """How a record of a dataset is parsed and decoded (see `records.Rows`).
 
     Args:
         info: the dataset.
         decode: (encoded image, row, seed) → None, fills the row: an `ImageDecoder`.
-        features: what is wanted beside image and class.
+        features: what is needed beside image and class.
     """
 
     def __init__(self, info: DatasetInfo, decode: ImageDecoder, features: Mapping[str, Feature]) -> None:
@@ -134,7 +134,7 @@ class _Batches:
 
 
 class TrainBatches(_Batches):
-    """What `train_batches` returns: each iteration goes on where the last one ended.
+    """What `train_batches` returns: each iteration continues where the last one ended.
 
     Attributes:
         position: where the first iteration begins.
@@ -215,7 +215,7 @@ def train_batches(
 ) -> TrainBatches:
     """An endless, globally shuffled stream of batches (images, labels), an epoch's worth in each iteration.
 
-    One iteration is `info.steps_per_epoch(split, global_batch_size)` batches; the next one goes on where the last one
+    One iteration is `info.steps_per_epoch(split, global_batch_size)` batches; the next one continues where the last one
     that was read to its end stopped, so no record is dropped between epochs. Leaving an iteration early moves nothing.
 
     Args:
@@ -225,7 +225,7 @@ def train_batches(
         image_size: side or (height, width) in pixels; None for the stored size.
         resize_mode: `crop`, `stretch` or `pad`, if `image_size` isn't the stored size.
         seed: of the order and of augmentation.
-        position: where to go on, from the trained steps: `batches.position.after(steps)`. It brings its seed and
+        position: where to resume, from the trained steps: `batches.position.after(steps)`. It includes its seed and
             window_runs.
         host: which part of the records is read here: (index, count), or the `tf.distribute.InputContext` that
             `distribute_datasets_from_function` gives, whose replicas then take a batch each; None for all.
@@ -244,7 +244,7 @@ def train_batches(
 
     Raises:
         ValueError: the batch can't be divided by the hosts or replicas; another dataset's position.
-        UsageError: no such split, mixed stored sizes without `image_size`, or an argument has no such value.
+        UsageError: no such split, mixed stored sizes without `image_size`, or an argument's value is invalid.
         ImageShardsError: a shard is missing or has another size than the manifest says.
         CorruptRecordError: while iterating, after all batches before it: names file, record and byte offset.
     """
@@ -355,7 +355,7 @@ def open_source(info: DatasetInfo, split: str, on_error: str = "raise", cache: C
     """Find the records of a split string and check that their files are there, with the sizes of the manifest.
 
     Raises:
-        UsageError: no such split, or an argument has no such value.
+        UsageError: no such split, or an argument's value is invalid.
         ImageShardsError: a shard is missing or has another size, unless records are skipped; or it is
             compressed.
     """

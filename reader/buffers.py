@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reader.limits import cpu_count
+
 # TensorFlow takes over memory without a copy if it is aligned so; NumPy's own large arrays aren't.
 _ALIGNMENT = 64
-# Batches that are kept for later: those that the engine has under way, and one that the trainer held.
+# Batches that are kept for later: what the engine has in flight at 64 records a batch, and two that the trainer held.
 _KEPT_BATCHES = 4
+_KEPT_BATCHES_A_CORE = 0.25
 _KEPT_RUN_BYTES = 96 << 20
 _RUN_STEP = 256 << 10  # runs of a dataset differ by a few percent: rounded up, they fit each other's memory
 
@@ -22,7 +25,9 @@ class BufferPool:
     """Gives out memory for batches and runs, and takes it back. Thread-safe without a lock, so a fork is harmless."""
 
     def __init__(self) -> None:
-        self._batches: deque[npt.NDArray[np.uint8]] = deque(maxlen=_KEPT_BATCHES)
+        self._batches: deque[npt.NDArray[np.uint8]] = deque(
+            maxlen=_KEPT_BATCHES + int(_KEPT_BATCHES_A_CORE * cpu_count())
+        )
         self._runs: deque[memoryview] = deque()
 
     def array(self, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:

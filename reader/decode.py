@@ -47,13 +47,13 @@ class ImageDecoder:
         image_size: side or (height, width) in pixels; None for the stored size.
         resize_mode: `crop`, `stretch` or `pad`.
         augment: `f(image, seed)`, or a `RandomResizedCrop`, which takes the place of resizing.
-        is_foreign: whether anybody may have encoded the images, in any colour space.
+        is_foreign: whether the images may come from other encoders, in any colour space.
 
     Attributes:
         shape: (height, width, channels) of a row.
 
     Raises:
-        UsageError: stored sizes are mixed and `image_size` is None, or an argument has no such value.
+        UsageError: stored sizes are mixed and `image_size` is None, or an argument's value is invalid.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ImageDecoder:
             seed: of the record's augmentation.
 
         Raises:
-            UndecodableImageError: as its class says.
+            UndecodableImageError: Pillow can't decode it either, or it has another size than the manifest says.
             UsageError: the augment returned something else than an image of this shape.
         """
         if self._crop is None and self._stored == self.shape:

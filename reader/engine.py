@@ -39,12 +39,12 @@ PIECE_ROWS = 16
 # Finished batches that wait for the trainer besides those that the cores work on; 1 of large ones.
 _BATCHES_AHEAD = 2
 _LARGE_BATCH_BYTES = 32 << 20
-# Undecoded bytes read ahead of decoding: remote, 32 to 48 runs of 1 MB are under way, 20,000 images/s of 16 kB at
-# 100 ms of latency; local files need two windows only, the current one and the next.
+# Undecoded bytes read ahead of decoding: remote, two or three windows, of which 32 runs are in flight: more than 20,000
+# images/s of 16 kB at 50 ms of latency; local files need two windows only, the current one and the next.
 _REMOTE_BYTES_AHEAD = 32 << 20
 _LOCAL_READS, _REMOTE_READS = 8, 32
-_PATIENCE_S = 30.0  # until it is logged what a batch waits for: under tf.data Ctrl-C isn't heard meanwhile
-_EXIT_S = 0.5  # that the process' end waits for threads; who awaits a storage that doesn't answer is left
+_PATIENCE_S = 30.0  # until it is logged what a batch waits for: under tf.data Ctrl-C has no effect meanwhile
+_EXIT_S = 0.5  # that the process' end waits for threads; those blocked on storage are abandoned
 
 
 class Source(NamedTuple):
@@ -76,14 +76,14 @@ class Batch(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """What an iteration leaves to the next: windows to come, the one that was cut last, and how much of it was read."""
+    """The records that are left to read: windows to come, and one that is partly read, if there is one."""
 
     windows: Iterator[order.Window]
     window: _Window | None
 
 
 class _Window:
-    """A window under way, as lists: for each record its number, its seed, and which record of which run it is."""
+    """A window in flight, as lists: for each record its number, its seed, and which record of which run it is."""
 
     def __init__(self, window: order.Window, reader: RunReader, seed: int) -> None:
         table = reader.table
@@ -97,7 +97,7 @@ class _Window:
         self.runs: list[int] = runs.tolist()
         self.sizes: list[int] = table.bytes[runs].tolist()
         self.bytes = sum(self.sizes)
-        self.found: list[Any] = [None] * len(self.runs)  # Run or _Unread
+        self.loaded: list[Any] = [None] * len(self.runs)  # Run or _Unread
         self.buffers: list[Any] = []
         self.missing = len(self.runs)  # runs that aren't read yet
         self.cut = 0  # rows handed to decode threads
@@ -105,7 +105,7 @@ class _Window:
 
     def located(self, at: int, error: CorruptRecordError | InvalidRecordError) -> CorruptRecordError:
         """What is wrong with one of its records, with file, record and byte offset."""
-        run: Run = self.found[self.run_of[at]]
+        run: Run = self.loaded[self.run_of[at]]
         return run.located(self.index_in_run[at], error)
 
 
@@ -119,7 +119,7 @@ class _Unread(NamedTuple):
 
 
 class _Filling:
-    """A batch under way."""
+    """A batch in flight."""
 
     def __init__(self, size: int, shape: tuple[int, int, int] | None, pool: BufferPool) -> None:
         self.images: Any = [None] * size if shape is None else pool.array((size, *shape))
@@ -149,7 +149,7 @@ class Engine:
 
     Args:
         source: the records.
-        rows: what becomes of each.
+        rows: how each is parsed and decoded.
         rest: which records, in order: at least as many as the batches hold.
         sizes: records of each batch.
         seed: of the order, which augmentation and substitutes follow.
@@ -239,7 +239,7 @@ class Engine:
             except BaseException as error:
                 found = _Unread(error)
             with self._lock:
-                window.found[number] = found
+                window.loaded[number] = found
                 window.missing -= 1
                 if not window.missing and window is self._ahead[0]:
                     self._work.notify_all()
@@ -292,7 +292,7 @@ class Engine:
 
     def _parse(self, window: _Window, records: range) -> list[tuple[Any, int, tuple[Any, ...]]]:
         """(encoded image, class id, features) of records of a window; of a corrupt one, its error for an image."""
-        parse, runs, run_of, index_in_run = self._rows.parse, window.found, window.run_of, window.index_in_run
+        parse, runs, run_of, index_in_run = self._rows.parse, window.loaded, window.run_of, window.index_in_run
         parsed = []
         for at in records:
             try:
@@ -351,7 +351,7 @@ class Engine:
         window.unfinished -= piece.rows
         if not window.unfinished:
             self._bytes_ahead -= window.bytes
-            window.found.clear()
+            window.loaded.clear()
             self._pool.take_back(window.buffers)
             self._request()
 
@@ -378,7 +378,7 @@ class Engine:
 
     def _waits_for(self) -> str:
         missing = self._ahead[0].missing if self._ahead else 0
-        return f"{missing} reads of {self._reader.table.files[0]} and others go unanswered" if missing else "decoding"
+        return f"{missing} reads are pending, of {self._reader.table.files[0]} and others" if missing else "decoding"
 
     def rest(self) -> Rest:
         """What is left when the last batch was handed out."""

@@ -1,6 +1,6 @@
 """`image_files_dataset`: individual image files in class folders, as trainers read them without shards.
 
-The baseline to beat, and no straw man: listed once, 32 files in flight, the reader's own decoder on every core, a full
+The baseline to beat, tuned: listed once, 32 files in flight, the reader's own decoder on every core, a full
 shuffle of the names.
 """
 
@@ -47,7 +47,7 @@ def image_files_dataset(
             same on disk. Written while they are first read to the end.
 
     Raises:
-        UsageError: no folder, no image in class folders, or an argument has no such value. A file that doesn't decode
+        UsageError: no folder, no image in class folders, or an argument's value is invalid. A file that doesn't decode
             ends the iteration, with an error that names it.
     """
     size, cache = checked_size(image_size), None if cache is None else cache_name(cache)

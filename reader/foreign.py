@@ -1,4 +1,4 @@
-"""`record_dataset`: all features of anybody's TFRecord files, by tf.data as one would write it by hand."""
+"""`record_dataset`: all features of third-party TFRecord files, by tf.data as one would write it by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensor = Any
 Feature = Any  # tf.io.FixedLenFeature and its like
 
 _FILES_AT_ONCE = 8
-_RECORDS_AT_ONCE = 32  # cheaper calls from 64 on, but with records of 1 MB each batch under way would hold 64 MB
+_RECORDS_AT_ONCE = 32  # cheaper calls from 64 on, but with records of 1 MB each batch in flight would hold 64 MB
 
 
 def record_dataset(

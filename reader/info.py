@@ -105,7 +105,7 @@ class DatasetInfo:
 
     @property
     def shard_storage(self) -> Storage:
-        """The storage of the shards: another one if the dataset is an index of somebody's files."""
+        """The storage of the shards: another one if the dataset is an index of third-party files."""
         files = [shard.file for split in self.splits.values() for shard in split.shards]
         return open_storage(self.path(files[0])) if files else self.storage
 
@@ -242,7 +242,7 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
         url: folder of one version, such as `gs://bucket/datasets/flowers/1.0.0`.
 
     Raises:
-        NotPublishedError: no manifest there, or one that can't be believed; says what was found and what to do.
+        NotPublishedError: no manifest there, or an invalid one; says what was found and what to do.
         StorageError: the storage can't be reached.
     """
     if not isinstance(url, str | os.PathLike) or not isinstance(os.fspath(url), str) or "\0" in os.fspath(url):

@@ -58,7 +58,7 @@ class Substitutes:
 
     Args:
         reader: of the records.
-        rows: what becomes of each.
+        rows: how each is parsed and decoded.
         seed: of the order.
     """
 

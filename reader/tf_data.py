@@ -121,7 +121,7 @@ def eval_dataset(
 
 def _dataset(batches: TrainBatches | EvalBatches) -> Dataset:
     """The batches' memory crosses into TensorFlow without a copy, since it is aligned."""
-    # TensorFlow keeps a dataset's functions for ever: they refer to the batches weakly, `BEHIND` keeps these as long as
+    # TensorFlow keeps a dataset's functions forever: they refer to the batches weakly, `BEHIND` keeps these as long as
     # the dataset, or one made of it, is in use.
     behind = weakref.ref(batches)
     dataset = tf.data.Dataset.from_generator(lambda: _elements(behind()), output_signature=_signature(batches))

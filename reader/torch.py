@@ -41,7 +41,7 @@ Transform = Callable[..., Any]
 
 
 class _Resumed(NamedTuple):
-    """What a state says of the epoch that it was taken in; worth nothing for another one."""
+    """What a state says of the epoch that it was taken in; ignored in another one."""
 
     epoch: int
     parts: tuple[Part, ...]  # of it, in earlier runs
@@ -75,7 +75,7 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         tensors [b] or [b, n]; a list of bytes; a list of tensors (or of lists of bytes) for lists of any length.
 
     Raises:
-        UsageError: no such split or feature, or an argument has no such value.
+        UsageError: no such split or feature, or an argument's value is invalid.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on where the state was taken, also with other ranks, workers or batch sizes.
+        """The next iteration continues where the state was taken, also with other ranks, workers or batch sizes.
 
         Load it before a `DataLoader` starts its workers: those that persist don't see it.
 

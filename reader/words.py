@@ -53,4 +53,6 @@ def explained(error: ModuleNotFoundError) -> ModuleNotFoundError:
     if package not in _PACKAGES:
         return error
     name, extra = _PACKAGES[package]
-    return ModuleNotFoundError(f"{name} is not installed: pip install 'imageshards[{extra}]'", name=error.name)
+    return ModuleNotFoundError(
+        f"{name} is not installed: in the clone of imageshards, pip install '.[{extra}]'", name=error.name
+    )

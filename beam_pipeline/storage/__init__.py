@@ -76,7 +76,9 @@ def open_versioned(url: str, deadline_s: float = DEFAULT_DEADLINE_S) -> Versione
     try:
         return _remote(scheme, deadline_s)
     except ImportError as error:
-        raise StorageError(f"{url}: {error}", "pip install 'imageshards[reader]' or 'imageshards[pipeline]'") from None
+        raise StorageError(
+            f"{url}: {error}", "in the clone of imageshards, pip install '.[reader]' or '.[pipeline]'"
+        ) from None
 
 
 @functools.cache

@@ -177,7 +177,7 @@ def _bench(values: dict[str, Any]) -> Result:
 
 
 def _tell(line: str) -> None:
-    """Progress, if somebody looks on."""
+    """Progress, on a terminal."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 

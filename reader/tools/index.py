@@ -1,4 +1,4 @@
-"""`index`: makes anybody's plain TFRecord files of images a dataset like ours, without moving a byte of them.
+"""`index`: makes third-party plain TFRecord files of images a dataset like ours, without moving a byte of them.
 
 One pass over the files finds where the records are, decodes every image, and counts the classes. A run index and a
 manifest that say so go into a folder of their own: `load_info`, the readers and the other tools work on that folder.

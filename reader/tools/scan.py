@@ -58,7 +58,7 @@ class Scanners:
         return self._readers.map(read, files)
 
     def blocks(self, check: Callable[[T], R], blocks: Iterable[T]) -> Iterator[R]:
-        """What `check` returns of each block of a file, in order; a few are under way."""
+        """What `check` returns of each block of a file, in order; a few are in flight."""
         pending: deque[Future[R]] = deque()
         for block in blocks:
             pending.append(self._workers.submit(check, block))
@@ -139,7 +139,7 @@ def check_record(info: DatasetInfo, features: Mapping[str, Value], decode: bool)
 
 
 def _check_image(info: DatasetInfo, encoded: bytes, stored: Sequence[int] | None) -> Iterator[str]:
-    """What is wrong with an image; `stored` is the size that its record has, None if it is somebody else's."""
+    """What is wrong with an image; `stored` is the size that its record has, None in third-party files."""
     try:
         image = decode_image(encoded, info.image.channels)
     except InvalidRecordError as error:

@@ -97,7 +97,7 @@ def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") ->
         A `Report`: `if not reader.verify(url): …`, `report.faults`. Memory: 8 bytes a record, some blocks of 8 MiB.
 
     Raises:
-        NotPublishedError: no manifest there, or one that can't be believed.
+        NotPublishedError: no manifest there, or an invalid one.
         UsageError: no such `decode`.
         StorageError: the storage can't be reached (a missing file is a fault).
     """

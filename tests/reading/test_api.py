@@ -95,10 +95,10 @@ def test_reading_needs_no_framework_and_names_the_extra_that_brings_one(
     done = subprocess.run([*command, info.url, FRAMEWORKS], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == [
         "56 []",
-        "train_dataset TensorFlow is not installed: pip install 'imageshards[tensorflow]'",
-        "as_jax JAX is not installed: pip install 'imageshards[jax]'",
-        "torch PyTorch is not installed: pip install 'imageshards[torch]'",
-        "record_dataset TensorFlow is not installed: pip install 'imageshards[tensorflow]'",
+        "train_dataset TensorFlow is not installed: in the clone of imageshards, pip install '.[tensorflow]'",
+        "as_jax JAX is not installed: in the clone of imageshards, pip install '.[jax]'",
+        "torch PyTorch is not installed: in the clone of imageshards, pip install '.[torch]'",
+        "record_dataset TensorFlow is not installed: in the clone of imageshards, pip install '.[tensorflow]'",
     ], done.stderr
 
 

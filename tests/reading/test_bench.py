@@ -101,7 +101,7 @@ def test_rates_count_what_was_read_and_a_missing_package_is_said() -> None:
     slow = Row("slow", lambda: batches(0.02), quick)
     measure([slow, quick, absent], 32, 3, lambda line: None)
     assert [run.images for run in slow.runs] == [32] * 3
-    assert absent.missing == "PyTorch is not installed: pip install 'imageshards[torch]'"
+    assert absent.missing == "PyTorch is not installed: in the clone of imageshards, pip install '.[torch]'"
     assert slow.images_per_s < 8 / 0.02
     assert slow.of_alone is not None and slow.of_alone[0] < 0.5
 

@@ -116,12 +116,17 @@ def test_only_training_needs_a_framework(folder: str, tmp_path: Path) -> None:
         f"train {folder} --out {tmp_path}/out",
     )
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 2]", done.stderr
-    assert done.stderr == "error: TensorFlow is not installed: pip install 'imageshards[tensorflow]'\n"
-    assert "PyTorch is not installed: pip install 'imageshards[torch]'\n" in done.stdout
+    assert (
+        done.stderr == "error: TensorFlow is not installed: in the clone of imageshards, pip install '.[tensorflow]'\n"
+    )
+    assert "PyTorch is not installed: in the clone of imageshards, pip install '.[torch]'\n" in done.stdout
     assert "\nno chart: Matplotlib is not installed\n" in done.stdout
     done = without("simplejpeg,PIL", f"info {folder}", f"verify {folder}", f"show {folder}")
     assert done.stdout.splitlines()[-1] == "[0, 2, 2]", done.stderr
-    assert done.stderr.splitlines()[0] == "error: simplejpeg is not installed: pip install 'imageshards[reader]'"
+    assert (
+        done.stderr.splitlines()[0]
+        == "error: simplejpeg is not installed: in the clone of imageshards, pip install '.[reader]'"
+    )
 
 
 @pytest.mark.parametrize("verb", ["train", "bench"])
