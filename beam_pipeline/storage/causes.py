@@ -84,7 +84,11 @@ CAUSES: tuple[Cause, ...] = (
     Cause("the store's client can't take this name", "InvalidPathError|Could not parse path|surrogates", "rename it"),
     Cause("the server is busy or failing", r"HTTP (408|429|5\d\d)|SlowDown", passes=True),
     Cause("no answer in time", "TimedOut|timed out|Timeout", passes=True),
-    Cause("the answer is incomplete", "Incomplete|JSONDecodeError|Header missing|DataCorruption", passes=True),
+    Cause(  # of an empty body google-cloud-storage says that `bytes` has no `get`
+        "the answer is incomplete",
+        "Incomplete|JSONDecodeError|Header missing|DataCorruption|'bytes' object has no attribute",
+        passes=True,
+    ),
     Cause(
         "no connection",
         "HTTP error|dns error|Connect|Disconnect|ProtocolError|ChunkedEnc|SSLError|errno E(NET|HOST)",

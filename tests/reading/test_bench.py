@@ -60,7 +60,9 @@ def test_json_of_a_bucket_and_other_originals(
     document = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in document["rows"]}
     assert list(rows) == ["individual files", *TUTORIAL, *DOORS, *OURS]
-    assert all(200 <= row["images"] < 200 + 128 and row["images_per_s"] > 0 for row in rows.values())
+    present = [row for row in rows.values() if "missing" not in row]
+    assert len(present) >= len(rows) - 1  # PyTorch may not be installed
+    assert all(200 <= row["images"] < 200 + 128 and row["images_per_s"] > 0 for row in present)
     assert rows["individual files"]["of_decoding_alone"] is None  # other images
     assert rows["train_batches"]["of_decoding_alone"].keys() == {"clock", "cpu"}
     assert (document["split_images"], document["against"]) == (160, str(originals))

@@ -436,9 +436,8 @@ def test_a_keras_layer_is_refused_or_works_with_a_lambda(info: reader.DatasetInf
 
 
 def test_arrays_of_other_kinds_are_taken(info: reader.DatasetInfo) -> None:
-    import tensorflow as tf
-    import torch
-
+    tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[torch]'")
     expected = 255 - augmented(info, None)
     for function in (
         lambda image, seed: 255 - image,

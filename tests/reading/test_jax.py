@@ -269,6 +269,7 @@ def test_numpy_batches_of_a_dataset_are_its_own(info: reader.DatasetInfo) -> Non
 
 
 def test_tensorflow_that_uses_an_accelerator_already_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed: pip install '.[jax]'")
     tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")
 
     def too_late(devices: list[Any], kind: str) -> None:
