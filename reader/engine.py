@@ -230,11 +230,11 @@ class Engine:
     def _read_runs(self) -> None:
         """Body of a read thread."""
         while (read := self._reads.get()) is not None and not self._is_closed:
-            window, number = read
+            (window, number), buffer = read, None
             found: Run | _Unread
             try:
-                buffer = self._pool.run_buffer(window.sizes[number])
-                window.buffers.append(buffer)
+                if not self._reader.is_remote:  # remote clients hand out memory of their own
+                    window.buffers.append(buffer := self._pool.run_buffer(window.sizes[number]))
                 found = self._reader.read(window.runs[number], buffer)
             except BaseException as error:
                 found = _Unread(error)

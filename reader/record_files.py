@@ -1,4 +1,4 @@
-"""Anybody's TFRecord files without TensorFlow: which files a pattern means, and their records from end to end."""
+"""Third-party TFRecord files without TensorFlow: which files a pattern means, and their records from end to end."""
 
 from __future__ import annotations
 
