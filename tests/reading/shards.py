@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from PIL import Image
 
 from beam_pipeline import schema
 from beam_pipeline.examples import image_example
+from tests import make
 
 CLASSES = ("bird", "cat", "dog")
 Size = tuple[int, int]
@@ -54,6 +55,25 @@ def make_record(
         one_hot_classes=len(CLASSES) if one_hot else 0,
         extra={name: encode(*values(number)) for name, _, _, encode, values in columns},
     )
+
+
+def offsets(folder: str | Path, shard: str) -> list[int]:
+    """Where each record of a shard begins."""
+    return [int(line.split()[0]) for line in Path(folder, "index", f"{shard}.idx").read_text().splitlines()]
+
+
+def numbers_in(batches: Iterable[Any]) -> list[int]:
+    """The record numbers of batches with `features=["filename"]`, of any framework."""
+    return [int(name[-10:-4]) for inputs, *_ in batches for name in np.asarray(inputs["filename"]).ravel()]
+
+
+def flipped(folder: Path, counts: Sequence[int], record: int, **options: Any) -> tuple[str, str]:
+    """A dataset with a flipped bit in a record of its last shard, and what readers say of that."""
+    url = make_dataset(folder, {"train": counts}, **options)
+    shard = schema.ShardName("photos", "train", len(counts) - 1, len(counts)).file
+    offset = offsets(url, shard)[record]
+    make.flip_byte(folder / shard, offset + 100)
+    return url, f"{shard}: record {record} at byte {offset}: the CRC of the data is wrong"
 
 
 def make_dataset(

@@ -38,27 +38,6 @@ def numbers_of(first: Integers, position: Position, host: int, count: int) -> li
     return list(itertools.islice(pairs, count))
 
 
-def test_splitmix64_is_the_published_generator() -> None:
-    # The reference implementation's first outputs for state 1234567.
-    expected = [
-        6457827717110365317,
-        3203168211198807973,
-        9817491932198370423,
-        4593380528125082431,
-        16408922859458223821,
-    ]
-    assert order.splitmix64(1234567, np.arange(5)).tolist() == expected
-
-
-def test_the_order_never_changes_between_releases() -> None:
-    first = first_of([64] * 40)
-    numbers = [number for _, number in numbers_of(first, start(first, seed=7), 0, 2560)]
-    assert numbers[:6] == [1381, 1898, 1740, 622, 300, 737]
-    seeds = order.augment_seeds(np.arange(2), 7, 3)
-    assert seeds.dtype == np.uint64
-    assert seeds.view("<i4").tolist() == [212644975, -88000378, -1543179441, 1357413762]
-
-
 @thoroughly
 @given(runs, hosts, st.integers(0, 5), st.integers(1, 20))
 def test_every_record_once_an_epoch_over_all_hosts(sizes: list[int], count: int, epoch: int, window_runs: int) -> None:
@@ -102,7 +81,10 @@ def test_a_change_of_hosts_and_batch_serves_exactly_the_unread_rest(
     for count, batch, steps, window_runs in phases:
         position = position.on(global_batch_size=batch * count, hosts=count, window_runs=window_runs)
         for host in range(count):
-            read += numbers_of(first, position, host, batch * steps)
+            mine = numbers_of(first, position, host, batch * steps)
+            epochs = [position.epoch, *(epoch for epoch, _ in mine)]
+            assert epochs == sorted(epochs)  # an epoch is finished before the next one begins
+            read += mine
         position = position.after(steps)
     # To the end of the epoch after the current one.
     count = position.hosts
@@ -116,95 +98,28 @@ def test_a_change_of_hosts_and_batch_serves_exactly_the_unread_rest(
     )
 
 
-@thoroughly
-@given(runs, st.lists(st.tuples(hosts, st.integers(1, 9), st.integers(0, 12)), min_size=1, max_size=4))
-def test_an_epoch_is_finished_before_the_next_one_begins(sizes: list[int], phases: list[Any]) -> None:
-    first = first_of(sizes)
-    position = start(first)
-    for count, batch, steps in phases:
-        position = position.on(global_batch_size=batch * count, hosts=count).after(steps)
-    epochs = [[epoch for epoch, _ in numbers_of(first, position, host, 60)] for host in range(position.hosts)]
-    assert all(host_epochs == sorted(host_epochs) for host_epochs in epochs)
-    assert min(host_epochs[0] for host_epochs in epochs) >= position.epoch
-
-
-def test_odd_records_rotate_over_hosts() -> None:
-    first = first_of([10])  # 3 hosts: one of them reads 4 records of an epoch
-    begin = start(first, hosts=3)
-    shares = [Counter(epoch for epoch, _ in numbers_of(first, begin, host, 40)) for host in range(3)]
-    assert [[shares[host][epoch] for host in range(3)] for epoch in range(3)] == [[4, 3, 3], [3, 4, 3], [3, 3, 4]]
-
-
-def test_seeds_epochs_and_hosts_give_different_orders() -> None:
-    first = first_of([64] * 20)
-    epochs = [number for _, number in numbers_of(first, start(first), 0, 2560)]
-    other = [number for _, number in numbers_of(first, start(first, seed=1), 0, 1280)]
-    assert epochs[:1280] != epochs[1280:] != other
-
-
-def test_windows_are_equal_and_none_is_short() -> None:
-    for count in (1, 15, 16, 31, 32, 47, 1000):
-        spans = order.file_order(first_of([64] * count))
-        window_runs = np.diff(order.window_bounds(spans, 16))
-        assert window_runs.sum() == count
-        assert window_runs.max() - window_runs.min() <= 1
-        assert window_runs.min() >= min(count, 16)
-
-
 def test_a_batch_of_64_mixes_at_least_12_runs() -> None:
     first = first_of([64] * 200)
     numbers = np.array([number for _, number in numbers_of(first, start(first, hosts=7), 3, 64 * 20)])
     assert min(len(np.unique(batch // 64)) for batch in numbers.reshape(-1, 64)) >= 12
 
 
-def test_positions_of_a_record_over_epochs_are_uniform() -> None:
-    first = first_of([64] * 32)
-    total, epochs = int(first[-1]), 10
-    numbers = [number for _, number in numbers_of(first, start(first), 0, total * epochs)]
-    where = np.empty((epochs, total))
-    for epoch in range(epochs):
-        where[epoch, numbers[epoch * total : (epoch + 1) * total]] = np.arange(total) / total
-    # A record's mean position over 10 epochs has the standard deviation 0.289 / √10 = 0.091.
-    means = where.mean(axis=0)
-    assert abs(means.mean() - 0.5) < 1e-3
-    assert 0.08 < means.std() < 0.103
-    # Positions of the same record in neighbouring epochs have nothing to do with each other.
-    assert abs(np.corrcoef(where[0], where[1])[0, 1]) < 0.1
-
-
-def positions_over_epochs(first: Integers, epochs: int) -> Any:
-    """Where each record comes in each epoch, in [0, 1): float [epochs, records]."""
-    total = int(first[-1])
-    numbers = np.array([number for _, number in numbers_of(first, start(first), 0, total * epochs)])
-    where = np.empty((epochs, total))
-    for epoch, mine in enumerate(numbers.reshape(epochs, total)):
-        where[epoch, mine] = np.arange(total) / total
-    return where
-
-
-def check_uniform(quarters: Integers) -> None:
-    """Pearson's chi-square test of many times 10 draws of a quarter, [draws, cases], against one chance in 30,000.
+def test_records_come_anywhere_in_an_epoch_and_those_of_a_run_anywhere_in_its_window() -> None:
+    """Pearson's chi-square test of many times 10 draws of a quarter against one chance in 30,000.
 
     A case of 10 draws from 4 equal chances has the mean 3 and the variance 2 · 3 · (1 - 1/10).
     """
-    counts = np.stack([(quarters == quarter).sum(0) for quarter in range(4)])
-    statistic = ((counts - 2.5) ** 2 / 2.5).sum(0)
-    cases = len(statistic)
-    assert abs(statistic.sum() - 3 * cases) < 4 * np.sqrt(5.4 * cases)
-
-
-def test_records_come_anywhere_in_an_epoch() -> None:
-    first = first_of([64] * 320)
-    where = positions_over_epochs(first, 10)
-    for within in (0, 13, 63):  # one record of each run: those of one run stay together
-        check_uniform((where[:, within::64] * 4).astype(int))
-
-
-def test_the_records_of_a_run_come_anywhere_in_its_window() -> None:
-    first = first_of([64] * 320)  # 20 windows
-    within = positions_over_epochs(first, 10) * 20 % 1
-    for run in (0, 100, 319):
-        check_uniform((within[:, 64 * run : 64 * (run + 1)] * 4).astype(int))
+    first, epochs, windows = first_of([64] * 320), 10, 20
+    total = int(first[-1])
+    numbers = np.array([number for _, number in numbers_of(first, start(first), 0, total * epochs)])
+    where = np.argsort(numbers.reshape(epochs, total), axis=1) / total  # in [0, 1): float [epochs, records]
+    for draws in (
+        *(where[:, within::64] for within in (0, 13, 63)),  # one record of each run: those of one run stay together
+        *((where * windows % 1)[:, 64 * run : 64 * (run + 1)] for run in (0, 100, 319)),
+    ):
+        counts = np.stack([((draws * 4).astype(int) == quarter).sum(0) for quarter in range(4)])
+        statistic = ((counts - 2.5) ** 2 / 2.5).sum(0)
+        assert abs(statistic.sum() - 3 * len(statistic)) < 4 * np.sqrt(5.4 * len(statistic))
 
 
 @thoroughly

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,22 +34,12 @@ class _TensorFlowBatches:
         return iter(self._dataset.as_numpy_iterator())
 
 
-def open_train(info: reader.DatasetInfo, split: str, *, door: str = "numpy", **options: Any) -> Any:
-    """Training batches; a host as JSON has it, a position as text or as it is."""
-    options = {**options, "host": tuple(options.get("host", (0, 1)))}
-    if isinstance(options.get("position"), str):
-        options["position"] = reader.Position.from_json(options["position"])
-    if door == "numpy":
-        return reader.train_batches(info, split, **options)
-    return _TensorFlowBatches(reader.train_dataset(info, split, **options))
-
-
-def open_eval(info: reader.DatasetInfo, split: str, *, door: str = "numpy", **options: Any) -> Any:
-    """Evaluation batches; the rest as `open_train`."""
+def open_split(info: reader.DatasetInfo, work: str, split: str, door: str = "numpy", **options: Any) -> Any:
+    """Batches to `train` or to `eval`; a host as JSON has it."""
     options = {**options, "host": tuple(options.get("host", (0, 1)))}
     if door == "numpy":
-        return reader.eval_batches(info, split, **options)
-    return _TensorFlowBatches(reader.eval_dataset(info, split, **options))
+        return getattr(reader, f"{work}_batches")(info, split, **options)
+    return _TensorFlowBatches(getattr(reader, f"{work}_dataset")(info, split, **options))
 
 
 def names_of(batch: Any) -> list[str]:
@@ -78,14 +68,14 @@ def summary(batches: Iterable[Any]) -> Seen:
 
 def observe_train(info: reader.DatasetInfo, case: Case, door: str = "numpy") -> Seen:
     """The first `steps` batches of one host, over as many iterations as it takes."""
-    batches = open_train(info, case["split"], door=door, features=["filename"], **case["options"])
+    batches = open_split(info, "train", case["split"], door, features=["filename"], **case["options"])
     endless = itertools.chain.from_iterable(itertools.repeat(batches))
     return {"len": len(batches), **summary(itertools.islice(endless, case["steps"]))}
 
 
 def observe_iterations(info: reader.DatasetInfo, case: Case) -> list[Seen]:
     """One iteration after the other: so many batches of it and no more, or all for None."""
-    batches = open_train(info, case["split"], features=["filename"], **case["options"])
+    batches = open_split(info, "train", case["split"], features=["filename"], **case["options"])
     return [summary(itertools.islice(batches, count)) for count in case["iterations"]]
 
 
@@ -94,7 +84,7 @@ def observe_eval(info: reader.DatasetInfo, case: Case, door: str = "numpy") -> l
     seen = []
     for host in range(case["hosts"]):
         options = {**case["options"], "host": (host, case["hosts"]), "features": ["filename"]}
-        batches = open_eval(info, case["split"], door=door, **options)
+        batches = open_split(info, "eval", case["split"], door, **options)
         seen.append({"len": len(batches), **summary(batches)})
     return seen
 
@@ -153,6 +143,11 @@ def observe_torch(info: reader.DatasetInfo, case: Case, state: Mapping[str, Any]
             dataset.set_epoch(epoch)
             seen.append({"steps_per_epoch": steps, **summary(_loaded(dataset, case["workers"]))})
     return seen
+
+
+def observe_ways(info: reader.DatasetInfo, case: Case, state: Mapping[str, Any]) -> list[list[Seen]]:
+    """How each of a case's ways goes on from a state."""
+    return [observe_torch(info, {**case, **way}, state) for way in case["ways"]]
 
 
 def _shard_dataset(info: reader.DatasetInfo, case: Case, rank: int) -> Any:
@@ -236,7 +231,7 @@ def _augmented(info: reader.DatasetInfo, case: Case, augment: Any, look: Any) ->
     epochs: list[dict[str, Any]] = [{} for _ in range(case["epochs"])]
     for host in range(case["hosts"]):
         options = {**case["options"], "host": (host, case["hosts"]), "augment": augment, "features": ["filename"]}
-        batches = open_train(info, case["split"], **options)
+        batches = open_split(info, "train", case["split"], **options)
         for epoch in epochs:
             for batch in batches:
                 for name, image in zip(names_of(batch), np.asarray(batch[0]["image"]), strict=True):
@@ -247,3 +242,14 @@ def _augmented(info: reader.DatasetInfo, case: Case, augment: Any, look: Any) ->
 
 def _sha256(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
+
+
+# Kind of a case → what is seen of it; the other kinds are of what is saved on the way.
+SEEN: dict[str, Callable[[reader.DatasetInfo, Any], Any]] = {
+    "train": observe_train,
+    "iterations": observe_iterations,
+    "eval": observe_eval,
+    "seeds": observe_seeds,
+    "augments": observe_augment,
+    "torch": observe_torch,
+}
