@@ -20,6 +20,7 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[torch]'")
 
 RECORDS, HOST_BATCH, SEED = 120, 10, 7
+DEVICE = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
 COLUMNS: Any = [
     ("age", "int64", False, int64_feature, lambda number: (number - 3,)),
     ("weight", "float32", False, float_feature, lambda number: (number / 3,)),
@@ -52,71 +53,41 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
 
 def plain(value: Any) -> Any:
     """A value of a record as Python has it: what can be compared with ==."""
-    if isinstance(value, np.ndarray | np.generic):
-        return (str(value.dtype), value.shape, value.tobytes())
-    return (
-        [plain(one) if isinstance(one, np.generic | np.ndarray) else one for one in value]
-        if isinstance(value, list)
-        else value
-    )
+    value = value.numpy() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, list):
+        return list(map(plain, value))
+    return (str(value.dtype), value.shape, value.tobytes()) if isinstance(value, np.ndarray | np.generic) else value
 
 
-def rows(images: Any, labels: Any, weights: Any, features: dict[str, list[Any]]) -> list[Row]:
-    """A batch as records."""
-    images = np.ascontiguousarray(images)
-    assert images.dtype == np.uint8
-    return [
-        {
-            "image": (image.shape, hashlib.sha256(image.tobytes()).hexdigest()),
-            "its label": plain(label),
-            "its weight": plain(weight),
-            **{name: plain(values[at]) for name, values in features.items()},
-        }
-        for at, (image, label, weight) in enumerate(zip(images, labels, weights, strict=True))
-    ]
-
-
-def split_batch(batch: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
-    inputs, labels, *weights = batch
-    inputs = inputs if isinstance(inputs, dict) else {"image": inputs}
-    ones = np.ones(len(labels), np.float32)
-    return inputs["image"], labels, weights[0] if weights else ones, {k: v for k, v in inputs.items() if k != "image"}
-
-
-def from_numpy(batches: Iterable[Any]) -> Iterator[Row]:
+def rows(batches: Iterable[Any]) -> Iterator[Row]:
+    """The records of any door's batches."""
     for batch in batches:
-        images, labels, weights, features = split_batch(batch)
-        yield from rows(images, labels, weights, {name: list(values) for name, values in features.items()})
+        inputs, labels, *weights = batch
+        inputs = dict(inputs) if isinstance(inputs, dict) else {"image": inputs}
+        images = inputs.pop("image")
+        images = np.ascontiguousarray(images.permute(0, 2, 3, 1) if isinstance(images, torch.Tensor) else images)
+        assert images.dtype == np.uint8
+        features = {name: list(_of_tensor(values)) for name, values in inputs.items()}
+        weights = np.asarray(weights[0]) if weights else np.ones(len(labels), np.float32)
+        for at, (image, label, weight) in enumerate(zip(images, np.asarray(labels), weights, strict=True)):
+            yield {
+                "image": (image.shape, hashlib.sha256(image.tobytes()).hexdigest()),
+                "its label": plain(label),
+                "its weight": plain(weight),
+                **{name: plain(values[at]) for name, values in features.items()},
+            }
 
 
-def from_tensorflow(dataset: Any) -> Iterator[Row]:
-    for batch in dataset:
-        images, labels, weights, features = split_batch(batch)
-        found = {name: _of_tensor(values) for name, values in features.items()}
-        yield from rows(images.numpy(), labels.numpy(), np.asarray(weights), found)
-
-
-def _of_tensor(values: Any) -> list[Any]:
-    if not isinstance(values, tf.RaggedTensor):
-        return list(values.numpy())
-    return [row.numpy().tolist() if row.dtype == tf.string else row.numpy() for row in values]
-
-
-def from_jax(arrays: Any) -> Iterator[Row]:
-    for batch in arrays:
-        images, labels, weights, features = split_batch(jax.tree.map(np.asarray, batch))
-        yield from rows(images, labels, weights, {name: list(values) for name, values in features.items()})
-
-
-def from_torch(batches: Any) -> Iterator[Row]:
-    for inputs, labels in batches:
-        images, _, weights, features = split_batch((inputs, labels))
-        found = {name: [_of_torch(value) for value in values] for name, values in features.items()}
-        yield from rows(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), weights, found)
-
-
-def _of_torch(value: Any) -> Any:
-    return value.numpy() if isinstance(value, torch.Tensor) else value
+def _of_tensor(values: Any) -> Any:
+    if isinstance(values, tf.RaggedTensor):
+        return [row.numpy().tolist() if row.dtype == tf.string else row.numpy() for row in values]
+    return (
+        values.numpy()
+        if isinstance(values, tf.Tensor)
+        else np.asarray(values)
+        if isinstance(values, jax.Array)
+        else values
+    )
 
 
 def epochs(batches: Any, count: int = 2) -> Any:
@@ -140,41 +111,39 @@ def only(names: list[str], found: list[Row]) -> list[Row]:
 @pytest.mark.parametrize("hosts", [1, 3])
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_every_byte_of_two_epochs_is_the_same_on_every_door(info: reader.DatasetInfo, augment: str, hosts: int) -> None:
-    devices = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
     for host in range(hosts):
         options: dict[str, Any] = {"global_batch_size": HOST_BATCH * hosts, "host": (host, hosts), "seed": SEED}
         options |= AUGMENTS[augment]()
         batches = reader.train_batches(info, "train", features=NAMES, **options)
-        seen = list(from_numpy(epochs(batches)))
+        seen = list(rows(epochs(batches)))
         assert len(seen) == 2 * RECORDS // hosts
-        assert list(from_tensorflow(epochs(reader.train_dataset(info, "train", features=NAMES, **options)))) == seen
-        arrays = reader.as_jax(reader.train_batches(info, "train", features=FIXED, **options), devices)
-        assert only(FIXED, list(from_jax(epochs(arrays)))) == only(FIXED, seen)
+        assert list(rows(epochs(reader.train_dataset(info, "train", features=NAMES, **options)))) == seen
+        arrays = reader.as_jax(reader.train_batches(info, "train", features=FIXED, **options), DEVICE)
+        assert only(FIXED, list(rows(epochs(arrays)))) == only(FIXED, seen)
         # PyTorch's epochs are of the same order as those of the stream where nothing is left over from the one before.
         del options["global_batch_size"], options["host"]
         more = {"rank": host, "world_size": hosts, "drop_last": True, "batch_size": HOST_BATCH}
         dataset = reader.torch.ShardDataset(info, "train", features=NAMES, **more, **options)
-        found = list(from_torch(dataset))
+        found = list(rows(dataset))
         dataset.set_epoch(1)
-        assert found + list(from_torch(dataset)) == seen
+        assert found + list(rows(dataset)) == seen
 
 
 @pytest.mark.parametrize("hosts", [1, 3])
 @pytest.mark.parametrize("size", [None, (30, 10)])
 def test_every_byte_of_evaluation_is_the_same_on_every_door(info: reader.DatasetInfo, size: Any, hosts: int) -> None:
-    devices = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
     names: list[str] = []
     for host in range(hosts):
         options: dict[str, Any] = {"global_batch_size": 21, "host": (host, hosts), "image_size": size}
-        seen = list(from_numpy(reader.eval_batches(info, "train", features=NAMES, **options)))
-        assert list(from_tensorflow(reader.eval_dataset(info, "train", features=NAMES, **options))) == seen
-        arrays = reader.as_jax(reader.eval_batches(info, "train", features=FIXED, **options), devices)
-        assert only(FIXED, list(from_jax(arrays))) == only(FIXED, seen)
+        seen = list(rows(reader.eval_batches(info, "train", features=NAMES, **options)))
+        assert list(rows(reader.eval_dataset(info, "train", features=NAMES, **options))) == seen
+        arrays = reader.as_jax(reader.eval_batches(info, "train", features=FIXED, **options), DEVICE)
+        assert only(FIXED, list(rows(arrays))) == only(FIXED, seen)
         counted = [row for row in seen if np.frombuffer(row["its weight"][2], np.float32)[0]]
         dataset = reader.torch.ShardDataset(
             info, "train", batch_size=7, shuffle=False, rank=host, world_size=hosts, features=NAMES, image_size=size
         )
-        assert list(from_torch(dataset)) == counted
+        assert list(rows(dataset)) == counted
         names += [row["filename"].decode() for row in counted]
     assert sorted(int(name[-10:-4]) for name in names) == list(range(RECORDS))
 
@@ -182,12 +151,11 @@ def test_every_byte_of_evaluation_is_the_same_on_every_door(info: reader.Dataset
 def test_torch_reads_the_records_of_an_epoch_whatever_is_left_over(info: reader.DatasetInfo) -> None:
     """Its batches are another number, but the records, their pixels and their order are those of the stream."""
     options: dict[str, Any] = {"seed": SEED, "augment": reader.augment.flip_crop, "features": NAMES}
-    stream = from_numpy(epochs(reader.train_batches(info, "train", global_batch_size=RECORDS, **options)))
-    seen = list(stream)
+    seen = list(rows(epochs(reader.train_batches(info, "train", global_batch_size=RECORDS, **options))))
     dataset = reader.torch.ShardDataset(info, "train", batch_size=7, **options)
     for epoch in range(2):
         dataset.set_epoch(epoch)
-        assert list(from_torch(dataset)) == seen[epoch * RECORDS : (epoch + 1) * RECORDS]
+        assert list(rows(dataset)) == seen[epoch * RECORDS : (epoch + 1) * RECORDS]
 
 
 @pytest.mark.parametrize("labels", ["int", "one_hot"])
@@ -198,55 +166,34 @@ def test_grey_and_png_images_and_one_hot_labels_are_the_same_on_every_door(
 ) -> None:
     folder = make_dataset(tmp_path / "1.0.0", {"train": [30]}, image_format=image_format, channels=channels)
     options: dict[str, Any] = {"global_batch_size": 10, "labels": labels, "seed": SEED}
-    seen = list(from_numpy(reader.train_batches(folder, "train", **options)))
+    seen = list(rows(reader.train_batches(folder, "train", **options)))
     dataset = reader.train_dataset(folder, "train", **options)
     assert dataset.element_spec[0].shape == (10, 16, 24, channels)
-    assert list(from_tensorflow(dataset)) == seen
-    arrays = reader.as_jax(
-        reader.train_batches(folder, "train", **options), jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
-    )
-    assert only([], list(from_jax(arrays))) == only([], seen)
-    torched = list(from_torch(reader.torch.ShardDataset(folder, "train", batch_size=10, seed=SEED)))
+    assert list(rows(dataset)) == seen
+    arrays = reader.as_jax(reader.train_batches(folder, "train", **options), DEVICE)
+    assert only([], list(rows(arrays))) == only([], seen)
+    torched = list(rows(reader.torch.ShardDataset(folder, "train", batch_size=10, seed=SEED)))
     assert [row["image"] for row in torched] == [row["image"] for row in seen]
     assert seen[0]["its label"][1] == (() if labels == "int" else (3,))
 
 
 def test_batches_that_are_kept_stay_as_they_were_on_every_door(info: reader.DatasetInfo) -> None:
     """The engine's memory is used again: not while anybody holds a batch."""
-    options: dict[str, Any] = {"global_batch_size": 8, "seed": SEED}
-
-    def view(images: Any) -> Any:
-        return images[2:5][:, 1:]
-
-    def torch_array(images: Any) -> Any:
-        return images.permute(0, 2, 3, 1).numpy()
-
-    def same(images: Any) -> Any:
-        return images
-
-    def train() -> Any:
-        return reader.train_batches(info, "train", **options)
-
-    dataset = reader.train_dataset(info, "train", **options)
-    device = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
-    torched = reader.torch.ShardDataset(info, "train", batch_size=8, drop_last=True, seed=SEED)
-    for door, hold, as_array in (
-        (train(), same, np.asarray),
-        (train(), view, np.asarray),
-        (train(), torch.from_numpy, np.asarray),
-        (dataset, same, np.asarray),
-        (dataset.unbatch().batch(5), same, np.asarray),
-        (reader.as_numpy(dataset), view, np.asarray),
-        (reader.as_jax(train(), device), same, np.asarray),
-        (torched, same, torch_array),
-        (torched, view, np.asarray),
+    options: dict[str, Any] = {"seed": SEED}
+    dataset = reader.train_dataset(info, "train", global_batch_size=8, **options)
+    for door, hold in (
+        (dataset, np.asarray),
+        (dataset.unbatch().batch(5), np.asarray),
+        (reader.as_numpy(dataset), lambda images: images[2:5][:, 1:]),
+        (reader.as_jax(reader.train_batches(info, "train", global_batch_size=8, **options), DEVICE), np.asarray),
+        (reader.torch.ShardDataset(info, "train", batch_size=8, **options), lambda images: images[2:5].numpy()),
     ):
         kept, copies = [], []
         for images, *_ in door:
             kept.append(hold(images))
-            copies.append(as_array(kept[-1]).copy())
+            copies.append(kept[-1].copy())
             del images
         for _ in door:
             pass
         assert len(kept) >= 15
-        assert all(np.array_equal(as_array(one), copy) for one, copy in zip(kept, copies, strict=True))
+        assert all(map(np.array_equal, kept, copies))

@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reader.example import ImageFinder, parse_example
+from reader.features import Feature, read_features
 
 IMAGE, CLASS = "image", "class"
 find = ImageFinder(IMAGE, CLASS)
@@ -224,6 +225,21 @@ def test_of_a_key_that_comes_twice_the_last_value_counts_but_the_finder_stops_at
     record = field(1, entries(image=[b"a"], **{CLASS: [1]})[2:] + entries(image=[b"b"], **{CLASS: [2]})[2:])
     assert plain(record) == parse(record) == {IMAGE: [b"b"], CLASS: [2]}
     assert found(record) == (b"a", 1)
+
+
+def test_a_list_without_a_value_is_refused_if_it_is_of_another_type() -> None:
+    """As TensorFlow does it; not a missing list, nor one of no type."""
+    asked = {"scores": Feature("float32", None), "tags": Feature("bytes", None)}
+
+    def read(kind: int | None) -> list[Any]:
+        scores = b"" if kind is None else field(kind, b"")
+        return read_features(field(1, field(1, field(1, b"scores") + field(2, scores))), asked)
+
+    assert [list(value) for value in read(None)] == [[], []]
+    assert read(2)[0].dtype == np.float32
+    for kind, name in ((1, "bytes"), (3, "int64")):
+        with pytest.raises(ValueError, match=f"^'scores' has 0 values of {name}$"):
+            read(kind)
 
 
 @pytest.mark.parametrize("length", [1, 127, 128, 300])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections import Counter
 from typing import Any
 
@@ -38,37 +39,10 @@ def numbers_of(first: Integers, position: Position, host: int, count: int) -> li
     return list(itertools.islice(pairs, count))
 
 
-@thoroughly
-@given(runs, hosts, st.integers(0, 5), st.integers(1, 20))
-def test_every_record_once_an_epoch_over_all_hosts(sizes: list[int], count: int, epoch: int, window_runs: int) -> None:
-    first = first_of(sizes)
-    total = int(first[-1])
-    position = start(first, hosts=count, window_runs=window_runs)
-    read: Counter[tuple[int, int]] = Counter()
-    per_host = -(-total * (epoch + 1) // count)
-    for host in range(count):
-        read.update(pair for pair in numbers_of(first, position, host, per_host) if pair[0] == epoch)
-    assert read == Counter({(epoch, number): 1 for number in range(total)})
-
-
-@thoroughly
-@given(runs, hosts, st.integers(1, 40), st.integers(0, 50), st.integers(0, 5))
-def test_a_resumed_host_reads_what_the_uninterrupted_one_would(
-    sizes: list[int], count: int, batch: int, steps: int, more: int
-) -> None:
-    first = first_of(sizes)
-    begin = start(first, hosts=count, batch=batch)
-    position = Position.from_json(begin.after(steps).after(more).to_json())
-    assert position == begin.after(steps + more)
-    for host in range(count):
-        all_of_it = numbers_of(first, begin, host, (steps + more) * batch + 100)
-        assert numbers_of(first, position, host, 100) == all_of_it[(steps + more) * batch :]
-
-
 @settings(deadline=None, max_examples=100)
 @given(
     runs,
-    st.lists(st.tuples(hosts, st.integers(1, 20), st.integers(0, 8), st.integers(1, 20)), min_size=2, max_size=5),
+    st.lists(st.tuples(hosts, st.integers(1, 20), st.integers(0, 8), st.integers(1, 20)), min_size=1, max_size=5),
     st.integers(0, 3),
 )
 def test_a_change_of_hosts_and_batch_serves_exactly_the_unread_rest(
@@ -80,6 +54,8 @@ def test_a_change_of_hosts_and_batch_serves_exactly_the_unread_rest(
     position = start(first, seed=seed)
     for count, batch, steps, window_runs in phases:
         position = position.on(global_batch_size=batch * count, hosts=count, window_runs=window_runs)
+        assert position == Position.from_json(position.to_json()) == pickle.loads(pickle.dumps(position))
+        assert position.after(steps).after(7) == position.after(steps + 7)
         for host in range(count):
             mine = numbers_of(first, position, host, batch * steps)
             epochs = [position.epoch, *(epoch for epoch, _ in mine)]

@@ -12,10 +12,8 @@ from reader.limits import cpu_count, free_memory_bytes
 @pytest.mark.parametrize(
     ("files", "cores"),
     [
-        ({}, None),
         ({"cpu.max": "max 100000\n"}, None),
         ({"cpu.max": "100000 100000\n"}, 1),
-        ({"cpu.max": "1000 100000\n"}, 1),
         ({"cpu.max": "99900000 100000\n"}, None),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
         ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
