@@ -19,7 +19,7 @@ from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageErr
 from beam_pipeline.schema.manifest import Manifest
 from beam_pipeline.schema.manifest import Shard as ShardInfo
 from beam_pipeline.storage import Storage, is_missing, normalize, open_storage
-from reader.position import WINDOW_RUNS, Phase, Position, host_batch_size, whole
+from reader.position import WINDOW_RUNS, Phase, Position, host_batch_size, integer
 from reader.records import RunTable
 from reader.splits import RecordRange, parse_split
 from reader.unpublished import what_is_there
@@ -144,20 +144,18 @@ class DatasetInfo:
         split: str,
         *,
         global_batch_size: int,
-        hosts: int | None = None,
+        hosts: int,
         seed: int = 0,
         window_runs: int = WINDOW_RUNS,
     ) -> Position:
         """The position at which training begins; arguments as the train builders take them.
 
-        `hosts` has to be given: a position for one host that several resume from reads records twice and others never.
+        `hosts` has no default: if several hosts resumed from a position for one, records would repeat or be missed.
         """
-        if hosts is None:
-            raise UsageError("hosts= is missing: how many hosts read together, 1 for this one alone")
-        hosts = whole("hosts", hosts)
-        global_batch_size = host_batch_size(global_batch_size, hosts) * hosts
-        phase = Phase(hosts, self.capped_window_runs(split, whole("window_runs", window_runs)))
-        return Position(self._source(split), self.records(split), whole("seed", seed), global_batch_size, 0, (phase,))
+        hosts, global_batch_size = integer("hosts", hosts), integer("global_batch_size", global_batch_size)
+        host_batch_size(global_batch_size, hosts)
+        phase = Phase(hosts, self.capped_window_runs(split, integer("window_runs", window_runs)))
+        return Position(self._source(split), self.records(split), integer("seed", seed), global_batch_size, 0, (phase,))
 
     def capped_window_runs(self, split: str, window_runs: int) -> int:
         """`window_runs`, or fewer if such a window would hold more than `MAX_WINDOW_BYTES` undecoded.

@@ -9,17 +9,15 @@ It counts *trained* steps, never what an iterator handed out: input pipelines re
 
 from __future__ import annotations
 
-import json
 import operator
 import reprlib
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-import msgspec
+from msgspec import Meta, Struct, json
+from msgspec.structs import replace
 
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import UsageError, one_line
 
-_FORMAT = 1
 _SHOWN_CHARACTERS = 80
 
 # Runs of 64 records that are read and shuffled together: a batch of 64 then mixes all of them (15.7 of 16 on average),
@@ -33,19 +31,24 @@ MAX_WINDOW_RUNS = (1 << 31) - 1
 Host: TypeAlias = Any  # tf.distribute.InputContext, (index, count), or None for one host
 
 
-def whole(name: str, value: Any) -> int:
+def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
     """An integer of any kind as an int: NumPy's, a tensor, a variable such as Keras' `optimizer.iterations`.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it is something else, or out of bounds.
     """
     try:
         number = int(value)
-        if number == value:
-            return number
+        is_integer = bool(number == value)
     except (TypeError, ValueError, OverflowError):
-        pass
-    raise UsageError(f"{name}={reprlib.repr(value)}: a whole number")
+        is_integer = False
+    if not is_integer:
+        raise UsageError(f"{name} must be a whole number, got {reprlib.repr(value)}")
+    if least is not None and number < least:
+        raise UsageError(f"{name} must be at least {least}, got {number}")
+    if most is not None and number > most:
+        raise UsageError(f"{name} must be at most {most}, got {number}")
+    return number
 
 
 def share_before(records: int, hosts: int, host: int) -> int:
@@ -53,8 +56,7 @@ def share_before(records: int, hosts: int, host: int) -> int:
     return records // hosts * host + min(records % hosts, host)
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a fixed set of hosts has read of one epoch.
 
     Attributes:
@@ -70,14 +72,10 @@ class Phase:
     taken: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, most in (
-            ("hosts", self.hosts, MAX_HOSTS),
-            ("window_runs", self.window_runs, MAX_WINDOW_RUNS),
-        ):
-            if value < 1:
-                raise UsageError(f"{name}={value}: at least 1")
-            if value > most:
-                raise UsageError(f"{name}={value}: at most {most}")
+        integer("hosts", self.hosts, 1, MAX_HOSTS)
+        integer("window_runs", self.window_runs, 1, MAX_WINDOW_RUNS)
+        integer("lead", self.lead, 0, self.hosts - 1)
+        integer("taken", self.taken, 1 if self.lead else 0)
 
     def read_by(self, host: int) -> int:
         """Records of this epoch that `host` has read in this phase."""
@@ -89,8 +87,7 @@ class Phase:
         return self.hosts * self.taken - self.lead
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fields=True):
     """How far the endless stream of epochs that the train builders read has been trained on.
 
     Attributes:
@@ -104,11 +101,11 @@ class Position:
     """
 
     source: str
-    records: int
+    records: Annotated[int, Meta(ge=1)]
     seed: int
-    global_batch_size: int
-    epoch: int
-    phases: tuple[Phase, ...]
+    global_batch_size: Annotated[int, Meta(ge=1)]
+    epoch: Annotated[int, Meta(ge=0)]
+    phases: Annotated[tuple[Phase, ...], Meta(min_length=1)]
 
     @property
     def hosts(self) -> int:
@@ -129,13 +126,10 @@ class Position:
         """The position `steps` trained steps later; `steps` may be an array or a variable, such as a step counter.
 
         Raises:
-            ValueError: `steps` is negative or no whole number.
+            UsageError: `steps` is negative or no whole number.
         """
-        steps = whole("steps", steps)
-        if steps < 0:
-            raise ValueError(f"steps={steps}: a position only moves forward")
         last = self.phases[-1]
-        taken = last.taken + steps * self.host_batch_size
+        taken = last.taken + integer("steps", steps, 0) * self.host_batch_size
         left = self.records - sum(phase.read for phase in self.phases[:-1])  # of the epoch, when the last phase began
         epoch_end = last.lead + left
         if taken * last.hosts < epoch_end:
@@ -157,21 +151,20 @@ class Position:
         Raises:
             ValueError: the batch can't be divided by the hosts (`host_batch_size` says how), or a number is below 1.
         """
-        global_batch_size, hosts = whole("global_batch_size", global_batch_size), whole("hosts", hosts)
-        window_runs = self.window_runs if window_runs is None else whole("window_runs", window_runs)
-        host_batch_size(global_batch_size, hosts)
-        before = tuple(phase for phase in self.phases if phase.read)
-        now = Phase(hosts, window_runs)
-        if not before or (before[-1].hosts, before[-1].window_runs) != (hosts, window_runs):
-            before = (*before, now)
-        return replace(self, global_batch_size=global_batch_size, phases=before)
+        window_runs = self.window_runs if window_runs is None else integer("window_runs", window_runs)
+        global_batch_size, now = (
+            integer("global_batch_size", global_batch_size),
+            Phase(integer("hosts", hosts), window_runs),
+        )
+        host_batch_size(global_batch_size, now.hosts)
+        phases = tuple(phase for phase in self.phases if phase.read)
+        if not phases or (phases[-1].hosts, phases[-1].window_runs) != (now.hosts, now.window_runs):
+            phases = (*phases, now)
+        return replace(self, global_batch_size=global_batch_size, phases=phases)
 
     def to_json(self) -> str:
         """One line of JSON, under 10 kB (some 25 bytes for each change of the hosts within the current epoch)."""
-        phases = [[phase.hosts, phase.window_runs, phase.lead, phase.taken] for phase in self.phases]
-        value = {"format": _FORMAT, "source": self.source, "records": self.records, "seed": self.seed}
-        value |= {"global_batch_size": self.global_batch_size, "epoch": self.epoch}
-        return json.dumps({**value, "phases": phases}, separators=(",", ":"))
+        return json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Position:
@@ -181,57 +174,15 @@ class Position:
             UsageError: it is something else, or no training could have got there.
         """
         try:
-            saved = msgspec.json.decode(text, type=_Saved)
-            phases = tuple(Phase(*phase) for phase in saved.phases)
+            position = json.decode(text, type=cls)
+            read = sum(phase.read for phase in position.phases)
+            if read >= position.records:
+                raise UsageError(f"{read} records read of an epoch of {position.records}")
+            host_batch_size(position.global_batch_size, position.hosts)
         except (ValueError, TypeError, RecursionError) as error:
-            raise _not_a_position(text, error) from None
-        wrong = _impossible(saved, phases)
-        if wrong:
-            raise _not_a_position(text, wrong)
-        return cls(saved.source, saved.records, saved.seed, saved.global_batch_size, saved.epoch, phases)
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class _SavedPhase(NamedTuple):
-    hosts: _Positive
-    window_runs: _Positive
-    lead: _Count
-    taken: _Count
-
-
-class _Saved(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON form of a position."""
-
-    format: Annotated[int, msgspec.Meta(ge=_FORMAT, le=_FORMAT)]
-    source: str
-    records: _Positive
-    seed: int
-    global_batch_size: _Positive
-    epoch: _Count
-    phases: Annotated[list[_SavedPhase], msgspec.Meta(min_length=1)]
-
-
-def _impossible(saved: _Saved, phases: tuple[Phase, ...]) -> str:
-    """Why no training can have reached these numbers, "" if one can."""
-    for number, phase in enumerate(phases):
-        if phase.lead >= phase.hosts:
-            return f"lead {phase.lead} of {phase.hosts} hosts in phase {number}"
-        if phase.read < 0:
-            return f"lead {phase.lead}, but nothing taken in phase {number}"
-    read = sum(phase.read for phase in phases)
-    if read >= saved.records:
-        return f"{read} records read of an epoch of {saved.records}"
-    if saved.global_batch_size % phases[-1].hosts:
-        return f"global_batch_size {saved.global_batch_size} can't be divided by {phases[-1].hosts} hosts"
-    return ""
-
-
-def _not_a_position(text: Any, why: Any) -> UsageError:
-    shown = f"{text[:_SHOWN_CHARACTERS]!r}" if isinstance(text, str) else reprlib.repr(text)
-    return UsageError(f"not a reader.Position: {shown}: {' '.join(str(why).split())}")
+            shown = repr(text[:_SHOWN_CHARACTERS]) if isinstance(text, str) else reprlib.repr(text)
+            raise UsageError(f"not a reader.Position: {shown}: {one_line(error)}") from None
+        return position
 
 
 def host_batch_size(global_batch_size: int, hosts: int) -> int:
@@ -240,11 +191,7 @@ def host_batch_size(global_batch_size: int, hosts: int) -> int:
     Raises:
         ValueError: not divisible; names both and the nearest batch sizes that fit.
     """
-    hosts, global_batch_size = whole("hosts", hosts), whole("global_batch_size", global_batch_size)
-    if hosts < 1:
-        raise ValueError(f"hosts={hosts}: at least 1")
-    if global_batch_size < 1:
-        raise ValueError(f"global_batch_size={global_batch_size}: at least 1")
+    hosts, global_batch_size = integer("hosts", hosts, 1), integer("global_batch_size", global_batch_size, 1)
     if global_batch_size % hosts:
         below = global_batch_size // hosts * hosts
         fits = f"{below} or {below + hosts}" if below else f"{hosts}"
@@ -270,7 +217,7 @@ def share_of_host(host: Host) -> tuple[int, int, int]:
     except (TypeError, ValueError):
         index, count = 0, 0
     if not 0 <= index < count:
-        raise UsageError(f"host={reprlib.repr(host)}: (index, count) with 0 <= index < count")
+        raise UsageError(f"host must be (index, count) with 0 <= index < count, got {reprlib.repr(host)}")
     return index, count, 1
 
 

@@ -13,13 +13,12 @@ worker) reads as a host of its own: in an epoch each record comes at most once, 
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
@@ -30,22 +29,59 @@ from reader.augment import Augment, RandomResizedCrop, flip, flip_crop
 from reader.batches import Cache, ImageSize, Info, RecordRows, open_source
 from reader.buffers import BufferPool
 from reader.decode import ImageDecoder, call_user
-from reader.engine import Batch, Engine, Rest, Source
-from reader.epoch_parts import EpochParts, Part, parts_from_lists
+from reader.engine import Batch, Engine, Rest
 from reader.features import Feature, pick_features, stacked
 from reader.info import DatasetInfo, as_info
 from reader.limits import cpu_count
-from reader.position import WINDOW_RUNS, whole
+from reader.position import WINDOW_RUNS, Phase, integer, share_before
 
 Transform = Callable[..., Any]
 
 
-class _Resumed(NamedTuple):
-    """What a state says of the epoch that it was taken in; ignored in another one."""
+class Part(Phase, kw_only=True, frozen=True):
+    """A phase of one epoch whose hosts are workers: number rank × workers + worker. They read batch by batch.
 
-    epoch: int
-    parts: tuple[Part, ...]  # of it, in earlier runs
-    at: tuple[int, int] | None  # a worker's number and the batches that it made; None if the state is of a rank
+    Batches are equally many for all hosts, and steps for all ranks, unless there are fewer records than batches.
+
+    Attributes:
+        unread: records of the epoch that were unread when the part began.
+        workers: of each rank.
+        batch_size: the most records of a batch.
+        drop_last: only full batches.
+        steps: batches that each rank trained; its workers take turns, from worker 0 on.
+    """
+
+    unread: int
+    workers: int
+    batch_size: int
+    drop_last: bool
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        integer("workers", self.workers, 1)
+        integer("batch_size", self.batch_size, 1)
+        integer("steps", self.steps, 0, self.unread)
+
+    def sizes(self, host: int) -> list[int]:
+        """Records in each batch of a host; the last may be 0: no batch."""
+        if self.drop_last:
+            return [self.batch_size] * (self.unread // self.hosts // self.batch_size)
+        records = share_before(self.unread, self.hosts, host + 1) - share_before(self.unread, self.hosts, host)
+        count = -(-self.unread // self.hosts // self.batch_size)
+        # Larger ones first: what has no record comes last, so that the first n sizes are those of n batches.
+        return [records // count + (number < records % count) for number in range(count)]
+
+    def batches_by(self, host: int) -> int:
+        """How many of the trained batches of a rank one of its hosts made."""
+        return self.steps // self.workers + (host % self.workers < self.steps % self.workers)
+
+    def read_by(self, host: int) -> int:
+        return sum(self.sizes(host)[: self.batches_by(host)])
+
+    @property
+    def read(self) -> int:
+        return sum(map(self.read_by, range(self.hosts)))
 
 
 class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not follow torch
@@ -100,22 +136,18 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         cache: Cache = None,
     ) -> None:
         info = as_info(info)
-        batch_size = _at_least(1, "batch_size", batch_size)
+        self._batch_size = integer("batch_size", batch_size, 1)
         self._rank, self._world_size = _rank(rank, world_size)
-        self._info, self._split = info, split
         self._features = pick_features(info, features)
         self._rows = _rows(info, image_size, resize_mode, augment, transform, self._features)
-        self._shuffle, self._drop_last, self._batch_size = shuffle, drop_last, batch_size
-        self._threads = None if threads is None else _at_least(1, "threads", threads)
-        self._on_error, self._cache = on_error, cache
+        self._shuffle, self._drop_last = shuffle, drop_last
+        self._threads = None if threads is None else integer("threads", threads, 1)
         self._beginning = info.position(split, global_batch_size=1, hosts=1, seed=seed, window_runs=window_runs)
+        self._source, self._pool = open_source(info, split, on_error, cache), BufferPool()
         # In shared memory: also workers that persist see a new epoch.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
-        self._opened: tuple[int, Source, BufferPool] | None = None  # and the process that opened it
-        self._open()  # what is missing is said here, not by a worker
-        self._resumed: _Resumed | None = None
+        self._resumed: tuple[int, tuple[Part, ...]] = (0, ())  # an epoch, and what was trained of it in earlier runs
         self._steps = 0  # handed out in this iteration
-        self._worker, self._batches = 0, 0  # whose turn an iteration here reads, and how many batches that has made
         #: Workers of the `DataLoader`, which `len()` must know.
         self.num_workers = 0
 
@@ -125,19 +157,20 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
     @property
     def skipped(self) -> int:
         """How many corrupt records `on_error="skip"` has left out so far in this process."""
-        skips = None if self._opened is None else self._opened[1].skips
-        return 0 if skips is None else skips.count
+        return 0 if self._source.skips is None else self._source.skips.count
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration reads: another order and other seeds. Call it before each, on every rank."""
-        epoch = _at_least(0, "epoch", epoch)
+        epoch = integer("epoch", epoch, 0)
         if epoch != int(self._epoch[0]):
             self._epoch[0] = epoch
-            self._resumed, self._steps = None, 0
+            self._resumed, self._steps = (epoch, ()), 0
 
     def steps_per_epoch(self, num_workers: int = 0) -> int:
         """Batches of this rank in an epoch that is read from its beginning by a `DataLoader` with so many workers."""
-        return EpochParts(self._beginning.records, self._shuffle, (self._part(max(1, num_workers)),)).steps(self._rank)
+        part = self._part(max(1, num_workers))
+        hosts = range(self._rank * part.workers, (self._rank + 1) * part.workers)
+        return sum(size > 0 for host in hosts for size in part.sizes(host))
 
     def state_dict(self, steps: Any = None, num_workers: int = 0) -> dict[str, Any]:
         """The progress of training in this epoch, as JSON can hold it; the same for all ranks.
@@ -148,17 +181,20 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
             num_workers: of the `DataLoader`.
         """
         worker = get_worker_info()
-        workers = whole("num_workers", num_workers) if worker is None else worker.num_workers
-        parts = self._epoch_parts(max(1, workers)).parts
-        trained = self._steps if steps is None else _at_least(0, "steps", steps)
-        if worker is None:
-            parts = (*parts[:-1], replace(parts[-1], steps=parts[-1].steps + trained))
+        workers = max(1, integer("num_workers", num_workers)) if worker is None else worker.num_workers
+        # A worker's state is for that worker: as if the others had made as many batches.
+        made = self._steps * (1 if worker is None else workers)
+        trained = made if steps is None else integer("steps", steps, 0)
+        *parts, last = self._parts(workers)
+        parts.append(replace(last, steps=last.steps + trained))
         return {
             "source": self._beginning.source,
             "seed": self._beginning.seed,
             "epoch": int(self._epoch[0]),
-            "parts": [list(astuple(part)) for part in parts],
-            "worker": None if worker is None else [self._worker, self._batches],
+            "parts": [
+                [part.hosts // part.workers, part.workers, part.batch_size, part.drop_last, part.steps]
+                for part in parts
+            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -170,95 +206,106 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
             UsageError: it is another dataset's or seed's, or no state.
         """
         try:
-            epoch, parts, worker = _at_least(0, "epoch", state["epoch"]), state["parts"], state["worker"]
-            at = None if worker is None else (int(worker[0]), int(worker[1]))
-            resumed = _Resumed(epoch, parts_from_lists(parts, self._beginning.records), at)
-            if at is not None and not (0 <= at[0] < resumed.parts[-1].workers and at[1] >= 0):
-                raise ValueError
+            epoch, parts = integer("epoch", state["epoch"], 0), self._saved_parts(state)
             ours = {name: (state[name], getattr(self._beginning, name)) for name in ("source", "seed")}
         except (KeyError, IndexError, TypeError, ValueError):
             raise UsageError(f"not a state of a ShardDataset: {str(state)[:80]}") from None
         for name, (saved, here) in ours.items():
             if saved != here:
                 raise UsageError(f"the state was made with another {name}: {saved!r}, here it is {here!r}")
-        self._resumed, self._steps = resumed, 0
+        self._resumed, self._steps = (epoch, parts), 0
         self._epoch[0] = epoch
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         workers, number = (1, 0) if worker is None else (worker.num_workers, worker.id)
-        parts = self._epoch_parts(workers)
-        last = parts.parts[-1]
-        turn = (number + last.steps) % workers  # whose turn the next step is
-        at = None if self._resumed is None else self._resumed.at
-        self._worker, self._batches = at or (turn, last.batches(turn))
         self._steps = 0
-        consumer = self._rank * workers + self._worker
-        sizes = parts.sizes(consumer)
-        if not sizes and len(parts.parts) == 1:
+        parts = self._parts(workers)
+        last = parts[-1]
+        host = self._rank * workers + (number + last.steps) % workers  # whose turn the next step is
+        sizes = last.sizes(host)
+        if not sizes and len(parts) == 1:
             raise UsageError(
-                f"batch_size={self._batch_size} with drop_last: {self._beginning.records} records for {last.consumers} "
+                f"batch_size={self._batch_size} with drop_last: {self._beginning.records} records for {last.hosts} "
                 "readers (ranks x workers) fill no batch; give a smaller batch_size, or drop_last=False"
             )
+        left = [size for size in sizes[last.batches_by(host) :] if size]
         threads = self._threads or (cpu_count() if worker is None else 1)
-        left = [size for size in sizes[self._batches :] if size]
-        with self._engine(parts, consumer, sum(sizes[: self._batches]), left, threads) as engine:
+        rest = Rest(self._windows(parts, host), None)
+        more: dict[str, Any] = {"seed": self._beginning.seed, "for_training": self._shuffle}
+        with Engine(self._source, self._rows, rest, left, threads=threads, pool=self._pool, **more) as engine:
             for _ in left:
                 batch = engine.take()
-                self._batches += 1
                 self._steps += 1
                 if batch.weights.any():  # else all its records are corrupt, and skipped
                     yield self._tensors(batch)
 
-    def _epoch_parts(self, workers: int) -> EpochParts:
-        """The parts of this epoch up to one that `workers` workers a rank read on."""
-        if self._resumed is not None and self._resumed.epoch != int(self._epoch[0]):
-            self._resumed = None  # `set_epoch` was called in the process that this one is a worker of
-        now = self._part(workers)
-        parts = (now,) if self._resumed is None else self._resumed.parts
-        return EpochParts(self._beginning.records, self._shuffle, parts).then(now)
-
     def _part(self, workers: int) -> Part:
-        return Part(self._world_size, workers, self._batch_size, self._drop_last)
+        """An epoch that is read from its beginning with so many workers on each rank."""
+        return Part(
+            hosts=self._world_size * workers,
+            window_runs=self._beginning.window_runs,
+            unread=self._beginning.records,
+            workers=workers,
+            batch_size=self._batch_size,
+            drop_last=self._drop_last,
+        )
 
-    def _engine(self, parts: EpochParts, consumer: int, read: int, sizes: list[int], threads: int) -> Engine:
-        """What reads a consumer's batches from its record `read` on."""
-        source, pool = self._open()
-        first, consumers = source.reader.table.first, parts.parts[-1].consumers
+    def _parts(self, workers: int) -> tuple[Part, ...]:
+        """The parts of this epoch, the last one for so many workers on each rank."""
+        (epoch, before), now = self._resumed, self._part(workers)
+        if not before or epoch != int(self._epoch[0]):  # set by the process that this one is a worker of
+            return (now,)
+        last = before[-1]
+        if replace(now, unread=last.unread, steps=last.steps) == last:
+            return before
+        if not self._shuffle:
+            raise UsageError("with shuffle=False a state is for the same ranks, workers and batch_size only")
+        return (*before, replace(now, unread=last.unread - last.read))
+
+    def _saved_parts(self, state: Mapping[str, Any]) -> tuple[Part, ...]:
+        """What was trained of an epoch by a state. Raises TypeError, ValueError, … if no training can have made it."""
+        parts: list[Part] = []
+        unread = self._beginning.records
+        for ranks, workers, batch_size, drop_last, steps in (map(int, values) for values in state["parts"]):
+            part = Part(
+                hosts=ranks * workers,
+                window_runs=self._beginning.window_runs,
+                unread=unread,
+                workers=workers,
+                batch_size=batch_size,
+                drop_last=bool(drop_last),
+                steps=steps,
+            )
+            parts.append(part)
+            unread -= part.read
+        last = parts[-1]
+        if state.get("worker") is not None:  # a worker's of release 1: whose turn it had, and the batches it made
+            turn, made = map(int, state["worker"])
+            first = last.steps % last.workers
+            made -= integer("worker", turn, 0, last.workers - 1) < first
+            parts[-1] = replace(last, steps=made * last.workers + first)
+        return tuple(part for part in parts if part.steps)
+
+    def _windows(self, parts: tuple[Part, ...], host: int) -> Iterator[order.Window]:
+        """What a host of the last part reads, from its first record that wasn't trained on."""
+        first, last = self._source.reader.table.first, parts[-1]
         if self._shuffle:
-            *before, last = parts.phases(self._beginning.window_runs)
-            mine = replace(last, by_host=tuple(read if i == consumer else last.by_host[i] for i in range(consumers)))
-            position = replace(self._beginning, epoch=int(self._epoch[0]), phases=(*before, mine))
-            windows = order.train_windows(first, position, consumer)
-        else:
-            start, stop = order.eval_share(self._beginning.records, consumers, consumer)
-            windows = order.eval_windows(first, min(start + read, stop), stop)
-        more: dict[str, Any] = {"seed": self._beginning.seed, "for_training": self._shuffle}
-        return Engine(source, self._rows, Rest(windows, None), sizes, threads=threads, pool=pool, **more)
-
-    def _open(self) -> tuple[Source, BufferPool]:
-        """The source of this process, which keeps its cache from epoch to epoch."""
-        if self._opened is None or self._opened[0] != os.getpid():
-            source = open_source(self._info, self._split, self._on_error, self._cache)
-            self._opened = os.getpid(), source, BufferPool()
-        return self._opened[1:]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
+            return order.train_windows(first, replace(self._beginning, epoch=int(self._epoch[0]), phases=parts), host)
+        start, stop = order.eval_share(self._beginning.records, last.hosts, host)
+        return order.eval_windows(first, start + last.read_by(host), stop)
 
     def _tensors(self, batch: Batch) -> _TorchBatch:
-        rows = np.flatnonzero(batch.weights).tolist()
-        all_count = len(rows) == len(batch.labels)
-        images = _images(batch.images if all_count else [batch.images[row] for row in rows])
-        labels = torch.from_numpy(batch.labels if all_count else batch.labels[rows])
-        if not self._features:
-            return _TorchBatch(images, labels)
-        columns = zip(*(batch.features[row] for row in rows), strict=True)
-        values = {
-            name: _column(column, feature)
-            for (name, feature), column in zip(self._features.items(), columns, strict=True)
-        }
-        return _TorchBatch({"image": images, **values}, labels)
+        images, labels, features = batch.images, batch.labels, batch.features
+        if not batch.weights.all():  # in evaluation, corrupt records
+            rows = np.flatnonzero(batch.weights)
+            images = images[rows] if isinstance(images, np.ndarray) else [images[row] for row in rows]
+            labels, features = labels[rows], [features[row] for row in rows]
+        inputs = _images(images)
+        if self._features:
+            columns = zip(self._features.items(), zip(*features, strict=True), strict=True)
+            inputs = {"image": inputs, **{name: _column(column, feature) for (name, feature), column in columns}}
+        return _TorchBatch(inputs, torch.from_numpy(labels))
 
 
 class _TorchBatch(NamedTuple("_TorchBatch", [("inputs", Any), ("labels", Any)])):
@@ -322,7 +369,7 @@ def _rows(
     if transform is None:
         return RecordRows(info, decode, features)
     if not callable(transform):
-        raise UsageError(f"transform={transform!r}: a function f(image) or f(image, seed) of a PIL image")
+        raise UsageError(f"transform must be a function f(image) or f(image, seed) of a PIL image, got {transform!r}")
     return _TransformRows(transform, info, decode, features)
 
 
@@ -337,16 +384,14 @@ def _takes_seed(transform: Transform) -> bool:
 
 
 def _images(images: Any) -> Any:
-    if isinstance(images, list) and not isinstance(images[0], np.ndarray):
-        try:
-            return default_collate(images)
-        except (TypeError, RuntimeError) as error:
-            raise UsageError(f"what transform returned makes no batch: {one_line(error)[:200]}") from None
-    if isinstance(images, list):
-        shapes = {image.shape for image in images}
-        if len(shapes) > 1:
-            raise UsageError(f"transform returned images of mixed shapes ({min(shapes)} to {max(shapes)}): no batch")
-        images = np.stack(images)
+    """Images [b, height, width(, channels)], or what a transform returned for each, as a tensor of a batch."""
+    try:
+        if isinstance(images, list):
+            if not isinstance(images[0], np.ndarray):
+                return default_collate(images)
+            images = np.stack(images)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"what transform returned makes no batch: {one_line(error)[:200]}") from None
     return torch.from_numpy(images[..., None] if images.ndim == 3 else images).permute(0, 3, 1, 2)
 
 
@@ -359,19 +404,10 @@ def _column(values: Sequence[Any], feature: Feature) -> Any:
     return torch.from_numpy(stacked(values, feature))
 
 
-def _at_least(least: int, name: str, value: Any) -> int:
-    number = whole(name, value)
-    if number < least:
-        raise UsageError(f"{name}={number}: at least {least}")
-    return number
-
-
 def _rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """(rank, world size), those of torch.distributed unless given."""
-    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    rank = rank if rank is not None else torch.distributed.get_rank() if is_distributed else 0
-    world_size = world_size if world_size is not None else torch.distributed.get_world_size() if is_distributed else 1
-    rank, world_size = whole("rank", rank), whole("world_size", world_size)
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank={rank}, world_size={world_size}: 0 <= rank < world_size")
-    return rank, world_size
+    found = (0, 1)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        found = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    world_size = integer("world_size", found[1] if world_size is None else world_size, 1)
+    return integer("rank", found[0] if rank is None else rank, 0, world_size - 1), world_size
