@@ -1,0 +1,55 @@
+"""Today's writer writes what commit aafac01 wrote, and takes over a version that aafac01 published."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import make
+from tests.pinned import record
+
+
+def recorded(name: str, *codecs: str) -> dict[str, Any]:
+    """A JSON file of `record`; skips the test if bytes depend on other versions of these codecs."""
+    content: dict[str, Any] = json.loads((record.FOLDER / f"{name}.json").read_text())
+    for codec in codecs:
+        if content["codecs"][codec] != record.codecs()[codec]:
+            pytest.skip(f"recorded with {codec} {content['codecs'][codec]}, here is {record.codecs()[codec]}")
+    return content
+
+
+@pytest.fixture(scope="module", params=["samples", "photos"])
+def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    photos = Path(os.environ.get("IMAGESHARDS_PHOTOS", "")) if request.param == "photos" else None
+    if photos == Path():
+        pytest.skip("set IMAGESHARDS_PHOTOS to the class folders that photos.json was recorded from")
+    expected, folder = recorded(request.param, "pillow", "libjpeg_turbo"), tmp_path_factory.mktemp(request.param)
+    assert record.prepare(folder, photos) == expected["inputs"], "these images are not those of the recording"
+    return request.param, folder
+
+
+@pytest.mark.parametrize("case", record.CASES)
+def test_files_are_those_that_were_recorded(inputs: tuple[str, Path], case: str) -> None:
+    expected = recorded(inputs[0], *["zlib"] * (case == "gzip"))
+    assert record.published(case, inputs[1]) == expected["cases"][case]
+
+
+def test_an_old_version_is_accepted_verified_and_repaired(tmp_path: Path) -> None:
+    shutil.copytree(record.FOLDER / "published-aafac01", tmp_path, dirs_exist_ok=True)
+    version, before = tmp_path / "tiny" / "1.0.0", make.files(tmp_path)
+    command = "--name tiny --image_size 32 --one_hot --splits train=0.75,validation=0.25 --max_reject_fraction 0.1"
+    job = ["beam_pipeline", *command.split(), "--num_shards", "train=2,validation=1", "--output", tmp_path, "--input"]
+    for run, outcome in (([*job, tmp_path / "images"], "already published"), (["reader", "verify", version], "OK")):
+        code, text = record.run(*run)
+        assert code == 0 and outcome in text, text
+    assert make.files(tmp_path) == before
+
+    recorded("samples", "pillow", "libjpeg_turbo", "zlib", "pillow_heif")
+    make.shard_files(version)[0].unlink()
+    (version / "rejects.jsonl").unlink()
+    code, text = record.run(*job, tmp_path / "images")
+    assert code == 0 and "repaired" in text, text
+    assert make.files(tmp_path) == before
