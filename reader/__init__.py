@@ -16,39 +16,24 @@ from typing import TYPE_CHECKING, Any
 from beam_pipeline import __version__
 
 if TYPE_CHECKING:
-    from reader import augment, torch
-    from reader.batches import as_numpy, eval_batches, skipped, train_batches
-    from reader.files import image_files_dataset
-    from reader.foreign import record_dataset
-    from reader.info import DatasetInfo, load_info
-    from reader.jax_arrays import as_jax, keep_tensorflow_off_accelerators
-    from reader.position import Position
-    from reader.tf_data import eval_dataset, train_dataset
-    from reader.tools.copy import copy
-    from reader.tools.index import index
-    from reader.tools.verify import verify
-
-__all__ = [
-    "DatasetInfo",
-    "Position",
-    "__version__",
-    "as_jax",
-    "as_numpy",
-    "augment",
-    "copy",
-    "eval_batches",
-    "eval_dataset",
-    "image_files_dataset",
-    "index",
-    "keep_tensorflow_off_accelerators",
-    "load_info",
-    "record_dataset",
-    "skipped",
-    "torch",
-    "train_batches",
-    "train_dataset",
-    "verify",
-]
+    from reader import augment as augment
+    from reader import torch as torch
+    from reader.batches import as_numpy as as_numpy
+    from reader.batches import eval_batches as eval_batches
+    from reader.batches import skipped as skipped
+    from reader.batches import train_batches as train_batches
+    from reader.files import image_files_dataset as image_files_dataset
+    from reader.foreign import record_dataset as record_dataset
+    from reader.info import DatasetInfo as DatasetInfo
+    from reader.info import load_info as load_info
+    from reader.jax_arrays import as_jax as as_jax
+    from reader.jax_arrays import keep_tensorflow_off_accelerators as keep_tensorflow_off_accelerators
+    from reader.position import Position as Position
+    from reader.tf_data import eval_dataset as eval_dataset
+    from reader.tf_data import train_dataset as train_dataset
+    from reader.tools.copy import copy as copy
+    from reader.tools.index import index as index
+    from reader.tools.verify import verify as verify
 
 # Loaded on first use (PEP 562): what each name is a part of, "" for a module.
 _HOMES = {
@@ -71,17 +56,18 @@ _HOMES = {
     "train_dataset": "tf_data",
     "verify": "tools.verify",
 }
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from reader.words import explained
-
     home = _HOMES[name]
     try:
         module = importlib.import_module(f"reader.{home or name}")
     except ModuleNotFoundError as error:
+        from reader.words import explained
+
         raise explained(error) from None
     value = getattr(module, name) if home else module
     globals()[name] = value
