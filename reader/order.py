@@ -5,7 +5,7 @@ contiguous share of the records in that order, and shuffles inside windows of ab
 stateful: any part of any epoch follows from (seed, epoch, number), so hosts are exact and resuming is instant.
 
 Pure integers and NumPy: no storage, no framework. A *record number* counts the records that a split string selects,
-from 0 in file order; a *run* is a range of them that is read at once; a *span* is the part of a run that is wanted.
+from 0 in file order; a *run* is a range of them that is read at once; a *span* is a part of a run.
 """
 
 from __future__ import annotations
@@ -74,20 +74,16 @@ class Spans(NamedTuple):
     def cut(self, first: int, last: int) -> Spans:
         """The records at positions [first, last) of this order."""
         ends = np.cumsum(self.stop - self.start)
-        low = int(np.searchsorted(ends, first, "right"))
-        high = int(np.searchsorted(ends, last, "left")) + 1
-        run, start, stop = (array.copy() for array in self.slice(low, high))
-        if first >= last or not len(run):
-            return self.slice(0, 0)
-        start[0] += first - (int(ends[low - 1]) if low else 0)
-        stop[-1] -= int(ends[low + len(run) - 1]) - last
-        return Spans(run, start, stop)
+        begins = ends - (self.stop - self.start)
+        start = self.start + np.maximum(first - begins, 0)
+        stop = self.stop - np.maximum(ends - last, 0)
+        kept = start < stop
+        return Spans(self.run[kept], start[kept], stop[kept])
 
     def numbers(self) -> Integers:
         """The record numbers, in this order."""
-        if not len(self.run):
-            return np.zeros(0, np.int64)
-        return np.concatenate([np.arange(start, stop) for start, stop in zip(self.start, self.stop, strict=True)])
+        ranges = [np.arange(start, stop) for start, stop in zip(self.start, self.stop, strict=True)]
+        return np.concatenate([np.zeros(0, np.int64), *ranges])
 
 
 class Window(NamedTuple):
@@ -128,13 +124,12 @@ def share(order: Spans, lead: int, hosts: int, host: int) -> Spans:
 def window_bounds(order: Spans, window_runs: int) -> Integers:
     """How `order` is cut into windows: spans [bounds[i], bounds[i + 1]) are window i.
 
-    Windows are equal in runs and hold at least `window_runs` where there are so many: a short last one would mix badly.
+    Windows are equal in runs and hold at least `window_runs` if there are so many: a short last one would mix badly.
     """
-    is_new_run = np.concatenate(([True], order.run[1:] != order.run[:-1]))
-    heads = np.flatnonzero(is_new_run) if len(order.run) else np.zeros(0, np.int64)
-    count = max(1, len(heads) // window_runs)
-    if not len(heads):
+    if not len(order.run):
         return np.zeros(1, np.int64)
+    heads = np.flatnonzero(np.concatenate(([True], order.run[1:] != order.run[:-1])))
+    count = max(1, len(heads) // window_runs)
     return np.concatenate((heads[np.arange(count) * len(heads) // count], [len(order.run)]))
 
 
@@ -180,11 +175,7 @@ def _rest(order: Spans, phase: Phase, first: Integers, seed: int, epoch: int) ->
         if window < len(bounds) - 1:
             numbers = shuffled(mine.slice(bounds[window], bounds[window + 1]).numbers(), seed, epoch)
             parts += [_spans(numbers[within:], first), mine.slice(bounds[window + 1], len(mine.run))]
-    return Spans(
-        np.concatenate([part.run for part in parts]),
-        np.concatenate([part.start for part in parts]),
-        np.concatenate([part.stop for part in parts]),
-    )
+    return Spans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def _find_window(order: Spans, bounds: Integers, read: int) -> tuple[int, int]:
@@ -233,9 +224,7 @@ def train_windows(first: Integers, position: Position, host: int) -> Iterator[Wi
 
 def eval_share(records: int, hosts: int, host: int) -> tuple[int, int]:
     """The record numbers [start, stop) that one host evaluates: contiguous, the first hosts' one record larger."""
-    share, larger = divmod(records, hosts)
-    start = share * host + min(host, larger)
-    return start, start + share + (host < larger)
+    return share_before(records, hosts, host), share_before(records, hosts, host + 1)
 
 
 def eval_windows(first: Integers, start: int, stop: int, padding: int = 0) -> Iterator[Window]:
