@@ -31,18 +31,17 @@ class JaxBatches:
     def __iter__(self) -> Iterator[Any]:
         # Putting a batch on the devices only begins the copy.
         put = (jax.tree.map(self._put, batch) for batch in self._batches)
-        # Taking the last batch ends the iteration, so it isn't taken before it is asked for.
-        early = itertools.islice(put, len(self) - 1)
         ahead: deque[Any] = deque()
         error: Exception | None = None
-        while True:
-            try:
-                ahead.extend(itertools.islice(early, _BATCHES_AHEAD - len(ahead)))
-            except Exception as raised:  # comes after the batches before it
-                error = raised
-            if not ahead:
-                break
-            yield ahead.popleft()
+        try:
+            # Taking the last batch ends the iteration, so it isn't taken before it is asked for.
+            for arrays in itertools.islice(put, len(self) - 1):
+                ahead.append(arrays)
+                if len(ahead) == _BATCHES_AHEAD:
+                    yield ahead.popleft()
+        except Exception as raised:  # comes after the batches before it
+            error = raised
+        yield from ahead
         if error is not None:
             raise error
         yield from put
@@ -85,7 +84,9 @@ def as_jax(batches: Iterable[Any], mesh: Any) -> JaxBatches:
     if isinstance(mesh, jax.sharding.Sharding):
         return JaxBatches(batches, mesh)
     if not isinstance(mesh, jax.sharding.Mesh):
-        raise UsageError(f"mesh={reprlib.repr(mesh)}: a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch")
+        raise UsageError(
+            f"mesh must be a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch, got {reprlib.repr(mesh)}"
+        )
     size = getattr(batches, "batch_size", None)
     processes = len({device.process_index for device in mesh.devices.flat})
     devices = mesh.devices.shape[0]
@@ -100,7 +101,7 @@ def as_jax(batches: Iterable[Any], mesh: Any) -> JaxBatches:
 def keep_tensorflow_off_accelerators() -> None:
     """Let TensorFlow see no GPU and no TPU: it would reserve nearly all of their memory.
 
-    Only for those who use TensorFlow beside JAX: `train_batches` doesn't.
+    Only for programs that use both TensorFlow and JAX: `train_batches` needs no TensorFlow.
 
     Raises:
         UsageError: TensorFlow has begun to use them; call this before anything else of TensorFlow.
