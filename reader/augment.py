@@ -82,15 +82,30 @@ class RandomResizedCrop:
     As Inception's and torchvision's: ten tries, and if none fits into the image, the largest window in the middle whose
     aspect ratio is allowed. https://pytorch.org/vision/stable/generated/torchvision.transforms.RandomResizedCrop.html
 
-    Attributes:
+    Args:
         scale: smallest and largest share of the image's area.
         ratio: smallest and largest width over height.
-        then: an augment for the resized images, such as `reader.augment.flip`.
+        then: another augment, for the resized images, such as `reader.augment.flip`.
+
+    Raises:
+        UsageError: the bounds aren't in order.
     """
 
-    scale: tuple[float, float]
-    ratio: tuple[float, float]
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
     then: Augment | None = None
+
+    def __post_init__(self) -> None:
+        if not _are_bounds(self.scale) or self.scale[1] > 1:
+            raise UsageError(
+                f"scale must be the smallest and largest share of the area, 0 < smallest <= largest <= 1, got "
+                f"{self.scale!r}"
+            )
+        if not _are_bounds(self.ratio):
+            raise UsageError(
+                f"ratio must be the smallest and largest width over height, 0 < smallest <= largest, got {self.ratio!r}"
+            )
+        check_augment(self.then, "then")
 
     def window(self, height: int, width: int, seed: int) -> Window:
         """The window (top, left, height, width) in an image of this size, by the record's seed."""
@@ -114,41 +129,23 @@ class RandomResizedCrop:
         return cropped if self.then is None else self.then(cropped, seed)
 
 
-def random_resized_crop(
-    scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3), then: Augment | None = None
-) -> RandomResizedCrop:
-    """An augment that resizes a random window of each image to `image_size`.
-
-    Args:
-        scale: smallest and largest share of the image's area.
-        ratio: smallest and largest width over height.
-        then: another augment, for the resized images, such as `reader.augment.flip`.
-
-    Raises:
-        UsageError: the bounds aren't in order.
-    """
-    if not _are_bounds(scale) or scale[1] > 1:
-        raise UsageError(f"scale={scale!r}: shares of the area (smallest, largest), 0 < smallest <= largest <= 1")
-    if not _are_bounds(ratio):
-        raise UsageError(f"ratio={ratio!r}: width over height (smallest, largest), 0 < smallest <= largest")
-    check_augment(then, "then")
-    return RandomResizedCrop((scale[0], scale[1]), (ratio[0], ratio[1]), then)
+random_resized_crop = RandomResizedCrop  # called like the functions above; `decode` knows it by its class
 
 
 def check_augment(augment: Any, name: str = "augment") -> None:
-    """Raise UsageError, with what is wanted, if this can't be called as f(image, seed)."""
+    """Raise UsageError, with what to give, if this can't be called as f(image, seed)."""
     if augment is None:
         return
-    if augment is random_resized_crop or augment is RandomResizedCrop:
-        raise UsageError(f"{name}={augment.__name__}: call it, {name}=reader.augment.random_resized_crop()")
+    if augment is RandomResizedCrop:
+        raise UsageError(f"{name}=random_resized_crop: call it, {name}=reader.augment.random_resized_crop()")
     given = getattr(augment, "__name__", None) or repr(augment)[:80]
-    wanted = "a function f(image, seed) of a uint8 array [height, width, channels], such as reader.augment.flip"
+    needed = "a function f(image, seed) of a uint8 array [height, width, channels], such as reader.augment.flip"
     if not callable(augment):
-        raise UsageError(f"{name}={given}: give {wanted}")
+        raise UsageError(f"{name}={given}: give {needed}")
     try:
         inspect.signature(augment).bind(None, 0)
     except TypeError:
-        raise UsageError(f"{name}={given} doesn't take two arguments: give {wanted}") from None
+        raise UsageError(f"{name}={given} doesn't take two arguments: give {needed}") from None
     except ValueError:  # a builtin without a signature
         return
 
