@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal
 
 import tensorflow as tf
 
 from beam_pipeline import storage
-from beam_pipeline.errors import ImageShardsError, UsageError
-from reader.record_files import Pattern, find_files, infer_features, is_gzip, read_examples
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
+from reader.record_files import Pattern, find_files, infer_features, is_gzip, log_skipped, read_examples
 
 Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
 Tensor = Any
@@ -34,35 +34,32 @@ def record_dataset(
     Args:
         pattern: files, such as `gs://any/where/*.tfrec`, plain or GZIP; a published dataset's folder; or a list of
             these. A file that several of them match is read once.
-        keys: names of the features wanted; None for all that the first 100 records of up to 4 files have. A mapping
-            says how each is parsed, as `tf.io.parse_single_example` takes it: for features that only later records
-            have, or defaults.
-        on_error: `raise`, or `skip` records that are corrupt or can't be parsed; each is logged, those that can't be
-            parsed by TensorFlow. A corrupt length costs the rest of its file: only lengths tell where a record begins.
+        keys: names of features; None for all that the first 100 records of up to 4 files have. A mapping says how each
+            is parsed, as `tf.io.parse_single_example` takes it: for features that only later records have, or defaults.
+        on_error: `raise`, or `skip` records that are corrupt or can't be parsed, and log each. A corrupt length costs
+            the rest of its file: only lengths tell where a record begins.
 
     Returns:
         Feature name → tensor: tf.string, int64 or float32. A feature that has one value in each of the first records
         is a scalar, others are vectors of any length, empty if a record lacks the feature.
 
     Raises:
-        UsageError: no file matches, or a key isn't there; lists what there is.
+        UsageError: no file matches, or no record has such a key; lists what there is.
         ImageShardsError: the files hold no record, or no Examples. Later, the iteration ends with an error that names
             the file and the record.
     """
     if on_error not in ("raise", "skip"):
-        raise UsageError(f"on_error={on_error!r}: raise or skip")
-    if isinstance(keys, str):
-        raise UsageError(f"keys={keys!r}: give a list, such as [{keys!r}]")
-    if keys is not None and not len(keys):
-        raise UsageError(f"keys={keys!r}: name a feature, or leave keys away for all of them")
-    files, skip = find_files(pattern), on_error == "skip"
+        raise UsageError(f"on_error must be raise or skip, got {on_error!r}")
+    if keys is not None and (isinstance(keys, str) or not len(keys)):
+        raise UsageError(f"keys must be a list such as ['image'], or None for all features, got {keys!r}")
+    files, skip = find_files(pattern), log_skipped if on_error == "skip" else None
     specs = dict(keys) if isinstance(keys, Mapping) else _specs(infer_features(files, keys, skip))
     # TensorFlow reads local files. It opens no s3:// or az://, knows other credentials than we do, and with a corrupt
-    # record loses the rest of its file: these are read by our storage, in Python, for 25 µs of CPU a record more.
-    by_python = skip or not all(map(storage.is_local, files))
+    # record loses the rest of its file: these are read by our storage, in Python, for two to three times the CPU.
+    by_python = skip is not None or not all(map(storage.is_local, files))
 
     dataset = tf.data.Dataset.from_tensor_slices([os.fsencode(file) for file in files])
-    # Several files at once hide their latency and unpack on several cores. Whichever has records comes next: no file
+    # Several files at once hide their latency and decompress on several cores. Whichever has records is next: no file
     # waits for a slow one. `num_parallel_calls` is what makes interleave parallel at all.
     dataset = dataset.interleave(
         _read_by_python(skip) if by_python else _read_by_tensorflow,
@@ -71,7 +68,7 @@ def record_dataset(
         deterministic=False,
     )
     # `deterministic` in what follows, or the records of one file would change their order.
-    if not skip and all(isinstance(spec, tf.io.FixedLenFeature) for spec in specs.values()):
+    if skip is None and all(isinstance(spec, tf.io.FixedLenFeature) for spec in specs.values()):
         # One call for many records: 60 µs of CPU a record of 16 kB in all, 40 of them for `unbatch`; singly 95.
         dataset = dataset.map(
             lambda names, records: tf.io.parse_example(records, specs, example_names=names),
@@ -91,7 +88,7 @@ def record_dataset(
         # Around the parsing only: what fails before it, such as a file that can't be read, must not pass unnoticed.
         return tf.data.Dataset.from_tensor_slices((names, records)).map(parse).ignore_errors(log_warning=True)
 
-    if skip:
+    if skip is not None:
         dataset = dataset.flat_map(parse_what_fits)
     else:
         dataset = dataset.unbatch().map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -130,7 +127,7 @@ def _read_by_tensorflow(file: Tensor) -> Dataset:
 
 
 def _check_start(file: bytes) -> bytes:
-    """How a file is packed. Raises if it can't be read, which TensorFlow would try forever, or holds no Examples."""
+    """A file's compression. Raises if it can't be read, which TensorFlow would try forever, or holds no Examples."""
     path = os.fsdecode(file)
     next(read_examples(path), None)
     return b"GZIP" if is_gzip(path) else b""
@@ -140,14 +137,14 @@ def _check_end(file: bytes, number: int, offset: int) -> int:
     """Raises unless TensorFlow read a file to the end: if it didn't, the file is read again to see what is wrong."""
     path = os.fsdecode(file)
     store, size = storage.open_storage(path), os.path.getsize(path)
-    # GZIP ends with the size of what was packed. (With several members, of the last one: these are read twice, then.)
+    # GZIP ends with the uncompressed size. (With several members, of the last one: these are read twice, then.)
     expected = int.from_bytes(store.read(path, size - 4, size), "little") if is_gzip(path) else size % 2**32
     if offset % 2**32 != expected and (records := sum(1 for _ in read_examples(path))) != number:
-        raise ImageShardsError(f"{path}: TensorFlow read {number} of {records} records; was it written meanwhile?")
+        raise ImageShardsError(f"{path}: TensorFlow read {number} of {records} records; is it still being written?")
     return offset
 
 
-def _read_by_python(skip: bool) -> Any:
+def _read_by_python(skip: Callable[[CorruptRecordError], object] | None) -> Any:
     """As `_read_by_tensorflow`, for files of any storage."""
 
     def batches(file: bytes) -> Iterator[tuple[list[str], list[bytes]]]:

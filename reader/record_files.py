@@ -1,4 +1,4 @@
-"""Third-party TFRecord files without TensorFlow: which files a pattern means, and their records from end to end."""
+"""Third-party TFRecord files without TensorFlow: which files a pattern matches, and their records from start to end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, pairwise
 from typing import IO, Any, NamedTuple
@@ -25,7 +25,7 @@ PathLike = str | os.PathLike[str]
 Pattern = PathLike | Sequence[PathLike]
 
 _SAMPLED_FILES, _SAMPLED_RECORDS = 4, 100
-_PIECE_BYTES, _UNPACKED_BYTES = 8 << 20, 1 << 20
+_PIECE_BYTES, _READ_BYTES = 8 << 20, 1 << 20
 _BLOCK_RECORDS = 64  # checked by a thread at a time: 20 ms of decoding
 _GZIP = b"\x1f\x8b\x08"
 
@@ -37,39 +37,23 @@ def find_files(pattern: Pattern) -> list[str]:
         pattern: a pattern or a file, a published dataset's folder for its shards, or a list of these.
 
     Raises:
-        UsageError: nothing matches; says what is there.
+        UsageError: nothing matches; lists what is in the folder.
     """
-    patterns = [pattern] if isinstance(pattern, str | os.PathLike) else list(pattern)
-    if not patterns:
-        raise UsageError(
-            f"no file is named by {pattern!r}: give a pattern, such as 'folder/*.tfrec', or a list of these"
-        )
-    files: list[str] = []
-    for one in patterns:
-        text = os.fspath(one)
-        store, url = storage.open_storage(text), storage.normalize(text)
-        # Names may hold brackets, which a pattern takes for a choice of letters.
-        found = [url] if "[" in url and _is_file(url) else store.glob(url)
-        # A dataset's folder is no file: its shards are meant, not what is beside them.
+    files: dict[str, None] = {}
+    for one in [pattern] if isinstance(pattern, str | os.PathLike) else pattern:
+        url = storage.normalize(os.fspath(one))
+        store = storage.open_storage(url)
+        # A file name may contain brackets, which a pattern takes for a choice of letters.
+        found = [url] if "[" in url and store.stat(url) else store.glob(url)
         found = found or [storage.join(url, name) for name in store.names(url) if schema.ShardName.parse(name)]
         if not found:
-            raise UsageError(f"no file matches {text}{_what_is_there(url)}")
-        files += found
-    return list(dict.fromkeys(files))
-
-
-def _is_file(url: str) -> bool:
-    folder, _, name = url.rpartition("/")
-    return name in storage.open_storage(url).names(folder)
-
-
-def _what_is_there(url: str) -> str:
-    """What a folder holds, or the folder of what was asked for; "" if there is no such folder either."""
-    for folder in (url, url.rpartition("/")[0]):
-        names = storage.open_storage(url).names(folder)
-        if names:
-            return f": {folder} holds {some(names, 5)}"
-    return ""
+            folders = {folder: store.names(folder) for folder in (url, url.rpartition("/")[0])}
+            there = next((f": {folder} holds {some(names, 5)}" for folder, names in folders.items() if names), "")
+            raise UsageError(f"no file matches {os.fspath(one)}{there}")
+        files.update(dict.fromkeys(found))
+    if not files:
+        raise UsageError(f"pattern must name files, such as 'folder/*.tfrec', got {pattern!r}")
+    return list(files)
 
 
 class Frame(NamedTuple):
@@ -81,10 +65,10 @@ class Frame(NamedTuple):
 
 
 class FileScan:
-    """Every record of a TFRecord file, plain or GZIP, the corrupt ones too, in one pass; memory is two pieces of 8 MiB.
+    """Every record of a TFRecord file, plain or GZIP, also corrupt ones, in one pass; memory is two pieces of 8 MiB.
 
     A wrong CRC of a record's data costs that record. A wrong length costs the rest of the file, unless `bounds` tell
-    where the next record begins. In a GZIP file offsets count unpacked bytes.
+    where the next record begins. In a GZIP file offsets count uncompressed bytes.
 
     Args:
         file: path or URL.
@@ -106,30 +90,28 @@ class FileScan:
 
     def blocks(self) -> Iterator[Iterable[Frame]]:
         """Up to 64 records in a block; its CRCs are checked by the thread that iterates over it."""
-        is_packed = is_gzip(self._file)
+        is_compressed = is_gzip(self._file)
         with storage.open_storage(self._file).open(self._file) as stream:
             source = _Summed(stream)
-            data, number, offset = b"", 0, 0
-            for piece in _unpacked(source) if is_packed else source.pieces():
+            data, number, offset, fault = b"", 0, 0, ""
+            for piece in _uncompressed(source) if is_compressed else source.pieces():
                 if isinstance(piece, str):
-                    yield [self._lost(number, offset, piece)]
-                    data = b""
+                    fault = piece
                     break
                 data += piece
                 ends = self._ends_in(data, number, offset)
                 for first in range(0, len(ends) - 1, _BLOCK_RECORDS):
                     yield self._frames(number + first, offset, data, ends[first : first + _BLOCK_RECORDS + 1])
                 number, offset, data = number + len(ends) - 1, offset + ends[-1], data[ends[-1] :]
-                if self._bounds:
-                    if number >= len(self._bounds) - 1:
-                        data = b""
-                        break
-                elif len(data) >= schema.FRAME_HEADER_BYTES and schema.framed_bytes(data[:12]) is None:
-                    yield [self._lost(number, offset, f"{frame_fault(data)}, so the rest of the file is lost")]
+                if self._bounds and number >= len(self._bounds) - 1:
                     data = b""
                     break
-            if data:
-                yield self._frames(number, offset, data, [0, len(data)])
+                header = data[: schema.FRAME_HEADER_BYTES]
+                if not self._bounds and len(header) == schema.FRAME_HEADER_BYTES and not schema.framed_bytes(header):
+                    fault = f"{frame_fault(data)}, so the rest of the file is lost"
+                    break
+            if fault or data:
+                yield [self._lost(number, offset, fault or frame_fault(data))]
             deque(source.pieces(), maxlen=0)  # for the checksum
             self.crc32c = source.crc32c
 
@@ -168,26 +150,24 @@ class _Summed:
         return iter(partial(self.read, _PIECE_BYTES), b"")
 
 
-def _unpacked(packed: Any) -> Iterator[bytes | str]:
-    """What a GZIP stream holds, in pieces; as text what is wrong with it, behind all that could be unpacked."""
-    stream, data, wrong = gzip.GzipFile(fileobj=packed), bytearray(), ""
-    while True:
-        try:
-            part = stream.read1(_UNPACKED_BYTES)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            part, wrong = b"", f"the GZIP stream is corrupt ({error})"
-        data += part
-        if len(data) >= _PIECE_BYTES or not part:
-            yield bytes(data)
-            data.clear()
-        if not part:
-            break
-    if wrong:
-        yield wrong
+def _uncompressed(source: Any) -> Iterator[bytes | str]:
+    """The content of a GZIP stream, in pieces; if it is corrupt, all that can be read and then, as text, the fault."""
+    stream, data, fault = gzip.GzipFile(fileobj=source), bytearray(), ""
+    try:
+        while part := stream.read1(_READ_BYTES):
+            data += part
+            if len(data) >= _PIECE_BYTES:
+                yield bytes(data)
+                data.clear()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        fault = f"the GZIP stream is corrupt ({error})"
+    yield bytes(data)
+    if fault:
+        yield fault
 
 
 def is_gzip(url: str) -> bool:
-    """Whether a file is packed: it begins as GZIP, and not with the length of a record that happens to look like it."""
+    """Whether a file is GZIP: it begins as one, and not with the length of a record that happens to look like it."""
     head = storage.open_storage(url).read(url, 0, schema.FRAME_HEADER_BYTES)
     return head.startswith(_GZIP) and schema.framed_bytes(head) is None
 
@@ -200,51 +180,48 @@ class Example(NamedTuple):
     features: dict[str, Value]
 
 
-def read_examples(url: str, skip: bool = False) -> Iterator[Example]:
+def read_examples(url: str, skip: Callable[[CorruptRecordError], object] | None = None) -> Iterator[Example]:
     """Every record of a file, parsed; costs 15 µs each.
 
     Args:
         url: of the file.
-        skip: log records that are corrupt or no Examples, and go on behind them.
+        skip: called with the error of each record that is corrupt or not an Example; None to raise it.
 
     Raises:
         CorruptRecordError: the first such record, without `skip`.
         StorageError: the file is missing or can't be read.
     """
-    for frame in FileScan(url):
-        try:
-            features = features_of(url, frame)
-        except CorruptRecordError as error:
-            if not skip:
-                raise
-            logging.getLogger(__name__).warning("skipped: %s", error)
-        else:
-            assert isinstance(frame.record, bytes)
-            yield Example(f"{url}: record {frame.number}", frame.record, features)
+    for number, offset, record in FileScan(url):
+        if isinstance(record, bytes):
+            try:
+                features = parse_example(record)
+            except ValueError:
+                record = CorruptRecordError(url, number, offset, "not a tf.train.Example")
+            else:
+                yield Example(f"{url}: record {number}", record, features)
+                continue
+        if skip is None:
+            raise record
+        skip(record)
 
 
-def features_of(file: str, frame: Frame) -> dict[str, Value]:
-    """Feature → values of a record. Raises CorruptRecordError, also if it is no Example."""
-    if isinstance(frame.record, CorruptRecordError):
-        raise frame.record
-    try:
-        return parse_example(frame.record)
-    except ValueError:
-        raise CorruptRecordError(file, frame.number, frame.offset, "not a tf.train.Example") from None
+def log_skipped(error: CorruptRecordError) -> None:
+    """Log a record that `read_examples` skips."""
+    logging.getLogger(__name__).warning("skipped: %s", error)
 
 
 def infer_features(
-    files: Sequence[str], keys: Sequence[str] | None = None, skip: bool = False
+    files: Sequence[str], keys: Sequence[str] | None, skip: Callable[[CorruptRecordError], object] | None
 ) -> dict[str, tuple[str, bool]]:
     """Feature → its type (string, float32, int64) and whether it is a scalar, from the first records of some files.
 
     Args:
-        files: four of these are looked at, spread over all; the others only if these hold no record.
-        keys: features wanted, None for all in order of names.
-        skip: leave out records that are corrupt.
+        files: four of these are read, spread over all; the others only if these hold no record.
+        keys: which features, None for all in order of names.
+        skip: as for `read_examples`.
 
     Raises:
-        UsageError: a key isn't there; lists what there is.
+        UsageError: no record has such a key; lists the keys there are.
         ImageShardsError: they hold no record, no Examples, or one feature with two types.
     """
     spread = [files[i * (len(files) - 1) // (_SAMPLED_FILES - 1)] for i in range(_SAMPLED_FILES)]

@@ -18,18 +18,8 @@ import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from reader.record_files import FileScan
-from tests import servers
-
-
-def example(**features: Any) -> bytes:
-    """A serialized Example of bytes, integers and floats."""
-    made = tf.train.Example()
-    for key, value in features.items():
-        feature = made.features.feature[key]
-        values = value if isinstance(value, list) else [value]
-        kind = {bytes: "bytes_list", float: "float_list", int: "int64_list"}[type(values[0]) if values else bytes]
-        getattr(feature, kind).value.extend(values)
-    return bytes(made.SerializeToString())
+from tests import make, servers
+from tests.reading import foreign
 
 
 def write(path: Path, records: list[bytes], compression: str = "") -> Path:
@@ -38,6 +28,10 @@ def write(path: Path, records: list[bytes], compression: str = "") -> Path:
         for record in records:
             writer.write(record)
     return path
+
+
+def example(**features: Any) -> bytes:
+    return bytes(foreign.example(**features).SerializeToString())
 
 
 def photo(number: int) -> bytes:
@@ -94,6 +88,11 @@ def test_every_record_of_every_file_once_with_all_of_its_features(tmp_path: Path
     assert labels(one) == list(range(70, 140)) and specs(one) == {"label": ([], "int64")}
 
 
+def test_lists_can_be_padded_to_batches(tmp_path: Path) -> None:
+    dataset = reader.record_dataset(photos(tmp_path / "a", 5), keys=["label", "tags"])
+    assert next(iter(dataset.padded_batch(5)))["tags"].shape == [5, 2]
+
+
 def test_plain_and_packed_files_in_one_pattern(tmp_path: Path) -> None:
     for place, compression in enumerate(("", "GZIP", "")):
         photos(tmp_path / f"{place}.tfrec", 70, compression, 70 * place)
@@ -101,14 +100,6 @@ def test_plain_and_packed_files_in_one_pattern(tmp_path: Path) -> None:
     (tmp_path / "3.tfrec").write_bytes(b"".join(packed))  # of two members
     (tmp_path / "4.tfrec").touch()
     check_photos(reader.record_dataset(f"{tmp_path}/*.tfrec"), 280)
-
-
-def test_lists_can_be_padded_to_batches(tmp_path: Path) -> None:
-    dataset = reader.record_dataset(photos(tmp_path / "a", 5), keys=["label", "tags"])
-    assert next(iter(dataset.padded_batch(5)))["tags"].shape == [5, 2]
-    lists = write(tmp_path / "b", [example(label=[number, 7][: 1 + number % 2]) for number in range(4)])
-    found = reader.record_dataset(lists).as_numpy_iterator()
-    assert [record["label"].tolist() for record in found] == [[0], [1, 7], [2], [3, 7]]
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
@@ -156,6 +147,9 @@ def test_features_are_inferred_from_several_files(tmp_path: Path) -> None:
     for number in (0, 3, 6, 9):
         (tmp_path / f"part-{number}").write_bytes(b"")
     assert sorted(labels(reader.record_dataset(f"{tmp_path}/*"))) == sorted([1, 2, 4, 5, 7, 8] * 3)
+    write(tmp_path / "part-7", [b"\xff\xff"])  # none of the few that are looked at before
+    with pytest.raises(tf.errors.OpError, match=f"{tmp_path}/part-7: record 0 at byte 0: not a tf.train.Example"):
+        list(reader.record_dataset(f"{tmp_path}/*"))
 
 
 def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
@@ -173,10 +167,10 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
             UsageError,
             r"no file matches .*none\*: .* holds a, empty, one, other, text and 1 more",
         ),
-        ([], {}, UsageError, r"^no file is named by \[\]: give a pattern"),
-        (path, {"on_error": "ignore"}, UsageError, "on_error='ignore': raise or skip"),
-        (path, {"keys": "image"}, UsageError, r"^keys='image': give a list, such as \['image'\]$"),
-        (path, {"keys": []}, UsageError, r"^keys=\[\]: name a feature, or leave keys away"),
+        ([], {}, UsageError, r"^pattern must name files, such as .*, got \[\]"),
+        (path, {"on_error": "ignore"}, UsageError, "on_error must be raise or skip, got 'ignore'"),
+        (path, {"keys": "image"}, UsageError, r"^keys must be a list such as \['image'\], .*, got 'image'$"),
+        (path, {"keys": []}, UsageError, r"^keys must be a list such as .*, got \[\]$"),
         (
             path,
             {"keys": ["image", "x", "y"]},
@@ -209,19 +203,13 @@ def test_a_record_that_lacks_a_feature_is_named_or_skipped(tmp_path: Path) -> No
     assert labels(reader.record_dataset(path, keys=["label"], on_error="skip")) == list(range(122))
 
 
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
-
-
 def truncate(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
 
 
 DAMAGE: dict[str, tuple[Callable[[Path, int], None], int, str]] = {
-    "image bytes": (flip, 20, "the CRC of the data is wrong"),
-    "length": (flip, 0, "the CRC of the length is wrong"),
+    "image bytes": (make.flip_byte, 20, "the CRC of the data is wrong"),
+    "length": (make.flip_byte, 0, "the CRC of the length is wrong"),
     "end of file": (truncate, 20, "the file ends inside this record"),
 }
 
@@ -233,7 +221,7 @@ def numbered(path: Path, count: int, compression: str = "") -> list[int]:
     return [0, *np.cumsum([len(record) + schema.FRAME_BYTES for record in records]).tolist()]
 
 
-@pytest.mark.parametrize("corrupt", [101, 127, 128, 199])
+@pytest.mark.parametrize("corrupt", [127, 128])
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_corrupt_record_is_raised_behind_all_records_of_its_file_before_it(
     tmp_path: Path, kind: str, corrupt: int
@@ -249,7 +237,7 @@ def test_a_corrupt_record_is_raised_behind_all_records_of_its_file_before_it(
             next(records)
 
 
-@pytest.mark.parametrize("damage", [flip, truncate])
+@pytest.mark.parametrize("damage", [make.flip_byte, truncate])
 def test_a_damaged_gzip_file_is_named(tmp_path: Path, damage: Callable[[Path, int], None]) -> None:
     path = photos(tmp_path / "a", 500, "GZIP")
     dataset = reader.record_dataset(path)
@@ -275,8 +263,8 @@ def test_a_scan_yields_all_before_the_end_of_a_truncated_file_and_its_checksum(
 def test_what_is_corrupt_is_skipped_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A record's data costs the record, a length what follows it in the file; other files stay complete."""
     offsets = numbered(tmp_path / "a", 200)
-    flip(tmp_path / "a", offsets[3] + 20)
-    flip(tmp_path / "a", offsets[150] + 1)
+    make.flip_byte(tmp_path / "a", offsets[3] + 20)
+    make.flip_byte(tmp_path / "a", offsets[150] + 1)
     photos(tmp_path / "b", 100, "GZIP", 1000)
     write(tmp_path / "c", [b"\xff\xff", example(label=2000)])
     dataset = reader.record_dataset(f"{tmp_path}/?", keys=["label"], on_error="skip")
@@ -300,15 +288,6 @@ def test_a_file_that_vanished_ends_the_iteration(tmp_path: Path, on_error: Any) 
         list(dataset)
 
 
-def test_files_that_are_no_examples_are_named(tmp_path: Path) -> None:
-    """Too many files for all of them to be looked at before."""
-    for number in range(9):
-        write(tmp_path / f"{number}", [example(label=number)])
-    write(tmp_path / "7", [b"\xff\xff"])
-    with pytest.raises(tf.errors.OpError, match=f"{tmp_path}/7: record 0 at byte 0: not a tf.train.Example"):
-        list(reader.record_dataset(f"{tmp_path}/*"))
-
-
 def test_files_in_a_bucket(tmp_path: Path, gcs: servers.Gcs) -> None:
     bucket = gcs.new_bucket()
     for place, compression in enumerate(("", "GZIP")):
@@ -317,7 +296,7 @@ def test_files_in_a_bucket(tmp_path: Path, gcs: servers.Gcs) -> None:
     dataset = reader.record_dataset(f"gs://{bucket}/a b/*.tfrec")
     assert specs(dataset) == PHOTO_SPECS
     check_photos(dataset, 140)
-    flip(tmp_path / "0.tfrec", 30)
+    make.flip_byte(tmp_path / "0.tfrec", 30)
     gcs.put(bucket, "a b/0.tfrec", (tmp_path / "0.tfrec").read_bytes())
     with pytest.raises(tf.errors.OpError, match=f"gs://{bucket}/a b/0.tfrec: record 0 at byte 0: the CRC of the data"):
         list(dataset)
