@@ -55,7 +55,7 @@ def _run(given: list[str]) -> int:
         raise UsageError(f"unknown command {name!r}: {suggestion(name, COMMANDS)}")
     command = COMMANDS[name]
     if "-h" in rest or "--help" in rest:
-        print(command.help())
+        print(command.parser().format_help(), end="")
         return EXIT_OK
     values = command.parse(rest)
     try:

@@ -8,16 +8,17 @@ import platform
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, ImageShardsError, NotPublishedError, UsageError, one_line
+from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError, UsageError, one_line
 from reader.commands.flags import REQUIRED, Command, Flag, Result, positive, whole_number
 from reader.info import DatasetInfo, SplitInfo, load_info
 from reader.limits import cpu_count
-from reader.tools.copy import FILES_AT_ONCE, copy, dataset_hash
+from reader.tools.copy import checked_sizes, copy, dataset_hash
 from reader.words import count, size, size_range
 
 _SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
@@ -27,23 +28,9 @@ def _info(values: dict[str, Any]) -> Result:
     info = load_info(values["dataset"])
     if not values["hash"]:
         return Result(dict(info.manifest), _describe(info))
-    _check_files(info)
+    checked_sizes(info)  # without a file the hash would be of something else
     digest = dataset_hash(values["dataset"])
     return Result({"hash": digest}, digest)
-
-
-def _check_files(info: DatasetInfo) -> None:
-    """Raise ImageShardsError if a file is missing or has another size: the hash would be of something else."""
-    there = {file.path: file.bytes for file in info.storage.files(info.url)}
-    wrong = [f"{info.path(file)} is missing" for file in sorted(info.manifest["files"]) if file not in there]
-    for file, published in sorted(info.manifest.get("file_sizes", {}).items()):
-        if there.get(file, published["bytes"]) != published["bytes"]:
-            wrong.append(f"{info.path(file)} has {there[file]} bytes, the manifest says {published['bytes']}")
-    for split in info.splits.values():
-        wrong += info.wrong_sizes(split.name) if split.records else []
-    if wrong:
-        more = f" (and {count(len(wrong) - 1, 'more file')})" if len(wrong) > 1 else ""
-        raise ImageShardsError(f"{wrong[0]}{more}, so there is no hash: python -m reader verify {info.url} says more")
 
 
 def _describe(info: DatasetInfo) -> str:
@@ -119,7 +106,7 @@ def _verify(values: dict[str, Any]) -> Result:
 
 
 def _show(values: dict[str, Any]) -> Result:
-    from reader.tools.show import blocks, choose, grid  # Pillow
+    from reader.tools.show import choose, grid  # Pillow
 
     split, out = values["split"], values["out"]
     records = choose(load_info(values["dataset"]), split, values["count"], values["seed"])
@@ -127,17 +114,20 @@ def _show(values: dict[str, Any]) -> Result:
         {"record": record.number, "label": record.label, "height": record.size[0], "width": record.size[1]}
         for record in records
     ]
-    lines = []
-    if not values["terminal"] and not values["json"]:
-        try:
-            os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
+    if not values["json"]:
+        with _written("--out", out):
             grid(records).save(out, "PNG")
-        except OSError as error:
-            raise UsageError(f"--out {out!r}: {error.strerror or error}; name a file that can be written") from None
-        lines.append(f"{count(len(records), 'image')} of {split} in {out}")
-    if values["terminal"] or sys.stdout.isatty():
-        lines.append(blocks(records))
-    return Result({"split": split, "records": shown}, "\n".join(lines))
+    return Result({"split": split, "records": shown}, f"{count(len(records), 'image')} of {split} in {out}")
+
+
+@contextmanager
+def _written(flag: str, file: str) -> Iterator[None]:
+    """Writes a file, whose folder may be new. Raises UsageError if that fails."""
+    try:
+        os.makedirs(os.path.dirname(file) or ".", exist_ok=True)
+        yield
+    except OSError as error:
+        raise UsageError(f"{flag} {file!r}: {error.strerror or error}; name a file that can be written") from None
 
 
 def _bench(values: dict[str, Any]) -> Result:
@@ -145,35 +135,27 @@ def _bench(values: dict[str, Any]) -> Result:
         import reader.train.quiet  # noqa: F401
     from reader.tools import bench
 
-    try:  # before minutes are spent
-        Path(values["chart"]).parent.mkdir(parents=True, exist_ok=True)
-        Path(values["chart"]).touch()
-    except OSError as error:
-        raise UsageError(f"--chart {values['chart']!r}: {error.strerror}; name a file that can be written") from None
-    info, side, images = load_info(values["dataset"]), values["image_size"], values["images"]
-    against = storage.normalize(values["against"]) if values["against"] else None
+    info, side, images, out = load_info(values["dataset"]), values["image_size"], values["images"], values["chart"]
+    with _written("--chart", out):  # before minutes are spent
+        Path(out).touch()
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
-        material = bench.prepare(info, values["split"], images, against, Path(scratch))
+        material = bench.prepare(info, values["split"], images, Path(scratch))
         there = len(material.images)
-        caches = f"{scratch}/cache" if values["cached"] else ""
-        rows = bench.all_rows(material, side, min(values["batch_size"], there), caches)
+        rows = bench.all_rows(material, side, min(values["batch_size"], there))
         bench.measure(rows, images, values["repeats"], _tell)
-    names = ("split", "images", "batch_size", "image_size", "repeats", "against")
+    names = ("split", "images", "batch_size", "image_size", "repeats")
     conditions = {name: values[name] for name in names} | {"dataset": info.url, "split_images": there}
     conditions |= {"cores": cpu_count(), "python": platform.python_version()}
     title = f"{info.name} {info.version}, {side} px, {count(cpu_count(), 'core')}"
-    advice = bench.advise(rows, info, side)
     try:
-        bench.chart(rows, title, values["chart"])
-        drawn = f"chart: {values['chart']}"
+        bench.chart(rows, title, out)
+        drawn = f"chart: {out}"
     except ModuleNotFoundError:
         drawn = "no chart: Matplotlib is not installed"
     again = f" ({values['split']} has {there:,}, read again and again)" if there < images else ""
     runs = "1 run" if values["repeats"] == 1 else f"median of {values['repeats']} runs in turns"
-    lines = [f"{title}, {count(images, 'image')} a run{again}, {runs}"]
-    lines += [f"individual files: {against}"] if against else []
-    lines += [bench.table(rows), f"what would help most: {advice}", drawn]
-    return Result({**conditions, "rows": [*map(bench.as_json, rows)], "advice": advice}, "\n".join(lines))
+    lines = [f"{title}, {count(images, 'image')} a run{again}, {runs}", bench.table(rows), drawn]
+    return Result({**conditions, "rows": [*map(bench.as_json, rows)]}, "\n".join(lines))
 
 
 def _tell(line: str) -> None:
@@ -183,7 +165,7 @@ def _tell(line: str) -> None:
 
 
 def _copy(values: dict[str, Any]) -> Result:
-    copied = copy(values["dataset"], values["dir"], files_at_once=values["files_at_once"])
+    copied = copy(values["dataset"], values["dir"])
     there = "all of them" if copied.kept == copied.files else f"{copied.kept:,} of them"
     kept = f", {there} already there" if copied.kept else ""
     text = f"OK: {count(copied.files, 'file')}, {size(copied.bytes)} in {copied.folder}{kept}; all checksums match"
@@ -193,7 +175,7 @@ def _copy(values: dict[str, Any]) -> Result:
 def _index(values: dict[str, Any]) -> Result:
     from reader.tools.index import index  # Pillow
 
-    names = ("image_key", "class_key", "labels_file", "on_error")
+    names = ("image_key", "class_key", "labels_file")
     indexed = index(values["pattern"], values["out"], **{name: values[name] for name in names})
     document = {"dataset": indexed.info.url, "records": indexed.records, "left_out": dict(indexed.left_out)}
     return Result(document, _describe(indexed.info))
@@ -245,15 +227,14 @@ COMMANDS = (
             Flag("--count", "N", "How many images are shown.", 20, whole_number(1)),
             Flag("--seed", "N", "Decides which images are shown.", 0, whole_number()),
             Flag("--out", "PNG", "File to write.", "show.png"),
-            Flag("--terminal", "", "Print blocks of colour and write no file.", False),
         ),
     ),
     Command(
         "bench",
         ("DATASET",),
-        "Measure how fast a dataset is read here, and what holds it back.",
-        "Reads the same images in every way people read images, in turns, beside decoding alone: the same work on "
-        "bytes in memory. Figures worth quoting need the defaults.",
+        "Measure how fast a dataset is read here, compared with decoding alone.",
+        "Reads the same images in every way people read images, in turns; decoding alone is the same work on bytes in "
+        "memory. Figures worth quoting need the defaults.",
         "datasets/photos/1.0.0 --chart bench.png",
         "0 measured, 1 the dataset or its storage can't be read",
         _bench,
@@ -269,17 +250,6 @@ COMMANDS = (
             Flag("--batch_size", "N", "Images in a batch.", 64, whole_number(1)),
             Flag("--image_size", "N", "Side in pixels that images are resized to.", 224, whole_number(1)),
             Flag("--repeats", "N", "How many runs of each way count, after one to warm up.", 7, whole_number(1)),
-            Flag(
-                "--against",
-                "DIR",
-                "Original images in class folders for the individual files (default: the records' own).",
-            ),
-            Flag(
-                "--cached",
-                "",
-                "Also read individual files from caches of decoded pixels, in memory and on disk.",
-                False,
-            ),
             Flag("--chart", "PNG", "File to draw into.", "bench.png"),
         ),
     ),
@@ -289,9 +259,8 @@ COMMANDS = (
         "Copy a dataset to a local folder and compare every checksum.",
         "DIR is new, empty, or of an earlier copy of the same dataset, which is checked and completed.",
         "gs://bucket/datasets/photos/1.0.0 /data/photos",
-        "0 every file is there and intact, 1 a file can't be read or isn't the published one",
+        "0 every file is there and valid, 1 a file can't be read or isn't the published one",
         _copy,
-        (Flag("--files_at_once", "N", "How many files are copied at a time.", FILES_AT_ONCE, whole_number(1)),),
     ),
     Command(
         "index",
@@ -310,12 +279,6 @@ COMMANDS = (
                 "--class_key", "NAME", "Feature that holds the class id (default: class, label or another common name)."
             ),
             Flag("--labels_file", "FILE", "Class names, one per line in order of their ids (default: the records')."),
-            Flag(
-                "--on_error",
-                "skip|raise",
-                "Leave out records that are corrupt or don't decode, and count them; or stop at the first.",
-                "skip",
-            ),
         ),
     ),
     Command(

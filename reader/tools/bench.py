@@ -1,7 +1,7 @@
-"""`bench`: how fast a dataset is read here in all the ways people read images, beside decoding alone.
+"""`bench`: how fast a dataset is read here in all the ways people read images, compared with decoding alone.
 
 Rows take turns, so that a slow minute of the machine hits all of them. Decoding alone is the same decoding, resizing
-and augmentation on bytes in memory, on every core: what is missing to it is what reading and handing over cost.
+and augmentation on bytes in memory, on every core: the difference is what reading and handing over cost.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import itertools
 import statistics
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from reader.decode import ImageDecoder
 from reader.example import ImageFinder
 from reader.info import DatasetInfo
 from reader.limits import cpu_count
-from reader.tools.scan import open_split
+from reader.tools.scan import read_records
 from reader.words import explained
 
 Batches = Iterator[int]  # images of each batch, without end
@@ -40,9 +40,6 @@ _AUGMENTS: dict[str, Any] = {
     ", flip_crop": augment.flip_crop,
     ", random_resized_crop": augment.random_resized_crop(),
 }
-# Below these a run tells more of starts and of other programs than of the dataset.
-_LEAST_IMAGES, _LEAST_REPEATS = 1000, 3
-_IDLE_SHARE, _LARGER_BY, _DECODED_SHARE = 0.25, 1.5, 0.75  # beyond these a change is worth while
 
 
 class Material(NamedTuple):
@@ -51,18 +48,15 @@ class Material(NamedTuple):
     Attributes:
         info, split: of the dataset.
         images: encoded, in memory.
-        files: folder of class folders with an image file each, or the originals that the user named.
-        are_same: whether these files are the records' images.
-        gzip_shards, plain_shards: TFRecord files of the records.
+        files: folder of class folders with an image file each.
+        shards: TFRecord files of the records.
     """
 
     info: DatasetInfo
     split: str
     images: Sequence[bytes]
     files: str
-    are_same: bool
-    gzip_shards: Sequence[str]
-    plain_shards: Sequence[str]
+    shards: Sequence[str]
 
 
 class Run(NamedTuple):
@@ -119,71 +113,47 @@ class Row:
         return by_clock, by_cpu
 
 
-def prepare(info: DatasetInfo, split: str, most: int, against: str | None, scratch: Path) -> Material:
+def prepare(info: DatasetInfo, split: str, most: int, scratch: Path) -> Material:
     """Read up to `most` records of a split and write them in the other forms into `scratch`.
 
     Raises:
         UsageError: no such split.
-        ImageShardsError: a shard is missing or cut, or a record is corrupt.
+        ImageShardsError: a shard is missing or truncated, or a record is corrupt.
     """
-    source = open_split(info, split)
-    runs, index = source.table.runs_of(np.arange(min(most, source.table.total)))
-    records: list[bytes] = []
-    for run in dict.fromkeys(runs.tolist()):
-        found = source.read(run)
-        records += [found.record(one) for one in index[runs == run].tolist()]
-    picked = [(bytes(image), label) for image, label in map(ImageFinder(info.image_key, info.class_key), records)]
-    if against is None:
-        for number, (image, label) in enumerate(picked):
-            suffix = "png" if image.startswith(_PNG) else "jpg"
-            path = scratch / "files" / f"{label:06d}" / f"{number:08d}.{suffix}"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(image)
-    shards: dict[str, list[str]] = {"plain": [], "gzip": []}
-    for number in range(min(_SHARDS, len(records))):
-        data = b"".join(map(schema.frame, records[number::_SHARDS]))
-        packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
-        for kind, content in (("plain", data), ("gzip", packer.compress(data) + packer.flush())):
-            shards[kind].append(str(scratch / f"{kind}-{number:05d}"))
-            Path(shards[kind][-1]).write_bytes(content)
-    images = [image for image, _ in picked]
-    files = against or str(scratch / "files")
-    return Material(info, split, images, files, against is None, shards["gzip"], shards["plain"])
+    found = read_records(info, split, lambda total: np.arange(min(most, total)))
+    records = [run.record(index) for _, run, index in found]
+    images: list[bytes] = []
+    for number, (image, label) in enumerate(map(ImageFinder(info.image_key, info.class_key), records)):
+        images.append(bytes(image))
+        suffix = "png" if images[-1].startswith(_PNG) else "jpg"
+        path = scratch / "files" / f"{label:06d}" / f"{number:08d}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(images[-1])
+    shards = [scratch / f"shard-{number:05d}" for number in range(min(_SHARDS, len(records)))]
+    for number, shard in enumerate(shards):
+        shard.write_bytes(b"".join(map(schema.frame, records[number::_SHARDS])))
+    return Material(info, split, images, str(scratch / "files"), list(map(str, shards)))
 
 
 # --- the rows
 
 
-def all_rows(material: Material, size: int, batch: int, with_caches: str = "") -> list[Row]:
-    """Every way to read this dataset, and decoding alone; with a new folder for caches also cached files."""
+def all_rows(material: Material, size: int, batch: int) -> list[Row]:
+    """Every way to read this dataset, and decoding alone."""
     info, split = material.info, material.split
     options: dict[str, Any] = {"batch_size": batch, "image_size": size}
-
-    def files(cache: str | None = None) -> Callable[[], Batches]:
-        return _reopened(lambda: reader.image_files_dataset(material.files, cache=cache, **options))
-
-    def ours(augment: Any) -> Callable[[], Batches]:
-        return _reopened(
-            lambda: reader.train_batches(info, split, global_batch_size=batch, image_size=size, augment=augment)
-        )
-
-    def tensorflow() -> Any:
-        return reader.train_dataset(info, split, global_batch_size=batch, image_size=size)
-
+    ours: dict[str, Any] = {"global_batch_size": batch, "image_size": size}
+    ways: dict[str, Callable[[], Any]] = {
+        "individual files": lambda: reader.image_files_dataset(material.files, **options),
+        "shards, the tutorial's way": lambda: _tutorial(material, size, batch),
+        "train_dataset (TensorFlow)": lambda: reader.train_dataset(info, split, **ours),
+        "torch.loader (PyTorch)": lambda: reader.torch.loader(info, split, **options),
+    }
     alone = {name: Row(f"{ALONE}{name}", _decoding(material, batch, one, size)) for name, one in _AUGMENTS.items()}
-    same = alone[""]
-    rows = [Row("individual files", files(), same if material.are_same else None)]
-    if with_caches:
-        rows.append(Row("individual files, cached in memory", files("memory")))
-        rows.append(Row("individual files, cached on disk", files(with_caches)))
-    rows += [
-        Row("GZIP shards, the tutorial's way", _reopened(lambda: _tutorial(material, size, None)), same),
-        Row("plain shards, the tutorial's way", _reopened(lambda: _tutorial(material, size, batch)), same),
-        Row("train_dataset (TensorFlow)", _reopened(tensorflow), same),
-        Row("torch.loader (PyTorch)", _reopened(lambda: reader.torch.loader(info, split, **options)), same),
-    ]
+    rows = [Row(name, _reopened(make), alone[""]) for name, make in ways.items()]
     for name, one in _AUGMENTS.items():
-        rows += [Row(f"{OURS}{name}", ours(one), alone[name]), alone[name]]
+        train = partial(reader.train_batches, info, split, augment=one, **ours)
+        rows += [Row(f"{OURS}{name}", _reopened(train), alone[name]), alone[name]]
     return rows
 
 
@@ -225,11 +195,8 @@ def _decoding(material: Material, batch: int, changed: Any, size: int) -> Callab
     return read
 
 
-def _tutorial(material: Material, size: int, batch: int | None) -> Any:
-    """As https://keras.io/examples/keras_recipes/tfrecord and TensorFlow's guides read shards.
-
-    In batches of uint8; or, without `batch`, the first form: GZIP, float32, single images.
-    """
+def _tutorial(material: Material, size: int, batch: int) -> Any:
+    """As https://keras.io/examples/keras_recipes/tfrecord and TensorFlow's guides read shards."""
     import tensorflow as tf
 
     info, autotune = material.info, tf.data.AUTOTUNE
@@ -241,15 +208,10 @@ def _tutorial(material: Material, size: int, batch: int | None) -> Any:
         image = tf.ensure_shape(image, [None, None, info.image.channels])
         if (size, size) != info.image.min_size or info.image.min_size != info.image.max_size:
             image = tf.cast(tf.round(tf.image.resize(image, [size, size])), tf.uint8)
-        image = tf.ensure_shape(image, [size, size, info.image.channels])
-        return image if batch else tf.cast(image, tf.float32) / 255.0, parsed[info.class_key]
+        return tf.ensure_shape(image, [size, size, info.image.channels]), parsed[info.class_key]
 
-    if batch:
-        records = tf.data.TFRecordDataset(list(material.plain_shards), num_parallel_reads=autotune)
-    else:
-        names = tf.data.Dataset.from_tensor_slices(list(material.gzip_shards)).shuffle(_SHARDS, seed=0)
-        records = names.interleave(lambda name: tf.data.TFRecordDataset(name, "GZIP"), num_parallel_calls=autotune)
-    return records.shuffle(_SHUFFLED, seed=0).map(example, autotune).batch(batch or 1).prefetch(autotune)
+    records = tf.data.TFRecordDataset(list(material.shards), num_parallel_reads=autotune)
+    return records.shuffle(_SHUFFLED, seed=0).map(example, autotune).batch(batch).prefetch(autotune)
 
 
 # --- measuring
@@ -273,28 +235,6 @@ def measure(rows: Sequence[Row], images: int, repeats: int, tell: Callable[[str]
             batches.close()  # type: ignore[attr-defined]
         if repeat:
             row.runs.append(Run(read, time.perf_counter() - wall, time.process_time() - cpu))
-
-
-def advise(rows: Sequence[Row], info: DatasetInfo, size: int) -> str:
-    """The one change that would help most."""
-    by_name = {row.name: row for row in rows}
-    ours, augmented = by_name[OURS], by_name[f"{OURS}, flip_crop"]
-    if min(run.images for run in ours.runs) < _LEAST_IMAGES or len(ours.runs) < _LEAST_REPEATS:
-        return (
-            f"these runs are too short to judge, it takes {_LEAST_IMAGES:,} images in each of {_LEAST_REPEATS} repeats"
-        )
-    by_clock, by_cpu = ours.of_alone or (1.0, 1.0)
-    idle = 1 - min(1.0, by_clock / by_cpu)  # of what decoding alone got of the CPUs: other programs have the rest
-    if idle > _IDLE_SHARE and info.shard_storage.is_remote:
-        return f"the CPUs wait {idle:.0%} of the time for storage: copy the dataset to a local disk, or use cache=DIR"
-    stored = info.image.max_size
-    if stored and stored[0] * stored[1] > _LARGER_BY * size * size:
-        return f"images are stored at up to {stored[0]}x{stored[1]}: write the dataset with --image_size {size}"
-    if augmented.cpu_per_1000 > 1.3 * ours.cpu_per_1000:
-        return "augmentation is a quarter of the work: augment on the device"
-    if by_cpu < _DECODED_SHARE:
-        return f"only {by_cpu:.0%} of the work is decoding: larger batches"
-    return f"decoding is {by_cpu:.0%} of the work and little else to gain: more CPU cores"
 
 
 # --- what was found
@@ -329,7 +269,7 @@ def as_json(row: Row) -> dict[str, Any]:
 
 
 def chart(rows: Sequence[Row], title: str, path: str) -> None:
-    """Bars of images/s with their spread, and decoding alone as marks, as a PNG.
+    """Draw bars of images/s with their spread, and decoding alone as marks, as a PNG.
 
     Raises:
         OSError: the file can't be written.
@@ -347,9 +287,8 @@ def chart(rows: Sequence[Row], title: str, path: str) -> None:
     bars = axes.barh(names, rates, 0.6, xerr=np.transpose(spread), color=colours)
     axes.bar_label(bars, fmt="{:,.0f}", padding=4)
     axes.plot(*zip(*compared, strict=True), "|", markersize=22, color="tab:orange", label="decoding alone, from memory")
-    axes.set_xlim(0, 1.2 * max(rate for rate, _ in compared))  # caches of pixels are so fast that their bars are cut
     axes.invert_yaxis()
-    axes.set_xlabel("images/s: median, and a line from the slowest to the fastest run")
+    axes.set_xlabel("images/s: median, slowest to fastest run")
     axes.set_title(title, loc="left")
     axes.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=120, format="png")

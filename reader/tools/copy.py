@@ -1,7 +1,7 @@
 """`copy`: a complete dataset from anywhere into a local folder, every file checked, the manifest last.
 
-What a copy left when it was stopped is kept: complete files are checked and not fetched again, a part of a file goes on
-where it ends. A builder's `cache=DIR` takes such a folder for its cache.
+What a copy left when it was stopped is kept: complete files are checked and not fetched again. A builder's `cache=DIR`
+takes such a folder for its cache.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import google_crc32c
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from reader.info import DatasetInfo, as_info
+from reader.words import count
 
-FILES_AT_ONCE = 8  # with requests of 8 MiB, eight hide 50 ms of latency at 1 GB/s
-_PIECE_BYTES = 8 << 20
+_FILES_AT_ONCE = 8  # with requests of 16 MiB, eight hide 50 ms of latency at 1 GB/s
 _PART = ".copying"
 
 
@@ -31,7 +31,7 @@ class Copied:
 
     Attributes:
         files, bytes: in the dataset.
-        kept: how many of the files were there already, and intact.
+        kept: how many of the files were there already, and valid.
         folder: where the dataset is now.
     """
 
@@ -50,22 +50,16 @@ class _File(NamedTuple):
     expected: bytes | None
 
 
-def copy(
-    url: DatasetInfo | str | os.PathLike[str],
-    dir: str | os.PathLike[str],
-    *,
-    files_at_once: int = FILES_AT_ONCE,
-) -> Copied:
+def copy(url: DatasetInfo | str | os.PathLike[str], dir: str | os.PathLike[str]) -> Copied:
     """Copy every file of a dataset, or what is missing of it.
 
     Args:
-        url: folder or URL of one version. An index of other people's files is copied with these files.
+        url: folder or URL of one version. An index of third-party files is copied with these files.
         dir: local; new, empty, or one that a copy of the same dataset was begun in.
-        files_at_once: files that are fetched at a time.
 
     Raises:
         UsageError: the folder holds something else.
-        ImageShardsError: a file isn't what the manifest says, also when fetched again.
+        ImageShardsError: a file isn't what the manifest says.
         StorageError: a file can't be read, or the disk is full.
     """
     info, folder = as_info(url), os.fspath(dir)
@@ -75,7 +69,7 @@ def copy(
     manifest, names = _copied_manifest(info)
     files = _files(info, names)
     _check_folder(target, manifest, files)
-    executor = ThreadPoolExecutor(files_at_once, "reader-copy")
+    executor = ThreadPoolExecutor(_FILES_AT_ONCE, "reader-copy")
     try:
         kept = sum(executor.map(_copy_file, files.values(), map(target.joinpath, files)))
     finally:
@@ -102,13 +96,25 @@ def _copied_manifest(info: DatasetInfo) -> tuple[bytes, dict[str, str]]:
     return schema.seal_manifest({**info.manifest, "splits": splits}), names
 
 
+def checked_sizes(info: DatasetInfo) -> dict[str, int]:
+    """Path → bytes of a dataset's files. Raises ImageShardsError if one is missing or has another size."""
+    sizes = {file.path: file.bytes for file in info.storage.files(info.url)}
+    published = info.manifest.get("file_sizes", {})
+    wrong = [line for split in info.splits.values() if split.records for line in info.wrong_sizes(split.name)]
+    wrong += [f"{info.path(file)} is missing" for file in sorted(info.manifest["files"]) if file not in sizes]
+    for file in sorted(published.keys() & sizes.keys()):
+        if sizes[file] != published[file]["bytes"]:
+            says = f"has {sizes[file]} bytes, the manifest says {published[file]['bytes']}"
+            wrong.append(f"{info.path(file)} {says}")
+    if wrong:
+        more = f" (and {count(len(wrong) - 1, 'more file')})" if len(wrong) > 1 else ""
+        raise ImageShardsError(f"{wrong[0]}{more}: run the job again with --repair")
+    return sizes
+
+
 def _files(info: DatasetInfo, names: Mapping[str, str]) -> dict[str, _File]:
     """Path in the copy → file, of everything but the manifest."""
-    sizes, published = {file.path: file.bytes for file in info.storage.files(info.url)}, info.manifest["files"]
-    wrong = [line for split in info.splits.values() if split.records for line in info.wrong_sizes(split.name)]
-    wrong += [f"{info.path(path)} is missing" for path in published if path not in sizes]
-    if wrong:
-        raise ImageShardsError(f"{wrong[0]}: run the job again with --repair")
+    sizes, published = checked_sizes(info), info.manifest["files"]
     files = {}
     for shard in (shard for split in info.splits.values() for shard in split.shards):
         crc32c = shard.crc32c.to_bytes(4, "big")
@@ -133,20 +139,21 @@ def _check_folder(target: Path, manifest: bytes, files: Mapping[str, _File]) -> 
 
 
 def _copy_file(file: _File, target: Path) -> bool:
-    """Bring one file over; whether it was there already."""
+    """Copy one file; returns whether it was there already."""
+    part = target.with_name(target.name + _PART)
     try:
-        is_there = target.exists() and target.stat().st_size == file.size
-        there = _digest(file, target, file.size).digest() if is_there else None
-        if is_there and there == file.expected:
+        has_size = target.exists() and target.stat().st_size == file.size
+        if has_size and file.expected in (None, _digest(file, storage.LocalStorage(), str(target))):
             return True
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(target.name + _PART)
-        for _ in range(2):  # what an earlier copy left may be corrupt: then once more from the beginning
-            digest = _fetch(file, part)
-            if file.expected in (None, digest):
-                os.replace(part, target)
-                return bool(digest == there)
-            part.unlink()
+        with part.open("wb") as output:
+            digest = _digest(file, storage.open_storage(file.source), file.source, output.write)
+            output.flush()
+            os.fsync(output.fileno())
+        if file.expected in (None, digest):
+            os.replace(part, target)
+            return False
+        part.unlink()
     except StorageError:
         raise
     except OSError as error:  # a full or broken disk
@@ -157,28 +164,15 @@ def _copy_file(file: _File, target: Path) -> bool:
     )
 
 
-def _fetch(file: _File, part: Path) -> bytes:
-    """Append what `part` lacks; returns the checksum of all of it."""
-    source = storage.open_storage(file.source)
-    with part.open("ab") as output:
-        start = min(output.tell(), file.size)
-        output.truncate(start)
-        digest = _digest(file, part, start)
-        for begin in range(start, file.size, _PIECE_BYTES):
-            piece = source.read(file.source, begin, min(begin + _PIECE_BYTES, file.size))
-            digest.update(piece)
-            output.write(piece)
-        output.flush()
-        os.fsync(output.fileno())
-    return bytes(digest.digest())
-
-
-def _digest(file: _File, path: Path, size: int) -> Any:
-    """The checksum of the first bytes of a local file, to be fed with more."""
+def _digest(
+    file: _File, store: storage.Storage, url: str, write: Callable[[bytes], object] = lambda piece: None
+) -> bytes:
+    """The checksum of a file that is read piece by piece; each piece is written as well."""
     digest = file.new_sum()
-    for piece in storage.pieces(storage.LocalStorage(), str(path), size):
+    for piece in storage.pieces(store, url, file.size):
         digest.update(piece)
-    return digest
+        write(piece)
+    return bytes(digest.digest())
 
 
 def dataset_hash(url: str | os.PathLike[str]) -> str:

@@ -7,25 +7,29 @@ A record that is corrupt or doesn't decode is in no run, so no reader meets it.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
-from reader.example import Value
+from reader.example import Value, parse_example
 from reader.info import DatasetInfo, load_info
-from reader.record_files import FileScan, Frame, PathLike, Pattern, features_of, find_files, is_gzip
-from reader.tools.scan import Contents, RecordKeys, Scanners, type_name
+from reader.record_files import FileScan, Frame, PathLike, Pattern, find_files, is_gzip, read_examples
+from reader.records import InvalidRecordError
+from reader.tools.scan import Scanners, decode_image, only_bytes, only_integer, type_name
 
 _LOG = logging.getLogger("reader")
 
@@ -41,6 +45,7 @@ _SPLIT = re.compile(r"(?:^|[^a-z0-9])(train|training|validation|valid|val|dev|ev
 _SAMPLED_IMAGES = 512  # that mean and std come from: as many as the write side samples
 _SEARCHED_RECORDS = 100  # in which the names are looked for: a first one may lack its class
 _MAX_CLASSES = 1_000_000
+_KEPT_ERRORS = 10  # of a file's records that are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +71,11 @@ def index(
     image_key: str | None = None,
     class_key: str | None = None,
     labels_file: PathLike | None = None,
-    on_error: Literal["raise", "skip"] = "skip",
 ) -> Indexed:
     """Index some TFRecord files into a folder; the files stay where they are. Every image is decoded once.
 
-    A file's split is the word train, validation, val, test … in its name; files without one are `train`.
+    A file's split is the word train, validation, val, test … in its name; files without one are `train`. Records that
+    are corrupt or don't decode are left out, counted and logged. After a corrupt length the rest of its file is lost.
 
     Args:
         patterns: files, such as `gs://any/where/*.tfrec`, or a list of patterns; a file that several match counts once.
@@ -78,16 +83,11 @@ def index(
         image_key, class_key: features that hold the encoded image and the class id; None to look for the usual names.
         labels_file: class names, each once, one a line, line number from 0 = id; None for the names in the records,
             else the ids.
-        on_error: `skip` leaves out records that are corrupt or don't decode, counts and logs them; `raise` stops at
-            the first. Behind a corrupt length the rest of its file is lost.
 
     Raises:
         UsageError: no file, GZIP, no feature for image or class, or `out` or `labels_file` can't be used.
-        CorruptRecordError: a record is corrupt, and `on_error` is `raise`.
         ImageShardsError: no valid record.
     """
-    if on_error not in ("raise", "skip"):
-        raise UsageError(f"on_error={on_error!r}: raise or skip")
     folder = _folder(os.fspath(out))
     given = None if labels_file is None else _read_names(os.fspath(labels_file))
     files = find_files(patterns)
@@ -99,10 +99,11 @@ def index(
     keys = _find_keys(files, image_key, class_key)
     splits: dict[str, list[str]] = {}
     for file in files:
-        splits.setdefault(_split_of(file), []).append(file)
+        word = _SPLIT.search(file.rpartition("/")[2].lower())
+        splits.setdefault(word[1] if word else "train", []).append(file)
     sampled = -(-_SAMPLED_IMAGES // len(splits.get("train", files)))
     with Scanners(len(files)) as scanners:
-        scan = partial(_scan_file, keys, sampled, on_error, scanners)
+        scan = partial(_scan_file, keys, sampled, scanners)
         scans = {split: list(scanners.files(scan, names)) for split, names in splits.items()}
     total = _sum(one for found in scans.values() for one in found)
     if not total.records:
@@ -121,31 +122,29 @@ def _folder(out: str) -> Path:
     return folder
 
 
-def _split_of(file: str) -> str:
-    found = _SPLIT.search(file.rpartition("/")[2].lower())
-    return found[1] if found else "train"
-
-
 # --- which features
 
 
-def _find_keys(files: Sequence[str], image_key: str | None, class_key: str | None) -> RecordKeys:
+class _Keys(NamedTuple):
+    """Which features hold an image, its class id, and its class name ("" if none does)."""
+
+    image: str
+    label: str
+    name: str
+
+
+def _find_keys(files: Sequence[str], image_key: str | None, class_key: str | None) -> _Keys:
     """The keys of image and class in the first record that has both."""
     first: tuple[str, dict[str, Value]] | None = None
-    error: CorruptRecordError | None = None
+    errors: list[CorruptRecordError] = []
     for file in files:
-        for frame in islice(FileScan(file), _SEARCHED_RECORDS):
-            try:
-                features = features_of(file, frame)
-            except CorruptRecordError as wrong:
-                error = error or wrong
-                continue
-            first = first or (file, features)
-            image, label, texts = _keys_in(features, image_key, class_key)
+        for _, _, features in islice(read_examples(file, errors.append), _SEARCHED_RECORDS):
+            image, label, name = _keys_in(features, image_key, class_key)
             if image and label:
-                return RecordKeys(image, label, next((key for key in NAME_KEYS if key in texts and key != image), ""))
+                return _Keys(image, label, name)
+            first = first or (file, features)
     if first is None:
-        raise error or ImageShardsError(f"{files[0]}: no record in {len(files)} files")
+        raise errors[0] if errors else ImageShardsError(f"{files[0]}: no record in {len(files)} files")
     file, features = first
     image, *_ = _keys_in(features, image_key, class_key)
     missing = "a class id (one int64 value)" if image else "an image (one bytes value)"
@@ -154,17 +153,16 @@ def _find_keys(files: Sequence[str], image_key: str | None, class_key: str | Non
     raise UsageError(f"{file}: no feature is known to hold {missing}; name it by {flag} among: {there or 'nothing'}")
 
 
-def _keys_in(features: Mapping[str, Value], image_key: str | None, class_key: str | None) -> tuple[str, str, set[str]]:
-    """The image's and the class id's feature, "" if there is none; and the features of one text."""
-    single = {key: type_name(value) for key, value in features.items() if len(value) == 1}
-    texts = {key for key, kind in single.items() if kind == "bytes"}
-    numbers = {key for key, kind in single.items() if kind == "int64"}
+def _keys_in(features: Mapping[str, Value], image_key: str | None, class_key: str | None) -> _Keys:
+    """The features that hold these things in one record, "" for those that it lacks."""
+    texts = [key for key in features if only_bytes(features, key) is not None]
+    numbers = [key for key in features if only_integer(features, key) is not None]
     image = next((key for key in ([image_key] if image_key else IMAGE_KEYS) if key in texts), "")
     label = next((key for key in ([class_key] if class_key else CLASS_KEYS) if key in numbers), "")
-    return image, label, texts
+    return _Keys(image, label, next((key for key in NAME_KEYS if key in texts and key != image), ""))
 
 
-def _class_names(file: str, total: Contents, given: list[str] | None, labels_file: PathLike | None) -> list[str]:
+def _class_names(file: str, total: _Contents, given: list[str] | None, labels_file: PathLike | None) -> list[str]:
     """A name for each id from 0 to the highest."""
     count = 1 + max(total.classes)
     if given is not None:
@@ -204,25 +202,93 @@ def _read_names(labels_file: str) -> list[str]:
 
 
 @dataclass
+class _Contents:
+    """What some records hold; the counters count records.
+
+    Attributes:
+        left_out: those that aren't indexed, by reason.
+        errors: the first of these.
+        names: (class id, class name) of some.
+        features: by (name, type, number of values: 0, 1 or 2 for more) of the features beside image and class.
+        images: (format, whether it is grey, height, width) of some.
+        moments: of the sampled pixels: their number, sum, and sum of squares; int64 [3, channels].
+        sampled: images that these are of.
+        digest: sum over the records of a hash of their bytes.
+    """
+
+    left_out: Counter[str] = field(default_factory=Counter)
+    errors: list[CorruptRecordError] = field(default_factory=list)
+    classes: Counter[int] = field(default_factory=Counter)
+    names: set[tuple[int, bytes]] = field(default_factory=set)
+    features: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    images: set[tuple[str, bool, int, int]] = field(default_factory=set)
+    moments: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((3, 3), np.int64))
+    sampled: int = 0
+    digest: int = 0
+
+    @property
+    def records(self) -> int:
+        """How many are indexed."""
+        return self.classes.total()
+
+    def take(self, record: bytes | CorruptRecordError, keys: _Keys, is_sampled: bool) -> tuple[str, str]:
+        """Decode a record's image and count what the record holds, or say why it is left out: a reason, and details."""
+        if isinstance(record, CorruptRecordError):
+            return "corrupt_record", record.reason
+        try:
+            features = parse_example(record)
+        except ValueError as error:
+            return "not_an_example", str(error)
+        encoded, label = only_bytes(features, keys.image), only_integer(features, keys.label)
+        if encoded is None:
+            return "no_image_or_class", f"its {keys.image!r} isn't one image"
+        if label is None or label < 0:
+            return "no_image_or_class", f"its {keys.label!r} isn't one class id"
+        try:
+            image = decode_image(encoded)
+        except InvalidRecordError as error:
+            return "decode_error", str(error)
+        self.classes[label] += 1
+        if name := only_bytes(features, keys.name):
+            self.names.add((label, name))
+        own = (keys.image, keys.label)
+        self.features.update((key, type_name(one), min(len(one), 2)) for key, one in features.items() if key not in own)
+        self.images.add((image.format, image.is_grey, *image.pixels.shape[:2]))
+        if is_sampled:
+            pixels = image.pixels.reshape(-1, 3).astype(np.int64)
+            self.moments += np.stack([np.full(3, len(pixels)), pixels.sum(0), (pixels**2).sum(0)])
+            self.sampled += 1
+        self.digest += int.from_bytes(hashlib.blake2b(record, digest_size=16).digest(), "big")
+        return "", ""
+
+    def add(self, other: _Contents) -> None:
+        """Add what other records hold."""
+        for name in ("left_out", "classes", "names", "features", "images"):
+            getattr(self, name).update(getattr(other, name))
+        self.errors = (self.errors + other.errors)[:_KEPT_ERRORS]
+        self.moments += other.moments
+        self.sampled += other.sampled
+        self.digest = (self.digest + other.digest) % (1 << 128)
+
+
+@dataclass
 class _File:
     """What the pass over a file found; `runs` are rows of `schema.RUN_DTYPE` without the shard's number."""
 
     path: str
     bytes: int
     crc32c: int
-    contents: Contents
+    contents: _Contents
     runs: list[tuple[int, int, int]]
 
 
-def _scan_file(keys: RecordKeys, sampled: int, on_error: str, scanners: Scanners, path: str) -> _File:
-    """Read a file from end to end; the pixels of its first `sampled` records are counted."""
-    scan, contents = FileScan(path), Contents()
+def _scan_file(keys: _Keys, sampled: int, scanners: Scanners, path: str) -> _File:
+    """Read a file from start to end; mean and std come from its first `sampled` records."""
+    scan, contents = FileScan(path), _Contents()
     runs: list[tuple[int, int, int]] = []
-    for block in scanners.blocks(partial(_read_block, path, keys, sampled), scan.blocks()):
-        if block.errors and on_error == "raise":
-            raise block.errors[0]
+    for block, spans in scanners.blocks(partial(_read_block, path, keys, sampled), scan.blocks()):
         contents.add(block)
-        for offset, size in block.spans:  # a run also ends before a record that is left out
+        for offset, size in spans:  # a run also ends before a record that is left out
             begin, run_bytes, records = runs[-1] if runs else (0, -1, 0)
             if begin + run_bytes == offset and records < schema.RUN_RECORDS:
                 runs[-1] = begin, run_bytes + size, records + 1
@@ -235,21 +301,23 @@ def _scan_file(keys: RecordKeys, sampled: int, on_error: str, scanners: Scanners
     return _File(path, storage.open_storage(path).size(path), scan.crc32c, contents, runs)
 
 
-def _read_block(path: str, keys: RecordKeys, sampled: int, block: Iterable[Frame]) -> Contents:
-    """What the records of a block hold; CRCs are checked and images decoded here, by any thread."""
-    contents = Contents()
+def _read_block(
+    path: str, keys: _Keys, sampled: int, block: Iterable[Frame]
+) -> tuple[_Contents, list[tuple[int, int]]]:
+    """What a block holds, and (offset, framed bytes) of each record; any thread checks CRCs and decodes here."""
+    contents, spans = _Contents(), []
     for number, offset, record in block:
         reason, details = contents.take(record, keys, number < sampled)
         if reason:
             contents.left_out[reason] += 1
             contents.errors.append(CorruptRecordError(path, number, offset, details))
         else:
-            contents.spans.append((offset, len(record) + schema.FRAME_BYTES))  # type: ignore[arg-type]
-    return contents
+            spans.append((offset, len(record) + schema.FRAME_BYTES))  # type: ignore[arg-type]
+    return contents, spans
 
 
-def _sum(files: Iterable[_File]) -> Contents:
-    total = Contents()
+def _sum(files: Iterable[_File]) -> _Contents:
+    total = _Contents()
     for file in files:
         total.add(file.contents)
     return total
@@ -258,15 +326,15 @@ def _sum(files: Iterable[_File]) -> Contents:
 # --- what is written
 
 
-def _write(folder: Path, scans: dict[str, list[_File]], total: Contents, classes: list[str], keys: RecordKeys) -> None:
+def _write(folder: Path, scans: dict[str, list[_File]], total: _Contents, classes: list[str], keys: _Keys) -> None:
     """Write the index, the manifest last."""
-    manifest = _manifest(folder, scans, total, classes, keys)
     contents = {schema.LABELS_FILE: "".join(f"{name}\n" for name in classes).encode()}
     for split, found in scans.items():
         rows = [(number, *run) for number, one in enumerate(found) for run in one.runs]
         buffer = io.BytesIO()
         np.save(buffer, np.array(rows, schema.RUN_DTYPE))
         contents[schema.runs_file(split)] = buffer.getvalue()
+    manifest = _manifest(folder, scans, total, classes, keys)
     manifest["files"] = {path: schema.sha256(data) for path, data in contents.items()}
     contents[schema.MANIFEST_FILE] = schema.seal_manifest(manifest)
     for path, data in contents.items():
@@ -274,12 +342,13 @@ def _write(folder: Path, scans: dict[str, list[_File]], total: Contents, classes
 
 
 def _manifest(
-    folder: Path, scans: dict[str, list[_File]], total: Contents, classes: list[str], keys: RecordKeys
+    folder: Path, scans: dict[str, list[_File]], total: _Contents, classes: list[str], keys: _Keys
 ) -> dict[str, Any]:
     every = [one for found in scans.values() for one in found]
     formats, greys, heights, widths = (set(kinds) for kinds in zip(*total.images, strict=True))
     channels, image_format = 1 if greys == {True} else 3, formats.pop() if len(formats) == 1 else "mixed"
-    mean, std, sampled = _statistics(_sum(scans.get("train", every)), channels)
+    sample = _sum(scans.get("train", every))
+    mean, std = _mean_and_std(sample.moments[:, :channels]) if sample.sampled else ([], [])
     fingerprint = f"{total.digest:032x}"
     return {
         "format_version": schema.FORMAT_VERSION,
@@ -288,7 +357,7 @@ def _manifest(
         schema.FOREIGN_KEY: {"image": keys.image, "class": keys.label},
         "configuration": {"compression": "none", "image_format": image_format, "one_hot": False},
         "classes": classes,
-        "features": _features(every, total),
+        "features": _features(total),
         "image": {
             "format": image_format,
             "channels": channels,
@@ -296,7 +365,7 @@ def _manifest(
             "max_size": [max(heights), max(widths)],
             "mean": mean,
             "std": std,
-            "sampled_images": sampled,
+            "sampled_images": sample.sampled,
         },
         "images": total.records + total.left_out.total(),
         "records": total.records,
@@ -309,7 +378,7 @@ def _manifest(
     }
 
 
-def _features(files: Sequence[_File], total: Contents) -> list[dict[str, Any]]:
+def _features(total: _Contents) -> list[dict[str, Any]]:
     """Name and type of what is beside image and class; a list, unless each record of all files has one value.
 
     A feature that some records have in another type, also without a value, is left out: TensorFlow refuses it.
@@ -318,9 +387,7 @@ def _features(files: Sequence[_File], total: Contents) -> list[dict[str, Any]]:
     for key in sorted({key for key, _, values in total.features if values}):
         first, *others = sorted({kind for name, kind, _ in total.features if name == key})
         if others:
-            where = {kind: one.path for one in files[::-1] for name, kind, _ in one.contents.features if name == key}
-            types = " and ".join(f"{kind} in records of {where[kind]}" for kind in (first, *others))
-            _LOG.warning("the index leaves out feature %r, which is %s", key, types)
+            _LOG.warning("the index leaves out feature %r: it is %s", key, " or ".join((first, *others)))
         else:
             features.append({"name": key, "dtype": first, "list": total.features[key, first, 1] < total.records})
     return features
@@ -348,14 +415,12 @@ def _split(folder: Path, files: Sequence[_File], classes: int) -> dict[str, Any]
     }
 
 
-def _statistics(contents: Contents, channels: int) -> tuple[list[str], list[str], int]:
-    """Mean and standard deviation a channel of pixels in [0, 1] as decimal strings, and of how many images."""
-    counts, values = contents.histogram[:channels], np.arange(256) / 255
-    if not contents.sampled:
-        return [], [], 0
-    mean = (counts * values).sum(1) / counts.sum(1)
-    std = np.sqrt(np.maximum((counts * values**2).sum(1) / counts.sum(1) - mean**2, 0))
-    return [f"{value:.6f}" for value in mean], [f"{value:.6f}" for value in std], contents.sampled
+def _mean_and_std(moments: npt.NDArray[np.int64]) -> tuple[list[str], list[str]]:
+    """Of pixels in [0, 1], a decimal string per channel, from their number, sum and sum of squares."""
+    count, total, squares = moments.astype(np.float64)
+    mean = total / count / 255
+    std = np.sqrt(np.maximum(squares / count / 255**2 - mean**2, 0))
+    return [f"{value:.6f}" for value in mean], [f"{value:.6f}" for value in std]
 
 
 def _dataset_name(file: str) -> str:

@@ -24,50 +24,20 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_a_copy_is_the_same_dataset(tmp_path: Path, compression: str) -> None:
-    source = make_dataset(tmp_path / "source", {"train": [70, 80]}, compression=compression)
+def test_a_copy_is_the_same_dataset_and_a_second_one_keeps_what_is_there(tmp_path: Path, compression: str) -> None:
+    source = Path(make_dataset(tmp_path / "source", {"train": [70, 80]}, compression=compression))
+    files = make.files(source)
     copied = reader.copy(source, tmp_path / "copy")
-    assert make.files(tmp_path / "copy") == make.files(Path(source))
-    assert dataset_hash(str(tmp_path / "copy")) == dataset_hash(source)
-    assert (copied.files, copied.kept) == (len(make.files(Path(source))), 0)
-    assert copied.bytes == sum(map(len, make.files(Path(source)).values()))
-
-
-def test_a_second_copy_keeps_what_is_there(source: Path, tmp_path: Path) -> None:
-    info = reader.load_info(str(source))
-    reader.copy(info, str(tmp_path / "copy"))
+    assert make.files(tmp_path / "copy") == files
+    assert dataset_hash(str(tmp_path / "copy")) == dataset_hash(str(source))
+    assert (copied.files, copied.kept, copied.bytes) == (len(files), 0, sum(map(len, files.values())))
     shard = tmp_path / "copy" / SHARD
     written = shard.stat().st_mtime_ns
-    damaged = tmp_path / "copy" / "photos-train.tfrecord-00000-of-00002"
-    make.flip_byte(damaged)
-    again = reader.copy(info, str(tmp_path / "copy"))
+    make.flip_byte(tmp_path / "copy" / "photos-train.tfrecord-00000-of-00002")
+    again = reader.copy(str(source), tmp_path / "copy")
     assert again.kept == again.files - 1
     assert shard.stat().st_mtime_ns == written
-    assert make.files(tmp_path / "copy") == make.files(source)
-
-
-@pytest.mark.parametrize("is_right", [True, False])
-def test_a_part_of_a_file_goes_on_where_it_ends(
-    source: Path, tmp_path: Path, is_right: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A part that isn't what the source holds is found by the checksum, and fetched anew."""
-    target = tmp_path / "copy"
-    target.mkdir()
-    data = (source / SHARD).read_bytes()
-    (target / f"{SHARD}.copying").write_bytes(data[:1000] if is_right else b"\0" * 1000)
-    info = reader.load_info(str(source))
-    reads = []
-    read = type(info.storage).read
-
-    def spying(self: object, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        if path == f"{source}/{SHARD}":
-            reads.append(start)
-        return read(self, path, start, stop)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(type(info.storage), "read", spying)
-    reader.copy(info, str(target))
-    assert reads == ([1000] if is_right else [1000, 0])
-    assert make.files(target) == make.files(source)
+    assert make.files(tmp_path / "copy") == files
 
 
 def test_a_damaged_source_gives_no_dataset(source: Path, tmp_path: Path) -> None:
@@ -132,14 +102,3 @@ def test_the_command_copies_from_a_bucket(
     assert main(arguments) == 0
     assert ", all of them already there; all checksums match\n" in capsys.readouterr().out
     assert reader.verify(tmp_path / "copy")
-
-
-def test_training_takes_a_copy_for_its_cache(source: Path, tmp_path: Path, gcs: servers.Gcs) -> None:
-    bucket = gcs.new_bucket()
-    gcs.put_folder(bucket, "photos/1.0.0", source)
-    info = reader.load_info(f"gs://{bucket}/photos/1.0.0")
-    reader.copy(info, str(tmp_path / "copy"))
-    before = len(gcs.requests())
-    train = reader.train_dataset(info, "train", global_batch_size=150, cache=str(tmp_path / "copy"))
-    assert len(list(train)) == 1
-    assert not [one for one in gcs.requests()[before:] if (one.object_read or "").endswith("-of-00002")]

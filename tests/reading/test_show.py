@@ -1,19 +1,17 @@
-"""`python -m reader show`: a PNG or a terminal's blocks with the images, labels and sizes of a dataset."""
+"""`python -m reader show`: a PNG with the images, labels and sizes of a dataset."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
 import reader
 from beam_pipeline import schema
 from reader.commands import main
-from reader.tools.show import blocks, choose, grid
+from reader.tools.show import choose
 from tests.reading.shards import CLASSES, make_dataset
 
 
@@ -43,34 +41,12 @@ def test_grey_images_are_shown(tmp_path: Path, image_format: str) -> None:
     assert choose(reader.load_info(folder), "train", 1)[0].image.mode == "RGB"
 
 
-def test_the_grid_shows_each_image_and_its_caption(folder: str) -> None:
-    shown = choose(reader.load_info(folder), "train", 6)
-    sheet = np.asarray(grid(shown))
-    tile = np.asarray(shown[0].image)
-    place = (8 + (160 - tile.shape[0]) // 2, 8 + (160 - tile.shape[1]) // 2)
-    np.testing.assert_array_equal(sheet[place[0] :, place[1] :][: tile.shape[0], : tile.shape[1]], tile)
-    captions = sheet[8 + 160 : 8 + 160 + 32, 8 : 8 + 160]
-    assert (captions < 128).any()
-
-
-def test_blocks_are_two_pixels_a_character(folder: str) -> None:
-    (record,) = choose(reader.load_info(folder), "train[:1]", 1)
-    lines = blocks([record], columns=30).splitlines()
-    assert len(lines) == 12 + 2
-    colours = re.findall(r"\x1b\[38;2;(\d+);(\d+);(\d+)m", lines[6])
-    pixels = np.asarray(record.image)
-    assert [int(value) for value in colours[12]] == pixels[12 - 4, 12 - 4].tolist()
-    assert lines[12].split() == [record.label] and lines[13].split() == ["16x16", "record", "0"]
-
-
 def test_the_command_writes_a_png(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "grid.png"
     assert main(["show", folder, "--count", "5", "--out", str(path)]) == 0
     assert capsys.readouterr().out == f"5 images of train in {path}\n"
     with Image.open(path) as drawn:
         assert drawn.width > 3 * 160
-    assert main(["show", folder, "--split", "validation", "--terminal"]) == 0
-    assert capsys.readouterr().out.count("▀") == 2 * 24 * 12
     assert main(["show", folder, "--json", "--count", "2"]) == 0
     assert {"record", "label", "height", "width"} == set(json.loads(capsys.readouterr().out)["records"][0])
     assert main(["show", folder, "--count", "1", "--out", str(tmp_path / "new" / "x.png")]) == 0
