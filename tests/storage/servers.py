@@ -77,26 +77,21 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def telling(*answers: Answer) -> Iterator[Telling]:
-    """Runs the server in a thread."""
-    with Telling(answers) as server:
+def running(server: ThreadingHTTPServer) -> Iterator[str]:
+    """Runs a server in a thread; yields its URL."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@contextmanager
-def http_server(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """A local server in a thread; yields its URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def telling(*answers: Answer) -> Iterator[Telling]:
+    """Runs a server that gives these answers."""
+    server = Telling(answers)
+    with running(server):
+        yield server

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import google_crc32c
 import pytest
@@ -30,16 +33,28 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"{request.param}://{request.getfixturevalue('gcs' if request.param == 'gs' else 's3').new_bucket()}/place"
 
 
+class Bucket(NamedTuple):
+    """A new bucket of a real server."""
+
+    url: str
+    put: Callable[[str, bytes], None]
+
+
+@pytest.fixture(params=["gs", "s3"])
+def bucket(request: pytest.FixtureRequest) -> Bucket:
+    server = request.getfixturevalue("gcs" if request.param == "gs" else "s3")
+    name = server.new_bucket()
+    return Bucket(f"{request.param}://{name}", partial(server.put, name))
+
+
 # --- odd names
 
 
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_odd_names_are_listed_as_they_are_and_read_back(scheme: str, gcs: Gcs, s3: S3) -> None:
-    server, names = (gcs, ODD_NAMES + ONLY_REMOTE) if scheme == "gs" else (s3, ODD_NAMES)
-    bucket = server.new_bucket()
+def test_odd_names_are_listed_as_they_are_and_read_back(bucket: Bucket) -> None:
+    names = ODD_NAMES + (ONLY_REMOTE if bucket.url.startswith("gs") else [])
     for name in names:
-        server.put(bucket, f"in/{name}", content(name))
-    url = f"{scheme}://{bucket}/in"
+        bucket.put(f"in/{name}", content(name))
+    url = f"{bucket.url}/in"
     store = open_storage(url)
     listed = {file.path: file for file in store.files(url)}
     assert set(listed) == set(names)
@@ -104,59 +119,46 @@ def test_a_composite_object_has_its_crc32c_for_an_etag() -> None:
     assert gs._listed("x", blob) == ListedFile("x", 7, "crc32c:000000ff", 0xFF)
 
 
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_placeholder_objects_are_no_files_but_their_folders_are_folders(scheme: str, gcs: Gcs, s3: S3) -> None:
-    server = gcs if scheme == "gs" else s3
-    bucket = server.new_bucket()
-    for name in ("in/", "in/cat/", "in/dog/", "in/dog/sub/", "in/cat/empty.jpg"):
-        server.put(bucket, name, b"")
-    server.put(bucket, "in/cat/a.jpg", b"1")
-    store = open_storage(f"{scheme}://")
-    assert sorted(file.path for file in store.files(f"{scheme}://{bucket}/in")) == ["cat/a.jpg", "cat/empty.jpg"]
-    assert store.names(f"{scheme}://{bucket}/in") == ["cat/", "dog/"]
-    assert store.names(f"{scheme}://{bucket}") == ["in/"]
+def test_a_listing_holds_the_files_of_a_folder(bucket: Bucket) -> None:
+    for name in ("in/", "in/cat/", "in/dog/", "in/dog/sub/", "in/cat/empty.jpg", "inner/b.jpg", "in.jpg"):
+        bucket.put(name, b"")  # placeholders of folders; others that begin with the folder's name
+    bucket.put("in/cat/a.jpg", b"1")
+    store = open_storage(bucket.url)
+    assert sorted(file.path for file in store.files(f"{bucket.url}/in")) == ["cat/a.jpg", "cat/empty.jpg"]
+    assert store.names(f"{bucket.url}/in") == ["cat/", "dog/"]
+    assert store.names(bucket.url) == ["in.jpg", "in/", "inner/"]
 
 
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_a_prefix_is_a_folder_not_the_start_of_a_name(scheme: str, gcs: Gcs, s3: S3) -> None:
-    server = gcs if scheme == "gs" else s3
-    bucket = server.new_bucket()
-    for name in ("in/a.jpg", "inner/b.jpg", "in.jpg"):
-        server.put(bucket, name, b"1")
-    assert [file.path for file in open_storage(f"{scheme}://").files(f"{scheme}://{bucket}/in")] == ["a.jpg"]
-
-
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
 def test_a_listing_of_several_pages_has_every_name_once(
-    scheme: str, gcs: Gcs, s3: S3, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, gcs: Gcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gs, "PAGE_NAMES", 20)
     monkeypatch.setattr(objects, "PAGE_NAMES", 20)
-    server = gcs if scheme == "gs" else s3
-    bucket = server.new_bucket()
     names = [f"{number:05d}" for number in range(43)]
     for name in names:
-        server.put(bucket, f"in/{name}", b"1")
-    assert [file.path for file in open_storage(f"{scheme}://").files(f"{scheme}://{bucket}/in")] == names
-    if scheme == "gs":
+        bucket.put(f"in/{name}", b"1")
+    assert [file.path for file in open_storage(bucket.url).files(f"{bucket.url}/in")] == names
+    if bucket.url.startswith("gs"):
         time.sleep(0.2)  # the log comes a moment later
-        assert sum(f"/b/{bucket}/o?" in request.target and request.method == "GET" for request in gcs.requests()) == 3
+        asked = f"/b/{bucket.url.removeprefix('gs://')}/o?"
+        assert sum(asked in request.target and request.method == "GET" for request in gcs.requests()) == 3
 
 
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_objects_are_found_by_pattern_and_sized_by_listing(scheme: str, gcs: Gcs, s3: S3) -> None:
-    server = gcs if scheme == "gs" else s3
-    bucket = server.new_bucket()
+def test_files_are_found_by_pattern_and_sized(place: str) -> None:
+    store = open_storage(place)
     for name in ("a.tfrecord", "b.tfrecord", "in/c.tfrecord", "in/deep/d.tfrecord", "in/[x]"):
-        server.put(bucket, name, b"123")
-    store, url = open_storage(f"{scheme}://"), f"{scheme}://{bucket}"
-    assert store.glob(f"{url}/*.tfrecord") == [f"{url}/a.tfrecord", f"{url}/b.tfrecord"]
-    assert store.glob(f"{url}/[ax].tfrecord") == [f"{url}/a.tfrecord"]
-    assert store.glob(f"{url}/*/*.tfrecord") == [f"{url}/in/c.tfrecord"]
-    assert len(store.glob(f"{url}/**/*.tfrecord")) == 4
-    assert store.glob(f"{url}/a.tfrecord") == [f"{url}/a.tfrecord"]
-    assert store.glob(f"{url}/none") == store.glob(f"{url}/none*") == []
-    assert store.sizes([f"{url}/in/c.tfrecord", f"{url}/in/no", f"{url}/in/[x]"]) == [3, None, 3]
+        store.write(join(place, name), b"123")
+    for pattern, expected in (
+        ("*.tfrecord", ["a.tfrecord", "b.tfrecord"]),
+        ("[ax].tfrecord", ["a.tfrecord"]),
+        ("*/*.tfrecord", ["in/c.tfrecord"]),
+        ("**/*.tfrecord", ["a.tfrecord", "b.tfrecord", "in/c.tfrecord", "in/deep/d.tfrecord"]),
+        ("a.tfrecord", ["a.tfrecord"]),
+        ("none", []),
+        ("none*", []),
+    ):
+        assert sorted(store.glob(join(place, pattern))) == [join(place, name) for name in expected]
+    assert store.sizes([join(place, name) for name in ("in/c.tfrecord", "in/no", "in/[x]")]) == [3, None, 3]
 
 
 # --- reading and writing
