@@ -87,6 +87,8 @@ def make_dataset(
     compression: str = "none",
     one_hot: bool = False,
     columns: Columns = (),
+    classes: Sequence[str] = CLASSES,
+    record: Callable[[str, int], tuple[int, bytes]] | None = None,
 ) -> str:
     """Write a dataset whose shards hold the given numbers of records, and return its folder.
 
@@ -95,30 +97,37 @@ def make_dataset(
         splits: split → records of each shard.
         size, size_of: (height, width) of every image, or of each by its number in the split.
         columns: further features: name, dtype, whether it is a list, encoder, and a record's values by its number.
+        record: makes a record's class and bytes from its split and its number there, in place of `make_record`.
     """
+
+    def drawn(split: str, number: int) -> tuple[int, bytes]:
+        of_this_size = size_of(number) if size_of else size
+        made = make_record(number, of_this_size, image_format, channels, one_hot, split, columns)
+        return number % len(classes), made
+
     (folder / schema.INDEX_FOLDER).mkdir(parents=True)
     files: dict[str, bytes] = {
-        schema.LABELS_FILE: "".join(f"{name}\n" for name in CLASSES).encode(),
+        schema.LABELS_FILE: "".join(f"{name}\n" for name in classes).encode(),
         schema.REJECTS_FILE: b"",
     }
     manifest_splits = {}
     sizes = []
     for split, counts in splits.items():
-        shards, rows, number = [], [], 0
+        shards, rows, number, class_counts = [], [], 0, [0] * len(classes)
         for index, count in enumerate(counts):
             name = schema.ShardName("photos", split, index, len(counts))
             records = []
             for _ in range(count):
                 sizes.append(size_of(number) if size_of else size)
-                records.append(
-                    schema.frame(make_record(number, sizes[-1], image_format, channels, one_hot, split, columns))
-                )
+                label, made = (record or drawn)(split, number)
+                records.append(schema.frame(made))
+                class_counts[label] += 1
                 number += 1
             data = b"".join(records)
             if compression == "none":
                 rows += schema.run_rows(index, map(len, records))
-                offsets = np.cumsum([0, *map(len, records)])
-                lines = [f"{offset} {len(record)}\n" for offset, record in zip(offsets, records, strict=False)]
+                begins = np.cumsum([0, *map(len, records)])
+                lines = [f"{begin} {len(one)}\n" for begin, one in zip(begins, records, strict=False)]
                 files[name.index_file] = "".join(lines).encode()
             else:
                 packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
@@ -130,7 +139,6 @@ def make_dataset(
             buffer = io.BytesIO()
             np.save(buffer, np.array(rows, schema.RUN_DTYPE))
             files[schema.runs_file(split)] = buffer.getvalue()
-        class_counts = [len(range(label, number, len(CLASSES))) for label in range(len(CLASSES))]
         total = sum(shard["bytes"] for shard in shards)
         manifest_splits[split] = {"records": number, "bytes": total, "class_counts": class_counts, "shards": shards}
     for path, data in files.items():
@@ -141,7 +149,7 @@ def make_dataset(
         "name": "photos",
         "version": "1.0.0",
         "configuration": {"image_format": image_format, "compression": compression, "one_hot": one_hot, "seed": 0},
-        "classes": list(CLASSES),
+        "classes": list(classes),
         "features": [{"name": name, "dtype": dtype, "list": is_list} for name, dtype, is_list, *_ in columns],
         "image": {
             "format": image_format,

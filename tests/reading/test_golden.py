@@ -5,9 +5,7 @@ Recorded by `tests/reading/golden/record.py`.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -84,36 +82,3 @@ def test_a_state_that_torchdata_saved_goes_on_with_these_batches(infos: Infos, k
     info, case = infos[one["case"]["dataset"]], one["case"]
     for state in (one["state"], observe.torchdata_state(info, case)):
         assert observe.observe_torchdata(info, case, state) == one["seen"]
-
-
-def test_tensorflow_reads_the_same(infos: Infos) -> None:
-    needs("tensorflow")
-    for kind, look in (("train", observe.observe_train), ("eval", observe.observe_eval)):
-        for one in recorded(kind)[1::13]:
-            assert look(infos[one["case"]["dataset"]], one["case"], door="tensorflow") == one["seen"]
-
-
-@pytest.mark.parametrize("seed", [0, 7])
-def test_a_records_seed_is_the_same_on_any_hosts_and_in_any_batch(seed: int) -> None:
-    asked = [(one["case"], one["seen"]) for one in recorded("seeds")]
-    same = [seen for case, seen in asked if (case["split"], case["options"]["seed"]) == ("train", seed)]
-    assert same and all(seen == same[0] for seen in same)
-    assert all(epoch["records"] == 130 and len(set(epoch["some"].values())) > 7 for epoch in same[0])
-    assert same[0][0]["some"] != same[0][1]["some"]
-
-
-def test_iterations_join_without_a_seam_whatever_is_abandoned_between(infos: Infos) -> None:
-    batches = reader.train_batches(infos["medium"], "train", global_batch_size=17, features=["filename"], seed=2)
-    assert len(batches) == 7
-
-    def names(count: int, some: Any = batches) -> list[str]:
-        return [name for batch in itertools.islice(some, count) for name in observe.names_of(batch)]
-
-    read = [name for count in (1, 7, 3, 6, 7, 0, 7) for name in names(count) if count == len(batches)]
-    position = infos["medium"].position("train", global_batch_size=17, hosts=1, seed=2)
-    resumed = reader.train_batches(
-        infos["medium"], "train", global_batch_size=17, features=["filename"], position=position
-    )
-    assert read == names(21, resumed.repeat())
-    counts = Counter(read)  # 357 names: two epochs of 130, and 97 records of the third
-    assert len(counts) == 130 and set(counts.values()) == {2, 3} and counts.total() == 357

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,25 +21,10 @@ Seen = dict[str, Any]
 _SHOWN_NAMES = 8
 
 
-class _TensorFlowBatches:
-    """A `tf.data.Dataset` as the NumPy door gives its batches."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return int(self._dataset.cardinality())
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._dataset.as_numpy_iterator())
-
-
-def open_split(info: reader.DatasetInfo, work: str, split: str, door: str = "numpy", **options: Any) -> Any:
-    """Batches to `train` or to `eval`; a host as JSON has it."""
-    options = {**options, "host": tuple(options.get("host", (0, 1)))}
-    if door == "numpy":
-        return getattr(reader, f"{work}_batches")(info, split, **options)
-    return _TensorFlowBatches(getattr(reader, f"{work}_dataset")(info, split, **options))
+def open_split(info: reader.DatasetInfo, work: str, split: str, **options: Any) -> Any:
+    """Batches to `train` or to `eval`, with file names; a host as JSON has it."""
+    options = {"features": ["filename"], **options, "host": tuple(options.get("host", (0, 1)))}
+    return getattr(reader, f"{work}_batches")(info, split, **options)
 
 
 def names_of(batch: Any) -> list[str]:
@@ -66,27 +51,24 @@ def summary(batches: Iterable[Any]) -> Seen:
     return {"batches": len(lines), "first": first, "sha256": _sha256("\n".join(lines))}
 
 
-def observe_train(info: reader.DatasetInfo, case: Case, door: str = "numpy") -> Seen:
+def observe_train(info: reader.DatasetInfo, case: Case) -> Seen:
     """The first `steps` batches of one host, over as many iterations as it takes."""
-    batches = open_split(info, "train", case["split"], door, features=["filename"], **case["options"])
+    batches = open_split(info, "train", case["split"], **case["options"])
     endless = itertools.chain.from_iterable(itertools.repeat(batches))
     return {"len": len(batches), **summary(itertools.islice(endless, case["steps"]))}
 
 
 def observe_iterations(info: reader.DatasetInfo, case: Case) -> list[Seen]:
     """One iteration after the other: so many batches of it and no more, or all for None."""
-    batches = open_split(info, "train", case["split"], features=["filename"], **case["options"])
+    batches = open_split(info, "train", case["split"], **case["options"])
     return [summary(itertools.islice(batches, count)) for count in case["iterations"]]
 
 
-def observe_eval(info: reader.DatasetInfo, case: Case, door: str = "numpy") -> list[Seen]:
+def observe_eval(info: reader.DatasetInfo, case: Case) -> list[Seen]:
     """All that each host evaluates."""
-    seen = []
-    for host in range(case["hosts"]):
-        options = {**case["options"], "host": (host, case["hosts"]), "features": ["filename"]}
-        batches = open_split(info, "eval", case["split"], door, **options)
-        seen.append({"len": len(batches), **summary(batches)})
-    return seen
+    hosts = ((host, case["hosts"]) for host in range(case["hosts"]))
+    some = [open_split(info, "eval", case["split"], **{**case["options"], "host": host}) for host in hosts]
+    return [{"len": len(batches), **summary(batches)} for batches in some]
 
 
 def position_of(info: reader.DatasetInfo, case: Case) -> reader.Position:
@@ -129,9 +111,12 @@ def state_of(info: reader.DatasetInfo, case: Case) -> dict[str, Any]:
 
 def observe_torch(info: reader.DatasetInfo, case: Case, state: Mapping[str, Any] | None = None) -> list[Seen]:
     """An epoch, or the rest of one and the epoch after it, as each rank's `DataLoader` gives it."""
+    from torch.utils.data import DataLoader
+
     seen = []
     for rank in range(case["ranks"]):
         dataset = _shard_dataset(info, case, rank)
+        batches = DataLoader(dataset, batch_size=None, num_workers=case["workers"]) if case["workers"] else dataset
         epochs: Sequence[int] = [case["epoch"]]
         if state is None:
             dataset.set_epoch(case["epoch"])
@@ -141,7 +126,7 @@ def observe_torch(info: reader.DatasetInfo, case: Case, state: Mapping[str, Any]
         steps = dataset.steps_per_epoch(case["workers"])
         for epoch in epochs:
             dataset.set_epoch(epoch)
-            seen.append({"steps_per_epoch": steps, **summary(_loaded(dataset, case["workers"]))})
+            seen.append({"steps_per_epoch": steps, **summary(batches)})
     return seen
 
 
@@ -155,15 +140,6 @@ def _shard_dataset(info: reader.DatasetInfo, case: Case, rank: int) -> Any:
     return reader.torch.ShardDataset(
         info, case["split"], batch_size=case["batch_size"], **options, **case.get("options", {})
     )
-
-
-def _loaded(dataset: Any, workers: int) -> Any:
-    """The batches through a `DataLoader`, or by iterating the dataset itself if there are no workers."""
-    if not workers:
-        return dataset
-    import torch
-
-    return torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers)
 
 
 def torchdata_state(info: reader.DatasetInfo, case: Case) -> dict[str, Any]:
@@ -230,7 +206,7 @@ def _augmented(info: reader.DatasetInfo, case: Case, augment: Any, look: Any) ->
     """File name → what `look` sees in its augmented image, for each epoch of all hosts together."""
     epochs: list[dict[str, Any]] = [{} for _ in range(case["epochs"])]
     for host in range(case["hosts"]):
-        options = {**case["options"], "host": (host, case["hosts"]), "augment": augment, "features": ["filename"]}
+        options = {**case["options"], "host": (host, case["hosts"]), "augment": augment}
         batches = open_split(info, "train", case["split"], **options)
         for epoch in epochs:
             for batch in batches:
