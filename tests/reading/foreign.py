@@ -18,12 +18,8 @@ def example(**features: Any) -> tf.train.Example:
     for key, value in features.items():
         feature = made.features.feature[key.replace("__", "/")]
         values = value if isinstance(value, list) else [value]
-        if isinstance(values[0], bytes):
-            feature.bytes_list.value.extend(values)
-        elif isinstance(values[0], float):
-            feature.float_list.value.extend(values)
-        else:
-            feature.int64_list.value.extend(values)
+        kind = {bytes: "bytes_list", float: "float_list", int: "int64_list"}[type(values[0]) if values else bytes]
+        getattr(feature, kind).value.extend(values)
     return made
 
 

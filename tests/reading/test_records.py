@@ -57,29 +57,6 @@ def test_any_records_in_any_order(tmp_path_factory: pytest.TempPathFactory, data
     assert read(table, numbers) == [records[number] for number in numbers]
 
 
-@pytest.mark.parametrize("has_index", [True, False])
-@pytest.mark.parametrize("byte", [0, 9, -2])
-@pytest.mark.parametrize("record", [0, 70, 127, 199])
-def test_a_flipped_bit_costs_one_record_and_a_length_without_a_text_index_the_rest_of_its_run(
-    tmp_path: Path, record: int, byte: int, has_index: bool
-) -> None:
-    table, records = make_files(tmp_path, [10, 200], has_index)
-    path = tmp_path / "shard-1"
-    offset = sum(map(len, map(schema.frame, records[10 : 10 + record])))
-    make.flip_byte(path, offset + byte if byte >= 0 else offset + len(schema.frame(records[10 + record])) + byte)
-    found = read(table, range(210))
-    lost = [number - 10 for number, one in enumerate(found) if isinstance(one, CorruptRecordError)]
-    rest_of_run = list(range(record, min((record // 64 + 1) * 64, 200)))
-    assert lost == (rest_of_run if byte in (0, 9) and not has_index else [record])
-    assert [one for one in found if isinstance(one, bytes)] == [
-        one for number, one in enumerate(records) if number - 10 not in lost
-    ]
-    error = found[10 + record]
-    assert isinstance(error, CorruptRecordError)
-    assert (error.file, error.record, error.offset) == (str(path), record, offset)
-    assert error.reason == f"the CRC of the {'length' if byte in (0, 9) else 'data'} is wrong"
-
-
 @pytest.mark.parametrize(("size", "has_index"), [(7, False), (30, False), (7, True), (300, True)])
 def test_the_valid_records_of_another_file_are_none_of_ours(tmp_path: Path, size: int, has_index: bool) -> None:
     table, _ = make_files(tmp_path, [80], has_index)
