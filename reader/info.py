@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import logging
@@ -19,7 +20,7 @@ from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageErr
 from beam_pipeline.schema.manifest import Manifest
 from beam_pipeline.schema.manifest import Shard as ShardInfo
 from beam_pipeline.storage import Storage, is_missing, normalize, open_storage
-from reader.position import WINDOW_RUNS, Phase, Position, host_batch_size, integer
+from reader.position import WINDOW_RUNS, Phase, Position, batch_size_of, integer
 from reader.records import RunTable
 from reader.splits import RecordRange, parse_split
 from reader.unpublished import what_is_there
@@ -137,7 +138,7 @@ class DatasetInfo:
 
     def steps_per_epoch(self, split: str, global_batch_size: int) -> int:
         """Batches of one iteration of a train builder: the full batches that the split's records give, at least 1."""
-        return max(1, self.records(split) // host_batch_size(global_batch_size, 1))
+        return max(1, self.records(split) // batch_size_of(global_batch_size, 1))
 
     def position(
         self,
@@ -153,7 +154,7 @@ class DatasetInfo:
         `hosts` has no default: if several hosts resumed from a position for one, records would repeat or be missed.
         """
         hosts, global_batch_size = integer("hosts", hosts), integer("global_batch_size", global_batch_size)
-        host_batch_size(global_batch_size, hosts)
+        batch_size_of(global_batch_size, hosts)
         phase = Phase(hosts, self.capped_window_runs(split, integer("window_runs", window_runs)))
         return Position(self._source(split), self.records(split), integer("seed", seed), global_batch_size, 0, (phase,))
 
@@ -180,16 +181,14 @@ class DatasetInfo:
             )
         path = self.path(schema.runs_file(split))
         data = self.storage.read(path)
-        if schema.sha256(data) != self.manifest["files"].get(schema.runs_file(split)):
-            raise ImageShardsError(f"{path} isn't the file that was published; run the job with --repair")
-        try:
-            rows: npt.NDArray[np.void] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-            fits = _fits(rows, self.splits[split])
-        except Exception:  # NumPy has many kinds of them for bytes that aren't an array
-            fits = False
-        if not fits:
-            raise ImageShardsError(f"{path} doesn't fit the manifest's shards; run the job with --repair")
-        return rows
+        if schema.sha256(data) == self.manifest["files"].get(schema.runs_file(split)):
+            with contextlib.suppress(Exception):  # NumPy has many kinds of them for bytes that aren't an array
+                rows: npt.NDArray[np.void] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+                if _fits(rows, self.splits[split]):
+                    return rows
+        raise ImageShardsError(
+            f"{path} isn't the published run index of the manifest's shards; run the job with --repair"
+        )
 
     def run_table(self, split: str) -> RunTable:
         """Which run of which shard holds the records of a split string: what the readers work from."""

@@ -149,14 +149,14 @@ class Position(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fi
             window_runs: runs in a shuffle window from now on; None for as many as before.
 
         Raises:
-            ValueError: the batch can't be divided by the hosts (`host_batch_size` says how), or a number is below 1.
+            ValueError: the batch can't be divided by the hosts (`batch_size_of` says how), or a number is below 1.
         """
         window_runs = self.window_runs if window_runs is None else integer("window_runs", window_runs)
         global_batch_size, now = (
             integer("global_batch_size", global_batch_size),
             Phase(integer("hosts", hosts), window_runs),
         )
-        host_batch_size(global_batch_size, now.hosts)
+        batch_size_of(global_batch_size, now.hosts)
         phases = tuple(phase for phase in self.phases if phase.read)
         if not phases or (phases[-1].hosts, phases[-1].window_runs) != (now.hosts, now.window_runs):
             phases = (*phases, now)
@@ -178,27 +178,11 @@ class Position(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fi
             read = sum(phase.read for phase in position.phases)
             if read >= position.records:
                 raise UsageError(f"{read} records read of an epoch of {position.records}")
-            host_batch_size(position.global_batch_size, position.hosts)
+            batch_size_of(position.global_batch_size, position.hosts)
         except (ValueError, TypeError, RecursionError) as error:
             shown = repr(text[:_SHOWN_CHARACTERS]) if isinstance(text, str) else reprlib.repr(text)
             raise UsageError(f"not a reader.Position: {shown}: {one_line(error)}") from None
         return position
-
-
-def host_batch_size(global_batch_size: int, hosts: int) -> int:
-    """The records of a step that one of `hosts` hosts reads.
-
-    Raises:
-        ValueError: not divisible; names both and the nearest batch sizes that fit.
-    """
-    hosts, global_batch_size = integer("hosts", hosts, 1), integer("global_batch_size", global_batch_size, 1)
-    if global_batch_size % hosts:
-        below = global_batch_size // hosts * hosts
-        fits = f"{below} or {below + hosts}" if below else f"{hosts}"
-        raise ValueError(
-            f"global_batch_size={global_batch_size} can't be divided by {hosts} hosts; the nearest that fit: {fits}"
-        )
-    return global_batch_size // hosts
 
 
 def share_of_host(host: Host) -> tuple[int, int, int]:
@@ -221,16 +205,19 @@ def share_of_host(host: Host) -> tuple[int, int, int]:
     return index, count, 1
 
 
-def batch_size_of(global_batch_size: int, hosts: int, replicas: int) -> int:
-    """Records in one batch of one host.
+def batch_size_of(global_batch_size: int, hosts: int, replicas: int = 1) -> int:
+    """Records in one batch of one of `hosts` hosts, on each of which `replicas` replicas take a batch in a step.
 
     Raises:
-        ValueError: the hosts and their replicas can't share the records of a step evenly.
+        ValueError: not divisible; names both and the nearest batch sizes that fit.
     """
-    size = host_batch_size(global_batch_size, hosts)
-    if size % replicas:
+    global_batch_size = integer("global_batch_size", global_batch_size, 1)
+    shares = integer("hosts", hosts, 1) * replicas
+    if global_batch_size % shares:
+        below = global_batch_size // shares * shares
+        fits = f"{below} or {below + shares}" if below else f"{shares}"
         raise ValueError(
-            f"global_batch_size={global_batch_size} can't be divided by {hosts * replicas} replicas: "
-            "make it a multiple of that"
+            f"global_batch_size={global_batch_size} can't be divided by {shares} "
+            f"{'hosts' if replicas == 1 else 'replicas'}; the nearest that fit: {fits}"
         )
-    return size // replicas
+    return global_batch_size // shares
