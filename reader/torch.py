@@ -168,7 +168,7 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
 
     def steps_per_epoch(self, num_workers: int = 0) -> int:
         """Batches of this rank in an epoch that is read from its beginning by a `DataLoader` with so many workers."""
-        part = self._part(max(1, num_workers))
+        part = self._new_part(max(1, num_workers))
         hosts = range(self._rank * part.workers, (self._rank + 1) * part.workers)
         return sum(size > 0 for host in hosts for size in part.sizes(host))
 
@@ -240,20 +240,17 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
                 if batch.weights.any():  # else all its records are corrupt, and skipped
                     yield self._tensors(batch)
 
-    def _part(self, workers: int) -> Part:
+    def _part(self, unread: int, ranks: int, workers: int, batch_size: int, drop_last: int, steps: int = 0) -> Part:
+        more: dict[str, Any] = {"unread": unread, "batch_size": batch_size, "drop_last": bool(drop_last)}
+        return Part(ranks * workers, self._beginning.window_runs, workers=workers, steps=steps, **more)
+
+    def _new_part(self, workers: int) -> Part:
         """An epoch that is read from its beginning with so many workers on each rank."""
-        return Part(
-            hosts=self._world_size * workers,
-            window_runs=self._beginning.window_runs,
-            unread=self._beginning.records,
-            workers=workers,
-            batch_size=self._batch_size,
-            drop_last=self._drop_last,
-        )
+        return self._part(self._beginning.records, self._world_size, workers, self._batch_size, self._drop_last)
 
     def _parts(self, workers: int) -> tuple[Part, ...]:
         """The parts of this epoch, the last one for so many workers on each rank."""
-        (epoch, before), now = self._resumed, self._part(workers)
+        (epoch, before), now = self._resumed, self._new_part(workers)
         if not before or epoch != int(self._epoch[0]):  # set by the process that this one is a worker of
             return (now,)
         last = before[-1]
@@ -267,18 +264,9 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         """What was trained of an epoch by a state. Raises TypeError, ValueError, … if no training can have made it."""
         parts: list[Part] = []
         unread = self._beginning.records
-        for ranks, workers, batch_size, drop_last, steps in (map(int, values) for values in state["parts"]):
-            part = Part(
-                hosts=ranks * workers,
-                window_runs=self._beginning.window_runs,
-                unread=unread,
-                workers=workers,
-                batch_size=batch_size,
-                drop_last=bool(drop_last),
-                steps=steps,
-            )
-            parts.append(part)
-            unread -= part.read
+        for values in state["parts"]:
+            parts.append(self._part(unread, *map(int, values)))
+            unread -= parts[-1].read
         last = parts[-1]
         if state.get("worker") is not None:  # a worker's of release 1: whose turn it had, and the batches it made
             turn, made = map(int, state["worker"])
