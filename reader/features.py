@@ -1,4 +1,4 @@
-"""What records hold beside their images: names, types and values."""
+"""What records hold besides their images: names, types and values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reader.info import DatasetInfo
 
 
 class Feature(NamedTuple):
-    """A feature of a record beside its image.
+    """A feature of a record besides its image.
 
     Attributes:
         dtype: `int64`, `float32` or `bytes`.
@@ -28,7 +28,7 @@ class Feature(NamedTuple):
 
 
 def features_of(info: DatasetInfo) -> dict[str, Feature]:
-    """What a record holds beside its image, by name."""
+    """What a record holds besides its image, by name."""
     features = {}
     if schema.FOREIGN_KEY not in info.manifest:
         features = {
@@ -61,7 +61,7 @@ def pick_features(info: DatasetInfo, names: Sequence[str]) -> dict[str, Feature]
     return {name: there[name] for name in names}
 
 
-def read_features(record: bytes, wanted: Mapping[str, Feature]) -> tuple[Any, ...]:
+def read_features(record: bytes, features: Mapping[str, Feature]) -> tuple[Any, ...]:
     """The values of these features in one record, in their order: some 50 µs of Python a record.
 
     Returns:
@@ -70,10 +70,10 @@ def read_features(record: bytes, wanted: Mapping[str, Feature]) -> tuple[Any, ..
     Raises:
         ValueError: it is no Example, or it lacks a feature or has it in another type or length.
     """
-    if not wanted:
+    if not features:
         return ()
     parsed = parse_example(record)
-    return tuple(_value(name, parsed.get(name), feature) for name, feature in wanted.items())
+    return tuple(_value(name, parsed.get(name), feature) for name, feature in features.items())
 
 
 def _value(name: str, value: Any, feature: Feature) -> Any:

@@ -18,7 +18,7 @@ _CPU_FILES = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 
 
 def cpu_count(root: str = "/") -> int:
-    """Cores that this process may keep busy: those it may run on, fewer where its control group has a quota."""
+    """Cores that this process may keep busy: those it may run on, fewer if its control group has a quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _quota_cores(root) or cores)
 
@@ -27,17 +27,17 @@ def cpu_count(root: str = "/") -> int:
 def _quota_cores(root: str) -> int | None:
     for files in _CPU_FILES:
         words = " ".join(_text(Path(root, _GROUP, file)) for file in files).split()
-        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():  # "max" or -1 where there is no quota
+        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():  # "max" or -1 if there is no quota
             return max(1, -(-int(words[0]) // int(words[1])))
     return None
 
 
 def free_memory_bytes(root: str = "/") -> int | None:
-    """The least of what the machine and its control group have left; None where neither says (outside Linux)."""
+    """The least of what the machine and its control group have left; None if neither says (outside Linux)."""
     found = [int(_fields(Path(root, "proc/meminfo")).get("MemAvailable:", 0)) << 10]
     for limit, usage, statistics in _GROUP_FILES:
         most, used = (_text(Path(root, _GROUP, file)).strip() for file in (limit, usage))
-        if most.isdecimal() and used.isdecimal():  # "max" where there is no limit
+        if most.isdecimal() and used.isdecimal():  # "max" if there is no limit
             fields = _fields(Path(root, _GROUP, statistics))
             pages = int(fields.get("inactive_file", fields.get("total_inactive_file", 0)))  # given back on demand
             found.append(max(1, int(most) - int(used) + pages))
