@@ -152,16 +152,17 @@ def test_the_first_of_several_is_raised_at_any_batch_size(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("with_index", [True, False])
+@pytest.mark.parametrize(("number", "end_of_run"), [(0, 64), (99, 100), (110, 164), (163, 164), (255, 256)])
 def test_a_corrupt_length_costs_one_record_or_without_a_text_index_the_rest_of_its_run(
-    folder: Path, with_index: bool
+    folder: Path, number: int, end_of_run: int, with_index: bool
 ) -> None:
-    place = Place(folder, 110)
+    place = Place(folder, number)
     place.damage(flip(1))
     if not with_index:
         (folder / f"index/{place.path.name}.idx").unlink()
     batches = train(folder)
     lost = set(range(RECORDS)) - set(numbers_in(batches))
-    assert lost == ({110} if with_index else set(range(110, 164))) and batches.skipped == len(lost)
+    assert lost == set(range(number, number + 1 if with_index else end_of_run)) and batches.skipped == len(lost)
 
 
 def test_substitutes_depend_on_no_batch_host_thread_or_resume(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
