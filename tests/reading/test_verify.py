@@ -42,7 +42,9 @@ def test_a_published_dataset_has_no_fault(tmp_path: Path, options: dict[str, obj
 
 
 @pytest.mark.parametrize("record", [0, 40, 79])
-@pytest.mark.parametrize(("byte", "what"), [(2, "length is wrong, so the rest of the file is lost"), (50, "data is wrong")])
+@pytest.mark.parametrize(
+    ("byte", "what"), [(2, "length is wrong, so the rest of the file is lost"), (50, "data is wrong")]
+)
 def test_a_flipped_bit_costs_one_record_and_is_placed(folder: Path, record: int, byte: int, what: str) -> None:
     offset = offsets(folder, SHARD)[record]
     make.flip_byte(folder / SHARD, offset + byte)
