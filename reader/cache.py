@@ -4,12 +4,11 @@
 costs as much disk, and several jobs may share it; one that `python -m reader copy` made is full already.
 
 Whoever asks a cache checks the CRCs of every record, and reads and puts again what is corrupt: so nothing is noted
-beside the data, and what a crash or another process spoiled is repaired by itself.
+next to the data, and what a crash or another process corrupted is repaired by itself.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import logging
@@ -96,15 +95,7 @@ class DiskCache:
             with self._lock:
                 was_full, self._is_full = self._is_full, True
             if not was_full:
-                _LOG.warning("%s takes no more (%s): reading goes on without it", self._folder, error.strerror)
-
-    def held_bytes(self, paths: set[str]) -> int:
-        """Bytes of these shards that are here."""
-        held = 0
-        for path in paths:
-            with contextlib.suppress(OSError):
-                held += self._file(path).stat().st_blocks * 512
-        return held
+                _LOG.warning("%s takes no more (%s): the rest is read again each epoch", self._folder, error.strerror)
 
     def _file(self, path: str) -> Path:
         return self._folder / self._names[path]
@@ -131,23 +122,21 @@ def open_cache(info: DatasetInfo, table: RunTable, cache: str | os.PathLike[str]
     if cache is None:
         return None
     cache = cache_name(cache)
-    kept: MemoryCache | DiskCache
     if cache == "memory":
-        kept, free, of = _memory_cache(info.manifest["self_sha256"]), free_memory_bytes(), "memory"
-    else:
-        try:
-            folder = _folder(info, cache)
-            folder.mkdir(parents=True, exist_ok=True)
-            kept, free, of = DiskCache(folder, _names(info)), shutil.disk_usage(folder).free, "the disk"
-        except OSError as error:
-            raise UsageError(f"cache={cache!r}: {error.strerror}; give a folder that can be written") from None
-    missing = int(table.bytes.sum()) - kept.held_bytes(set(table.files))
-    if free is not None and missing > max(0, free - RESERVE_BYTES):
-        text = f"cache={cache!r}: {size(missing)} of records are to be kept and {size(free)} of {of} are free"
-        if cache == "memory":
-            raise UsageError(f"{text}; give a local folder instead")
-        _LOG.warning("%s: what doesn't fit is read again in each epoch", text)
-    return kept
+        kept, free = _memory_cache(info.manifest["self_sha256"]), free_memory_bytes()
+        missing = int(table.bytes.sum()) - kept.held_bytes(set(table.files))
+        if free is not None and missing > max(0, free - RESERVE_BYTES):
+            raise UsageError(
+                f"cache={cache!r}: {size(missing)} of records are to be kept and {size(free)} of memory are free; give "
+                "a local folder instead"
+            )
+        return kept
+    try:
+        folder = _folder(info, cache)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cache={cache!r}: {error.strerror}; give a folder that can be written") from None
+    return DiskCache(folder, _names(info))
 
 
 @functools.cache
