@@ -314,9 +314,9 @@ def test_a_random_resized_crop_is_its_window_of_the_stored_image_then_the_augmen
 
 def test_arguments_of_augments_are_checked() -> None:
     for bounds in (0.5, (0.5, 1.5), (0.5, 0.2), ("a", "b"), (0.1, 0.2, 0.3), (0, 1)):
-        with pytest.raises(UsageError, match=r"^scale=.*: shares of the area \(smallest, largest\)"):
+        with pytest.raises(UsageError, match=r"^scale must be the smallest and largest share of the area, .* got "):
             augment.random_resized_crop(scale=bounds)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"^ratio=2: width over height \(smallest, largest\)"):
+    with pytest.raises(UsageError, match=r"^ratio must be the smallest and largest width over height, .* got 2$"):
         augment.random_resized_crop(ratio=2)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"random_resized_crop: call it, then=reader.augment.random_resized_crop"):
         augment.random_resized_crop(then=augment.random_resized_crop)

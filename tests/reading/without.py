@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import importlib.machinery
+import os
 import runpy
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[2]
 
 
 class Without:
@@ -19,6 +24,19 @@ class Without:
         if name.partition(".")[0] in self._packages:
             return None
         return importlib.machinery.PathFinder.find_spec(name, path, target)
+
+
+def run_without(
+    packages: str, program: str, folder: Path, *arguments: object, cwd: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A program that has run well, written to a folder, in a Python without these packages."""
+    path = folder / "program.py"
+    path.write_text(program)
+    command = [sys.executable, "-W", "ignore", __file__, packages, str(path), *map(str, arguments)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **environment}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr[-3000:]
+    return done
 
 
 if __name__ == "__main__":
