@@ -47,54 +47,32 @@ _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE and install boto3",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or az login and AZURE_USE_AZURE_CLI=true",
 }
-NO_BUCKET = Cause(
-    "there is no such bucket", "NoSuchBucket|ContainerNotFound|specified bucket does not exist", "check its name"
-)
+NO_BUCKET = Cause("there is no such bucket", "NoSuchBucket|ContainerNotFound|bucket does not exist", "check its name")
 NO_CREDENTIALS = Cause(
     "credentials are missing",
-    r"anonymous HTTP 40[13]|NoCredentials|DefaultCredentialsError|169\.254\.|metadata|get_credentials|Anonymous cred",
+    r"anonymous HTTP 40[13]|NoCredentials|DefaultCredentialsError|get_credentials|performing [A-Z]+ 169\.254\.",
     "credentials",
 )
+_EXPIRED = "ExpiredToken|TokenRefreshRequired|RefreshError|ReauthFail|UnauthorizedSSOToken|TokenRetrieval"
+_REFUSED = "HTTP 401|InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed|Unauthenticated"
+_REGION = "AuthorizationHeaderMalformed|IllegalLocation|redirect without LOCATION"
+_INCOMPLETE = "Incomplete|JSONDecodeError|Header missing|'bytes' object has no attribute"  # an empty body's `get`
+_NO_CONNECTION = "HTTP error|Connect|ChunkedEnc|ProtocolError|SSLError"
 # The first row that matches counts.
 CAUSES: tuple[Cause, ...] = (
     NO_BUCKET,
     Cause("credentials can't be fetched now", "TransportError", "check the network", passes=True),
-    Cause(
-        "the bucket is in another region",
-        "HTTP 30[17]|PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocation|redirect without LOCATION",
-        "set AWS_REGION to the bucket's own",
-    ),
-    Cause(
-        "credentials have expired",
-        "ExpiredToken|TokenRefreshRequired|RefreshError|ReauthFail|invalid_grant|UnauthorizedSSOToken|TokenRetrieval",
-        "credentials",
-    ),
+    Cause("the bucket is in another region", _REGION, "set AWS_REGION to the bucket's own"),
+    Cause("credentials have expired", _EXPIRED, "credentials"),
     NO_CREDENTIALS,
-    Cause(
-        "credentials are refused",
-        "HTTP 401|InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed|Unauthenticated",
-        "credentials",
-    ),
-    Cause(
-        "permission denied",
-        "HTTP 403|PermissionDenied|AccessDenied|errno (EACCES|EPERM)",
-        "give this account the right to it",
-    ),
+    Cause("credentials are refused", _REFUSED, "credentials"),
+    Cause("permission denied", "HTTP 403|AccessDenied|errno (EACCES|EPERM)", "give this account the right to it"),
     Cause("", "errno (ENOSPC|EDQUOT)", "make room"),
     Cause("the store's client can't take this name", "InvalidPathError|Could not parse path|surrogates", "rename it"),
     Cause("the server is busy or failing", r"HTTP (408|429|5\d\d)|SlowDown", passes=True),
     Cause("no answer in time", "TimedOut|timed out|Timeout", passes=True),
-    Cause(  # of an empty body google-cloud-storage says that `bytes` has no `get`
-        "the answer is incomplete",
-        "Incomplete|JSONDecodeError|Header missing|DataCorruption|'bytes' object has no attribute",
-        passes=True,
-    ),
-    Cause(
-        "no connection",
-        "HTTP error|dns error|Connect|Disconnect|ProtocolError|ChunkedEnc|SSLError|errno E(NET|HOST)",
-        "check the URL and the network",
-        passes=True,
-    ),
+    Cause("the answer is incomplete", _INCOMPLETE, passes=True),
+    Cause("no connection", _NO_CONNECTION, "check the URL and the network", passes=True),
 )
 _OTHER = Cause("", "")
 
