@@ -61,7 +61,7 @@ class Part(Phase, kw_only=True, frozen=True):
         super().__post_init__()
         integer("workers", self.workers, 1)
         integer("batch_size", self.batch_size, 1)
-        integer("steps", self.steps, 0, self.unread)
+        integer("steps", self.steps, 0, self.unread + 2 * self.workers)  # a worker's own state rounds up
 
     def sizes(self, host: int) -> list[int]:
         """Records in each batch of a host; the last may be 0: no batch."""
