@@ -148,16 +148,6 @@ def test_every_byte_of_evaluation_is_the_same_on_every_door(info: reader.Dataset
     assert sorted(int(name[-10:-4]) for name in names) == list(range(RECORDS))
 
 
-def test_torch_reads_the_records_of_an_epoch_whatever_is_left_over(info: reader.DatasetInfo) -> None:
-    """Its batches are another number, but the records, their pixels and their order are those of the stream."""
-    options: dict[str, Any] = {"seed": SEED, "augment": reader.augment.flip_crop, "features": NAMES}
-    seen = list(rows(epochs(reader.train_batches(info, "train", global_batch_size=RECORDS, **options))))
-    dataset = reader.torch.ShardDataset(info, "train", batch_size=7, **options)
-    for epoch in range(2):
-        dataset.set_epoch(epoch)
-        assert list(rows(dataset)) == seen[epoch * RECORDS : (epoch + 1) * RECORDS]
-
-
 @pytest.mark.parametrize("labels", ["int", "one_hot"])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("image_format", ["jpeg", "png"])
