@@ -36,8 +36,8 @@ def image_files_dataset(
 ) -> Dataset:
     """Image files of class folders as a `tf.data.Dataset` of (uint8 [b, height, width, 3], int64 [b]).
 
-    Every file once in an iteration, each time in another order; the last batch may be smaller. The label is the index
-    of the first folder's name among all of these, sorted; `dataset.class_names` has them, as Keras' own dataset does.
+    Every file once per iteration, each time in another order; the last batch may be smaller. The label is the index of
+    the top-level folder in the sorted `dataset.class_names`, which Keras' own dataset has as well.
 
     Args:
         root: local folder or URL whose sub-folders are classes.
@@ -52,7 +52,7 @@ def image_files_dataset(
     """
     size, cache = checked_size(image_size), None if cache is None else cache_name(cache)
     if not isinstance(batch_size, int) or batch_size < 1:
-        raise UsageError(f"batch_size={batch_size!r}: a number of images from 1 on")
+        raise UsageError(f"batch_size must be a whole number from 1, got {batch_size!r}")
     folder, files = storage.normalize(os.fspath(root)), _images(os.fspath(root))
     classes = sorted({path.split("/")[0] for path, _ in files})
     ids = {name: number for number, name in enumerate(classes)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import gzip
 import logging
 import os
@@ -18,7 +17,7 @@ import google_crc32c
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from reader.example import Value, parse_example
-from reader.records import frame_bounds, frame_fault
+from reader.records import frame_bounds
 from reader.words import some
 
 PathLike = str | os.PathLike[str]
@@ -67,12 +66,11 @@ class Frame(NamedTuple):
 class FileScan:
     """Every record of a TFRecord file, plain or GZIP, also corrupt ones, in one pass; memory is two pieces of 8 MiB.
 
-    A wrong CRC of a record's data costs that record. A wrong length costs the rest of the file, unless `bounds` tell
-    where the next record begins. In a GZIP file offsets count uncompressed bytes.
+    A wrong CRC of a record's data costs that record, a wrong length the rest of the file: only lengths tell where a
+    record begins. In a GZIP file offsets count uncompressed bytes.
 
     Args:
         file: path or URL.
-        bounds: where each record begins, then where the last ends, if that is known.
 
     Attributes:
         crc32c: of the complete file, once the pass has ended.
@@ -81,15 +79,15 @@ class FileScan:
         StorageError: the file is missing or can't be read.
     """
 
-    def __init__(self, file: str, bounds: Sequence[int] = ()) -> None:
+    def __init__(self, file: str) -> None:
         self.crc32c = 0
-        self._file, self._bounds = file, bounds
+        self._file = file
 
     def __iter__(self) -> Iterator[Frame]:
         return chain.from_iterable(self.blocks())
 
     def blocks(self) -> Iterator[Iterable[Frame]]:
-        """Up to 64 records in a block; its CRCs are checked by the thread that iterates over it."""
+        """Up to 64 records in a block; the CRCs of their data are checked by the thread that iterates over it."""
         is_compressed = is_gzip(self._file)
         with storage.open_storage(self._file).open(self._file) as stream:
             source = _Summed(stream)
@@ -99,37 +97,26 @@ class FileScan:
                     fault = piece
                     break
                 data += piece
-                ends = self._ends_in(data, number, offset)
+                ends = frame_bounds(memoryview(data), len(data))
                 for first in range(0, len(ends) - 1, _BLOCK_RECORDS):
                     yield self._frames(number + first, offset, data, ends[first : first + _BLOCK_RECORDS + 1])
                 number, offset, data = number + len(ends) - 1, offset + ends[-1], data[ends[-1] :]
-                if self._bounds and number >= len(self._bounds) - 1:
-                    data = b""
-                    break
                 header = data[: schema.FRAME_HEADER_BYTES]
-                if not self._bounds and len(header) == schema.FRAME_HEADER_BYTES and not schema.framed_bytes(header):
-                    fault = f"{frame_fault(data)}, so the rest of the file is lost"
+                if len(header) == schema.FRAME_HEADER_BYTES and not schema.framed_bytes(header):
+                    fault = "the CRC of the length is wrong, so the rest of the file is lost"
                     break
             if fault or data:
-                yield [self._lost(number, offset, fault or frame_fault(data))]
+                yield [self._lost(number, offset, fault or "the file ends inside this record")]
             deque(source.pieces(), maxlen=0)  # for the checksum
             self.crc32c = source.crc32c
 
-    def _ends_in(self, data: bytes, number: int, offset: int) -> list[int]:
-        """Where the records that `data` holds completely begin, then where the last ends."""
-        if not self._bounds:
-            return frame_bounds(memoryview(data), len(data))
-        stop = bisect.bisect_right(self._bounds, offset + len(data))
-        return [bound - offset for bound in self._bounds[number:stop]]
-
     def _frames(self, number: int, offset: int, data: bytes, ends: Sequence[int]) -> Iterator[Frame]:
         for record, (begin, end) in enumerate(pairwise(ends), number):
-            frame = data[begin:end]
             try:
-                (found,) = schema.unframe(frame)
+                (found,) = schema.unframe(data[begin:end])
                 yield Frame(record, offset + begin, found)
-            except (CorruptRecordError, ValueError):  # the latter if the index is of other records
-                yield self._lost(record, offset + begin, frame_fault(frame))
+            except CorruptRecordError as error:
+                yield self._lost(record, offset + begin, error.reason)
 
     def _lost(self, number: int, offset: int, reason: str) -> Frame:
         return Frame(number, offset, CorruptRecordError(self._file, number, offset, reason))

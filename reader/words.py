@@ -34,14 +34,6 @@ def size(number: int) -> str:
     return f"{value:,.{max(0, 3 - len(str(int(value))))}f} {_UNITS[unit]}"
 
 
-def size_range(least: int, most: int) -> str:
-    """`4.2 kB`, or `4.1 to 5.0 MB` if they differ."""
-    low, high = size(least), size(most)
-    if low == high:
-        return high
-    return f"{low.split(' ')[0]} to {high}" if low.split(" ")[1] == high.split(" ")[1] else f"{low} to {high}"
-
-
 def some(names: Sequence[str], most: int = 3) -> str:
     """`a, b, c and 7 more`: the first names of many."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

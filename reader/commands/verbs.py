@@ -16,10 +16,10 @@ from typing import Any
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError, UsageError, one_line
 from reader.commands.flags import REQUIRED, Command, Flag, Result, positive, whole_number
-from reader.info import DatasetInfo, SplitInfo, load_info
+from reader.info import DatasetInfo, load_info
 from reader.limits import cpu_count
 from reader.tools.copy import checked_sizes, copy, dataset_hash
-from reader.words import count, size, size_range
+from reader.words import count, size, some
 
 _SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
 
@@ -49,10 +49,14 @@ def _lines(info: DatasetInfo) -> Iterator[str]:
     if manifest["features"]:
         columns = (f"{one['name']} ({'list of ' * one['list']}{one['dtype']})" for one in manifest["features"])
         yield f"columns: {', '.join(columns)}"
-    yield from map(_split, info.splits.values())
-    elsewhere = _elsewhere(info)
-    if elsewhere:
-        yield f"this is an index: the shards are in {elsewhere}"
+    for split in info.splits.values():
+        sizes = [shard.bytes for shard in split.shards]
+        range_ = " to ".join(dict.fromkeys(map(size, (min(sizes), max(sizes)))))
+        yield f"{split.name}: {count(split.records, 'record')} in {count(len(sizes), 'shard')} of {range_}"
+    files = [shard.file for split in info.splits.values() for shard in split.shards]
+    folders = sorted({file.rpartition("/")[0] for file in files if info.path(file) == file})
+    if folders:
+        yield f"this is an index: the shards are in {some(folders)}"
     for number, label in enumerate(info.classes[:_SHOWN_CLASSES]):
         counts = ", ".join(f"{split.name} {split.class_counts[number]:,}" for split in info.splits.values())
         yield f"class {number} {label!r}: {counts}"
@@ -65,20 +69,6 @@ def _lines(info: DatasetInfo) -> Iterator[str]:
     if rejects:
         name = "left out" if schema.FOREIGN_KEY in manifest else "rejected"
         yield f"{name}: {', '.join(f'{reason} {number:,}' for reason, number in sorted(rejects.items()))}"
-
-
-def _split(split: SplitInfo) -> str:
-    sizes = [shard.bytes for shard in split.shards]
-    shards = count(len(sizes), "shard")
-    return f"{split.name}: {count(split.records, 'record')} in {shards} of {size_range(min(sizes), max(sizes))}"
-
-
-def _elsewhere(info: DatasetInfo) -> str:
-    """The folders of the shards that aren't beside the manifest, "" if all are."""
-    files = [shard.file for split in info.splits.values() for shard in split.shards]
-    folders = sorted({file.rpartition("/")[0] for file in files if info.path(file) == file})
-    more = f" and {count(len(folders) - 1, 'more folder')}" if len(folders) > 1 else ""
-    return f"{folders[0]}{more}" if folders else ""
 
 
 def _verify(values: dict[str, Any]) -> Result:
@@ -139,9 +129,9 @@ def _bench(values: dict[str, Any]) -> Result:
     with _written("--chart", out):  # before minutes are spent
         Path(out).touch()
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
-        material = bench.prepare(info, values["split"], images, Path(scratch))
-        there = len(material.images)
-        rows = bench.all_rows(material, side, min(values["batch_size"], there))
+        records = bench.prepare(info, values["split"], images)
+        there = len(records)
+        rows = bench.all_rows(info, values["split"], records, side, min(values["batch_size"], there), Path(scratch))
         bench.measure(rows, images, values["repeats"], _tell)
     names = ("split", "images", "batch_size", "image_size", "repeats")
     conditions = {name: values[name] for name in names} | {"dataset": info.url, "split_images": there}

@@ -42,23 +42,6 @@ _AUGMENTS: dict[str, Any] = {
 }
 
 
-class Material(NamedTuple):
-    """Some records of a split in every form that is compared.
-
-    Attributes:
-        info, split: of the dataset.
-        images: encoded, in memory.
-        files: folder of class folders with an image file each.
-        shards: TFRecord files of the records.
-    """
-
-    info: DatasetInfo
-    split: str
-    images: Sequence[bytes]
-    files: str
-    shards: Sequence[str]
-
-
 class Run(NamedTuple):
     """One run of a row: what was read, by the clock, and CPU of the complete process."""
 
@@ -113,43 +96,45 @@ class Row:
         return by_clock, by_cpu
 
 
-def prepare(info: DatasetInfo, split: str, most: int, scratch: Path) -> Material:
-    """Read up to `most` records of a split and write them in the other forms into `scratch`.
+def prepare(info: DatasetInfo, split: str, most: int) -> list[bytes]:
+    """Up to `most` records of a split.
 
     Raises:
         UsageError: no such split.
         ImageShardsError: a shard is missing or truncated, or a record is corrupt.
     """
-    found = read_records(info, split, lambda total: np.arange(min(most, total)))
-    records = [run.record(index) for _, run, index in found]
-    images: list[bytes] = []
-    for number, (image, label) in enumerate(map(ImageFinder(info.image_key, info.class_key), records)):
-        images.append(bytes(image))
-        suffix = "png" if images[-1].startswith(_PNG) else "jpg"
-        path = scratch / "files" / f"{label:06d}" / f"{number:08d}.{suffix}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(images[-1])
-    shards = [scratch / f"shard-{number:05d}" for number in range(min(_SHARDS, len(records)))]
-    for number, shard in enumerate(shards):
-        shard.write_bytes(b"".join(map(schema.frame, records[number::_SHARDS])))
-    return Material(info, split, images, str(scratch / "files"), list(map(str, shards)))
+    return [run.record(index) for _, run, index in read_records(info, split, lambda n: np.arange(min(most, n)))]
 
 
 # --- the rows
 
 
-def all_rows(material: Material, size: int, batch: int) -> list[Row]:
-    """Every way to read this dataset, and decoding alone."""
-    info, split = material.info, material.split
+def all_rows(
+    info: DatasetInfo, split: str, records: Sequence[bytes], size: int, batch: int, scratch: Path
+) -> list[Row]:
+    """Every way to read these records of a split, and decoding alone; `scratch` gets them in the other forms."""
     options: dict[str, Any] = {"batch_size": batch, "image_size": size}
     ours: dict[str, Any] = {"global_batch_size": batch, "image_size": size}
+    found = [(bytes(image), label) for image, label in map(ImageFinder(info.image_key, info.class_key), records)]
+    images = [image for image, _ in found]
+    for number, (image, label) in enumerate(found):
+        suffix = "png" if image.startswith(_PNG) else "jpg"
+        path = scratch / "files" / f"{label:06d}" / f"{number:08d}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image)
+    shards = [scratch / f"shard-{number:05d}" for number in range(min(_SHARDS, len(records)))]
+    for number, shard in enumerate(shards):
+        shard.write_bytes(b"".join(map(schema.frame, records[number::_SHARDS])))
     ways: dict[str, Callable[[], Any]] = {
-        "individual files": lambda: reader.image_files_dataset(material.files, **options),
-        "shards, the tutorial's way": lambda: _tutorial(material, size, batch),
+        "individual files": lambda: reader.image_files_dataset(scratch / "files", **options),
+        "shards, the tutorial's way": lambda: _tutorial(info, list(map(str, shards)), size, batch),
         "train_dataset (TensorFlow)": lambda: reader.train_dataset(info, split, **ours),
         "torch.loader (PyTorch)": lambda: reader.torch.loader(info, split, **options),
     }
-    alone = {name: Row(f"{ALONE}{name}", _decoding(material, batch, one, size)) for name, one in _AUGMENTS.items()}
+    alone = {
+        name: Row(f"{ALONE}{name}", _decoding(images, batch, ImageDecoder(info.image, size, augment=one)))
+        for name, one in _AUGMENTS.items()
+    }
     rows = [Row(name, _reopened(make), alone[""]) for name, make in ways.items()]
     for name, one in _AUGMENTS.items():
         train = partial(reader.train_batches, info, split, augment=one, **ours)
@@ -171,9 +156,8 @@ def _reopened(make: Callable[[], Any]) -> Callable[[], Batches]:
     return read
 
 
-def _decoding(material: Material, batch: int, changed: Any, size: int) -> Callable[[], Batches]:
-    """A thread a core decodes its part of each batch's images into rows that are there."""
-    decode = ImageDecoder(material.info.image, size, augment=changed)
+def _decoding(encoded: Sequence[bytes], batch: int, decode: ImageDecoder) -> Callable[[], Batches]:
+    """One thread per core decodes a batch of images into rows that are there."""
     threads = cpu_count()
     rows = np.empty((batch * threads, *decode.shape), np.uint8)
 
@@ -182,7 +166,7 @@ def _decoding(material: Material, batch: int, changed: Any, size: int) -> Callab
             decode(image, rows[first + number], number)
 
     def read() -> Batches:
-        images = itertools.cycle(material.images)
+        images = itertools.cycle(encoded)
         while True:
             parts = [list(itertools.islice(images, batch)) for _ in range(threads)]
             workers = [threading.Thread(target=work, args=(part, i * batch)) for i, part in enumerate(parts)]
@@ -195,11 +179,11 @@ def _decoding(material: Material, batch: int, changed: Any, size: int) -> Callab
     return read
 
 
-def _tutorial(material: Material, size: int, batch: int) -> Any:
+def _tutorial(info: DatasetInfo, shards: list[str], size: int, batch: int) -> Any:
     """As https://keras.io/examples/keras_recipes/tfrecord and TensorFlow's guides read shards."""
     import tensorflow as tf
 
-    info, autotune = material.info, tf.data.AUTOTUNE
+    autotune = tf.data.AUTOTUNE
     keys = {info.image_key: tf.io.FixedLenFeature([], tf.string), info.class_key: tf.io.FixedLenFeature([], tf.int64)}
 
     def example(record: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,7 +194,7 @@ def _tutorial(material: Material, size: int, batch: int) -> Any:
             image = tf.cast(tf.round(tf.image.resize(image, [size, size])), tf.uint8)
         return tf.ensure_shape(image, [size, size, info.image.channels]), parsed[info.class_key]
 
-    records = tf.data.TFRecordDataset(list(material.shards), num_parallel_reads=autotune)
+    records = tf.data.TFRecordDataset(shards, num_parallel_reads=autotune)
     return records.shuffle(_SHUFFLED, seed=0).map(example, autotune).batch(batch).prefetch(autotune)
 
 

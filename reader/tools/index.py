@@ -168,7 +168,7 @@ def _class_names(file: str, total: _Contents, given: list[str] | None, labels_fi
     if given is not None:
         if len(given) < count:
             found = f"{len(given)} names, and class id {count - 1} is in the records"
-            raise UsageError(f"--labels_file {labels_file}: {found}")
+            raise UsageError(f"--labels_file {labels_file}: {found}; name every class")
         return given
     if count > _MAX_CLASSES:
         raise UsageError(f"{file} and others: class id {count - 1} is too large; give another --class_key")
@@ -188,13 +188,10 @@ def _read_names(labels_file: str) -> list[str]:
         why = error.reason if isinstance(error, StorageError) else "not UTF-8"
         raise UsageError(f"--labels_file {labels_file}: {why}; give a text file, one class a line") from None
     names = [line.strip() for line in text.rstrip().splitlines()]
-    first: dict[str, int] = {}
-    for number, name in enumerate(names, 1):
-        if not name:
-            raise UsageError(f"--labels_file {labels_file}: line {number} is empty; the line's number is the class id")
-        if first.setdefault(name, number) != number:
-            lines = f"{first[name]} and {number}"
-            raise UsageError(f"--labels_file {labels_file}: class {name!r} is in lines {lines}; write each once")
+    repeated = next((name for name, times in Counter(names).items() if times > 1 or not name), None)
+    if repeated is not None:
+        fault = f"{repeated!r} is empty or repeated"
+        raise UsageError(f"--labels_file {labels_file}: {fault}; write each class once, one a line")
     return names
 
 

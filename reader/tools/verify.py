@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +82,7 @@ class Report:
 def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") -> Report:
     """Check a dataset to the last byte, on all cores.
 
-    Every file is there with the hash, or the size and CRC-32C, that the manifest has; both indexes fit the shards;
+    Every file is there with the hash, or the size and CRC-32C, that the manifest has; the run index fits the shards;
     every record has valid CRCs and is an Example with the keys of the format, a label that its class id names, and an
     image that decodes to its size; numbers of records add up.
 
@@ -105,10 +105,11 @@ def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") ->
     sizes = {file.path: file.bytes for file in info.storage.files(info.url)}
     found = info.shard_storage.sizes(list(map(info.path, shards)))  # those of an index are anywhere
     sizes |= {file: size for file, size in zip(shards, found, strict=True) if size is not None}
-    faults = list(_check_files(info, shards, sizes))
     with Scanners(len(shards)) as scanners:
+        faults = _check_files(info, shards, sizes, scanners)
+        corrupt = {fault.file for fault in faults}
         for split in info.splits.values():
-            faults += _check_split(info, split, sizes, decode, scanners)
+            faults += _check_split(info, split, sizes, corrupt, decode, scanners)
     return Report(info.url, info.manifest["records"], len(shards), decode, tuple(faults))
 
 
@@ -116,42 +117,39 @@ def _of_file(file: str, what: str) -> Fault:
     return Fault(file, None, None, what)
 
 
-def _check_files(info: DatasetInfo, shards: Iterable[str], sizes: Mapping[str, int]) -> Iterator[Fault]:
-    """Files that are missing, don't belong or aren't the published ones; shards and their indexes come later."""
+def _check_files(info: DatasetInfo, shards: Iterable[str], sizes: Mapping[str, int], scanners: Scanners) -> list[Fault]:
+    """Files that are missing, don't belong or aren't the published ones; what is in the shards comes later."""
     published: Mapping[str, str] = info.manifest["files"]
-    ours, indexes = {*published, *shards}, {*map(_index_file, shards), *map(schema.runs_file, info.splits)}
-    for file in sorted(ours - set(sizes)):
-        yield _of_file(info.path(file), "the file is missing")
-    for file in sorted(set(published).intersection(sizes) - indexes):
-        if schema.sha256(info.storage.read(info.path(file))) != published[file]:
-            yield _of_file(info.path(file), "its SHA-256 isn't the one that was published")
+    ours = {*published, *shards}
+    faults = [_of_file(info.path(file), "the file is missing") for file in sorted(ours - set(sizes))]
+    files = sorted(set(published).intersection(sizes))
+    hashes = scanners.files(lambda file: schema.sha256(info.storage.read(info.path(file))), files)
+    for file, found in zip(files, hashes, strict=True):
+        if found != published[file]:
+            faults.append(_of_file(info.path(file), "its SHA-256 isn't the one that was published"))
     for file in sorted(set(sizes) - ours):
         if schema.ShardName.parse(file) or file.startswith(f"{schema.INDEX_FOLDER}/"):
             what = "the file doesn't belong to the dataset; move it away if --repair leaves it"
-            yield _of_file(info.path(file), what)
+            faults.append(_of_file(info.path(file), what))
     if info.manifest["records"] + sum(info.manifest["rejects"]["by_reason"].values()) != info.manifest["images"]:
-        yield _of_file(info.path(schema.MANIFEST_FILE), "records + rejects isn't the number of images listed")
-
-
-def _index_file(shard: str) -> str:
-    """A shard's text index, "" if it is somebody else's file, which has none."""
-    name = schema.ShardName.parse(shard)
-    return name.index_file if name else ""
+        what = "records + rejects isn't the number of images listed"
+        faults.append(_of_file(info.path(schema.MANIFEST_FILE), what))
+    return faults
 
 
 def _check_split(
-    info: DatasetInfo, split: SplitInfo, sizes: Mapping[str, int], decode: str, scanners: Scanners
+    info: DatasetInfo, split: SplitInfo, sizes: Mapping[str, int], corrupt: Set[str], decode: str, scanners: Scanners
 ) -> Iterator[Fault]:
-    """Faults of a split's run index, of its shards and their indexes, and of its class counts."""
-    runs_file, runs = schema.runs_file(split.name), None
-    if info.compression == "none" and runs_file in sizes:
+    """Faults of a split's run index, of its shards, and of its class counts; `corrupt` has the files with a fault."""
+    path, runs = info.path(schema.runs_file(split.name)), None
+    if info.compression == "none" and path not in corrupt:
         try:
             runs = info.load_runs(split.name)
         except StorageError:
             raise
         except ImageShardsError:
-            yield _of_file(info.path(runs_file), "it isn't the published run index of the manifest's shards")
-    check = _ShardChecker(info, decode, scanners, sizes, runs)
+            yield _of_file(path, "it isn't a run index of the manifest's shards")
+    check = _ShardChecker(info, path, runs, sizes, decode, scanners)
     present = [(number, shard) for number, shard in enumerate(split.shards) if shard.file in sizes]
     classes, is_complete = Counter[int](), len(present) == len(split.shards)
     for (_, shard), found in zip(present, scanners.files(check, present), strict=True):
@@ -174,106 +172,80 @@ def _check_split(
 
 
 class _Found(NamedTuple):
-    """What is in a shard, or a block of one: faults, records by class, records in all, and how many are corrupt."""
+    """What is in a shard, or a block of one: faults, records by class, where each begins, and how many are corrupt."""
 
     faults: list[Fault]
     classes: Counter[int]
-    records: int
+    offsets: list[int]
     corrupt: int
 
 
 class _ShardChecker:
-    """Every fault of one shard and of its indexes; called by several threads.
+    """Every fault of one shard; called by several threads.
 
     Args:
+        runs_path, runs: the split's run index, None if that is missing or corrupt.
         sizes: bytes of the files there are.
-        runs: the split's run index, None if that is missing or corrupt.
     """
 
     def __init__(
         self,
         info: DatasetInfo,
+        runs_path: str,
+        runs: npt.NDArray[np.void] | None,
+        sizes: Mapping[str, int],
         decode: str,
         scanners: Scanners,
-        sizes: Mapping[str, int],
-        runs: npt.NDArray[np.void] | None,
     ) -> None:
-        self._info, self._decode, self._scanners, self._sizes, self._runs = info, decode, scanners, sizes, runs
+        self._info, self._runs_path, self._runs, self._sizes = info, runs_path, runs, sizes
+        self._decode, self._scanners = decode, scanners
         self._is_foreign = schema.FOREIGN_KEY in info.manifest
 
     def __call__(self, numbered: tuple[int, Shard]) -> _Found:
         number, shard = numbered
         path, size = self._info.path(shard.file), self._sizes[shard.file]
         runs = None if self._runs is None else self._runs[self._runs["shard"] == number]
-        faults = [] if size == shard.bytes else [_of_file(path, f"it has {_says(size, 'byte', shard.bytes)}")]
-        bounds, index_faults = self._read_index(number, shard, runs)
-        scan = FileScan(path, bounds)
-        spans = runs if self._is_foreign else None
-        blocks = list(self._scanners.blocks(lambda block: self._check_block(path, block, spans), scan.blocks()))
-        faults += [fault for block in blocks for fault in block.faults]
-        records, corrupt = sum(block.records for block in blocks), sum(block.corrupt for block in blocks)
-        if records < len(bounds) - 1:
-            lost = len(bounds) - 2 - records
-            after = f" and the {count(lost, 'record')} after it" if lost else ""
-            faults.append(Fault(path, records, bounds[records], f"the file ends before this record{after}"))
-        elif records != shard.records:
-            faults.append(_of_file(path, f"it has {_says(records - corrupt, 'valid record', shard.records)}"))
-        if scan.crc32c != shard.crc32c and not corrupt and size == shard.bytes:  # which would explain it
-            faults.append(_of_file(path, "its CRC-32C isn't the one that was published"))
+        scan = FileScan(path)
+        check = partial(self._check_block, path, runs if self._is_foreign else None)
+        blocks = list(self._scanners.blocks(check, scan.blocks()))
+        faults = [fault for block in blocks for fault in block.faults]
         classes = sum((block.classes for block in blocks), Counter[int]())
-        return _Found(faults + index_faults, classes, records, corrupt)
+        offsets = [offset for block in blocks for offset in block.offsets]
+        corrupt = sum(block.corrupt for block in blocks)
+        if size != shard.bytes:
+            faults.insert(0, _of_file(path, f"it has {count(size, 'byte')}, the manifest says {shard.bytes:,}"))
+        elif not corrupt:  # which would explain all of these
+            if len(offsets) != shard.records:
+                has = count(len(offsets), "record")
+                faults.append(_of_file(path, f"it has {has}, the manifest says {shard.records:,}"))
+            if scan.crc32c != shard.crc32c:
+                faults.append(_of_file(path, "its CRC-32C isn't the one that was published"))
+            expected = schema.run_rows(number, np.diff([*offsets, shard.bytes]).tolist())
+            if runs is not None and not self._is_foreign and runs.tolist() != expected:
+                faults.append(_of_file(self._runs_path, f"its runs of shard {number} aren't those of the shard"))
+        return _Found(faults, classes, offsets, corrupt)
 
-    def _read_index(
-        self, number: int, shard: Shard, runs: npt.NDArray[np.void] | None
-    ) -> tuple[list[int], list[Fault]]:
-        """Where the shard's records begin by its text index, then where the last ends; and faults of its indexes.
-
-        Nothing of a text index that is missing or corrupt.
-        """
-        file = _index_file(shard.file)
-        if file not in self._sizes:
-            return [], []
-        path, data = self._info.path(file), self._info.storage.read(self._info.path(file))
-        if schema.sha256(data) != self._info.manifest["files"].get(file):
-            return [], [_of_file(path, "its SHA-256 isn't the one that was published")]
-        try:
-            pairs = [(int(offset), int(length)) for offset, length in map(bytes.split, data.splitlines())]
-            expected = np.array(schema.run_rows(number, (length for _, length in pairs)), schema.RUN_DTYPE)
-        except (ValueError, OverflowError):
-            pairs, expected = [(0, -1)], np.empty(0, schema.RUN_DTYPE)
-        bounds = list(accumulate((length for _, length in pairs), initial=0))
-        if bounds != sorted([*(offset for offset, _ in pairs), shard.bytes]):
-            return [], [_of_file(path, "it doesn't index the shard from start to end")]
-        if runs is not None and not np.array_equal(runs, expected):
-            name = schema.ShardName.parse(shard.file)
-            path = self._info.path(schema.runs_file(name.split if name else ""))
-            return bounds, [_of_file(path, f"its runs of shard {number} aren't those of the shard's text index")]
-        return bounds, []
-
-    def _check_block(self, path: str, block: Iterable[Frame], spans: npt.NDArray[np.void] | None) -> _Found:
-        faults: list[Fault] = []
-        classes, records, corrupt = Counter[int](), 0, 0
+    def _check_block(self, path: str, spans: npt.NDArray[np.void] | None, block: Iterable[Frame]) -> _Found:
+        found = _Found([], Counter(), [], 0)
+        corrupt = 0
         for number, offset, record in block:
             if spans is not None and not _is_in(spans, offset):
                 continue  # `index` left it out
-            records += 1
+            found.offsets.append(offset)
             if isinstance(record, CorruptRecordError):
-                faults.append(Fault(path, number, offset, record.reason))
+                found.faults.append(Fault(path, number, offset, record.reason))
                 corrupt += 1
                 continue
             try:
                 features = parse_example(record)
             except ValueError as error:
-                faults.append(Fault(path, number, offset, str(error)))
+                found.faults.append(Fault(path, number, offset, str(error)))
                 continue
             decode = self._decode == "all" or (self._decode == "sample" and number % schema.RUN_RECORDS == 0)
-            faults += [Fault(path, number, offset, what) for what in _check_record(self._info, features, decode)]
-            classes[_class_id(features, self._info)] += 1
-        return _Found(faults, classes, records, corrupt)
-
-
-def _says(number: int, noun: str, published: int) -> str:
-    return f"{count(number, noun)}, the manifest says {published:,}"
+            for what in _check_record(self._info, features, decode):
+                found.faults.append(Fault(path, number, offset, what))
+            found.classes[_class_id(features, self._info)] += 1
+        return found._replace(corrupt=corrupt)
 
 
 def _is_in(spans: npt.NDArray[np.void], offset: int) -> bool:

@@ -151,8 +151,8 @@ def test_the_lines_of_a_labels_file_are_class_names(tmp_path: Path, capsys: pyte
     names.write_text("\ufeffant\nbee \ncat\n\n", "utf-8")
     assert index(f"{files}/a", tmp_path / "index", labels_file=names).info.classes == ("ant", "bee", "cat")
     for text, message in (
-        (b"ant\n\ncat\n", "line 2 is empty; the line's number is the class id"),
-        (b"ant\nbee\nant\n", "class 'ant' is in lines 1 and 3; write each once"),
+        (b"ant\n\ncat\n", "'' is empty or repeated; write each class once, one a line"),
+        (b"ant\nbee\nant\n", "'ant' is empty or repeated; write each class once, one a line"),
         (b"\xff\xfe", "not UTF-8; give a text file, one class a line"),
         (None, f"{names} is missing; give a text file, one class a line"),
     ):
