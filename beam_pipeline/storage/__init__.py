@@ -4,8 +4,7 @@ A URL is a local path, `file://`, `gs://`, `s3://`, `az://` or one `http(s)://` 
 normalised: what a listing returns reads back, whatever characters it holds. Remote requests are tried again until a
 deadline; a local one fails at once. Every file is written under its final name in one step: a reader meets all or none.
 
-    base        what a storage can do, for those that use one
-    urls        paths and URLs as text
+    base        what a storage can do, for those that use one; paths and URLs as text
     causes      why a request failed, in one line each, and the loop that tries again
     local       files of this machine
     objects     s3://, az://, http:// by obstore
@@ -21,17 +20,25 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from beam_pipeline.errors import StorageError, UsageError
-from beam_pipeline.storage.base import Data, ListedFile, Storage, Version
+from beam_pipeline.storage.base import (
+    REMOTE_SCHEMES,
+    ListedFile,
+    Storage,
+    Version,
+    is_local,
+    join,
+    normalize,
+    scheme_of,
+    why_unusable,
+)
 from beam_pipeline.storage.causes import DEFAULT_DEADLINE_S, MissingFileError, explained
 from beam_pipeline.storage.local import LocalStorage
-from beam_pipeline.storage.urls import REMOTE_SCHEMES, is_local, join, normalize, scheme_of, why_unusable
 
 if TYPE_CHECKING:
     from beam_pipeline.storage.objects import ObjectStorage as VersionedStorage
 
 __all__ = [
     "DEFAULT_DEADLINE_S",
-    "Data",
     "ListedFile",
     "LocalStorage",
     "Storage",
@@ -114,10 +121,10 @@ def crc32c_of(store: Storage, url: str, size: int) -> int:
 
 
 def is_whole(store: Storage, url: str, found: ListedFile | None, size: int, crc32c: int) -> bool:
-    """Whether a file has this size and CRC-32C; where the store doesn't know the CRC, the file is read.
+    """Whether a file has this size and CRC-32C; if the store doesn't know the CRC, the file is read.
 
     Args:
-        store, url: where it is.
+        store, url: the file.
         found: what the store says of it.
         size, crc32c: what it should be.
     """

@@ -1,20 +1,23 @@
-"""What a storage can do."""
+"""What a storage can do, and paths and URLs as text."""
 
 from __future__ import annotations
 
-import functools
 import glob
 import io
+import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from beam_pipeline.storage.causes import MissingFileError
-from beam_pipeline.storage.urls import join
 
 Data = bytes | memoryview
 _BUFFER_BYTES = 8 << 20
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*)://")
+_ALIASES = {"gcs": "gs", "abfs": "az", "abfss": "az", "http": "http", "https": "http"}
+REMOTE_SCHEMES = ("gs", "s3", "az", "http")
 
 
 class ListedFile(NamedTuple):
@@ -43,7 +46,7 @@ class Storage(ABC):
     file that isn't there is a StorageError that is a FileNotFoundError, too.
     """
 
-    #: Whether a request is slow enough that several should be under way at once.
+    #: Whether a request is slow enough that several should run at a time.
     is_remote: bool
 
     @abstractmethod
@@ -63,19 +66,19 @@ class Storage(ABC):
         """One file, or None; its `path` is the URL."""
 
     @abstractmethod
-    def read_range(self, url: str, start: int, stop: int, out: memoryview | None = None) -> Data:
-        """Bytes [start, stop) of a file, fewer if it ends before, in one request.
+    def read_range(self, url: str, start: int, stop: int | None, out: memoryview | None = None) -> Data:
+        """Bytes [start, stop) of a file, fewer if it ends before, in one request; to its end if `stop` is None.
 
         A storage may fill `out`, memory of at least stop - start bytes, and return the filled part of it.
         """
 
-    @abstractmethod
     def read(self, url: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Bytes [start, stop) of a file, to its end without `stop`, in one request."""
+        """The same in memory of its own."""
+        return bytes(self.read_range(url, start, stop))
 
-    def open(self, url: str) -> IO[bytes]:
+    def open(self, url: str) -> io.BufferedReader:
         """A file to be read from its start to its end."""
-        return io.BufferedReader(_Stream(self.read, url, self.size(url)), _BUFFER_BYTES)
+        return io.BufferedReader(_Stream(self, url), _BUFFER_BYTES)
 
     def size(self, url: str) -> int:
         """Bytes of a file."""
@@ -83,9 +86,9 @@ class Storage(ABC):
             raise MissingFileError(f"{url} is missing")
         return found.bytes
 
-    @abstractmethod
     def sizes(self, urls: Sequence[str]) -> list[int | None]:
         """Bytes of each of some files, None if it isn't there; remote ones by a listing of their folders."""
+        return [None if file is None else file.bytes for file in map(self.stat, urls)]
 
     def glob(self, pattern: str) -> list[str]:
         """URLs of the files that match `*`, `?` and `[…]` (not across `/`) and `**` (any folders), sorted."""
@@ -93,12 +96,12 @@ class Storage(ABC):
             return [pattern] if self.stat(pattern) is not None else []
         parts = pattern.split("/")
         first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
-        folder, wanted = "/".join(parts[:first]), tuple(parts[first:])
-        if len(wanted) == 1 and wanted != ("**",):
+        folder, patterns = "/".join(parts[:first]), tuple(parts[first:])
+        if len(patterns) == 1 and patterns != ("**",):
             paths = [name for name in self.names(folder) if not name.endswith("/")]
         else:
             paths = [file.path for file in self.files(folder)]
-        return sorted(join(folder, path) for path in paths if _matches(tuple(path.split("/")), wanted))
+        return sorted(join(folder, path) for path in paths if _matches(tuple(path.split("/")), patterns))
 
     @abstractmethod
     def write(self, url: str, data: bytes) -> None:
@@ -130,17 +133,15 @@ class Storage(ABC):
 class _Stream(io.RawIOBase):
     """A remote file from its start to its end; each read is a request of its own, which is retried."""
 
-    def __init__(self, read: Callable[[str, int, int], bytes], url: str, size: int) -> None:
-        self._read = functools.partial(read, url)
-        self._size = size
-        self._position = 0
+    def __init__(self, store: Storage, url: str) -> None:
+        self._store, self._url, self._size, self._position = store, url, store.size(url), 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         stop = min(self._position + len(buffer), self._size)
-        data = self._read(self._position, stop) if self._position < stop else b""
+        data = self._store.read_range(self._url, self._position, stop)
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
@@ -152,3 +153,55 @@ def _matches(parts: tuple[str, ...], patterns: tuple[str, ...]) -> bool:
     if patterns[0] == "**":
         return any(_matches(parts[start:], patterns[1:]) for start in range(len(parts) + 1))
     return bool(parts) and fnmatchcase(parts[0], patterns[0]) and _matches(parts[1:], patterns[1:])
+
+
+# --- paths and URLs
+
+
+def scheme_of(url: str) -> str | None:
+    """`gs` of `gs://…`, one of `REMOTE_SCHEMES` if it is known; None for a path on this machine."""
+    match = _SCHEME.match(url)
+    if match is None or match[1].lower() == "file":
+        return None
+    return _ALIASES.get(match[1].lower(), match[1].lower())
+
+
+def is_local(url: str) -> bool:
+    """Whether `url` is a path on this machine."""
+    return scheme_of(url) is None
+
+
+def join(base: str, relative: str) -> str:
+    """`relative` below `base`, untouched: it may hold `//`, `..` and any other character."""
+    return f"{base.rstrip('/')}/{relative}" if base.rstrip("/") else f"/{relative}"
+
+
+def normalize(url: str) -> str:
+    """A user's folder as the job carries it: local paths made absolute, `file://` ones too, no slash at the end."""
+    if is_local(url):
+        return os.path.abspath(os.path.expanduser(local_path(url)))
+    scheme, _, path = url.partition("://")
+    return f"{scheme}://{path.rstrip('/')}"
+
+
+def local_path(url: str) -> str:
+    """A path of this machine without `file://`."""
+    return url.partition("://")[2] if _SCHEME.match(url) else url
+
+
+def bucket_and_name(url: str) -> tuple[str, str]:
+    """`("bucket", "a/b")` of `gs://bucket/a/b`."""
+    bucket, _, name = url.partition("://")[2].partition("/")
+    return bucket, name
+
+
+def why_unusable(url: str, is_file: bool = False) -> str | None:
+    """Why no storage can hold the folder, or file, `url`: no such scheme, no bucket; None if one can."""
+    scheme = scheme_of(url)
+    if scheme is None:
+        return None
+    if scheme not in REMOTE_SCHEMES:
+        return "no such storage; use a local path, gs://, s3:// or az:// (http:// and https:// for single files)"
+    if not url.partition("://")[2].strip("/"):
+        return "name a bucket"
+    return "http:// and https:// name single files, not folders" if scheme == "http" and not is_file else None

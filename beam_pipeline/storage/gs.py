@@ -7,6 +7,7 @@ arrived is asked of the object, never concluded from an error, and nothing is de
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import os
 from collections import deque
@@ -28,21 +29,12 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from obstore.store import GCSStore
 
 from beam_pipeline.errors import StorageError, one_line
-from beam_pipeline.storage.base import ListedFile, Version
+from beam_pipeline.storage.base import ListedFile, Version, bucket_and_name
 from beam_pipeline.storage.causes import Incomplete, MissingFileError, NoBucketError, retry, status_of
-from beam_pipeline.storage.objects import (
-    CHUNK_BYTES,
-    NO_RETRIES,
-    PAGE_NAMES,
-    ObjectStorage,
-    client_options,
-    refuses,
-    time_limits,
-)
-from beam_pipeline.storage.urls import bucket_and_name
+from beam_pipeline.storage.objects import CHUNK_BYTES, PAGE_NAMES, ObjectStorage, refuses
 
 T = TypeVar("T")
-_FIELDS = "name,size,md5Hash,crc32c,generation"
+_FIELDS = "nextPageToken,prefixes,items(name,size,md5Hash,crc32c)"
 _ONE_REQUEST_BYTES = 8 << 20  # google-cloud-storage sends more in chunks
 _INNER_RETRY_S = 60.0  # of the chunks of one upload session
 
@@ -54,20 +46,19 @@ class GoogleStorage(ObjectStorage):
         super().__init__("gs", deadline_s)
         # Else each client asks for the bucket's own data, for tracing, which the least rights don't allow.
         os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
-        self._endpoint = _emulator()
+        self._endpoint = os.environ.get("STORAGE_EMULATOR_HOST", "")
+        if self._endpoint and "://" not in self._endpoint:
+            self._endpoint = f"http://{self._endpoint}"
         self._credentials = None if self._endpoint else _credentials()
         self._is_anonymous = self._credentials is None
-        self._more: dict[str, Any] = {"retry": None, "timeout": time_limits(deadline_s)}
+        self._more: dict[str, Any] = {"retry": None, "timeout": self._timeouts}
         self._idle: dict[int, deque[Client]] = {}
 
     def _new_store(self, bucket: str, is_anonymous: bool) -> Any:
-        config: Any = {"skip_signature": self._is_anonymous}
+        config: Any = {"skip_signature": is_anonymous}
         if self._endpoint:
             config["base_url"] = self._endpoint
-        options = client_options(self._deadline_s)
-        return GCSStore(
-            bucket, config=config, client_options=options, retry_config=NO_RETRIES, credential_provider=self._token
-        )
+        return GCSStore(bucket, config=config, credential_provider=self._token, **self._options)
 
     def _token(self) -> Any:
         """A token for obstore, whose own search knows fewer kinds of credentials than google-auth."""
@@ -78,9 +69,6 @@ class GoogleStorage(ObjectStorage):
         expiry = self._credentials.expiry
         return {"token": self._credentials.token, "expires_at": expiry and expiry.replace(tzinfo=UTC)}
 
-    def _ask(self, url: str, request: Callable[[Any, str], T]) -> T:
-        return retry(lambda: request(*self._object(url)), url, self._deadline_s, self._is_anonymous)
-
     def _call(self, url: str, request: Callable[[Client], T]) -> T:
         """Send a request by google-cloud-storage until it succeeds; each thread meanwhile has a client of its own."""
         idle = self._idle.setdefault(os.getpid(), deque())  # a forked child must not share connections
@@ -89,7 +77,9 @@ class GoogleStorage(ObjectStorage):
             try:
                 client = idle.pop()
             except IndexError:  # no request here is of a project
-                client = Client(project="unknown", credentials=self._credentials or AnonymousCredentials())
+                options = {"api_endpoint": self._endpoint} if self._endpoint else None
+                credentials = self._credentials or AnonymousCredentials()
+                client = Client(project="unknown", credentials=credentials, client_options=options)
             try:
                 return request(client)
             finally:
@@ -111,121 +101,93 @@ class GoogleStorage(ObjectStorage):
             raise
 
     def stat(self, url: str) -> ListedFile | None:
-        found = self._call(url, lambda client: self._look(client, url))
-        return None if found is None else _listed(url, found)
+        return self._call(url, lambda client: self._look(client, url))
 
-    def _look(self, client: Client, url: str) -> Blob | None:
+    def _look(self, client: Client, url: str) -> ListedFile | None:
         blob = _blob(client, url)
-        try:
+        with suppress(NotFound):
             blob.reload(**self._more)
-        except NotFound:
-            return None
-        return blob
+            return _listed(url, blob)
+        return None
 
-    def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:
-        for start, blobs, _ in self._pages(url, fields=f"nextPageToken,items({_FIELDS})"):
-            for blob in blobs:
-                if not blob.name.endswith("/"):  # consoles make such placeholders for folders
-                    yield _listed(blob.name[start:], blob)
-
-    def _inside(self, url: str) -> tuple[list[str], list[tuple[str, int]]]:
-        folders: list[str] = []
-        files: list[tuple[str, int]] = []
-        for start, blobs, prefixes in self._pages(url, fields="nextPageToken,prefixes,items(name,size)", delimiter="/"):
-            folders += [prefix[start:-1] for prefix in prefixes]
-            files += [(blob.name[start:], blob.size) for blob in blobs if not blob.name.endswith("/")]
-        return folders, files
-
-    def _pages(self, url: str, **what: Any) -> Iterator[tuple[int, list[Blob], tuple[str, ...]]]:
-        """Length of the folder's own name, objects and folders of each page."""
+    def _pages(self, url: str, delimiter: str | None = None) -> Iterator[tuple[list[ListedFile], list[str]]]:
         bucket, name = bucket_and_name(url.rstrip("/"))
         prefix = f"{name}/" if name else ""
-        token = None
+        start, token = len(prefix), None
 
         def look(client: Client) -> tuple[list[Blob], tuple[str, ...], str | None]:
-            what.update(prefix=prefix, page_token=token, page_size=PAGE_NAMES)
-            listing = client.list_blobs(bucket, **what, **self._more)
+            what = {"prefix": prefix, "delimiter": delimiter, "page_token": token, "page_size": PAGE_NAMES}
+            listing = client.list_blobs(bucket, fields=_FIELDS, **what, **self._more)
             page = next(listing.pages)
             return list(page), page.prefixes, listing.next_page_token
 
         while True:
             try:
-                blobs, prefixes, token = self._call(url, look)
+                blobs, folders, token = self._call(url, look)
             except MissingFileError as error:
                 raise NoBucketError(f"gs://{bucket}: there is no such bucket", "check its name") from error
-            yield len(prefix), blobs, prefixes
+            # Consoles make objects named `folder/`.
+            files = [_listed(blob.name[start:], blob) for blob in blobs if not blob.name.endswith("/")]
+            yield files, [folder[start:] for folder in folders]
             if not token:
                 return
 
     # --- writing
 
     def write(self, url: str, data: bytes) -> None:
-        self._upload(url, lambda: io.BytesIO(data), len(data), google_crc32c.value(data))
-
-    def create(self, url: str, data: bytes) -> bool:
-        return self.replace(url, data, "0")
+        self._upload(url, io.BytesIO(data))
 
     def replace(self, url: str, data: bytes, generation: str) -> bool:
-        return self._upload(url, lambda: io.BytesIO(data), len(data), google_crc32c.value(data), int(generation))
+        return self._upload(url, io.BytesIO(data), int(generation or 0))
 
     def publish(self, local_file: str, url: str) -> None:
-        crc32c = 0
         with open(local_file, "rb") as file:
-            while piece := file.read(CHUNK_BYTES):
-                crc32c = google_crc32c.extend(crc32c, piece)
-        self._upload(url, lambda: io.FileIO(local_file), os.path.getsize(local_file), crc32c)
+            self._upload(url, file)
         os.unlink(local_file)
 
-    def _upload(
-        self, url: str, opened: Callable[[], IO[bytes]], size: int, crc32c: int, only_on: int | None = None
-    ) -> bool:
-        """Write an object; False if it is no longer the generation `only_on` and holds something else."""
-        generation = only_on  # None: whatever is there
+    def _upload(self, url: str, file: IO[bytes], only_on: int | None = None) -> bool:
+        """Write an object; False if it is no longer the generation `only_on`, 0 for none, and holds something else."""
+        crc32c = functools.reduce(google_crc32c.extend, iter(lambda: file.read(CHUNK_BYTES), b""), 0)
+        size, more = file.tell(), dict(self._more)
+        if in_chunks := size > _ONE_REQUEST_BYTES:  # a chunk can only be sent again inside its session
+            more["retry"] = DEFAULT_RETRY.with_timeout(min(_INNER_RETRY_S, self._deadline_s))
 
-        def is_ours(blob: Blob | None) -> bool:
-            return blob is not None and blob.size == size and _crc32c(blob) in (None, crc32c)
+        def is_ours(found: ListedFile | None) -> bool:
+            return found is not None and found.bytes == size and found.crc32c in (None, crc32c)
 
         def send(client: Client) -> bool:
-            nonlocal generation
             try:
                 blob = _blob(client, url)
-                with opened() as file:
-                    blob.upload_from_file(file, size=size, checksum=None, if_generation_match=generation, **more)
-                if not is_ours(blob):
+                blob.upload_from_file(file, True, size, checksum=None, if_generation_match=only_on, **more)
+                if not is_ours(_listed(url, blob)):
                     raise Incomplete(f"{size} bytes were sent, the object has {blob.size} and CRC-32C {blob.crc32c}")
             except Exception as error:  # also a lost reply: what has arrived is asked of the object itself
-                found = self._look(client, url)
-                if is_ours(found):
+                if is_ours(self._look(client, url)):
                     return True
                 if status_of(error) == 412 and only_on is not None:
                     return False
-                if only_on is None:
-                    generation = found.generation if found else 0
-                if status_of(error) == 412 or (in_chunks and status_of(error) in (308, 404, 410)):
-                    raise Incomplete("the object was changed or the upload forgotten meanwhile") from error
+                if in_chunks and status_of(error) in (308, 404, 410):
+                    raise Incomplete("the upload was forgotten meanwhile") from error
                 raise
             return True
 
-        more, in_chunks = dict(self._more), size > _ONE_REQUEST_BYTES
-        if in_chunks:  # a chunk can only be sent again inside its session
-            more["retry"] = DEFAULT_RETRY.with_timeout(min(_INNER_RETRY_S, self._deadline_s))
         return self._call(url, send)
 
     def version(self, url: str) -> Version | None:
         def look(client: Client) -> Version:
             # By plain requests: the store's clock is in a header.
             bucket, name = (quote(part, safe="") for part in bucket_and_name(url))
-            place = f"{self._endpoint or 'https://storage.googleapis.com'}/storage/v1/b/{bucket}/o/{name}"
+            address = f"{self._endpoint or 'https://storage.googleapis.com'}/storage/v1/b/{bucket}/o/{name}"
             session = AuthorizedSession(self._credentials or AnonymousCredentials())
-            with session, session.get(place, timeout=self._more["timeout"]) as reply:
+            with session, session.get(address, timeout=self._more["timeout"]) as reply:
                 reply.raise_for_status()
                 item = reply.json()
                 age = parsedate_to_datetime(reply.headers["Date"]) - datetime.fromisoformat(item["updated"])
-            generation = item["generation"]
-            data = _blob(client, url).download_as_bytes(if_generation_match=int(generation), **self._more)
-            if google_crc32c.value(data) != int.from_bytes(base64.b64decode(item["crc32c"])):
-                raise Incomplete("it was changed meanwhile")
-            return Version(data, generation, age.total_seconds())
+            with suppress(PreconditionFailed):
+                data = _blob(client, url).download_as_bytes(if_generation_match=int(item["generation"]), **self._more)
+                if google_crc32c.value(data) == int.from_bytes(base64.b64decode(item["crc32c"])):
+                    return Version(data, item["generation"], age.total_seconds())
+            raise Incomplete("it was changed meanwhile")
 
         with suppress(MissingFileError):
             return self._call(url, look)
@@ -247,23 +209,13 @@ def _blob(client: Client, url: str) -> Blob:
     return client.bucket(bucket).blob(name, chunk_size=CHUNK_BYTES)
 
 
-def _crc32c(blob: Blob) -> int | None:
-    return int.from_bytes(base64.b64decode(blob.crc32c)) if blob.crc32c else None
-
-
 def _listed(path: str, blob: Blob) -> ListedFile:
     """A composite object has no MD5, https://cloud.google.com/storage/docs/composite-objects."""
-    crc32c = _crc32c(blob)
+    crc32c = int.from_bytes(base64.b64decode(blob.crc32c)) if blob.crc32c else None
     etag = "" if crc32c is None else f"crc32c:{crc32c:08x}"
     if blob.md5_hash:
         etag = f"md5:{base64.b64decode(blob.md5_hash).hex()}"
     return ListedFile(path, blob.size, etag, crc32c)
-
-
-def _emulator() -> str | None:
-    """The address in STORAGE_EMULATOR_HOST, which google-cloud-storage follows by itself."""
-    address = os.environ.get("STORAGE_EMULATOR_HOST", "")
-    return (address if "://" in address else f"http://{address}") if address else None
 
 
 def _credentials() -> Any:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import errno
 import glob
-import io
 import os
 import random
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import IO, Any
+from typing import Any
 
 from beam_pipeline.errors import StorageError
-from beam_pipeline.storage.base import Data, ListedFile, Storage
+from beam_pipeline.storage.base import Data, ListedFile, Storage, local_path, normalize
 from beam_pipeline.storage.causes import MissingFileError, explained
-from beam_pipeline.storage.urls import local_path, normalize
 
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
-# Of a link that leads nowhere, or round in circles, of a socket, and of a file that has gone since its folder was read.
-_NOTHING_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
+# Of a link that leads nowhere, or round in circles, and of a file that has gone since its folder was read.
+_NOTHING_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 # Of a file system that knows no hard links, such as FAT.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
@@ -32,7 +31,7 @@ def _told(url: str) -> Iterator[None]:
     """Failures of the machine as one line; that something is or isn't there stays an OSError too."""
     try:
         yield
-    except (StorageError, FileExistsError, IsADirectoryError):
+    except (StorageError, IsADirectoryError):
         raise
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(f"{url} is missing") from error
@@ -41,7 +40,7 @@ def _told(url: str) -> Iterator[None]:
 
 
 class LocalStorage(Storage):
-    """Files of this machine; nothing is tried twice. Each read opens its file: 10 µs, no descriptors to run out of."""
+    """Files of this machine; nothing is tried twice. Each read opens its file: 20 µs, no descriptors to run out of."""
 
     is_remote = False
 
@@ -54,7 +53,8 @@ class LocalStorage(Storage):
 
     def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:
         url = local_path(url)
-        pending = [("", _folders_above(url))]
+        parents = [*Path(os.path.abspath(url)).parents, *Path(os.path.realpath(url)).parents]
+        pending = [("", frozenset(map(os.path.realpath, parents)))]  # paths, folders that hold them
         while pending:
             prefix, above = pending.pop()
             folder = os.path.join(url, prefix) if prefix else url
@@ -80,30 +80,19 @@ class LocalStorage(Storage):
             raise explained(url, error) from error
         return _listed(url, stat) if S_ISREG(stat.st_mode) else None
 
-    def sizes(self, urls: Sequence[str]) -> list[int | None]:
-        found = map(self.stat, urls)
-        return [None if file is None else file.bytes for file in found]
+    def read_range(self, url: str, start: int, stop: int | None, out: memoryview | None = None) -> Data:
+        size = -1 if stop is None else max(0, stop - start)
+        with _told(url), self.open(url) as file:
+            file.seek(start)
+            return file.read(size) if out is None else out[: file.readinto(out[:size])]
 
-    def read_range(self, url: str, start: int, stop: int, out: memoryview | None = None) -> Data:
-        if out is None:
-            return self.read(url, start, stop)
-        with _told(url), _opened(url) as file:
-            received = 0
-            while more := os.preadv(file.fileno(), [out[received : stop - start]], start + received):
-                received += more  # one call gives 2 GB at most
-                if received == stop - start:
-                    break
-        return out[:received]
-
-    def read(self, url: str, start: int = 0, stop: int | None = None) -> bytes:
-        with _told(url), _opened(url) as file:
-            if start:
-                file.seek(start)
-            return file.read(-1 if stop is None else max(0, stop - start))
-
-    def open(self, url: str) -> IO[bytes]:
+    def open(self, url: str) -> BufferedReader:
+        """What is no file, a folder, a pipe or a link that leads nowhere, isn't found, and never waited for."""
+        if self.stat(url) is None:
+            is_folder = os.path.isdir(local_path(url))
+            raise MissingFileError(f"{url} is a folder, not a file" if is_folder else f"{url} is missing")
         with _told(url):
-            return io.BufferedReader(_opened(url))
+            return open(local_path(url), "rb")
 
     def glob(self, pattern: str) -> list[str]:
         return sorted(path for path in glob.glob(normalize(pattern), recursive=True) if os.path.isfile(path))
@@ -133,20 +122,18 @@ class LocalStorage(Storage):
 
     def delete(self, url: str) -> None:
         with _told(url):
-            _remove(url)
+            Path(url).unlink(missing_ok=True)
 
     def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:
-        with _told(url):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                for name in os.listdir(url):
-                    path = os.path.join(url, name)
-                    if os.path.isdir(path) and not os.path.islink(path):
-                        shutil.rmtree(path, onerror=_ignore_the_missing)
-                    elif name not in keep:
-                        _remove(path)
+        with _told(url), suppress(FileNotFoundError, NotADirectoryError):
+            for name in os.listdir(url):
+                path = Path(url, name)
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, onerror=_ignore_the_missing)
+                elif name not in keep:
+                    path.unlink(missing_ok=True)
             if not keep:
-                with suppress(FileNotFoundError, NotADirectoryError):  # a link to a folder stays
-                    os.rmdir(url)
+                os.rmdir(url)  # a link to a folder stays
 
     def delete_temporaries(self, url: str) -> None:
         for file in list(self.files(url)) if os.path.isdir(url) else ():
@@ -157,14 +144,6 @@ class LocalStorage(Storage):
         for folder in urls:
             with suppress(OSError):
                 os.rmdir(folder)
-
-
-def _folders_above(url: str) -> frozenset[str]:
-    """Where the folders lie that hold a folder, by its own path and by where that leads."""
-    path = os.path.abspath(url)
-    real = os.path.realpath(path)
-    above = frozenset(map(str, Path(real).parents))
-    return above if real == path else above.union(map(os.path.realpath, Path(path).parents))
 
 
 def _there(entries: Iterable[os.DirEntry[str]]) -> Iterator[tuple[os.DirEntry[str], int, os.stat_result | None]]:
@@ -188,38 +167,18 @@ def _listed(path: str, stat: os.stat_result) -> ListedFile:
     return ListedFile(path, stat.st_size, f"mtime_ns:{stat.st_mtime_ns}")
 
 
-def _opened(url: str) -> io.FileIO:
-    """An open file; what is none, a folder, a pipe or a link that leads nowhere, isn't found, and never waited for."""
-    try:
-        file = io.FileIO(local_path(url), opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
-    except IsADirectoryError as error:
-        raise MissingFileError(f"{url} is a folder, not a file") from error
-    except OSError as error:
-        if error.errno in _NOTHING_THERE:
-            raise FileNotFoundError(error.errno, error.strerror) from error
-        raise
-    if not S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise FileNotFoundError(url)
-    return file
-
-
 @contextmanager
 def _written(url: str, data: bytes) -> Iterator[str]:
-    """A whole file beside `url`, for a moment."""
-    os.makedirs(os.path.dirname(url), exist_ok=True)
-    temporary = f"{url}.{os.getpid()}-{random.getrandbits(32):08x}.tmp"
+    """A finished file in the folder of `url`, for a moment."""
+    folder = os.path.dirname(url)
+    os.makedirs(folder, exist_ok=True)
+    temporary = os.path.join(folder, f".{os.getpid()}-{random.getrandbits(32):08x}.tmp")  # a name may be long already
     try:
         with open(temporary, "wb") as file:
             file.write(data)
         yield temporary
     finally:
-        _remove(temporary)
-
-
-def _remove(path: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(path)
+        Path(temporary).unlink(missing_ok=True)
 
 
 def _ignore_the_missing(function: Any, path: str, failure: Any) -> None:
