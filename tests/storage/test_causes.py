@@ -269,6 +269,6 @@ def test_lasting_failures_are_raised_at_once(error: Exception, monkeypatch: pyte
 def test_names_of_objects_do_not_decide_the_cause(reach: Reach) -> None:
     with telling(Answer(404, "NoSuchKey")) as server:
         reach(server.url)
-        for name in ("Timeout 503.jpg", "AccessDenied.jpg", "ExpiredToken/HTTP 403.jpg"):
+        for name in ("Timeout 503.jpg", "AccessDenied.jpg", "ExpiredToken/HTTP 403.jpg", "metadata.json"):
             with pytest.raises(StorageError, match=r"is missing$"):
                 open_storage("s3://bucket").read(f"s3://bucket/{name}")
