@@ -309,9 +309,9 @@ far = storage.open_storage(sys.argv[2])
 def read_range(self, url, start, stop, out=None):
     print("asked", flush=True)
     return far.read_range(sys.argv[2] + "/bucket/shard", start, stop, out)
-LocalStorage.read_range = read_range
 LocalStorage.is_remote = True
 batches = reader.train_batches(sys.argv[1], "train", global_batch_size=64)
+LocalStorage.read_range = read_range  # what is asked for from here on are records
 def consume():
     next(iter(batches))
 """

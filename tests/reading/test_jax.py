@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,8 +12,8 @@ import pytest
 import reader
 from beam_pipeline.errors import UsageError
 from beam_pipeline.examples import float_feature, int64_feature
-from tests.make import ROOT
 from tests.reading.shards import flipped, make_dataset
+from tests.reading.without import run_without
 
 needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed: pip install '.[jax]'")
 
@@ -30,22 +27,6 @@ COLUMNS: Any = [
 def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
     folder = tmp_path_factory.mktemp("jax") / "1.0.0"
     return reader.load_info(make_dataset(folder, {"train": [60, 40]}, columns=COLUMNS))
-
-
-def run_without(packages: str, program: str, *arguments: str, **environment: str) -> list[str]:
-    """What a program prints that runs in a Python without these packages."""
-    path = Path(arguments[0]).parent / f"program-{environment.get('KERAS_BACKEND', 'jax')}.py"
-    path.write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(ROOT / "tests/reading/without.py"), packages, str(path), *arguments],
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr[-3000:]
-    return done.stdout.splitlines()
 
 
 MESH_PROGRAM = """
@@ -120,16 +101,19 @@ except OSError as error:
 
 
 @needs_jax
-def test_batches_are_spread_over_a_mesh_two_ahead_the_last_and_errors_at_their_turn(info: reader.DatasetInfo) -> None:
+def test_batches_are_spread_over_a_mesh_two_ahead_the_last_and_errors_at_their_turn(
+    info: reader.DatasetInfo, tmp_path: Path
+) -> None:
     flags = "--xla_force_host_platform_device_count=4"
+    done = run_without("tensorflow,torch", MESH_PROGRAM, tmp_path, info.url, XLA_FLAGS=flags)
     no_array = "a feature holds strings or lists, for which JAX has no array: leave it out of features=, or use "
-    assert run_without("tensorflow,torch", MESH_PROGRAM, info.url, XLA_FLAGS=flags) == [
+    assert done.stdout.splitlines() == [
         "200.0",
         "(20, 16, 24, 3)",
         "a batch of 5 can't be spread over the 2 devices of mesh axis 'data'; give a global_batch_size that is a "
         "multiple of 2",
         *[f"{no_array}reader.train_batches"] * 2,
-        "mesh='data': a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch",
+        "mesh must be a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch, got 'data'",
         "reader.as_jax(generator): give what train_batches, eval_batches or the like returned",
         "reader.as_jax(str): give what train_batches, eval_batches or the like returned",
         "[2, 3, 4, 5, 5, 6]",
@@ -236,7 +220,8 @@ def test_keras_without_tensorflow_trains_and_evaluates_each_record_once(
         pytest.skip(f"{backend} or keras is not installed: pip install '.[{backend},train]'")
     damaged, where = flipped(tmp_path / "1.0.0", [40], 33, columns=COLUMNS)
     once = [[value] * 3 for value in (100.0, 4950.0, 328350.0)]  # 100 records: count, sum, sum of squares
-    assert run_without("tensorflow", KERAS_PROGRAM, info.url, damaged, KERAS_BACKEND=backend) == [
+    done = run_without("tensorflow", KERAS_PROGRAM, tmp_path, info.url, damaged, KERAS_BACKEND=backend)
+    assert done.stdout.splitlines() == [
         f"{backend} 100 True",
         str(once),
         "True",

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import beam_pipeline
 import reader
 from reader.commands import main
 from tests import make
+from tests.reading.without import run_without
 
 DOCUMENT = make.ROOT / "docs" / "reader.md"
 NEEDS = {
@@ -89,45 +87,17 @@ def test_recipe_runs_as_written(
     assert printed.getvalue().strip()
 
 
-NO_TENSORFLOW = """
-import sys
-
-class WithoutTensorFlow:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] == "tensorflow" else self.finder.find_spec(name, path, target)
-
-sys.meta_path[:] = map(WithoutTensorFlow, sys.meta_path)
-"""
-
-
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-@pytest.mark.parametrize("section", ["Augmentation"])
-def test_recipe_runs_on_other_backends_without_tensorflow(backend: str, section: str, folder: Path) -> None:
+def test_augmentation_runs_on_other_backends_without_tensorflow(backend: str, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip(backend, reason=NEEDS[backend])
-    program = NO_TENSORFLOW + "\n".join(text for heading, _, text in blocks() if heading == section)
-    environment = {**os.environ, "KERAS_BACKEND": backend}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    program = "\n".join(text for heading, _, text in blocks() if heading == "Augmentation")
+    assert run_without("tensorflow", program, tmp_path, cwd=folder, KERAS_BACKEND=backend).stdout.strip()
 
 
 def test_the_document_shows_every_way_to_read() -> None:
     text = DOCUMENT.read_text()
-    for name in set(reader.__all__) - {
-        "DatasetInfo",
-        "__version__",
-        "augment",
-        "torch",
-        "as_numpy",
-        "index",
-        "copy",
-        "keep_tensorflow_off_accelerators",
-    }:
+    not_shown = {"DatasetInfo", "__version__", "augment", "torch", "as_numpy", "index", "copy"}
+    for name in {*reader.__all__} - not_shown - {"keep_tensorflow_off_accelerators"}:
         assert f"reader.{name}" in text, name
     for layer in ("Normalization", "Discretization", "StringLookup", "Hashing", "HashedCrossing", "Embedding"):
         assert f"layers.{layer}(" in text, layer
