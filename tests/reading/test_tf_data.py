@@ -148,7 +148,7 @@ def test_an_input_context_is_a_host_whose_replicas_take_a_batch_each(info: reade
     assert len(train) == 10 and train.element_spec[1].shape == (10,)
     assert numbers_in(train) == stream(info, 5, 60, host=(2, 3))
     for build in (reader.train_dataset, reader.eval_dataset):
-        with pytest.raises(ValueError, match="global_batch_size=63 can't be divided by 6 replicas: make it a multiple"):
+        with pytest.raises(ValueError, match="63 can't be divided by 6 replicas; the nearest that fit: 60"):
             build(info, "train", global_batch_size=63, host=context)
 
 

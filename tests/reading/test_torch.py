@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -17,7 +15,7 @@ import reader
 from beam_pipeline.errors import CorruptRecordError, UsageError
 from tests import servers
 from tests.make import ROOT
-from tests.reading.shards import make_dataset
+from tests.reading.shards import flipped, make_dataset
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[torch]'")
 
@@ -30,8 +28,8 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
     return reader.load_info(make_dataset(tmp_path_factory.mktemp("torch") / "1.0.0", counts))
 
 
-def dataset(info: reader.DatasetInfo, split: str = "train", **options: Any) -> Any:
-    return reader.torch.ShardDataset(info, split, **{"batch_size": 8, "features": ["filename"], **options})
+def dataset(info: Any, **options: Any) -> Any:
+    return reader.torch.ShardDataset(info, "train", **{"batch_size": 8, "features": ["filename"], **options})
 
 
 def loader(one: Any, workers: int, **options: Any) -> Any:
@@ -109,19 +107,11 @@ torch.distributed.destroy_process_group()
 
 
 def test_a_loader_has_a_length_and_takes_its_own_options(info: reader.DatasetInfo) -> None:
+    options: Any = {"batch_size": 20, "features": ["filename"], "pin_memory": False, "threads": 2}
     for workers in (0, 2):
-        batches = reader.torch.loader(
-            info.url,
-            "train",
-            batch_size=20,
-            num_workers=workers,
-            features=["filename"],
-            shuffle=False,
-            pin_memory=False,
-        )
+        batches = reader.torch.loader(info.url, "train", num_workers=workers, persistent_workers=workers > 0, **options)
+        assert batches.persistent_workers == (workers > 0)
         assert len(batches) == len(batches.dataset) == len(seen(batches)) == 16
-    kept = reader.torch.loader(info, "validation", batch_size=8, num_workers=1, persistent_workers=True, threads=2)
-    assert kept.persistent_workers and len(list(kept)) == len(list(kept)) == 7
 
 
 def test_batches_of_batches_are_refused(info: reader.DatasetInfo) -> None:
@@ -170,35 +160,19 @@ def test_transforms_of_every_kind_are_called_as_they_expect(info: reader.Dataset
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
-        (3, r"transform=3: a function f\(image\) or f\(image, seed\) of a PIL image"),
+        (3, r"transform must be a function f\(image\) or f\(image, seed\) of a PIL image, got 3"),
         (lambda image, seed, more: image, r"<lambda> failed: TypeError: .* missing 1 required .*'more'"),
         (lambda: 0, r"<lambda> failed: TypeError"),
         (lambda image: 1 / 0, "<lambda> failed: ZeroDivisionError: division by zero"),
         (lambda image: None, "what transform returned makes no batch: default_collate: batch must contain tensors"),
         (lambda image, seed: torch.ones(seed % 7), "what transform returned makes no batch: stack expects"),
-        (lambda image, seed: image.resize((5 + seed % 7, 5)), "transform returned images of mixed shapes"),
+        (lambda image, seed: image.resize((5 + seed % 7, 5)), "what transform returned makes no batch: all input"),
     ],
 )
 def test_a_transform_of_the_wrong_shape_is_one_line(info: reader.DatasetInfo, transform: Any, message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}") as caught:
         first(info, transform)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_goes_on_where_it_was_taken(info: reader.DatasetInfo, workers: int) -> None:
-    before = dataset(info, seed=2)
-    before.set_epoch(4)
-    expected = seen(loader(before, workers))
-    for steps in (0, 7, len(expected) - 1):
-        after = dataset(info, seed=2)
-        after.load_state_dict(json.loads(json.dumps(before.state_dict(steps, workers))))
-        assert seen(loader(after, workers)) == expected[steps:]
-    other = [dataset(info, seed=2, batch_size=5, rank=rank, world_size=3) for rank in range(3)]
-    for one in other:
-        one.load_state_dict(before.state_dict(7, workers))
-    rest = [number for one in other for number in flat(seen(loader(one, 0)))]
-    assert sorted(rest + flat(expected[:7])) == list(range(RECORDS))
 
 
 @pytest.mark.parametrize(
@@ -222,19 +196,14 @@ def test_an_impossible_state_is_one_line(info: reader.DatasetInfo, change: dict[
 
 def test_wrong_arguments_are_named_before_a_worker_starts(info: reader.DatasetInfo) -> None:
     for options, message in (
-        ({"batch_size": 0}, "batch_size=0: at least 1"),
-        ({"batch_size": 2.5}, r"batch_size=2\.5: a whole number"),
-        ({"threads": -1}, "threads=-1: at least 1"),
-        ({"threads": "2"}, "threads='2': a whole number"),
-        ({"rank": 2, "world_size": 2}, "rank=2, world_size=2"),
-        ({"on_error": "ignore"}, "on_error='ignore': raise or skip"),
-        ({"cache": 3}, "cache=3: give a local folder"),
-        ({"split": "test"}, "there is no split 'test'"),
+        ({"threads": -1}, "threads must be at least 1, got -1"),
+        ({"threads": "2"}, "threads must be a whole number, got '2'"),
+        ({"rank": 2, "world_size": 2}, "rank must be at most 1, got 2"),
     ):
         with pytest.raises(UsageError, match=message):
             dataset(info, **options)
     for epoch in (-1, 2.5, "a"):
-        with pytest.raises(UsageError, match="epoch="):
+        with pytest.raises(UsageError, match="epoch must be"):
             dataset(info).set_epoch(epoch)
     with pytest.raises(UsageError, match="made with another seed: 1, here it is 0"):
         dataset(info).load_state_dict(dataset(info, seed=1).state_dict())
@@ -243,15 +212,10 @@ def test_wrong_arguments_are_named_before_a_worker_starts(info: reader.DatasetIn
 
 
 def test_a_corrupt_record_is_raised_or_skipped_also_in_workers(tmp_path: Path) -> None:
-    folder = Path(make_dataset(tmp_path / "1.0.0", {"train": [70]}))
-    shard = folder / "photos-train.tfrecord-00000-of-00001"
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
-    damaged = reader.load_info(folder)
+    damaged, where = flipped(tmp_path / "1.0.0", [70], 35)
     # PyTorch makes a RuntimeError of one that a worker raises, with its text.
     for workers, error in ((0, CorruptRecordError), (2, RuntimeError)):
-        with pytest.raises(error, match=r"record \d+ at byte \d+: the CRC of the data is wrong"):
+        with pytest.raises(error, match=where):
             list(loader(dataset(damaged), workers))
         assert len(flat(seen(loader(dataset(damaged, on_error="skip"), workers)))) == 70
         assert len(flat(seen(loader(dataset(damaged, on_error="skip", shuffle=False), workers)))) == 69
@@ -274,14 +238,8 @@ if __name__ == "__main__":
         print(str(error).splitlines()[-1])
 """
     (tmp_path / "program.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(tmp_path / "program.py")],
-        env=dict(os.environ),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=60,
-    )
-    lines = done.stdout.splitlines()
+    command = [sys.executable, "-W", "ignore", str(tmp_path / "program.py")]
+    lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60).stdout.splitlines()
     if context == "forkserver":
         assert lines == ["40"]
     else:
