@@ -188,7 +188,7 @@ def engine(url: str, kind: str, threads: int, batch: int = BATCH) -> turns.Reade
     import reader
     from reader import batches, order
     from reader.buffers import BufferPool
-    from reader.engine import Engine, Rest
+    from reader.engine import Engine, Remaining
 
     info = reader.load_info(url)
     source = batches.open_source(info, "train")
@@ -200,11 +200,11 @@ def engine(url: str, kind: str, threads: int, batch: int = BATCH) -> turns.Reade
 
     def read() -> Iterable[int]:
         nonlocal position
-        rest = Rest(order.train_windows(source.reader.table.first, position, 0), None)
+        remaining = Remaining(order.train_windows(source.reader.table.first, position, 0), None)
         position = position.after(steps)
-        with Engine(source, rows, rest, [batch] * steps, threads=threads, pool=pool, seed=0) as taken:
+        with Engine(source, rows, remaining, [batch] * steps, threads=threads, pool=pool, seed=0) as taken:
             for _ in range(steps):
-                found = taken.take().labels
+                found = taken.next_batch().labels
                 labels[int(found[0])] += 1
                 yield len(found)
         assert info.num_classes == 1 or sum(map(bool, labels)) > 1, "labels aren't filled"

@@ -25,7 +25,7 @@ from reader.augment import Augment
 from reader.buffers import BufferPool
 from reader.cache import open_cache
 from reader.decode import ImageDecoder
-from reader.engine import Batch, Engine, Rest, Source
+from reader.engine import Batch, Engine, Remaining, Source
 from reader.example import ImageFinder
 from reader.features import Feature, pick_features, read_features, stacked
 from reader.info import DatasetInfo, as_info, warn_if_batch_exceeds
@@ -91,7 +91,7 @@ class _Batches:
         cache: Cache = None,
     ) -> None:
         if labels not in ("int", "one_hot"):
-            raise UsageError(f"labels={labels!r}: int or one_hot")
+            raise UsageError(f"labels must be int or one_hot, got {labels!r}")
         self._host, self._hosts, self._replicas = share_of_host(host)
         self.batch_size = batch_size_of(global_batch_size, self._hosts, self._replicas)
         self.shape = decode.shape
@@ -112,10 +112,10 @@ class _Batches:
         """How many corrupt records `on_error="skip"` has left out so far, each counted once."""
         return self._source.skips.count if self._source.skips is not None else 0
 
-    def _engine(self, rest: Rest, seed: int = 0, for_training: bool = True) -> Engine:
+    def _engine(self, remaining: Remaining, seed: int = 0, for_training: bool = True) -> Engine:
         sizes = [self.batch_size] * self._batches
         more: dict[str, Any] = {"threads": cpu_count(), "pool": self._pool, "seed": seed, "for_training": for_training}
-        return Engine(self._source, self._rows, rest, sizes, **more)
+        return Engine(self._source, self._rows, remaining, sizes, **more)
 
     def _inputs(self, batch: Batch) -> tuple[Any, npt.NDArray[Any]]:
         """Images (a dict of them and the features, if any are wanted) and labels."""
@@ -148,15 +148,15 @@ class TrainBatches(_Batches):
         self._steps = info.steps_per_epoch(split, global_batch_size)
         self._batches = self._steps * self._replicas
         self._ended = 0  # iterations whose last batch was handed out
-        self._rest: tuple[int, Rest] | None = None  # what an iteration has read for the one with this number
+        self._remaining: tuple[int, Remaining] | None = None  # what an iteration has read for the one with this number
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         begin = self._ended
-        with self._engine(self._take_rest(begin), self.position.seed) as engine:
+        with self._engine(self._take_remaining(begin), self.position.seed) as engine:
             for number in range(1, self._batches + 1):
-                batch = engine.take()
+                batch = engine.next_batch()
                 if number == self._batches:
-                    self._rest = begin + 1, engine.rest()
+                    self._remaining = begin + 1, engine.remaining()
                     self._ended = max(self._ended, begin + 1)
                     self._source.report()
                 yield self._inputs(batch)
@@ -167,14 +167,14 @@ class TrainBatches(_Batches):
             yield from self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rest": None}
+        return {**self.__dict__, "_remaining": None}
 
-    def _take_rest(self, iteration: int) -> Rest:
-        kept, self._rest = self._rest, None
+    def _take_remaining(self, iteration: int) -> Remaining:
+        kept, self._remaining = self._remaining, None
         if kept is not None and kept[0] == iteration:
             return kept[1]
         position = self.position.after(iteration * self._steps)
-        return Rest(order.train_windows(self._table.first, position, self._host), None)
+        return Remaining(order.train_windows(self._table.first, position, self._host), None)
 
 
 class EvalBatches(_Batches):
@@ -188,9 +188,9 @@ class EvalBatches(_Batches):
         start, stop = order.eval_share(self._table.total, self._hosts, self._host)
         padding = self._batches * self.batch_size - (stop - start)
         windows = order.eval_windows(self._table.first, start, stop, padding)
-        with self._engine(Rest(windows, None), for_training=False) as engine:
+        with self._engine(Remaining(windows, None), for_training=False) as engine:
             for number in range(1, self._batches + 1):
-                batch = engine.take()
+                batch = engine.next_batch()
                 if number == self._batches:
                     self._source.report()
                 yield (*self._inputs(batch), batch.weights)
@@ -225,8 +225,8 @@ def train_batches(
         image_size: side or (height, width) in pixels; None for the stored size.
         resize_mode: `crop`, `stretch` or `pad`, if `image_size` isn't the stored size.
         seed: of the order and of augmentation.
-        position: where to resume, from the trained steps: `batches.position.after(steps)`. It includes its seed and
-            window_runs.
+        position: where to resume, from the trained steps: `batches.position.after(steps)`. Its own seed and window_runs
+            are used; another seed than 0 beside it is an error if it differs.
         host: which part of the records is read here: (index, count), or the `tf.distribute.InputContext` that
             `distribute_datasets_from_function` gives, whose replicas then take a batch each; None for all.
         augment: `f(image, seed)`, of `reader.augment` or your own.
@@ -360,7 +360,7 @@ def open_source(info: DatasetInfo, split: str, on_error: str = "raise", cache: C
             compressed.
     """
     if on_error not in ("raise", "skip"):
-        raise UsageError(f"on_error={on_error!r}: raise or skip")
+        raise UsageError(f"on_error must be raise or skip, got {on_error!r}")
     table = info.run_table(split)
     wrong = info.wrong_sizes(split)
     if wrong and on_error == "raise":
@@ -380,9 +380,11 @@ def _resumed(
 ) -> Position:
     """`position`, read on by these hosts and batches."""
     if not isinstance(position, Position):
-        raise UsageError(f"position={position!r}: a reader.Position, such as batches.position.after(trained_steps)")
+        raise UsageError(
+            f"position must be a reader.Position, such as batches.position.after(trained_steps), got {position!r}"
+        )
     here = info.position(split, global_batch_size=global_batch_size, hosts=hosts)
-    for name, meaning in (("source", "dataset and split"), ("records", "number of records")):
+    for name, meaning in (("source", "dataset or split"), ("records", "number of records")):
         ours, given = getattr(here, name), getattr(position, name)
         if ours != given:
             raise ValueError(f"the position was made with another {meaning}: {given!r}, here it is {ours!r}")

@@ -250,7 +250,7 @@ def _store(image: Any, row: Pixels) -> None:
 def check_resize_mode(mode: str) -> None:
     """Raises UsageError if there is no such mode."""
     if mode not in RESIZE_MODES:
-        raise UsageError(f"resize_mode={mode!r}: one of {', '.join(RESIZE_MODES)}")
+        raise UsageError(f"resize_mode must be one of {', '.join(RESIZE_MODES)}, got {mode!r}")
 
 
 def checked_size(image_size: int | Iterable[int]) -> tuple[int, int]:
@@ -261,7 +261,7 @@ def checked_size(image_size: int | Iterable[int]) -> tuple[int, int]:
     except (TypeError, ValueError):
         size = 0, 0
     if min(size) < 1:
-        raise UsageError(f"image_size={reprlib.repr(image_size)}: a side or (height, width) in pixels")
+        raise UsageError(f"image_size must be a side or (height, width) in pixels, got {reprlib.repr(image_size)}")
     return size
 
 

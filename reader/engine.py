@@ -4,8 +4,8 @@
     pieces     up to 16 rows of a batch: the unit of decoding, so that every core works on the same few batches
     batches    handed out in order; a few are finished ahead
 
-Its threads share it under one lock. Read threads bring runs of 64 records into memory. Decode threads cut the next
-piece off the current window, check each record's CRC and decode its image into its row. A corrupt record fails its
+Its threads share it under one lock. Read threads bring runs of 64 records into memory. Decode threads take the next
+piece of the current window, check each record's CRC and decode its image into its row. A corrupt record fails its
 batch, or another record takes its row.
 """
 
@@ -75,7 +75,7 @@ class Batch(NamedTuple):
     features: list[tuple[Any, ...]]
 
 
-class Rest(NamedTuple):
+class Remaining(NamedTuple):
     """The records that are left to read: windows to come, and one that is partly read, if there is one."""
 
     windows: Iterator[order.Window]
@@ -100,7 +100,7 @@ class _Window:
         self.loaded: list[Any] = [None] * len(self.runs)  # Run or _Unread
         self.buffers: list[Any] = []
         self.missing = len(self.runs)  # runs that aren't read yet
-        self.cut = 0  # rows handed to decode threads
+        self.taken = 0  # rows handed to decode threads
         self.unfinished = len(self.numbers)
 
     def located(self, at: int, error: CorruptRecordError | InvalidRecordError) -> CorruptRecordError:
@@ -126,7 +126,7 @@ class _Filling:
         self.labels = np.empty(size, np.int64)
         self.weights = np.ones(size, np.float32)
         self.features: list[tuple[Any, ...]] = [()] * size
-        self.size, self.cut, self.unfinished = size, 0, size
+        self.size, self.taken, self.unfinished = size, 0, size
         self.error: tuple[int, BaseException] | None = None  # of the first row that has one
 
     def fail(self, row: int, error: BaseException) -> None:
@@ -150,7 +150,7 @@ class Engine:
     Args:
         source: the records.
         rows: how each is parsed and decoded.
-        rest: which records, in order: at least as many as the batches hold.
+        remaining: which records, in order: at least as many as the batches hold.
         sizes: records of each batch.
         seed: of the order, which augmentation and substitutes follow.
         for_training: whether a substitute counts (weight 1) or not (0: evaluation).
@@ -162,7 +162,7 @@ class Engine:
         self,
         source: Source,
         rows: Rows,
-        rest: Rest,
+        remaining: Remaining,
         sizes: Sequence[int],
         *,
         threads: int,
@@ -172,20 +172,20 @@ class Engine:
     ) -> None:
         self._reader, self._skips = source
         self._rows, self._seed, self._for_training, self._pool = rows, seed, for_training, pool
-        self._windows, self._sizes, self._decoders = rest.windows, deque(sizes), threads
+        self._windows, self._sizes, self._decoders = remaining.windows, deque(sizes), threads
         self.threads: list[threading.Thread] = []
         # Reentrant: memory taken under it may start a garbage collection, which may drop this engine's own iterator.
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # for decode threads
         self._finished = threading.Condition(self._lock)  # for the consumer
         self._reads: queue.SimpleQueue[tuple[_Window, int] | None] = queue.SimpleQueue()
-        self._ahead: deque[_Window] = deque([rest.window] if rest.window is not None else ())
+        self._ahead: deque[_Window] = deque([remaining.window] if remaining.window is not None else ())
         self._bytes_ahead = sum(window.bytes for window in self._ahead)
-        self._rows_to_request = sum(sizes) - sum(len(window.numbers) - window.cut for window in self._ahead)
-        self._batches: deque[_Filling] = deque()  # cut or being cut, not handed out
+        self._rows_to_request = sum(sizes) - sum(len(window.numbers) - window.taken for window in self._ahead)
+        self._batches: deque[_Filling] = deque()  # begun or finished, not handed out
         most = max(self._sizes, default=1)
         is_large = most * math.prod(rows.shape or ()) > _LARGE_BATCH_BYTES
-        self._slots = (1 if is_large else _BATCHES_AHEAD) + -(-threads * PIECE_ROWS // most)
+        self._max_batches = (1 if is_large else _BATCHES_AHEAD) + -(-threads * PIECE_ROWS // most)
         self._is_closed, self._process = False, os.getpid()
         self._crash: BaseException | None = None
         self._substitutes = Substitutes(self._reader, rows, seed)
@@ -284,7 +284,7 @@ class Engine:
         except BaseException as error:  # for the consumer, after the batches before this one
             with self._lock:
                 batch.fail(row, error)
-                self._stop_cutting()
+                self._stop_after_error()
             return
         batch.labels[piece.row : row] = labels
         if not window.weight:
@@ -311,37 +311,37 @@ class Engine:
                 if batch is None and not self._sizes:
                     break
                 if batch is not None and not self._ahead[0].missing:
-                    return self._cut(batch, self._ahead[0])
+                    return self._take_rows(batch, self._ahead[0])
                 self._work.wait()
             self._work.notify_all()  # the others have nothing to wait for either
             return None
 
     def _open_batch(self) -> _Filling | None:
-        """The batch whose rows are being cut, or a new one; None if there is no room or none is wanted."""
-        if self._batches and self._batches[-1].cut < self._batches[-1].size:
+        """The batch that has rows left to decode, or a new one; None if there is no room or no batch is left."""
+        if self._batches and self._batches[-1].taken < self._batches[-1].size:
             return self._batches[-1]
-        if not self._sizes or len(self._batches) >= self._slots:
+        if not self._sizes or len(self._batches) >= self._max_batches:
             return None
         self._batches.append(_Filling(self._sizes.popleft(), self._rows.shape, self._pool))
         return self._batches[-1]
 
-    def _cut(self, batch: _Filling, window: _Window) -> _Piece:
-        rows = min(PIECE_ROWS, batch.size - batch.cut, len(window.numbers) - window.cut)
-        piece = _Piece(batch, batch.cut, window, window.cut, rows)
-        batch.cut += rows
-        window.cut += rows
-        if window.cut == len(window.numbers):
+    def _take_rows(self, batch: _Filling, window: _Window) -> _Piece:
+        rows = min(PIECE_ROWS, batch.size - batch.taken, len(window.numbers) - window.taken)
+        piece = _Piece(batch, batch.taken, window, window.taken, rows)
+        batch.taken += rows
+        window.taken += rows
+        if window.taken == len(window.numbers):
             self._ahead.popleft()
             self._request()
         return piece
 
-    def _stop_cutting(self) -> None:
-        """Nothing behind an error is wanted, in its batch or after it; what comes before it is cut already."""
+    def _stop_after_error(self) -> None:
+        """Decode nothing behind an error, in its batch or after it; all that comes before it is begun already."""
         self._sizes.clear()
         self._rows_to_request = 0
         last = self._batches[-1]
-        last.unfinished -= last.size - last.cut
-        last.size = last.cut
+        last.unfinished -= last.size - last.taken
+        last.size = last.taken
 
     def _finish(self, piece: _Piece) -> None:
         batch, window = piece.batch, piece.window
@@ -355,7 +355,7 @@ class Engine:
             self._pool.take_back(window.buffers)
             self._request()
 
-    def take(self) -> Batch:
+    def next_batch(self) -> Batch:
         """The next batch; waits for it.
 
         Raises:
@@ -380,9 +380,9 @@ class Engine:
         missing = self._ahead[0].missing if self._ahead else 0
         return f"{missing} reads are pending, of {self._reader.table.files[0]} and others" if missing else "decoding"
 
-    def rest(self) -> Rest:
+    def remaining(self) -> Remaining:
         """What is left when the last batch was handed out."""
-        return Rest(self._windows, self._ahead[0] if self._ahead else None)
+        return Remaining(self._windows, self._ahead[0] if self._ahead else None)
 
 
 # Engines whose threads run: they are ended before the interpreter is, since a thread that comes back from C++ or Rust

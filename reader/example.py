@@ -189,13 +189,20 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = message[at]
-        at += 1
+    """(number, where it ends); three bytes hold the length of most images."""
+    first = message[at]
+    if first < 0x80:
+        return first, at + 1
+    second = message[at + 1]
+    if second < 0x80:
+        return first & 0x7F | second << 7, at + 2
+    third = message[at + 2]
+    if third < 0x80:
+        return first & 0x7F | (second & 0x7F) << 7 | third << 14, at + 3
+    number = first & 0x7F | (second & 0x7F) << 7 | (third & 0x7F) << 14
+    for shift in range(21, 64, 7):
+        byte, at = message[at + 3], at + 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number & 0xFFFFFFFFFFFFFFFF, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number is too long")
+            return number & 0xFFFFFFFFFFFFFFFF, at + 3
+    raise ValueError("a number is too long")

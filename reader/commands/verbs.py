@@ -126,14 +126,16 @@ def _bench(values: dict[str, Any]) -> Result:
     from reader.tools import bench
 
     info, side, images, out = load_info(values["dataset"]), values["image_size"], values["images"], values["chart"]
+    originals = storage.normalize(values["against"]) if values["against"] else ""
     with _written("--chart", out):  # before minutes are spent
         Path(out).touch()
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
         records = bench.prepare(info, values["split"], images)
         there = len(records)
-        rows = bench.all_rows(info, values["split"], records, side, min(values["batch_size"], there), Path(scratch))
+        batch, more = min(values["batch_size"], there), (originals, values["cached"])
+        rows = bench.all_rows(info, values["split"], records, side, batch, Path(scratch), *more)
         bench.measure(rows, images, values["repeats"], _tell)
-    names = ("split", "images", "batch_size", "image_size", "repeats")
+    names = ("split", "images", "batch_size", "image_size", "repeats", "against")
     conditions = {name: values[name] for name in names} | {"dataset": info.url, "split_images": there}
     conditions |= {"cores": cpu_count(), "python": platform.python_version()}
     title = f"{info.name} {info.version}, {side} px, {count(cpu_count(), 'core')}"
@@ -144,7 +146,9 @@ def _bench(values: dict[str, Any]) -> Result:
         drawn = "no chart: Matplotlib is not installed"
     again = f" ({values['split']} has {there:,}, read again and again)" if there < images else ""
     runs = "1 run" if values["repeats"] == 1 else f"median of {values['repeats']} runs in turns"
-    lines = [f"{title}, {count(images, 'image')} a run{again}, {runs}", bench.table(rows), drawn]
+    lines = [f"{title}, {count(images, 'image')} a run{again}, {runs}"]
+    lines += [f"individual files: {originals}"] if originals else []
+    lines += [bench.table(rows), drawn]
     return Result({**conditions, "rows": [*map(bench.as_json, rows)]}, "\n".join(lines))
 
 
@@ -240,6 +244,17 @@ COMMANDS = (
             Flag("--batch_size", "N", "Images in a batch.", 64, whole_number(1)),
             Flag("--image_size", "N", "Side in pixels that images are resized to.", 224, whole_number(1)),
             Flag("--repeats", "N", "How many runs of each way count, after one to warm up.", 7, whole_number(1)),
+            Flag(
+                "--against",
+                "DIR",
+                "Original images in class folders for the individual files (default: the records' own).",
+            ),
+            Flag(
+                "--cached",
+                "",
+                "Also read individual files from caches of decoded pixels, in memory and on disk.",
+                False,
+            ),
             Flag("--chart", "PNG", "File to draw into.", "bench.png"),
         ),
     ),

@@ -6,6 +6,7 @@ and augmentation on bytes in memory, on every core: the difference is what readi
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import statistics
 import threading
@@ -110,24 +111,42 @@ def prepare(info: DatasetInfo, split: str, most: int) -> list[bytes]:
 
 
 def all_rows(
-    info: DatasetInfo, split: str, records: Sequence[bytes], size: int, batch: int, scratch: Path
+    info: DatasetInfo,
+    split: str,
+    records: Sequence[bytes],
+    size: int,
+    batch: int,
+    scratch: Path,
+    originals: str = "",
+    with_caches: bool = False,
 ) -> list[Row]:
-    """Every way to read these records of a split, and decoding alone; `scratch` gets them in the other forms."""
+    """Every way to read these records of a split, and decoding alone; `scratch` gets them in the other forms.
+
+    Individual files are those of the class folders `originals`, or of the records; with caches, cached files too.
+    """
     options: dict[str, Any] = {"batch_size": batch, "image_size": size}
     ours: dict[str, Any] = {"global_batch_size": batch, "image_size": size}
     found = [(bytes(image), label) for image, label in map(ImageFinder(info.image_key, info.class_key), records)]
     images = [image for image, _ in found]
-    for number, (image, label) in enumerate(found):
+    for number, (image, label) in enumerate(() if originals else found):
         suffix = "png" if image.startswith(_PNG) else "jpg"
         path = scratch / "files" / f"{label:06d}" / f"{number:08d}.{suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(image)
-    shards = [scratch / f"shard-{number:05d}" for number in range(min(_SHARDS, len(records)))]
-    for number, shard in enumerate(shards):
-        shard.write_bytes(b"".join(map(schema.frame, records[number::_SHARDS])))
-    ways: dict[str, Callable[[], Any]] = {
-        "individual files": lambda: reader.image_files_dataset(scratch / "files", **options),
-        "shards, the tutorial's way": lambda: _tutorial(info, list(map(str, shards)), size, batch),
+    plain = [scratch / f"plain-{number:05d}" for number in range(min(_SHARDS, len(records)))]
+    zipped = [scratch / f"gzip-{number:05d}" for number in range(len(plain))]
+    for number in range(len(plain)):
+        data = b"".join(map(schema.frame, records[number::_SHARDS]))
+        plain[number].write_bytes(data)
+        zipped[number].write_bytes(gzip.compress(data, 6))
+    files = partial(reader.image_files_dataset, originals or scratch / "files", **options)
+    ways: dict[str, Callable[[], Any]] = {"individual files": files}
+    if with_caches:
+        ways["individual files, cached in memory"] = partial(files, cache="memory")
+        ways["individual files, cached on disk"] = partial(files, cache=scratch / "cache")
+    ways |= {
+        "GZIP shards, the tutorial's way": partial(_tutorial, info, zipped, size, None),
+        "plain shards, the tutorial's way": partial(_tutorial, info, plain, size, batch),
         "train_dataset (TensorFlow)": lambda: reader.train_dataset(info, split, **ours),
         "torch.loader (PyTorch)": lambda: reader.torch.loader(info, split, **options),
     }
@@ -135,7 +154,9 @@ def all_rows(
         name: Row(f"{ALONE}{name}", _decoding(images, batch, ImageDecoder(info.image, size, augment=one)))
         for name, one in _AUGMENTS.items()
     }
-    rows = [Row(name, _reopened(make), alone[""]) for name, make in ways.items()]
+    # Other files, or no decoding at all, compare with nothing.
+    has_other_work = {name for name in ways if "cached" in name or (originals and name.startswith("individual"))}
+    rows = [Row(name, _reopened(make), None if name in has_other_work else alone[""]) for name, make in ways.items()]
     for name, one in _AUGMENTS.items():
         train = partial(reader.train_batches, info, split, augment=one, **ours)
         rows += [Row(f"{OURS}{name}", _reopened(train), alone[name]), alone[name]]
@@ -179,8 +200,11 @@ def _decoding(encoded: Sequence[bytes], batch: int, decode: ImageDecoder) -> Cal
     return read
 
 
-def _tutorial(info: DatasetInfo, shards: list[str], size: int, batch: int) -> Any:
-    """As https://keras.io/examples/keras_recipes/tfrecord and TensorFlow's guides read shards."""
+def _tutorial(info: DatasetInfo, shards: Sequence[Path], size: int, batch: int | None) -> Any:
+    """As https://keras.io/examples/keras_recipes/tfrecord and TensorFlow's guides read shards.
+
+    In batches of uint8; or, without `batch`, the first form: GZIP, float32, single images.
+    """
     import tensorflow as tf
 
     autotune = tf.data.AUTOTUNE
@@ -192,10 +216,16 @@ def _tutorial(info: DatasetInfo, shards: list[str], size: int, batch: int) -> An
         image = tf.ensure_shape(image, [None, None, info.image.channels])
         if (size, size) != info.image.min_size or info.image.min_size != info.image.max_size:
             image = tf.cast(tf.round(tf.image.resize(image, [size, size])), tf.uint8)
-        return tf.ensure_shape(image, [size, size, info.image.channels]), parsed[info.class_key]
+        image = tf.ensure_shape(image, [size, size, info.image.channels])
+        return image if batch else tf.cast(image, tf.float32) / 255.0, parsed[info.class_key]
 
-    records = tf.data.TFRecordDataset(shards, num_parallel_reads=autotune)
-    return records.shuffle(_SHUFFLED, seed=0).map(example, autotune).batch(batch).prefetch(autotune)
+    files = list(map(str, shards))
+    if batch:
+        records = tf.data.TFRecordDataset(files, num_parallel_reads=autotune)
+    else:
+        names = tf.data.Dataset.from_tensor_slices(files).shuffle(_SHARDS, seed=0)
+        records = names.interleave(lambda name: tf.data.TFRecordDataset(name, "GZIP"), num_parallel_calls=autotune)
+    return records.shuffle(_SHUFFLED, seed=0).map(example, autotune).batch(batch or 1).prefetch(autotune)
 
 
 # --- measuring
@@ -271,6 +301,7 @@ def chart(rows: Sequence[Row], title: str, path: str) -> None:
     bars = axes.barh(names, rates, 0.6, xerr=np.transpose(spread), color=colours)
     axes.bar_label(bars, fmt="{:,.0f}", padding=4)
     axes.plot(*zip(*compared, strict=True), "|", markersize=22, color="tab:orange", label="decoding alone, from memory")
+    axes.set_xlim(0, 1.2 * max(rate for rate, _ in compared))  # caches of pixels are so fast that their bars are cut
     axes.invert_yaxis()
     axes.set_xlabel("images/s: median, slowest to fastest run")
     axes.set_title(title, loc="left")

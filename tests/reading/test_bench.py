@@ -1,4 +1,4 @@
-"""`python -m reader bench`: every row is really measured, and the advice follows from what is."""
+"""`python -m reader bench`: every row is really measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from reader.commands import main
-from tests import servers
+from tests import make, servers
 from tests.reading.shards import make_dataset
 
 
@@ -19,7 +19,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 FEW = ["--images", "200", "--batch_size", "16", "--image_size", "32", "--repeats", "2"]
-TUTORIAL = ["shards, the tutorial's way"]
+CACHED = ["individual files, cached in memory", "individual files, cached on disk"]
+TUTORIAL = ["GZIP shards, the tutorial's way", "plain shards, the tutorial's way"]
 DOORS = ["train_dataset (TensorFlow)", "torch.loader (PyTorch)"]
 OURS = [
     f"{name}{work}"
@@ -30,22 +31,25 @@ OURS = [
 
 def test_the_table_and_the_chart(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chart = tmp_path / "new" / "bench.png"
-    assert main(["bench", folder, *FEW, "--chart", str(chart)]) == 0
+    assert main(["bench", folder, *FEW, "--cached", "--chart", str(chart)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("photos 1.0.0, 32 px, ")
     assert " 200 images a run (train has 160, read again and again), median of 2 runs in turns\n" in out
     assert "% of decode-only speed (time / CPU)\n" in out
     names = [line.split("  ")[0] for line in out.splitlines()]
-    expected = ["individual files", *TUTORIAL, *DOORS, *OURS]
+    expected = ["individual files", *CACHED, *TUTORIAL, *DOORS, *OURS]
     assert [name for name in names if name in expected] == expected
     with Image.open(chart) as drawn:
         assert drawn.width == 1200
 
 
-def test_json_of_a_bucket(folder: str, tmp_path: Path, gcs: servers.Gcs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_a_bucket_and_other_originals(
+    folder: str, tmp_path: Path, gcs: servers.Gcs, capsys: pytest.CaptureFixture[str]
+) -> None:
     bucket = gcs.new_bucket()
     gcs.put_folder(bucket, "photos/1.0.0", Path(folder))
-    more = ["--chart", str(tmp_path / "c.png"), "--json"]
+    originals = make.class_folders(tmp_path / "originals", {"ant": 7, "bee": 9})
+    more = ["--chart", str(tmp_path / "c.png"), "--json", "--against", str(originals)]
     assert main(["bench", f"gs://{bucket}/photos/1.0.0", *FEW, *more]) == 0
     document = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in document["rows"]}
@@ -53,8 +57,9 @@ def test_json_of_a_bucket(folder: str, tmp_path: Path, gcs: servers.Gcs, capsys:
     present = [row for row in rows.values() if "missing" not in row]
     assert len(present) >= len(rows) - 1  # PyTorch may not be installed
     assert all(200 <= row["images"] < 200 + 128 and row["images_per_s"] > 0 for row in present)
+    assert rows["individual files"]["of_decoding_alone"] is None  # other images
     assert rows["train_batches"]["of_decoding_alone"].keys() == {"clock", "cpu"}
-    assert document["split_images"] == 160
+    assert (document["split_images"], document["against"]) == (160, str(originals))
 
 
 def test_wrong_values_are_told(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,8 +98,8 @@ def test_what_cannot_be_used_says_why(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"^{root}: {message}$"):
             reader.image_files_dataset(root)
     for name, value, message in (
-        ("image_size", 0, r"image_size=0: a side or \(height, width\) in pixels"),
-        ("image_size", None, r"image_size=None: a side or \(height, width\) in pixels"),
+        ("image_size", 0, r"image_size must be a side or \(height, width\) in pixels, got 0"),
+        ("image_size", None, r"image_size must be a side or \(height, width\) in pixels, got None"),
         ("batch_size", 0, "batch_size must be a whole number from 1, got 0"),
         ("batch_size", 1.5, r"batch_size must be a whole number from 1, got 1\.5"),
         ("cache", "", "cache='': give a local folder, 'memory' or None"),

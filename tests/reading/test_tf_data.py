@@ -256,9 +256,11 @@ def test_batches_cross_into_tensorflow_without_a_copy(info: reader.DatasetInfo) 
 
 
 def test_dropped_iterators_leave_no_threads(info: reader.DatasetInfo) -> None:
+    before = set(threading.enumerate())  # another test's may wait for a server that never answers
+
     def threads() -> int:
         gc.collect()
-        return sum(thread.name.startswith("reader") for thread in threading.enumerate())
+        return sum(thread.name.startswith("reader") for thread in set(threading.enumerate()) - before)
 
     train = reader.train_dataset(info, "train", global_batch_size=8)
     for _ in range(100):
