@@ -139,7 +139,10 @@ def all_rows(
         data = b"".join(map(schema.frame, records[number::_SHARDS]))
         plain[number].write_bytes(data)
         zipped[number].write_bytes(gzip.compress(data, 6))
-    files = partial(reader.image_files_dataset, originals or scratch / "files", **options)
+
+    def files(cache: Any = None) -> Any:
+        return reader.image_files_dataset(originals or scratch / "files", cache=cache, **options)
+
     ways: dict[str, Callable[[], Any]] = {"individual files": files}
     if with_caches:
         ways["individual files, cached in memory"] = partial(files, cache="memory")
