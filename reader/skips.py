@@ -12,6 +12,7 @@ import numpy as np
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError
 from reader import order
 from reader.records import InvalidRecordError, Rows, Run, RunReader
+from reader.words import count, some
 
 _LOG = logging.getLogger("reader")
 
@@ -45,9 +46,8 @@ class Skips:
             new = list(self._errors.values())[self._reported :]
             self._reported += len(new)
         if new:
-            shown = "; ".join(map(str, new[:_SHOWN_RECORDS]))
-            more = f"; and {len(new) - _SHOWN_RECORDS} more" if len(new) > _SHOWN_RECORDS else ""
-            _LOG.warning("skipped %d corrupt records, %d so far: %s%s", len(new), self.count, shown, more)
+            shown = some(list(map(str, new)), _SHOWN_RECORDS)
+            _LOG.warning("skipped %s, %d so far: %s", count(len(new), "corrupt record"), self.count, shown)
 
     def __reduce__(self) -> Any:
         return Skips, ()  # another process counts for itself

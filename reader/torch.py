@@ -239,6 +239,7 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
                 self._steps += 1
                 if batch.weights.any():  # else all its records are corrupt, and skipped
                     yield self._tensors(batch)
+            self._source.report()
 
     def _part(self, unread: int, ranks: int, workers: int, batch_size: int, drop_last: int, steps: int = 0) -> Part:
         more: dict[str, Any] = {"unread": unread, "batch_size": batch_size, "drop_last": bool(drop_last)}

@@ -130,7 +130,7 @@ def test_damage_is_raised_in_its_position_or_costs_one_record(
         found = numbers_in(batches)
     assert number not in found and len(found) == RECORDS
     assert [one for i, one in enumerate(found) if i != at] == [one for i, one in enumerate(expected) if i != at]
-    assert f"skipped 1 corrupt records, 1 so far: {place}: " in caplog.text
+    assert f"skipped 1 corrupt record, 1 so far: {place}: " in caplog.text
     numbers_in(batches)  # another epoch: the same record, counted once
     assert reader.skipped(batches) == batches.skipped == 1
     evals = reader.eval_batches(str(folder), "train", global_batch_size=60, on_error="skip", features=["filename"])
@@ -211,7 +211,7 @@ def test_short_missing_and_replaced_files_are_found_at_open_and_lose_only_what_i
         batches = train(folder)
         found = numbers_in(batches)
     assert f"{expected}: the records that it lacks are skipped" in caplog.text
-    assert f"; and {lost - 10} more" in caplog.text
+    assert f" and {lost - 10} more" in caplog.text
     assert len(found) == RECORDS and set(found) == set(range(RECORDS - lost)) and batches.skipped == lost
     assert Counter(found).most_common(1)[0][1] < 10  # all the others share their rows
     evals = reader.eval_batches(str(folder), "train", global_batch_size=32, features=["filename"], on_error="skip")

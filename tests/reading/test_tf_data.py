@@ -240,7 +240,7 @@ def test_skipped_counts_each_corrupt_record_once(damaged: tuple[str, str], caplo
         assert sum(len(labels) for _ in range(2) for _, labels in train) == 400
         assert sum(float(tf.reduce_sum(weights)) for _, _, weights in evals) == 199
     assert reader.skipped(train) == reader.skipped(evals) == 1
-    assert caplog.text.count("skipped 1 corrupt records, 1 so far: ") == 2
+    assert caplog.text.count("skipped 1 corrupt record, 1 so far: ") == 2
     with pytest.raises(ValueError, match=r"reader\.skipped\(_MapDataset\): give what train_dataset"):
         reader.skipped(train.map(lambda *batch: batch))
 

@@ -211,7 +211,9 @@ def test_wrong_arguments_are_named_before_a_worker_starts(info: reader.DatasetIn
         next(iter(dataset(info, batch_size=302, drop_last=True)))
 
 
-def test_a_corrupt_record_is_raised_or_skipped_also_in_workers(tmp_path: Path) -> None:
+def test_a_corrupt_record_is_raised_or_skipped_also_in_workers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     damaged, where = flipped(tmp_path / "1.0.0", [70], 35)
     # PyTorch makes a RuntimeError of one that a worker raises, with its text.
     for workers, error in ((0, CorruptRecordError), (2, RuntimeError)):
@@ -220,7 +222,9 @@ def test_a_corrupt_record_is_raised_or_skipped_also_in_workers(tmp_path: Path) -
         assert len(flat(seen(loader(dataset(damaged, on_error="skip"), workers)))) == 70
         assert len(flat(seen(loader(dataset(damaged, on_error="skip", shuffle=False), workers)))) == 69
     one = dataset(damaged, on_error="skip")
-    assert len(list(one)) == 9 and reader.skipped(one) == 1
+    with caplog.at_level("WARNING", "reader"):
+        assert len(list(one)) == 9 and reader.skipped(one) == 1
+    assert "skipped 1 corrupt record" in caplog.text
 
 
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
