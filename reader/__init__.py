@@ -5,7 +5,7 @@
     info = reader.load_info("gs://bucket/datasets/flowers/1.0.0")
     train = reader.train_dataset(info, "train", global_batch_size=1024, augment=reader.augment.flip_crop)
 
-`import reader` is cheap and imports no framework: a door does, on first use.
+`import reader` is cheap and imports no framework: the first use of an interface does.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     for images, labels in batches:
         ...
 
-The other doors (`reader.train_dataset`, `reader.as_jax`, `reader.torch`) hand out these batches.
+`reader.train_dataset`, `reader.as_jax` and `reader.torch` hand out the same batches.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RecordRows:
     Args:
         info: the dataset.
         decode: (encoded image, row, seed) → None, fills the row: an `ImageDecoder`.
-        features: what is needed beside image and class.
+        features: those that are read in addition to image and class.
     """
 
     def __init__(self, info: DatasetInfo, decode: ImageDecoder, features: Mapping[str, Feature]) -> None:
@@ -226,7 +226,7 @@ def train_batches(
         resize_mode: `crop`, `stretch` or `pad`, if `image_size` isn't the stored size.
         seed: of the order and of augmentation.
         position: where to resume, from the trained steps: `batches.position.after(steps)`. Its own seed and window_runs
-            are used; another seed than 0 beside it is an error if it differs.
+            are used; a `seed` other than 0 that differs is an error.
         host: which part of the records is read here: (index, count), or the `tf.distribute.InputContext` that
             `distribute_datasets_from_function` gives, whose replicas then take a batch each; None for all.
         augment: `f(image, seed)`, of `reader.augment` or your own.

@@ -206,7 +206,7 @@ class _Contents:
         left_out: those that aren't indexed, by reason.
         errors: the first of these.
         names: (class id, class name) of some.
-        features: by (name, type, number of values: 0, 1 or 2 for more) of the features beside image and class.
+        features: by (name, type, number of values: 0, 1 or 2 for more) of the features other than image and class.
         images: (format, whether it is grey, height, width) of some.
         moments: of the sampled pixels: their number, sum, and sum of squares; int64 [3, channels].
         sampled: images that these are of.
@@ -376,7 +376,7 @@ def _manifest(
 
 
 def _features(total: _Contents) -> list[dict[str, Any]]:
-    """Name and type of what is beside image and class; a list, unless each record of all files has one value.
+    """Name and type of the features other than image and class; a list, unless each record of all files has one value.
 
     A feature that some records have in another type, also without a value, is left out: TensorFlow refuses it.
     """
