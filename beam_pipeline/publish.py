@@ -131,11 +131,9 @@ def _check_shard(
         if promised is None:
             continue  # a compressed shard has no index
         listed, url = found.get(file), storage.join(config.dataset_url, file)
-        if listed is not None and listed.crc32c is None and listed.etag and listed.etag == promised.get("etag"):
-            whole = listed.bytes == promised["bytes"]
-        else:
-            whole = storage.is_whole(store, url, listed, promised["bytes"], promised["crc32c"])
-        if not whole:
+        as_written = listed is not None and listed.etag and listed.etag == promised.get("etag")
+        read = False if as_written else None
+        if not storage.is_whole(store, url, listed, promised["bytes"], promised["crc32c"], read):
             what = "shard" if promised is sidecar else "index"
             raise ImageShardsError(
                 f"{what} {file} is not what this job wrote: nothing is published; run the same command again"
@@ -167,15 +165,17 @@ def metadata_files(manifest: dict[str, Any]) -> dict[str, bytes]:
     return files
 
 
+def shard_names(config: Config, plan: JobPlan) -> list[ShardName]:
+    """Every planned shard, in order of split and number."""
+    splits = sorted(plan.splits.items())
+    return [ShardName(config.name, split, index, one.shards) for split, one in splits for index in range(one.shards)]
+
+
 def _sidecars(
     config: Config, plan: JobPlan, state: JobState, store: storage.Storage, found: dict[str, storage.ListedFile]
 ) -> Iterator[tuple[ShardName, dict[str, Any]]]:
     """Every planned shard's sidecar, in order of split and number, its files checked, some requests ahead."""
-    names = [
-        ShardName(config.name, split, index, split_plan.shards)
-        for split, split_plan in sorted(plan.splits.items())
-        for index in range(split_plan.shards)
-    ]
+    names = shard_names(config, plan)
     plan_hash = plan.sha256
 
     def checked(name: ShardName) -> tuple[ShardName, dict[str, Any]]:

@@ -71,12 +71,14 @@ class Survey(NamedTuple):
         classes: class names, sorted or in the labels file's order.
         smallest: the references with the smallest order keys, sorted: the sample.
         skipped: what else lies there, as run.json tells it.
+        references: count and order-free sum of all images, etags included, as run.json keeps it.
     """
 
     images: int
     classes: tuple[str, ...]
     smallest: Page
     skipped: dict[str, Any]
+    references: str
 
 
 def counter(name: str) -> Any:
