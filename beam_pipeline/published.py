@@ -114,7 +114,7 @@ def run_facts(config: Config) -> dict[str, Any]:
     url = storage.join(config.dataset_url, schema.RUN_FILE)
     try:
         run = json.loads(storage.open_storage(url, config.first_contact_s).read(url))
-    except (OSError, ValueError, StorageError):
+    except (OSError, ValueError, RecursionError, StorageError):
         return {}
     return run if isinstance(run, dict) else {}
 
@@ -130,8 +130,8 @@ def _check_name(config: Config, manifest: dict[str, Any]) -> None:
 
 
 def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
-    ours = schema.REMOVED_FLAGS | json.loads(canonical_json(config.fingerprint()))
-    theirs = schema.REMOVED_FLAGS | manifest["configuration"]
+    ours = json.loads(canonical_json(config.fingerprint()))
+    theirs = manifest["configuration"]
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
         name = different[0]

@@ -106,7 +106,7 @@ def _restore(
     store = storage.open_storage(config.output, config.io_deadline)
     state.owner.check()
     with state.owner.refreshed():
-        for file, parts in _restored_files(store, config, plan, manifest, damage, saved):
+        for file, parts in _restored_files(config, plan, manifest, damage, saved):
             with state.temporary_file() as out:
                 lines = LineFile(out)
                 for part in parts:
@@ -123,7 +123,6 @@ def _restore(
 
 
 def _restored_files(
-    store: storage.Storage,
     config: Config,
     plan: JobPlan,
     manifest: dict[str, Any],
@@ -134,12 +133,11 @@ def _restored_files(
     names = shard_names(config, plan)
     for name in names:
         if name.index_file in damage.files:
-            yield name.index_file, [index_text(_record_bytes(store, config, name))]
+            yield name.index_file, [index_text(_record_bytes(config, name))]
     for split in plan.splits:
         if schema.runs_file(split) in damage.files:
-            rows = (
-                schema.run_rows(name.index, _record_bytes(store, config, name)) for name in names if name.split == split
-            )
+            shards = (name for name in names if name.split == split)
+            rows = (schema.run_rows(name.index, _record_bytes(config, name)) for name in shards)
             yield schema.runs_file(split), [run_index([run_rows_array(shard) for shard in rows])]
     yield from ((file, [data]) for file, data in metadata_files(manifest).items() if file in damage.files)
     if schema.REJECTS_FILE in damage.files:
@@ -150,13 +148,13 @@ def _restored_files(
         yield schema.DUPLICATES_FILE, saved_lines(config, saved)
 
 
-def _record_bytes(store: storage.Storage, config: Config, name: ShardName) -> Iterator[int]:
+def _record_bytes(config: Config, name: ShardName) -> Iterator[int]:
     """Framed length of each record of a plain shard, which is read in pieces.
 
     Raises:
         ImageShardsError: its framing is corrupt, which its size didn't show.
     """
-    position = 0
+    position, store = 0, storage.open_storage(config.output, config.io_deadline)
     with store.open(storage.join(config.dataset_url, name.file)) as file:
         while header := file.read(schema.FRAME_HEADER_BYTES):
             length = schema.framed_bytes(header)

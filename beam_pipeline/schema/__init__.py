@@ -18,7 +18,6 @@ import numpy as np
 from beam_pipeline.errors import CorruptRecordError
 from beam_pipeline.schema.manifest import FOREIGN_KEY as FOREIGN_KEY
 from beam_pipeline.schema.manifest import FORMAT_VERSION as FORMAT_VERSION
-from beam_pipeline.schema.manifest import REMOVED_FLAGS as REMOVED_FLAGS
 from beam_pipeline.schema.manifest import open_manifest as open_manifest
 from beam_pipeline.schema.manifest import parse_manifest as parse_manifest
 from beam_pipeline.schema.manifest import seal_manifest as seal_manifest

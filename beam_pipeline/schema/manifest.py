@@ -141,10 +141,6 @@ class Configuration(Struct, frozen=True):
     target_shard_bytes: Count | None = None
 
 
-# Flags of earlier releases, at the value with which they wrote what is written without them.
-REMOVED_FLAGS: dict[str, Any] = {"icc": "srgb", "keep_metadata": False, "progressive": False}
-
-
 class PlannedSplit(Struct, frozen=True):
     """How one split was dealt to shards: the first order key of each shard but the first."""
 

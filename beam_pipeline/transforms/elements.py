@@ -13,7 +13,7 @@ from apache_beam.metrics import Metrics
 
 from beam_pipeline import metrics
 from beam_pipeline.schema import relative_path_bytes
-from beam_pipeline.sharding import LARGEST_SAMPLE, ImageRef
+from beam_pipeline.sharding import LARGEST_SAMPLE, ImageRef, ReferenceSum
 
 PAGE_REFS = 1000
 ShardId = tuple[str, int]  # split, number in it
@@ -78,7 +78,7 @@ class Survey(NamedTuple):
     classes: tuple[str, ...]
     smallest: Page
     skipped: dict[str, Any]
-    references: str
+    references: ReferenceSum
 
 
 def counter(name: str) -> Any:

@@ -246,4 +246,4 @@ class _JoinFound(beam.CombineFn):  # type: ignore[misc]
             raise ImageShardsError(f"class {unknown[0]!r} is not in the labels file: add a line for it")
         classes = self._fixed if self._fixed is not None else tuple(sorted(total.counts))
         sample = Page(total.smallest[: sample_size(images)])
-        return Survey(images, classes, sample, total.skipped.document(), str(total.references))
+        return Survey(images, classes, sample, total.skipped.document(), total.references)
