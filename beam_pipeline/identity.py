@@ -14,11 +14,10 @@ class Process(NamedTuple):
     """One process, told from every other on any machine and at any time.
 
     Attributes:
-        machine, boot, namespace: which machine, since which start, in which container.
+        boot, namespace: which machine since which start, in which container.
         pid, started: which process there; `started` in clock ticks since the machine's start.
     """
 
-    machine: str
     boot: str
     namespace: str
     pid: int
@@ -26,29 +25,23 @@ class Process(NamedTuple):
 
     @classmethod
     def here(cls) -> Process | None:
-        """This process; None where the system doesn't tell enough (only Linux does)."""
+        """This process; None if the system doesn't tell enough (only Linux does)."""
         with contextlib.suppress(OSError):
             boot = _text("/proc/sys/kernel/random/boot_id")
             started = _started(os.getpid())
             if started is not None:
-                return cls(_machine_id(), boot, os.readlink("/proc/self/ns/pid"), os.getpid(), started)
+                return cls(boot, os.readlink("/proc/self/ns/pid"), os.getpid(), started)
         return None
 
     def is_dead(self) -> bool:
-        """Whether it ran on this machine, where it can be looked for, and runs no longer."""
+        """Whether it ran on this machine, in this container, and runs no longer."""
         here = Process.here()
-        return here is not None and self[:3] == here[:3] and _started(self.pid) != self.started
+        return here is not None and self[:2] == here[:2] and _started(self.pid) != self.started
 
 
 def _text(path: str) -> str:
     with open(path) as file:
         return file.read().strip()
-
-
-def _machine_id() -> str:
-    with contextlib.suppress(OSError):
-        return _text("/etc/machine-id")
-    return ""
 
 
 def _started(pid: int) -> int | None:

@@ -6,7 +6,6 @@ Beam, whose import takes seconds, is loaded once there is something to run.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import sys
@@ -79,19 +78,19 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         if not config.overwrite:
             output_checks.check_names(config)
         manifest = None if config.overwrite else read_manifest(config)
-        damage = None if manifest is None else published.check(config, manifest)
+        found = None if manifest is None else published.check(config, manifest)
         if manifest is None:
             output_checks.check_unpublished(config)
-    if manifest is not None and not damage:
+    if manifest is not None and found is not None and not found.damage:
         _tidy(config)
-        return _result(config, manifest, ALREADY_PUBLISHED)
+        return _result(config, manifest, ALREADY_PUBLISHED, found.checked, found.touched)
     job = job or _job(None, quiet)
     config = job.configured(config)
     with _sole_writer(config):
-        if manifest is not None and damage:
-            print(f"repairing {damage}", file=sys.stderr)
-            job.repair(config, manifest, damage)
-            return _result(config, manifest, REPAIRED)
+        if manifest is not None and found is not None:
+            print(f"repairing {found.damage}", file=sys.stderr)
+            job.repair(config, manifest, found.damage)
+            return _result(config, manifest, REPAIRED, touched=found.touched)
         if notice := duplicates.notice(config):
             print(f"warning: {notice}", file=sys.stderr)
         job.write(config, command)
@@ -99,13 +98,10 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
     return None if manifest is None else _result(config, manifest, PUBLISHED)
 
 
-def _result(config: Config, manifest: dict[str, Any], outcome: str) -> Manifest:
-    url = storage.join(config.dataset_url, schema.RUN_FILE)
-    try:
-        run = json.loads(storage.open_storage(url, config.first_contact_s).read(url))
-    except (OSError, ValueError, StorageError):  # the version is whole without it
-        run = {}
-    return Manifest(config.dataset_url, manifest, outcome, run)
+def _result(
+    config: Config, manifest: dict[str, Any], outcome: str, checked: str = "", touched: bool = False
+) -> Manifest:
+    return Manifest(config.dataset_url, manifest, outcome, published.run_facts(config), checked, touched)
 
 
 def _job(options: PipelineOptions | None, quiet: bool) -> Job:

@@ -49,5 +49,5 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
         groups = digests | "GroupDuplicates" >> GroupDigests()
     saved = None if groups is None else groups | "SaveDuplicates" >> SaveDuplicates(config, plan)
     # lines of duplicates.jsonl, in the state
-    facts = survey | "RunFacts" >> beam.Map(lambda survey: {**run, "skipped": survey.skipped})
+    facts = survey | "RunFacts" >> beam.Map(lambda one: {**run, "skipped": one.skipped, "inputs": str(one.references)})
     plan | "PublishDataset" >> PublishDataset(config, summaries, saved, AsSingleton(facts))

@@ -18,6 +18,7 @@ from beam_pipeline.joined import Joined, LineFile
 from beam_pipeline.options import Config
 from beam_pipeline.schema import ShardName, canonical_json
 from beam_pipeline.state import JobPlan, JobState, split_documents
+from beam_pipeline.storage import ListedFile
 from beam_pipeline.tfds_metadata import dataset_info_document, features_document
 
 _SIDECARS_IN_FLIGHT = 32
@@ -41,23 +42,16 @@ def publish(
             published.
     """
     state = JobState(config)
-    store = storage.open_storage(config.output, config.io_deadline)
-    manifest = _of_an_earlier_attempt(config, plan, store)
+    manifest = _of_an_earlier_attempt(config, plan)
     if manifest is None:
         with state.owner.refreshed():
-            manifest = _publish(config, plan, run, saved, state, store)
+            manifest = _publish(config, plan, run, saved)
     state.clear()
     return manifest
 
 
-def _publish(
-    config: Config,
-    plan: JobPlan,
-    run: dict[str, Any],
-    saved: Sequence[SavedGroups] | None,
-    state: JobState,
-    store: storage.Storage,
-) -> dict[str, Any]:
+def _publish(config: Config, plan: JobPlan, run: dict[str, Any], saved: Sequence[SavedGroups] | None) -> dict[str, Any]:
+    state, store = JobState(config), storage.open_storage(config.output, config.io_deadline)
     state.owner.check()
     found = {file.path: file for file in store.files(config.dataset_url)}
 
@@ -66,7 +60,7 @@ def _publish(
 
     with state.temporary_file() as reject_file, state.temporary_file() as duplicate_file:
         joined = Joined(config, plan, LineFile(reject_file))
-        for name, sidecar in _sidecars(config, plan, state, store, found):
+        for name, sidecar in _sidecars(config, plan, found):
             state.owner.keep()
             joined.add(name, sidecar, state.rejects(name) if sidecar["rejects"] else b"")
         joined.check(config.max_reject_fraction)
@@ -101,8 +95,9 @@ def _publish(
     return manifest
 
 
-def _of_an_earlier_attempt(config: Config, plan: JobPlan, store: storage.Storage) -> dict[str, Any] | None:
-    """The manifest, where this plan is published: a runner repeats the step whose success it didn't hear of."""
+def _of_an_earlier_attempt(config: Config, plan: JobPlan) -> dict[str, Any] | None:
+    """The manifest, if this plan is published: a runner repeats the step whose success it didn't hear of."""
+    store = storage.open_storage(config.output, config.io_deadline)
     url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
     try:
         manifest = schema.open_manifest(store.read(url), url)
@@ -112,30 +107,23 @@ def _of_an_earlier_attempt(config: Config, plan: JobPlan, store: storage.Storage
     return manifest if [manifest["configuration"], manifest["plan"]] == ours else None
 
 
-def _check_shard(
-    config: Config,
-    store: storage.Storage,
-    name: ShardName,
-    sidecar: dict[str, Any],
-    found: dict[str, storage.ListedFile],
-) -> None:
-    """Hold a shard's file and its text index against its sidecar.
+def _check_shard(config: Config, name: ShardName, sidecar: dict[str, Any], found: dict[str, ListedFile]) -> None:
+    """Compare a shard's file and its text index with its sidecar.
 
-    Where no listing tells the CRC, the index is read, which is small, and the shard unless its time of change is the
-    one that the writer noted.
+    If no listing tells the CRC, the index is read, which is small, and the shard unless its etag or mtime is the one
+    that the writer noted.
 
     Raises:
         ImageShardsError: something else has written one of them since.
     """
+    store = storage.open_storage(config.output, config.io_deadline)
     for file, promised in ((name.file, sidecar), (name.index_file, sidecar["index"])):
         if promised is None:
             continue  # a compressed shard has no index
         listed, url = found.get(file), storage.join(config.dataset_url, file)
-        if listed is not None and listed.crc32c is None and listed.etag and listed.etag == promised.get("etag"):
-            whole = listed.bytes == promised["bytes"]
-        else:
-            whole = storage.is_whole(store, url, listed, promised["bytes"], promised["crc32c"])
-        if not whole:
+        as_written = listed is not None and listed.etag and listed.etag == promised.get("etag")
+        read = False if as_written else None
+        if not storage.is_whole(store, url, listed, promised["bytes"], promised["crc32c"], read):
             what = "shard" if promised is sidecar else "index"
             raise ImageShardsError(
                 f"{what} {file} is not what this job wrote: nothing is published; run the same command again"
@@ -167,22 +155,23 @@ def metadata_files(manifest: dict[str, Any]) -> dict[str, bytes]:
     return files
 
 
+def shard_names(config: Config, plan: JobPlan) -> list[ShardName]:
+    """Every planned shard, in order of split and number."""
+    splits = sorted(plan.splits.items())
+    return [ShardName(config.name, split, index, one.shards) for split, one in splits for index in range(one.shards)]
+
+
 def _sidecars(
-    config: Config, plan: JobPlan, state: JobState, store: storage.Storage, found: dict[str, storage.ListedFile]
+    config: Config, plan: JobPlan, found: dict[str, ListedFile]
 ) -> Iterator[tuple[ShardName, dict[str, Any]]]:
     """Every planned shard's sidecar, in order of split and number, its files checked, some requests ahead."""
-    names = [
-        ShardName(config.name, split, index, split_plan.shards)
-        for split, split_plan in sorted(plan.splits.items())
-        for index in range(split_plan.shards)
-    ]
-    plan_hash = plan.sha256
+    state, names, plan_hash = JobState(config), shard_names(config, plan), plan.sha256
 
     def checked(name: ShardName) -> tuple[ShardName, dict[str, Any]]:
         sidecar = state.sidecar(name)
         if sidecar is None or sidecar["plan"] != plan_hash or not state.is_kept(sidecar):
             raise ImageShardsError(f"shard {name.file} was not written: run the same command again")
-        _check_shard(config, store, name, sidecar, found)
+        _check_shard(config, name, sidecar, found)
         return name, sidecar
 
     with ThreadPoolExecutor(_SIDECARS_IN_FLIGHT) as pool:

@@ -1,4 +1,4 @@
-"""A version that is published already: is it what this command would make, and is it whole?"""
+"""A version that is published already: is it what this command would make, and are its files valid?"""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from beam_pipeline import listing, schema, storage
-from beam_pipeline.errors import ImageShardsError, Reject, UsageError
+from beam_pipeline.duplicates import listed_md5
+from beam_pipeline.errors import ImageShardsError, Reject, StorageError, UsageError
 from beam_pipeline.fetching import fetch
 from beam_pipeline.options import Config
 from beam_pipeline.own_files import is_ours
 from beam_pipeline.pools import shared_pools
 from beam_pipeline.schema import ShardName, canonical_json
-from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listing_fields
+from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listing_fields, reference_fields
 from beam_pipeline.state import split_plans
-from beam_pipeline.storage import ListedFile
 from beam_pipeline.wording import plural
-
-_INDEXES = f"{schema.INDEX_FOLDER}/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +39,10 @@ class Damage:
         return bool(self.shards or self.files or self.foreign)
 
     def __str__(self) -> str:
-        parts = []
-        if self.shards:
-            parts.append(plural(len(self.shards), "damaged shard"))
-        if self.files:
-            parts.append(f"{plural(len(self.files), 'other file')} ({_some(self.files)})")
-        if self.foreign:
-            parts.append(f"{plural(len(self.foreign), 'file')} too many ({_some(self.foreign)})")
-        return " and ".join(parts)
+        shards = [plural(len(self.shards), "corrupt shard")] * bool(self.shards)
+        named = ((self.files, "other file", ""), (self.foreign, "file", " too many"))
+        files = [f"{plural(len(names), noun)}{more} ({_some(names)})" for names, noun, more in named if names]
+        return " and ".join(shards + files)
 
 
 def _some(names: Iterable[str]) -> str:
@@ -56,21 +50,73 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(ordered[:3]) + ", …" * (len(ordered) > 3)
 
 
-def check(config: Config, manifest: dict[str, Any]) -> Damage:
+class Check(NamedTuple):
+    """What a comparison found.
+
+    Attributes:
+        damage: to be repaired.
+        checked: what was compared, and what wasn't, in one line.
+        touched: the etag or mtime of an image isn't the one that was published, and contents were not compared.
+    """
+
+    damage: Damage
+    checked: str
+    touched: bool
+
+
+def check(config: Config, manifest: dict[str, Any]) -> Check:
     """Compare a published version with this command and with its own manifest.
 
     Args:
-        config: of the command; with `repair` every byte is read, else sizes (and CRCs that a listing gives).
+        config: of the command; with `repair` every byte is read, else sizes (and MD5s and CRCs that a listing gives).
         manifest: of the version.
 
     Raises:
         UsageError: it was made under another name, or with another configuration.
-        ImageShardsError: its inputs were others.
+        ImageShardsError: its inputs were others, or its manifest lacks what is compared.
     """
     _check_name(config, manifest)
     _check_configuration(config, manifest)
-    _check_inputs(config, manifest)
-    return _find_damage(config, manifest)
+    for key, keys, all_keys in (
+        ("plan.splits", manifest["plan"].get("splits", {}), manifest["splits"]),
+        ("file_sizes", manifest.get("file_sizes", {}), manifest["files"]),
+    ):
+        if missing := sorted(all_keys.keys() - keys.keys()):
+            raise ImageShardsError(
+                f"{config.dataset_url}/{schema.MANIFEST_FILE}: $.{key} lacks {missing[0]!r}, so the version can't be "
+                "compared or repaired; choose another --version or --overwrite"
+            )
+    compared, references = _check_inputs(config, manifest)
+    damage, by = _find_damage(config, manifest)
+    others = 0 if config.repair else manifest["images"] - compared
+    touched = others > 0 and run_facts(config).get("inputs", references) != references
+    return Check(damage, _told(manifest, compared, others, by), touched)
+
+
+def _told(manifest: dict[str, Any], compared: int, others: int, by: str) -> str:
+    """What was compared, and what wasn't.
+
+    Args:
+        manifest: of the version.
+        compared: images with the MD5s that were published.
+        others: images that were neither compared nor read.
+        by: what of the files was compared.
+    """
+    shards, files = plural(len(shards_of(manifest)), "shard"), plural(len(manifest["files"]), "other file")
+    told = [f"{shards} and {files} have the {by} of the manifest"]
+    told += [f"{plural(compared, 'image')} the MD5s that were published"] * bool(compared)
+    unread = ["files"] * (by == _SIZES) + [plural(others, "image")] * bool(others)
+    return ", ".join(told) + f"; contents of {' and '.join(unread)} were not read: --repair reads them" * bool(unread)
+
+
+def run_facts(config: Config) -> dict[str, Any]:
+    """Content of run.json; empty if it can't be read: the version is valid without it."""
+    url = storage.join(config.dataset_url, schema.RUN_FILE)
+    try:
+        run = json.loads(storage.open_storage(url, config.first_contact_s).read(url))
+    except (OSError, ValueError, RecursionError, StorageError):
+        return {}
+    return run if isinstance(run, dict) else {}
 
 
 def _check_name(config: Config, manifest: dict[str, Any]) -> None:
@@ -107,58 +153,64 @@ def _as_written(name: str, value: Any) -> str:
     return f"of {', '.join(value)}" if name == "labels" and value else repr(value)
 
 
-def _check_inputs(config: Config, manifest: dict[str, Any]) -> None:
-    """Compare today's input with the published one, shard by shard: listings, and contents where they are known.
+def _check_inputs(config: Config, manifest: dict[str, Any]) -> tuple[int, str]:
+    """Compare today's input with the published one, shard by shard: listings, and contents if they are known.
 
     A listing that gives MD5s tells contents; with `--repair` every image is read.
+
+    Returns:
+        How many images have the contents that were published; what run.json keeps of such a listing.
     """
     shards, plans = shards_of(manifest), split_plans(manifest["plan"]["splits"])
     sums: dict[tuple[str, int], tuple[ReferenceSum, ReferenceSum]] = {}
-    contents_known = not manifest["rejects"]["environment"]
+    references = ReferenceSum()
     for ref, md5 in _contents(config):
+        references.add(reference_fields(ref))
         # An image of a split that didn't exist then counts as a shard that differs.
         shard = plans[ref.split].shard_of(ref.order_key) if ref.split in plans else 0
         names, contents = sums.setdefault((ref.split, shard), (ReferenceSum(), ReferenceSum()))
         names.add(listing_fields(ref))
-        contents_known = contents_known and md5 is not None
-        contents.add(content_fields(ref, md5 or b""))
-    different = sum(key not in shards for key in sums)
-    for key, published in shards.items():
+        if md5 is not None:
+            contents.add(content_fields(ref, md5))
+    compared, different = 0, len(sums.keys() - shards.keys())
+    for key, one in shards.items():
         names, contents = sums.get(key, (ReferenceSum(), ReferenceSum()))
-        same = names.hex == published["listing_fingerprint"] and names.count == published["images"]
-        different += not (same and (not contents_known or contents.hex == published["content_fingerprint"]))
+        same = names.hex == one["listing_fingerprint"] and names.count == one["images"]
+        # An image that couldn't be read then has no MD5 in the fingerprint, and may have one now.
+        was_read = one["records"] == one["images"] or not manifest["rejects"]["environment"]
+        if was_read and contents.count == names.count:
+            same = same and contents.hex == one["content_fingerprint"]
+            compared += contents.count
+        different += not same
     if different:
-        listed = sum(names.count for names, _ in sums.values())
         raise ImageShardsError(
             f"the input is not the one that {config.dataset_url} was made from: {manifest['images']} images were "
-            f"listed then, {listed} now, {different} of {len(shards)} shards differ; "
+            f"listed then, {references.count} now, {different} of {len(shards)} shards differ; "
             "choose another --version or --overwrite"
         )
+    return compared, str(references)
 
 
 def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
-    """Every image of the input with its MD5 as far as it is known: from the listing, or read with `--repair`."""
-    refs = listing.all_images(config)
+    """Every image of the input with its MD5, None if it isn't known; b"" if the job couldn't read it.
+
+    The MD5 is the listing's; with `--repair` the image is read.
+    """
+    options, refs = config.image_options, listing.all_images(config)
     if not config.repair:
-        yield from ((ref, _listed_md5(config, ref)) for ref in refs)
+        yield from ((ref, listed_md5(ref) if ref.source_bytes <= options.max_image_bytes else b"") for ref in refs)
         return
     store = storage.open_storage(config.input or "", config.io_deadline)
 
     def read(ref: ImageRef) -> bytes | Reject:
-        return fetch(store, listing.image_url(config, ref.path), ref, config.image_options)
+        return fetch(store, listing.image_url(config, ref.path), ref, options)
 
     def digest(ref: ImageRef, data: bytes | Reject) -> tuple[ImageRef, bytes]:
         return ref, b"" if isinstance(data, Reject) else hashlib.md5(data, usedforsecurity=False).digest()
 
-    pools = shared_pools(config.fetch_concurrency, config.threads)
-    yield from pools.map(refs, read, digest, lambda ref: ref.source_bytes)
-
-
-def _listed_md5(config: Config, ref: ImageRef) -> bytes | None:
-    """What the content fingerprint saw of an image, by its listing; b"" for one that was too large to be read."""
-    if ref.source_bytes > config.image_options.max_image_bytes:
-        return b""
-    return bytes.fromhex(ref.etag[4:]) if ref.etag.startswith("md5:") else None
+    yield from shared_pools(config.fetch_concurrency, config.threads).map(
+        refs, read, digest, lambda ref: ref.source_bytes
+    )
 
 
 def shards_of(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
@@ -170,36 +222,25 @@ def shards_of(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]
     }
 
 
-def _find_damage(config: Config, manifest: dict[str, Any]) -> Damage:
+_SIZES, _SIZES_AND_CRCS = "sizes", "sizes and CRCs"
+
+
+def _find_damage(config: Config, manifest: dict[str, Any]) -> tuple[Damage, str]:
+    """Compare the files with the manifest, by a listing or with `--repair` by every byte; and by what that was."""
     store = storage.open_storage(config.output, config.io_deadline)
     found = {file.path: file for file in store.files(config.dataset_url)}
-    shards = {key for key, one in shards_of(manifest).items() if not _is_whole(config, store, found, one["file"], one)}
-    files = {
-        name
-        for name, sha256 in manifest["files"].items()
-        if not _is_whole(config, store, found, name, {**manifest["file_sizes"][name], "sha256": sha256})
-    }
-    if schema.REJECTS_FILE in files:  # its lines come from the shards that had rejects
-        shards |= {key for key, shard in shards_of(manifest).items() if shard["records"] < shard["images"]}
-    promised = manifest["files"].keys() | {shard["file"] for shard in shards_of(manifest).values()}
-    left_over = (name for name in found.keys() - promised if is_ours(name, config.name))
-    foreign = (name for name in left_over if ShardName.parse(name) or name.startswith(_INDEXES))
-    return Damage(frozenset(shards), frozenset(files), frozenset(foreign))
-
-
-def _is_whole(
-    config: Config, store: storage.Storage, found: dict[str, ListedFile], name: str, published: dict[str, Any]
-) -> bool:
-    """Whether a file is as published, by its listing; with `--repair` by every byte of it."""
-    file = found.get(name)
-    if file is None or file.bytes != published["bytes"] or file.crc32c not in (None, published["crc32c"]):
-        return False
-    if not config.repair:
-        return True
-    url = storage.join(config.dataset_url, name)
-    if "sha256" in published:
-        digest = hashlib.sha256()
-        for piece in storage.pieces(store, url, file.bytes):
-            digest.update(piece)
-        return digest.hexdigest() == str(published["sha256"])
-    return storage.crc32c_of(store, url, file.bytes) == int(published["crc32c"])
+    shards = shards_of(manifest)
+    promised = manifest["file_sizes"] | {one["file"]: one for one in shards.values()}
+    corrupt = set()
+    for name, one in promised.items():
+        url = storage.join(config.dataset_url, name)
+        if not storage.is_whole(store, url, found.get(name), one["bytes"], one["crc32c"], read=config.repair):
+            corrupt.add(name)
+    damaged = {key for key, one in shards.items() if one["file"] in corrupt}
+    if schema.REJECTS_FILE in corrupt:  # its lines come from the shards that had rejects
+        damaged |= {key for key, one in shards.items() if one["records"] < one["images"]}
+    left_over = [name for name in found.keys() - promised.keys() if is_ours(name, config.name)]
+    foreign = (name for name in left_over if ShardName.parse(name) or name.startswith(f"{schema.INDEX_FOLDER}/"))
+    damage = Damage(frozenset(damaged), frozenset(corrupt & manifest["files"].keys()), frozenset(foreign))
+    has_crcs = config.repair or all(found[name].crc32c is not None for name in promised.keys() & found.keys())
+    return damage, _SIZES_AND_CRCS if has_crcs else _SIZES

@@ -1,11 +1,10 @@
-"""Makes a damaged version whole again: its damaged shards from their images, all else from the manifest and the shards.
+"""Repairs a published version: its corrupt shards from their images, all else from the manifest and the shards.
 
 Repair never changes the manifest: every file that it rewrites must come out with the size and hash that stand in it.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,16 +14,14 @@ from apache_beam.pvalue import AsIter
 from beam_pipeline import images, schema, storage
 from beam_pipeline.duplicates import SavedGroups, saved_lines
 from beam_pipeline.errors import ImageShardsError
-from beam_pipeline.joined import run_index, run_rows_array
+from beam_pipeline.joined import LineFile, run_index, run_rows_array
 from beam_pipeline.options import Config
-from beam_pipeline.publish import metadata_files
+from beam_pipeline.publish import metadata_files, shard_names
 from beam_pipeline.published import Damage, shards_of
 from beam_pipeline.schema import ShardName
 from beam_pipeline.state import JobPlan, JobState, split_plans
 from beam_pipeline.transforms import AssignShards, ListImages, MarkDuplicates, SaveDuplicates, WriteShards
 from beam_pipeline.writer import index_text
-
-_PIECE_BYTES = 16 << 20
 
 
 def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
@@ -42,11 +39,8 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, An
         references=f"repair {config.identity.token}",  # what an interrupted repair left may be damaged since
         codec=manifest["codec"],
     )
-    if damage.shards and images.codec_versions() != manifest["codec"]:
-        raise ImageShardsError(
-            f"can't repair with codecs {images.codec_versions()}: the version was made with {manifest['codec']}; "
-            "install these, or use --overwrite"
-        )
+    if damage.shards:
+        _check_codecs(manifest)
     plans = pipeline | "Plan" >> beam.Create([plan]) | "TakeOwnership" >> beam.Map(_owned, config)
     restores_duplicates = schema.DUPLICATES_FILE in damage.files
     summaries: Any = ()
@@ -61,6 +55,23 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, An
     if damage.shards:
         summaries = AsIter(_rewritten(pages, config, plans, manifest, damage))  # waited for, no more
     plans | "RestoreFiles" >> beam.Map(_restore, config, manifest, damage, summaries, saved)
+
+
+# Codecs that have no part in a dataset without images of this format, neither read nor written.
+_FORMAT_OF = {"avif": "AVIF", "libtiff": "TIFF", "pillow_heif": "HEIF", "webp": "WEBP", "zlib": "PNG", "zlib_ng": "PNG"}
+
+
+def _check_codecs(manifest: dict[str, Any]) -> None:
+    then, now = manifest["codec"], images.codec_versions()
+    source = manifest.get("source")
+    formats = {manifest["image"]["format"].upper(), *(source["formats"] if source else _FORMAT_OF.values())}
+    parts = {name for name in then.keys() | now.keys() if _FORMAT_OF.get(name) in (None, *formats)}
+    different = sorted(name for name in parts if then.get(name) != now.get(name))
+    if different:
+        made, here = (", ".join(f"{name} {one.get(name, 'none')}" for name in different) for one in (then, now))
+        raise ImageShardsError(
+            f"can't repair with {here}: the version was made with {made}; install that, or use --overwrite"
+        )
 
 
 def _owned(plan: JobPlan, config: Config) -> JobPlan:
@@ -95,15 +106,14 @@ def _restore(
     store = storage.open_storage(config.output, config.io_deadline)
     state.owner.check()
     with state.owner.refreshed():
-        for file, parts in _restored_files(store, config, plan, manifest, damage, saved):
+        for file, parts in _restored_files(config, plan, manifest, damage, saved):
             with state.temporary_file() as out:
-                digest = hashlib.sha256()
+                lines = LineFile(out)
                 for part in parts:
-                    out.write(part)
-                    digest.update(part)
+                    lines.write(part)
                 out.close()
-                if digest.hexdigest() != manifest["files"][file]:
-                    how = "use --overwrite" if config.repair else "a shard is damaged: use --repair"
+                if lines.sums["sha256"] != manifest["files"][file]:
+                    how = "use --overwrite" if config.repair else "a shard is corrupt: use --repair"
                     raise ImageShardsError(f"{file} comes out with other bytes than were published: {how}")
                 store.publish(out.name, storage.join(config.dataset_url, file))
         for file in sorted(damage.foreign):
@@ -113,51 +123,43 @@ def _restore(
 
 
 def _restored_files(
-    store: storage.Storage,
     config: Config,
     plan: JobPlan,
     manifest: dict[str, Any],
     damage: Damage,
     saved: Iterable[SavedGroups],
 ) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """(file, its content in parts) of what is damaged beside the shards, which are whole by now."""
-    for split, split_plan in sorted(plan.splits.items()):
-        names = [_name(config, plan, split, index) for index in range(split_plan.shards)]
-        for name in names:
-            if name.index_file in damage.files:
-                yield name.index_file, [index_text(_record_bytes(store, config, name))]
+    """(file, its content in parts) of what is damaged beside the shards, which are valid by now."""
+    names = shard_names(config, plan)
+    for name in names:
+        if name.index_file in damage.files:
+            yield name.index_file, [index_text(_record_bytes(config, name))]
+    for split in plan.splits:
         if schema.runs_file(split) in damage.files:
-            rows = (schema.run_rows(name.index, _record_bytes(store, config, name)) for name in names)
+            shards = (name for name in names if name.split == split)
+            rows = (schema.run_rows(name.index, _record_bytes(config, name)) for name in shards)
             yield schema.runs_file(split), [run_index([run_rows_array(shard) for shard in rows])]
     yield from ((file, [data]) for file, data in metadata_files(manifest).items() if file in damage.files)
     if schema.REJECTS_FILE in damage.files:
+        # Shards that had rejects are all among the damaged; the others' lines are empty.
         state = JobState(config)
-        had_rejects = [key for key, shard in sorted(shards_of(manifest).items()) if shard["records"] < shard["images"]]
-        yield schema.REJECTS_FILE, (state.rejects(_name(config, plan, *key)) for key in had_rejects)
+        yield schema.REJECTS_FILE, (state.rejects(name) for name in names if (name.split, name.index) in damage.shards)
     if schema.DUPLICATES_FILE in damage.files:
         yield schema.DUPLICATES_FILE, saved_lines(config, saved)
 
 
-def _name(config: Config, plan: JobPlan, split: str, index: int) -> ShardName:
-    return ShardName(config.name, split, index, plan.splits[split].shards)
-
-
-def _record_bytes(store: storage.Storage, config: Config, name: ShardName) -> Iterator[int]:
+def _record_bytes(config: Config, name: ShardName) -> Iterator[int]:
     """Framed length of each record of a plain shard, which is read in pieces.
 
     Raises:
-        ImageShardsError: its framing is damaged, which its size didn't show.
+        ImageShardsError: its framing is corrupt, which its size didn't show.
     """
-    url = storage.join(config.dataset_url, name.file)
-    file = store.stat(url)
-    size = file.bytes if file else 0
-    position, piece, piece_start = 0, b"", 0
-    while position < size:
-        if position + schema.FRAME_HEADER_BYTES > piece_start + len(piece):
-            piece, piece_start = store.read(url, position, min(position + _PIECE_BYTES, size)), position
-        header = position - piece_start
-        length = schema.framed_bytes(piece[header : header + schema.FRAME_HEADER_BYTES])
-        if length is None:
-            raise ImageShardsError(f"shard {name.file} is damaged at byte {position}: use --repair")
-        yield length
-        position += length
+    position, store = 0, storage.open_storage(config.output, config.io_deadline)
+    with store.open(storage.join(config.dataset_url, name.file)) as file:
+        while header := file.read(schema.FRAME_HEADER_BYTES):
+            length = schema.framed_bytes(header)
+            if length is None:
+                raise ImageShardsError(f"shard {name.file} is corrupt at byte {position}: use --repair")
+            yield length
+            position += length
+            file.read(length - schema.FRAME_HEADER_BYTES)

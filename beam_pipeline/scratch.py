@@ -44,5 +44,5 @@ def delete_abandoned() -> None:
 
 def _place(process: Process) -> str:
     """Where its number means this process: the machine since its start, and the container."""
-    place = f"{process.machine}\0{process.boot}\0{process.namespace}"
+    place = f"{process.boot}\0{process.namespace}"
     return hashlib.blake2b(place.encode(), digest_size=8).hexdigest()

@@ -110,6 +110,9 @@ class ReferenceSum:
         """The sum as 32 hexadecimal digits."""
         return f"{self.total:032x}"
 
+    def __str__(self) -> str:
+        return f"{self.count}-{self.hex}"
+
 
 def listing_fields(ref: ImageRef) -> list[bytes]:
     """What the listing fingerprint sees of an image: nothing that differs from one storage to another."""
@@ -120,6 +123,11 @@ def listing_fields(ref: ImageRef) -> list[bytes]:
         ref.split.encode(),
     ]
     return [*fields, *ref.features]
+
+
+def reference_fields(ref: ImageRef) -> list[bytes]:
+    """What tells a touched image from one as it was, within one storage: etag or mtime, and all else of a listing."""
+    return [*listing_fields(ref), ref.etag.encode()]
 
 
 def content_fields(ref: ImageRef, md5: bytes) -> list[bytes]:

@@ -47,7 +47,7 @@ class JobPlan:
         columns: a manifest's features: name, dtype, list.
         splits: split → its shards.
         statistics: channel mean and standard deviation of the sample, how many images it had.
-        references: order-free sum over every listed image, etags included.
+        references: order-free sums over every listed image, etags included, and over the duplicates that are dropped.
         codec: versions of what encodes images.
     """
 

@@ -23,12 +23,16 @@ class Manifest:
         data: content of manifest.json, as `docs/format.md` describes it.
         outcome: `published`, `repaired`, or `already published` where nothing was written.
         run: content of run.json: how the job went that published it; empty where that can't be read.
+        checked: what was compared of a version that was published already, in one line.
+        touched: the etag or mtime of an image has changed since it was published, and contents were not compared.
     """
 
     url: str
     data: dict[str, Any]
     outcome: str = PUBLISHED
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
+    checked: str = ""
+    touched: bool = False
 
     @property
     def images(self) -> int:
@@ -74,6 +78,7 @@ def published_text(manifest: Manifest) -> str:
     """What a published dataset holds, with the balance of its shards."""
     data = manifest.data
     lines = [f"{manifest.outcome} {manifest.url}{', nothing written' * (manifest.outcome == ALREADY_PUBLISHED)}"]
+    lines += [f"  {manifest.checked}"] * bool(manifest.checked)
     for split, content in sorted(data["splits"].items()):
         sizes = [shard["bytes"] for shard in content["shards"]]
         shards = f"{plural(len(sizes), 'shard')} of {_sizes_text(sizes)}"
@@ -86,9 +91,11 @@ def published_text(manifest: Manifest) -> str:
     )
     with suppress(AttributeError, TypeError, ValueError):  # no hash covers run.json: anything may be in it
         lines += _skipped_text(manifest.run.get("skipped", {}))
-    passed = data["image"]["passed_through"]
+    passed = data["image"].get("passed_through", {})
     if any(passed.values()):
-        lines.append(f"  {sum(passed.values()):,} stored as they were compressed, {passed['whole']:,} bit for bit")
+        lines.append(
+            f"  {sum(passed.values()):,} stored as they were compressed, {passed.get('whole', 0):,} bit for bit"
+        )
     lines.append(f"  {plural(len(manifest.classes), 'class')}")
     found = data.get("duplicates", {})
     if found.get("groups"):
@@ -134,6 +141,11 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
     counts = [content["class_counts"] for content in data["splits"].values()]
     empty = [label for number, label in enumerate(manifest.classes) if not any(count[number] for count in counts)]
     found = []
+    if manifest.touched:
+        found.append(
+            "images were touched, copied or moved since this version was published: their etags or mtimes differ from "
+            "run.json; --repair compares their contents"
+        )
     if empty:
         some = ", ".join(repr(label) for label in empty[:5])
         have = f"{plural(len(empty), 'class')} {'has' if len(empty) == 1 else 'have'}"

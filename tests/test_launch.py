@@ -416,7 +416,7 @@ def test_a_truncated_shard_is_written_again_with_the_same_bytes(photos: Path, or
     assert {name: make.traces(copy)[name] for name in others} == others
     assert not (copy.parent / "_state").exists()
     assert finished.out.startswith(f"repaired {copy}\n")
-    assert finished.err == "repairing 1 damaged shard\n"
+    assert finished.err == "repairing 1 corrupt shard\n"
 
 
 def test_missing_files_of_every_kind_are_written_again(photos: Path, original: Path, copy: Path) -> None:

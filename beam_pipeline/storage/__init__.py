@@ -120,14 +120,19 @@ def crc32c_of(store: Storage, url: str, size: int) -> int:
     return functools.reduce(google_crc32c.extend, pieces(store, url, size), 0)
 
 
-def is_whole(store: Storage, url: str, found: ListedFile | None, size: int, crc32c: int) -> bool:
-    """Whether a file has this size and CRC-32C; if the store doesn't know the CRC, the file is read.
+def is_whole(
+    store: Storage, url: str, found: ListedFile | None, size: int, crc32c: int, read: bool | None = None
+) -> bool:
+    """Whether a file has this size and CRC-32C.
 
     Args:
         store, url: the file.
         found: what the store says of it.
         size, crc32c: what it should be.
+        read: every byte of it, or none: then an unknown CRC is taken for valid; None reads if the CRC is unknown.
     """
     if found is None or found.bytes != size:
         return False
-    return crc32c == (crc32c_of(store, url, size) if found.crc32c is None else found.crc32c)
+    if read or (read is None and found.crc32c is None):
+        return crc32c_of(store, url, size) == crc32c
+    return found.crc32c in (None, crc32c)

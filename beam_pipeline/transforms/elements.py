@@ -13,7 +13,7 @@ from apache_beam.metrics import Metrics
 
 from beam_pipeline import metrics
 from beam_pipeline.schema import relative_path_bytes
-from beam_pipeline.sharding import LARGEST_SAMPLE, ImageRef
+from beam_pipeline.sharding import LARGEST_SAMPLE, ImageRef, ReferenceSum
 
 PAGE_REFS = 1000
 ShardId = tuple[str, int]  # split, number in it
@@ -71,12 +71,14 @@ class Survey(NamedTuple):
         classes: class names, sorted or in the labels file's order.
         smallest: the references with the smallest order keys, sorted: the sample.
         skipped: what else lies there, as run.json tells it.
+        references: count and order-free sum of all images, etags included, as run.json keeps it.
     """
 
     images: int
     classes: tuple[str, ...]
     smallest: Page
     skipped: dict[str, Any]
+    references: ReferenceSum
 
 
 def counter(name: str) -> Any:

@@ -16,7 +16,7 @@ from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.manifest_rows import Row
 from beam_pipeline.options import Config
 from beam_pipeline.progress import report
-from beam_pipeline.sharding import sample_size
+from beam_pipeline.sharding import ReferenceSum, reference_fields, sample_size
 from beam_pipeline.storage import ListedFile
 from beam_pipeline.transforms.elements import KEYED_PAGE, PAGE_REFS, Page, Survey, counter, keyed, smallest
 
@@ -175,10 +175,13 @@ class _Found:
         self.counts: Counter[str] = Counter()
         self.smallest = Page()
         self.skipped = listing.Skipped()
+        self.references = ReferenceSum()
 
     def add(self, page: Page) -> None:
         """Add listed references."""
         self.counts.update(ref.label for ref in page)
+        for ref in page:
+            self.references.add(reference_fields(ref))
         self._keep_smallest(page)
 
     def merge(self, other: _Found) -> None:
@@ -186,6 +189,7 @@ class _Found:
         self.counts.update(other.counts)
         self._keep_smallest(other.smallest)
         self.skipped.merge(other.skipped)
+        self.references.merge(other.references)
 
     def _keep_smallest(self, page: Page) -> None:
         self.smallest = smallest(chain(self.smallest, page))
@@ -241,4 +245,5 @@ class _JoinFound(beam.CombineFn):  # type: ignore[misc]
         if unknown:
             raise ImageShardsError(f"class {unknown[0]!r} is not in the labels file: add a line for it")
         classes = self._fixed if self._fixed is not None else tuple(sorted(total.counts))
-        return Survey(images, classes, Page(total.smallest[: sample_size(images)]), total.skipped.document())
+        sample = Page(total.smallest[: sample_size(images)])
+        return Survey(images, classes, sample, total.skipped.document(), total.references)

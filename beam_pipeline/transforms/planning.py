@@ -22,7 +22,6 @@ from beam_pipeline.sharding import (
     ReferenceSum,
     SizeModel,
     SplitPlan,
-    listing_fields,
     plan_split,
     shard_count,
 )
@@ -91,11 +90,11 @@ class PlanShards(beam.PTransform):  # type: ignore[misc]
 
 
 class _Listed:
-    """Histograms by split and the sum over all references, of a part of them."""
+    """Histograms by split, and the sum over dropped duplicates, of a part of the references."""
 
     def __init__(self) -> None:
         self.histograms: dict[str, Histogram] = {}
-        self.references = ReferenceSum()
+        self.dropped = ReferenceSum()
 
 
 class _KeysAndSizesFn(beam.DoFn):  # type: ignore[misc]
@@ -115,7 +114,8 @@ class _KeysAndSizesFn(beam.DoFn):  # type: ignore[misc]
             # A dropped duplicate has its place in the order, but no record.
             estimate = 1 if ref.duplicate_of else self._sizes.estimate(ref.path, ref.source_bytes)
             histograms[ref.split].add(ref.order_key, estimate)
-            self._listed.references.add((*listing_fields(ref), ref.etag.encode()))
+            if ref.duplicate_of:
+                self._listed.dropped.add((relative_path_bytes(ref.path), ref.duplicate_of))
 
     def finish_bundle(self) -> Iterator[Any]:
         window = GlobalWindow()
@@ -129,7 +129,7 @@ class _JoinHistograms(beam.CombineFn):  # type: ignore[misc]
     def add_input(self, total: _Listed, part: _Listed) -> _Listed:
         for split, histogram in part.histograms.items():
             total.histograms.setdefault(split, Histogram(histogram.shift)).merge(histogram)
-        total.references.merge(part.references)
+        total.dropped.merge(part.dropped)
         return total
 
     def merge_accumulators(self, parts: Iterable[_Listed]) -> _Listed:
@@ -156,7 +156,7 @@ def _plan_and_prepare(
         columns=config.columns,
         splits=_plan_splits(listed.histograms, config),
         statistics=sampling.statistics(ordered),
-        references=f"{listed.references.count}-{listed.references.hex}",
+        references=f"{survey.references}, dropped {listed.dropped}",
         codec=images.codec_versions(),
     )
     if config.plan_only:
