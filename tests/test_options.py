@@ -106,9 +106,15 @@ def test_image_sizes_are_height_and_width(text: str | int, size: tuple[int, int]
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["0", "x", "224x", "x224", "1x2x3", "-5", "5.5", "16385", "", "None of it"])
+@pytest.mark.parametrize("text", ["0", "x", "224x", "x224", "1x2x3", "-5", "5.5", "0x5", "", "None of it"])
 def test_image_sizes_that_are_none(text: str) -> None:
     assert refused(image_size=text) == f"--image_size {text!r}: write 224, 224x320 (height x width) or none"
+
+
+@pytest.mark.parametrize("text", [20000, "16385", "224x16385"])
+def test_an_image_size_that_is_too_large_names_the_limit(text: str | int) -> None:
+    assert parse_size("16384x1") == (16384, 1)
+    assert refused(image_size=text) == f"--image_size '{text}': a side has at most 16384 pixels"
 
 
 @pytest.mark.parametrize(
