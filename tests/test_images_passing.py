@@ -192,6 +192,7 @@ def test_segments_of_a_jpeg_make_up_the_file() -> None:
             assert data[:8] + b"".join(data[part.start : part.end] for part in png_parts(data)) == data, kind
 
 
+@pytest.mark.filterwarnings("ignore:::PIL")
 @pytest.mark.parametrize("kind", sorted(every_kind()))
 def test_a_file_cut_anywhere_is_rejected(kind: str) -> None:
     """As truncated, if Pillow or the container says so; few formats tell it of a file that is cut in its header."""
