@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pickle
 from fractions import Fraction
 
@@ -10,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from beam_pipeline import published
 from beam_pipeline.errors import UsageError
 from beam_pipeline.flag_values import parse_bytes, parse_shards, parse_size, parse_splits
+from beam_pipeline.flags import REMOVED
 from beam_pipeline.options import Config
+from beam_pipeline.schema import canonical_json
 
 
 def config(**more: object) -> Config:
@@ -268,6 +272,20 @@ def test_numbers_may_come_as_text_from_python_too() -> None:
 
 def test_every_flag_says_whether_it_decides_bytes() -> None:
     assert all("decides_bytes" in field.metadata for field in dataclasses.fields(Config))
+
+
+@pytest.mark.parametrize("flag", REMOVED)
+def test_a_manifest_may_hold_a_removed_flag_at_its_old_default(flag: str) -> None:
+    default, _ = REMOVED[flag]
+    mine = json.loads(canonical_json(config().fingerprint()))
+    assert flag not in mine
+    published._check_configuration(config(), {"configuration": mine | {flag: default}})
+    other = not default if isinstance(default, bool) else "keep"
+    with pytest.raises(UsageError) as caught:
+        published._check_configuration(config(), {"configuration": mine | {flag: other}})
+    assert str(caught.value) == (
+        f"--{flag} {default!r}: /out/photos/1.0.0 is published with {other!r}; choose another --version or --overwrite"
+    )
 
 
 # --- what the class promises
