@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from beam_pipeline.errors import UsageError
 from beam_pipeline.flag_values import wrong
-from beam_pipeline.flags import Flags
+from beam_pipeline.flags import REMOVED, Flags
 from beam_pipeline.options import Config
 
 _USAGE = "python -m beam_pipeline --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
@@ -63,6 +63,9 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     values, rest = parser.parse_known(arguments)
     ours = list(parser._option_string_actions)
     for argument in rest:
+        name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
+        if argument.startswith("--") and name in REMOVED:
+            raise UsageError(f"--{name} is gone: leave it out, {REMOVED[name][1]}")
         if argument.startswith("--") and _nearest(argument, ours, _SURELY_OURS):
             raise _unknown(argument, ours)
     if rest and not rest[0].startswith("-"):

@@ -14,6 +14,7 @@ from beam_pipeline.images.colour import Rgb
 from beam_pipeline.schema import NAME_PATTERN
 
 REST = "rest"
+_LONGEST_SIDE = 16_384
 _BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _DECIMAL = re.compile(r"\d+(\.\d*)?|\.\d+")
@@ -119,7 +120,9 @@ def parse_size(value: str | int) -> tuple[int, int] | None:
     if text == "none":
         return None
     sides = [int(side) if side.isdecimal() else 0 for side in text.split("x")]
-    if len(sides) > 2 or not all(1 <= side <= 16_384 for side in sides):
+    if len(sides) <= 2 and all(sides) and max(sides) > _LONGEST_SIDE:
+        raise wrong("--image_size", value, f"a side has at most {_LONGEST_SIDE} pixels")
+    if len(sides) > 2 or not all(sides):
         raise wrong("--image_size", value, "write 224, 224x320 (height x width) or none")
     return sides[0], sides[-1]
 

@@ -17,6 +17,12 @@ from beam_pipeline.images.files import EXTENSIONS
 LAYOUTS = ("class_folders", "split_class_folders", "manifest")
 COMPRESSIONS = ("none", "gzip")
 DUPLICATES = ("keep", "report", "drop", "fail")
+# Flags that are gone → the value that they had by default, which is what a job does now; what it does, for the message.
+REMOVED: dict[str, tuple[object, str]] = {
+    "progressive": (False, "JPEGs are always stored baseline"),
+    "icc": ("srgb", "colours are always converted to sRGB"),
+    "keep_metadata": (False, "EXIF, XMP and comments are never stored"),
+}
 # Groups of flags in --help.
 _PLACES, _SPLITS, _IMAGES, _SHARDS, _JOB = "input and output", "splits", "images", "shards", "job"
 
@@ -140,16 +146,6 @@ class Flags:
         _IMAGES, "4:2:0", "resolution of colours; 4:4:4 is the full one", choices=tuple(images.SUBSAMPLING)
     )
     optimize: bool = _flag(_IMAGES, False, "make JPEGs 3 % smaller, in three times the encoding time")
-    progressive: bool = _flag(_IMAGES, False, "store progressive JPEGs, which take readers longer to decode")
-    icc: str = _flag(
-        _IMAGES,
-        "srgb",
-        "for images with a colour profile: srgb converts their colours, keep stores colours and profile as they are",
-        choices=images.ICC_POLICIES,
-    )
-    keep_metadata: bool = _flag(
-        _IMAGES, False, "store EXIF, XMP and comments too, which may include GPS positions and names"
-    )
     max_pixels: int = _flag(
         _IMAGES,
         178_956_970,

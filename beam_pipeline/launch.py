@@ -64,7 +64,11 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         ImageShardsError: the job failed; nothing is published, and the same call resumes.
     """
     extras.require()
-    return _run(config, beam_options, command, quiet=False)
+    handlers = list(logging.root.handlers)
+    try:
+        return _run(config, beam_options, command, quiet=False)
+    finally:
+        logging.root.handlers[:] = handlers  # Beam's options call logging.basicConfig
 
 
 def _run(config: Config, options: PipelineOptions | None, command: Sequence[str], quiet: bool) -> Manifest | None:

@@ -113,9 +113,6 @@ class Config(Flags):
             jpeg_quality=self.jpeg_quality,
             jpeg_subsampling=self.jpeg_subsampling,
             optimize=self.optimize,
-            progressive=self.progressive,
-            icc=self.icc,
-            keep_metadata=self.keep_metadata,
             max_pixels=self.max_pixels,
             max_image_bytes=parse_bytes("--max_image_bytes", self.max_image_bytes),
             allow_truncated=self.allow_truncated,
@@ -220,7 +217,5 @@ class Config(Flags):
         if isinstance(counts, dict) and dealt and (self.layout == "class_folders" or self.splits):
             for split in sorted(counts.keys() - dealt.keys()):
                 raise wrong("--num_shards", self.num_shards, f"there is no split {split!r}, only {', '.join(dealt)}")
-        if self.progressive and self.image_format != "jpeg":
-            raise UsageError("--progressive: leave it out, only --image_format jpeg is progressive")
         if self.overwrite and self.repair:
             raise UsageError("--repair and --overwrite exclude each other: leave out one")

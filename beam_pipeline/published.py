@@ -12,6 +12,7 @@ from beam_pipeline import listing, schema, storage
 from beam_pipeline.duplicates import listed_md5
 from beam_pipeline.errors import ImageShardsError, Reject, StorageError, UsageError
 from beam_pipeline.fetching import fetch
+from beam_pipeline.flags import REMOVED
 from beam_pipeline.options import Config
 from beam_pipeline.own_files import is_ours
 from beam_pipeline.pools import shared_pools
@@ -130,8 +131,9 @@ def _check_name(config: Config, manifest: dict[str, Any]) -> None:
 
 
 def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
-    ours = json.loads(canonical_json(config.fingerprint()))
-    theirs = manifest["configuration"]
+    before = {name: default for name, (default, _) in REMOVED.items()}
+    ours = before | json.loads(canonical_json(config.fingerprint()))
+    theirs = before | manifest["configuration"]
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
         name = different[0]

@@ -19,7 +19,6 @@ from beam_pipeline.fetching import fail_if_strict, fetch
 from beam_pipeline.listing import image_url
 from beam_pipeline.options import Config
 from beam_pipeline.pools import shared_pools
-from beam_pipeline.sample_cache import SAMPLED
 from beam_pipeline.schema import FRAME_BYTES
 from beam_pipeline.sharding import ImageRef
 from beam_pipeline.state import JobState
@@ -67,7 +66,6 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
                 raise data
             md5 = hashlib.md5(data, usedforsecurity=False).digest()
             image, sums = decoding.measure(ref.path, data, md5)
-            SAMPLED.keep((md5, options), image)
         except Reject as reject:
             fail_if_strict(config, ref, reject)
             return Measurement(ref.path, ref.split, ref.source_bytes, 0, None, (str(reject.reason), reject.detail))

@@ -26,7 +26,6 @@ from beam_pipeline.listing import image_url
 from beam_pipeline.options import Config
 from beam_pipeline.pools import shared_pools
 from beam_pipeline.progress import report
-from beam_pipeline.sample_cache import SAMPLED
 from beam_pipeline.schema import RejectReason, ShardName
 from beam_pipeline.sharding import ImageRef
 from beam_pipeline.state import JobPlan, JobState
@@ -194,7 +193,7 @@ class ShardWriter:
         md5 = hashlib.md5(data, usedforsecurity=False).digest()
         try:
             check_unchanged(ref, md5, data)
-            image = SAMPLED.get((md5, self._options)) or decoding.convert(ref.path, data, md5)
+            image = decoding.convert(ref.path, data, md5)
         except Reject as reject:
             fail_if_strict(self._config, ref, reject)
             return Converted(b"", (0, 0), reject, md5, len(data))

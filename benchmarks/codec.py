@@ -51,7 +51,6 @@ def main() -> None:
         name="bench",
         image_size=arguments.size,
         resample=arguments.resample,
-        icc="keep",  # the reference knows no profiles
     )
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
         folder = material(arguments.images, Path(scratch), arguments.count)

@@ -227,7 +227,7 @@ def broken() -> dict[str, tuple[str, bytes]]:
         "half.jpg": ("truncated", jpeg[: len(jpeg) // 2]),
         "head.jpg": ("truncated", jpeg[:40]),
         "half.png": ("truncated", whole_png[: len(whole_png) // 2]),
-        "half.webp": ("truncated", kinds["webp"][:300]),
+        "half.webp": ("decode_error", kinds["webp"][:300]),
         "half.gif": ("truncated", kinds["gif"][: len(kinds["gif"]) // 2]),
         "half.bmp": ("truncated", kinds["bmp"][:3000]),
         "half.tiff": ("truncated", kinds["tiff"][:3000]),

@@ -69,9 +69,6 @@ def case(seed: int, number: int, options: ImageOptions) -> Case:
         jpeg_quality=random_.choice((1, 50, 90, 100)),
         jpeg_subsampling=random_.choice(sorted(SUBSAMPLING)),
         optimize=random_.random() < 0.2,
-        progressive=random_.random() < 0.2,
-        icc=random_.choice(("srgb", "srgb", "keep")),
-        keep_metadata=random_.random() < 0.3,
         allow_truncated=random_.random() < 0.3,
     )
     return Case(kind, bytes(data), varied)

@@ -30,10 +30,10 @@ def test_every_field_of_the_config_but_what_the_launcher_finds_is_a_flag() -> No
         "input": "/a", "output": "/b", "name": "n", "version": "2.0.0", "layout": "class_folders", "splits": "train=1",
         "split_by": "(a)", "image_size": "64", "resize_mode": "crop", "resample": "box", "image_format": "png",
         "jpeg_subsampling": "4:4:4", "max_image_bytes": "5MB", "num_shards": "3", "compression": "gzip",
-        "labels_file": "/l", "background": "red", "channels": "1", "icc": "keep", "extensions": "png",
+        "labels_file": "/l", "background": "red", "channels": "1", "extensions": "png",
         "duplicates": "report",
     }  # fmt: skip
-    apart = {"manifest", "target_shard_bytes", "overwrite", "progressive"}  # exclude others; see test_options
+    apart = {"manifest", "target_shard_bytes", "overwrite"}  # exclude others; see test_options
     arguments, expected = [], {}
     for field in dataclasses.fields(Config):
         if "help" not in field.metadata or field.name in apart:
@@ -76,6 +76,20 @@ def test_an_unknown_flag_names_the_nearest(flag: str, nearest: str) -> None:
     assert refused(flag) == f"unknown flag {flag.partition('=')[0]!r}: did you mean {nearest}?"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--progressive"], "--progressive is gone: leave it out, JPEGs are always stored baseline"),
+        (["--icc", "keep"], "--icc is gone: leave it out, colours are always converted to sRGB"),
+        (["--icc=srgb"], "--icc is gone: leave it out, colours are always converted to sRGB"),
+        (["--keep-metadata"], "--keep_metadata is gone: leave it out, EXIF, XMP and comments are never stored"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
+)
+def test_a_removed_flag_says_what_happens_instead(arguments: list[str], line: str) -> None:
+    assert refused(*arguments) == line
+
+
 def test_a_flag_like_no_other_points_to_help() -> None:
     assert refused("--qqqq") == "unknown flag '--qqqq': see --help"
 
@@ -101,7 +115,7 @@ def test_no_flag_of_beams_is_as_like_ours_as_a_slip_is() -> None:
     [
         (["--seed"], "--seed has no value: write --seed N"),
         (["--version"], "--version has no value: write --version N.N.N"),
-        (["--icc", "--one_hot"], "--icc has no value: write --icc srgb|keep"),
+        (["--layout", "--one_hot"], "--layout has no value: write --layout class_folders|split_class_folders|manifest"),
         (["--one_hot=1"], "--one_hot '1': leave it out, this flag has no value"),
         (["--seed", "x"], f"--seed 'x': give a whole number from {-(1 << 63)} to {(1 << 63) - 1}"),
         (["--max_reject_fraction", "a"], "--max_reject_fraction 'a': give a number from 0 to 1"),

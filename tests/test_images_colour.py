@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -78,27 +77,6 @@ def test_inks_without_a_profile_are_multiplied() -> None:
     c, m, y, k = np.moveaxis(np.asarray(inks).astype(float), 2, 0)
     expected = np.stack([(255 - ink) * (255 - k) / 255 for ink in (c, m, y)], axis=2)
     assert np.abs(stored(inks) - expected).mean() < 1
-
-
-def test_inks_stay_managed_where_profiles_are_kept() -> None:
-    inks = cmyk(UPRIGHT)
-    assert np.array_equal(stored(inks, ink_profile(), icc="keep"), stored(inks, ink_profile()))
-
-
-def test_a_kept_profile_goes_along_with_unchanged_pixels() -> None:
-    data = encoded(UPRIGHT, "PNG", icc_profile=wide_profile())
-    for size in (None, (20, 20)):
-        for format in ("png", "jpeg"):
-            image = convert(data, OWN_SIZE._replace(icc="keep", size=size, format=format))
-            assert Image.open(io.BytesIO(image.data)).info["icc_profile"] == wide_profile()
-    assert np.array_equal(pixels(convert(data, OWN_SIZE._replace(icc="keep")).data), np.asarray(UPRIGHT))
-
-
-def test_a_profile_of_other_channels_is_not_kept() -> None:
-    gray = encoded(UPRIGHT.convert("L"), "PNG", icc_profile=gray_profile(1.8))
-    assert "icc_profile" not in Image.open(io.BytesIO(convert(gray, OWN_SIZE._replace(icc="keep")).data)).info
-    kept = convert(gray, OWN_SIZE._replace(icc="keep", channels=1)).data
-    assert Image.open(io.BytesIO(kept)).info["icc_profile"] == gray_profile(1.8)
 
 
 @pytest.mark.parametrize("version", ["sRGB of lcms2"])
@@ -177,12 +155,13 @@ def test_warnings_of_pillow_neither_leak_nor_reject() -> None:
 import io, sys
 from PIL import Image
 from tests.test_images import OWN_SIZE
-from beam_pipeline.images import convert
+from beam_pipeline.images import convert, files
+files.hide_warnings()
 exif = b"Exif\\0\\0MM\\0*\\0\\0\\0\\x08\\0\\x05\\x01\\x1a\\0\\x05\\0\\0\\0\\x01\\0\\0\\xff\\xff"
 out = io.BytesIO()
 Image.new("RGB", (9, 9)).save(out, "JPEG", exif=exif)
 assert convert(out.getvalue(), OWN_SIZE).height == 9
-assert convert(out.getvalue(), OWN_SIZE._replace(keep_metadata=True, size=(5, 5))).height == 5
+assert convert(out.getvalue(), OWN_SIZE._replace(size=(5, 5))).height == 5
 png = io.BytesIO()
 Image.new("P", (9, 9)).save(png, "PNG", transparency=b"\\0" * 3)
 assert convert(png.getvalue(), OWN_SIZE).height == 9

@@ -106,8 +106,6 @@ def test_images_that_fit_are_counted_and_not_encoded_again(tmp_path: Path) -> No
         assert (data if path == stripped else path.read_bytes()) in records
     again = published(source, tmp_path / "again", "--image_size", "none")
     assert same_each_time(version) == same_each_time(again)
-    kept = published(source, tmp_path / "kept", "--image_size", "none", "--keep_metadata")
-    assert manifest(kept)["image"]["passed_through"] == {"whole": 9, "without_metadata": 0}
 
 
 @pytest.mark.parametrize(
@@ -117,11 +115,6 @@ def test_images_that_fit_are_counted_and_not_encoded_again(tmp_path: Path) -> No
         (("--background", "#ff800080"), "--background '#ff800080': write a colour such as white or '#ff8000'"),
         (("--channels", "2"), "--channels '2': choose one of 1, 3"),
         (("--extensions", "jpg,*.png"), "--extensions 'jpg,*.png': write suffixes such as jpg,jpeg,png"),
-        (("--icc", "drop"), "--icc 'drop': choose one of srgb, keep"),
-        (
-            ("--progressive", "--image_format", "png"),
-            "--progressive: leave it out, only --image_format jpeg is progressive",
-        ),
     ],
 )
 def test_wrong_flags_are_said_in_one_line(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
@@ -132,11 +125,9 @@ def test_wrong_flags_are_said_in_one_line(tmp_path: Path, flags: tuple[str, ...]
 def test_tensorflow_sees_the_pixels_of_what_is_stored_as_it_was() -> None:
     import tensorflow as tf
 
-    kept = {kind: convert(data, OWN_SIZE._replace(format="jpeg", progressive=True)) for kind, data in JPEGS.items()}
+    kept = {kind: convert(data, OWN_SIZE._replace(format="jpeg")) for kind, data in JPEGS.items()}
     passed = {kind: image.data for kind, image in kept.items() if image.passed}
-    assert passed.keys() == {"jpeg", "jpeg_progressive", "jpeg_444", "jpeg_422", "jpeg_411", "jpeg_restarts"} | {
-        "jpeg_two_pictures"
-    }
+    assert passed.keys() == {"jpeg", "jpeg_444", "jpeg_422", "jpeg_411", "jpeg_restarts"} | {"jpeg_two_pictures"}
     for kind, data in passed.items():
         decoded = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE").numpy()
         assert np.abs(decoded.astype(int) - pixels(data)).max() <= (3 if kind == "jpeg_411" else 0), kind

@@ -77,7 +77,7 @@ def needed():
     memory.is_small = lambda *_: False
     return said
 
-files._heif_is_installed()
+files._heif_reader()
 job = json.load(sys.stdin)
 for path, values in job:
     options = ImageOptions(*(tuple(value) if isinstance(value, list) else value for value in values))

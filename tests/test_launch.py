@@ -229,7 +229,6 @@ def test_help_says_each_default() -> None:
         "--seed": "(0)",
         "--io_deadline": "(600)",
         "--jpeg_quality": "(90)",
-        "--icc": "(srgb)",
     }.items():
         assert default in text.partition(f" {flag} ")[2].partition(" --")[0], flag
 

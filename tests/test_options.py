@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pickle
 from fractions import Fraction
 
@@ -10,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from beam_pipeline import published
 from beam_pipeline.errors import UsageError
 from beam_pipeline.flag_values import parse_bytes, parse_shards, parse_size, parse_splits
+from beam_pipeline.flags import REMOVED
 from beam_pipeline.options import Config
+from beam_pipeline.schema import canonical_json
 
 
 def config(**more: object) -> Config:
@@ -106,9 +110,15 @@ def test_image_sizes_are_height_and_width(text: str | int, size: tuple[int, int]
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["0", "x", "224x", "x224", "1x2x3", "-5", "5.5", "16385", "", "None of it"])
+@pytest.mark.parametrize("text", ["0", "x", "224x", "x224", "1x2x3", "-5", "5.5", "0x5", "", "None of it"])
 def test_image_sizes_that_are_none(text: str) -> None:
     assert refused(image_size=text) == f"--image_size {text!r}: write 224, 224x320 (height x width) or none"
+
+
+@pytest.mark.parametrize("text", [20000, "16385", "224x16385"])
+def test_an_image_size_that_is_too_large_names_the_limit(text: str | int) -> None:
+    assert parse_size("16384x1") == (16384, 1)
+    assert refused(image_size=text) == f"--image_size '{text}': a side has at most 16384 pixels"
 
 
 @pytest.mark.parametrize(
@@ -262,6 +272,20 @@ def test_numbers_may_come_as_text_from_python_too() -> None:
 
 def test_every_flag_says_whether_it_decides_bytes() -> None:
     assert all("decides_bytes" in field.metadata for field in dataclasses.fields(Config))
+
+
+@pytest.mark.parametrize("flag", REMOVED)
+def test_a_manifest_may_hold_a_removed_flag_at_its_old_default(flag: str) -> None:
+    default, _ = REMOVED[flag]
+    mine = json.loads(canonical_json(config().fingerprint()))
+    assert flag not in mine
+    published._check_configuration(config(), {"configuration": mine | {flag: default}})
+    other = not default if isinstance(default, bool) else "keep"
+    with pytest.raises(UsageError) as caught:
+        published._check_configuration(config(), {"configuration": mine | {flag: other}})
+    assert str(caught.value) == (
+        f"--{flag} {default!r}: /out/photos/1.0.0 is published with {other!r}; choose another --version or --overwrite"
+    )
 
 
 # --- what the class promises

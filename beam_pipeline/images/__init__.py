@@ -9,11 +9,10 @@ from beam_pipeline.images.codec import (
     codec_versions,
     convert,
 )
-from beam_pipeline.images.options import FORMATS, ICC_POLICIES, SUBSAMPLING, ImageOptions
+from beam_pipeline.images.options import FORMATS, SUBSAMPLING, ImageOptions
 
 __all__ = [
     "FORMATS",
-    "ICC_POLICIES",
     "SUBSAMPLING",
     "WHOLE",
     "WITHOUT_METADATA",

@@ -105,8 +105,6 @@ def convert(
         size = image.size
         _check_pixels(size, options)
         finished, source, passed = _finish(image, data, options, claim)
-        keeps = (options.keep_metadata, options.icc == "keep")
-        metadata = passing.kept_metadata(image.info, finished.mode, options.format, *keeps) if passed is None else {}
     except Reject:
         raise
     except MemoryError:
@@ -118,7 +116,7 @@ def convert(
     if passed is not None:
         how = WHOLE if passed == data else WITHOUT_METADATA
         return EncodedImage(passed, finished.height, finished.width, source, how)
-    return EncodedImage(encoding.encode(finished, metadata, options), finished.height, finished.width, source)
+    return EncodedImage(encoding.encode(finished, options), finished.height, finished.width, source)
 
 
 def _check_pixels(size: geometry.Size, options: ImageOptions) -> None:
@@ -159,10 +157,10 @@ def _finish(
     _check_sides(plan.canvas, options)
     width, height = geometry.upright_size(size, orientation)
     source = Source("JPEG" if jpeg else str(image.format), height, width)
-    profile = _profile_to_convert(image, options)
+    profile = _profile_to_convert(image)
     passed = None
-    if orientation == 1 and profile is None and plan.changes_nothing(size):
-        passed = _passed(image, data, options)
+    if jpeg and options.format == "jpeg" and orientation == 1 and profile is None and plan.changes_nothing(size):
+        passed = passing.passed_jpeg(data, options.channels)
     scale = 1.0
     if jpeg:
         luma = options.channels == 1 and profile is None
@@ -180,27 +178,18 @@ def _finish(
 
 def _orientation(image: Image.Image) -> int:
     """EXIF's orientation; 1 where there is none. Pillow itself applies that of TIFF and HEIF."""
-    exif = image.info.get("exif")
-    found = containers.orientation(exif) if exif else None
-    return found.value if found is not None and 1 <= found.value <= 8 else 1
+    exif: bytes | None = image.info.get("exif")
+    text = image.info.get(containers.PNG_EXIF_TEXT)
+    if not exif and isinstance(text, str):  # two lines say what and how long, then hexadecimal
+        with contextlib.suppress(ValueError):
+            exif = bytes.fromhex("".join(text.split("\n")[3:]))
+    return containers.orientation(exif) if exif else 1
 
 
-def _profile_to_convert(image: Image.Image, options: ImageOptions) -> bytes | None:
-    """The ICC profile that pixels are converted from: not sRGB's, and with `--icc keep` only that of CMYK."""
+def _profile_to_convert(image: Image.Image) -> bytes | None:
+    """The ICC profile that pixels are converted from, None if it is sRGB's."""
     profile: bytes | None = image.info.get("icc_profile")
-    if not profile or (options.icc == "keep" and image.mode != "CMYK"):
-        return None
-    if image.mode == "CMYK":
+    if not profile or image.mode == "CMYK":
         return profile
     gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
     return None if colour.is_srgb(profile, "L" if gray else "RGB") else profile
-
-
-def _passed(image: Image.Image, data: bytes, options: ImageOptions) -> bytes | None:
-    """The source's bytes where its pixels can be stored as they are compressed."""
-    keep_profile = options.icc == "keep"
-    if options.format == "jpeg" and colour.is_jpeg(image):
-        return passing.passed_jpeg(data, options.channels, options.progressive, options.keep_metadata, keep_profile)
-    if options.format == "png" and image.format == "PNG":
-        return passing.passed_png(data, options.channels, options.keep_metadata, keep_profile)
-    return None

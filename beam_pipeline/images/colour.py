@@ -13,7 +13,6 @@ import numpy as np
 from PIL import Image, ImageChops, ImageCms, ImageFile
 
 from beam_pipeline.errors import Reject
-from beam_pipeline.images import files
 from beam_pipeline.schema import RejectReason
 
 STORED_MODES = {1: "L", 3: "RGB"}  # channels → Pillow's mode
@@ -97,26 +96,7 @@ def _with_transparent_colour(image: Image.Image, key: int | Rgb, data: bytes) ->
         return value >> 8 if depth == 16 else value * 255 // ((1 << depth) - 1)
 
     image.info["transparency"] = tuple(map(scaled, key)) if isinstance(key, tuple) else scaled(key)
-    pixels = image.convert("RGBA" if image.mode == "RGB" else "LA")
-    if depth == 16 and isinstance(key, tuple):
-        _compare_low_bytes(pixels, key, data)
-    return pixels
-
-
-def _compare_low_bytes(pixels: Image.Image, key: Rgb, data: bytes) -> None:
-    """Make visible what is transparent because the high bytes of its colour are the transparent one's.
-
-    Pillow decodes the high bytes of a 16-bit RGB PNG; decoding such a file again as if its low bytes were them is its
-    only way to these.
-    """
-    alpha = pixels.getchannel("A")
-    if alpha.getextrema()[0] == 255:
-        return
-    low = files.open_image(data, "PNG")
-    low.tile = [low.tile[0]._replace(args="RGB;16L")]
-    files.load(low, data, allow_truncated=True)  # it was allowed, if it is
-    low.info["transparency"] = tuple(value & 255 for value in key)
-    pixels.putalpha(ImageChops.lighter(alpha, low.convert("RGBA").getchannel("A")))
+    return image.convert("RGBA" if image.mode == "RGB" else "LA")
 
 
 def _without_opaque_alpha(image: Image.Image) -> Image.Image:

@@ -1,7 +1,6 @@
 """Image files by their content: which format, opened by Pillow, decoded as far as they go, and why they can't be.
 
-Importing this module sets, for the process, that Pillow's own size limits, warnings and log lines stay out of it, and
-texts of a PNG too: the job's limits decide, and what is wrong with an image is said in its reject.
+Pillow's classes are called themselves: `Image.open` has a size limit of its own, and anybody may register readers.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import io
 import logging
 import re
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
+from typing import IO
 
 from PIL import (
     AvifImagePlugin,
     BmpImagePlugin,
     GifImagePlugin,
-    Image,
     ImageFile,
     JpegImagePlugin,
     PngImagePlugin,
@@ -29,8 +29,7 @@ from beam_pipeline.errors import Reject
 from beam_pipeline.images import containers
 from beam_pipeline.schema import RejectReason
 
-# Pillow's name of each format that is read → suffixes of its files. Importing the plugins here, not with the first
-# image, is what makes Pillow know them.
+# Pillow's name of each format that is read → suffixes of its files.
 SUFFIXES: dict[str, tuple[str, ...]] = {
     AvifImagePlugin.AvifImageFile.format: ("avif",),
     BmpImagePlugin.BmpImageFile.format: ("bmp", "dib"),
@@ -40,6 +39,16 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
     PngImagePlugin.PngImageFile.format: ("png",),
     TiffImagePlugin.TiffImageFile.format: ("tif", "tiff"),
     WebPImagePlugin.WebPImageFile.format: ("webp",),
+}
+_Reader = Callable[[IO[bytes]], ImageFile.ImageFile]
+_READERS: dict[str, _Reader] = {
+    "AVIF": AvifImagePlugin.AvifImageFile,
+    "BMP": BmpImagePlugin.BmpImageFile,
+    "GIF": GifImagePlugin.GifImageFile,
+    "JPEG": JpegImagePlugin.jpeg_factory,  # also of several pictures
+    "PNG": PngImagePlugin.PngImageFile,
+    "TIFF": TiffImagePlugin.TiffImageFile,
+    "WEBP": WebPImagePlugin.WebPImageFile,
 }
 EXTENSIONS = tuple(sorted(suffix for suffixes in SUFFIXES.values() for suffix in suffixes))
 
@@ -60,37 +69,11 @@ _HEIF_EXTRA = "HEIF: install imageshards[heic] on the workers"
 _FIRST_BYTES = 512
 _DNG_VERSION = 50706
 
-# Text chunks of a PNG: Pillow gives up an image for one of more than 1 MB, which XMP of an editor's history can have.
-PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 64 << 20
-Image.MAX_IMAGE_PIXELS = None  # `max_pixels` decides, and says so; Pillow's own limit would warn or raise first
-warnings.filterwarnings("ignore", module=r"PIL\.|pillow_heif")
-logging.getLogger("PIL").setLevel(logging.CRITICAL)
-AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # --decode_threads says how many images are decoded at a time
 
-
-class _PngStream(PngImagePlugin.PngStream):
-    """Chunks of a PNG, of whose texts only XMP and the comment become known.
-
-    Pillow files texts with what it finds out itself, under any keyword: `transparency` or `interlace` would decide.
-    """
-
-    def call(self, cid: bytes, pos: int, length: int) -> bytes:
-        if cid not in _TEXTS:
-            return super().call(cid, pos, length)
-        found, self.im_info = self.im_info, {}
-        try:
-            return super().call(cid, pos, length)
-        finally:
-            text, self.im_info = self.im_info, found
-            if "Comment" in text:
-                found["comment"] = text["Comment"]
-            if _XMP in text:
-                found["xmp"] = text["xmp"]
-
-
-_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
-_XMP = "XML:com.adobe.xmp"
-PngImagePlugin.PngStream = _PngStream  # type: ignore[misc]
+def hide_warnings() -> None:
+    """Keep Pillow's warnings and log lines out of a process that is ours: a reject says what is wrong with an image."""
+    warnings.filterwarnings("ignore", module=r"PIL\.|pillow_heif")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def recognise(data: bytes) -> str:
@@ -104,7 +87,7 @@ def recognise(data: bytes) -> str:
     if name == "ISO":
         name = _iso_format(data)
     if name in SUFFIXES:
-        if name == "HEIF" and not _heif_is_installed():
+        if name == "HEIF" and _heif_reader() is None:
             raise Reject(RejectReason.UNSUPPORTED, _HEIF_EXTRA)
         return name
     if name is None:
@@ -124,13 +107,13 @@ def _iso_format(data: bytes) -> str:
 
 
 @lru_cache(1)
-def _heif_is_installed() -> bool:
+def _heif_reader() -> _Reader | None:
     try:
         import pillow_heif
     except ImportError:
-        return False
-    pillow_heif.register_heif_opener(decode_threads=1)
-    return True
+        return None
+    reader: _Reader = pillow_heif.HeifImageFile
+    return reader
 
 
 def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
@@ -144,7 +127,9 @@ def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
         Reject: `unsupported`.
         Exception: whatever Pillow raises for a broken file.
     """
-    image = Image.OPEN[name][0](io.BytesIO(data), "")  # Image.open hides what it raises
+    reader = _heif_reader() if name == "HEIF" else _READERS[name]
+    assert reader is not None, "recognise says so"
+    image = reader(io.BytesIO(containers.plain_png(data) if name == "PNG" else data))
     if name == "TIFF":
         if _DNG_VERSION in image.tag_v2:  # type: ignore[attr-defined]
             raise Reject(RejectReason.UNSUPPORTED, f"DNG, {len(data)} bytes")  # what Pillow opens is a thumbnail

@@ -12,7 +12,7 @@ from typing import Any
 from PIL import ImageFile
 
 from beam_pipeline.errors import Reject
-from beam_pipeline.images import colour, containers, geometry
+from beam_pipeline.images import containers, geometry
 from beam_pipeline.images.options import ImageOptions
 from beam_pipeline.schema import RejectReason
 
@@ -28,7 +28,6 @@ _MOST_BYTES_A_PIXEL = 50
 _BY_MODE = {"1": 2, "L": 2, "P": 8, "I;16": 6, "I;16B": 6, "RGB": 4, "CMYK": 4}
 _OTHER_MODES = 9
 _WITH_TRANSPARENT_COLOUR = 11
-_OF_16_BITS = 8  # is decoded twice
 _INVERTED = 4  # CMYK without Adobe's marker
 # Decoders that hand over a whole picture: their planes (8 bytes at 12 bits, 4:4:4 and alpha), RGBA, a copy for Python,
 # Pillow's pixels.
@@ -83,7 +82,7 @@ def _to_decode(image: ImageFile.ImageFile, data: bytes, pixels: int) -> int:
     decoded = image.width * image.height
     a_pixel = _WHOLE_PICTURES.get(str(image.format)) or _BY_MODE.get(image.mode, _OTHER_MODES)
     if "transparency" in image.info:
-        a_pixel = max(a_pixel, _WITH_TRANSPARENT_COLOUR + _OF_16_BITS * (colour.png_depth(image, data) == 16))
+        a_pixel = max(a_pixel, _WITH_TRANSPARENT_COLOUR)
     if image.format in ("JPEG", "MPO"):
         a_pixel += _INVERTED if image.mode == "CMYK" else 0
         return decoded * a_pixel + _coefficients(image, data, pixels)
@@ -115,7 +114,7 @@ def _to_store(image: ImageFile.ImageFile, size: geometry.Size, orientation: int,
     canvas = geometry.fit(size, options.size, options.resize_mode, orientation).canvas
     has_alpha = image.has_transparency_data
     a_pixel = _FILE[options.format]
-    a_pixel += _OF_CODES if options.optimize or options.progressive else 0
+    a_pixel += _OF_CODES if options.optimize else 0
     a_pixel += _WITH_ALPHA if has_alpha else _COPY * (image.mode != ("RGB" if options.channels == 3 else "L"))
     steps = (canvas != size, orientation != 1, "icc_profile" in image.info)
     return canvas[0] * canvas[1] * (a_pixel + _COPY * sum(steps))

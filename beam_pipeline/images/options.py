@@ -8,7 +8,6 @@ from beam_pipeline.images.colour import Rgb
 
 SUBSAMPLING = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
 FORMATS = {"jpeg": "JPEG", "png": "PNG"}
-ICC_POLICIES = ("srgb", "keep")
 
 
 class ImageOptions(NamedTuple):
@@ -24,9 +23,6 @@ class ImageOptions(NamedTuple):
         jpeg_quality: 1–100.
         jpeg_subsampling: a key of `SUBSAMPLING`.
         optimize: search for smaller codes.
-        progressive: of a JPEG.
-        icc: `srgb` converts by the embedded profile, `keep` stores it with unchanged pixels.
-        keep_metadata: EXIF, XMP and comments are stored too.
         max_pixels: larger images are rejected before they are decoded.
         max_image_bytes: larger files are rejected before they are fetched.
         allow_truncated: take what there is of a file that ends early.
@@ -41,9 +37,6 @@ class ImageOptions(NamedTuple):
     jpeg_quality: int
     jpeg_subsampling: str
     optimize: bool
-    progressive: bool
-    icc: str
-    keep_metadata: bool
     max_pixels: int
     max_image_bytes: int
     allow_truncated: bool
