@@ -73,5 +73,11 @@ def test_what_the_recipe_opens_feeds_a_numpy_loop_and_keras(framework: str, fold
 
 def test_there_are_recipes_for_both_sides() -> None:
     texts = "\n".join(text for _, text in recipes())
-    for wanted in ("imageshards write ", "imageshards.run(", "imageshards verify ", "imageshards.train_dataset(", "tfds."):
+    for wanted in (
+        "imageshards write ",
+        "imageshards.run(",
+        "imageshards verify ",
+        "imageshards.train_dataset(",
+        "tfds.",
+    ):
         assert wanted in texts
