@@ -56,5 +56,5 @@ constraints: $(STAMP) ## Pin every dependency anew, at its newest version
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tools/constraints.sh --upgrade
 
 clean: ## Remove what was built; .venv stays
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info __pycache__ .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find beam_pipeline reader tests tools benchmarks deploy -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -29,3 +29,7 @@ def __getattr__(name: str) -> Any:
         extras.require()
         return getattr(importlib.import_module(f"beam_pipeline.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

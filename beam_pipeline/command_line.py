@@ -17,14 +17,16 @@ from beam_pipeline.flag_values import wrong
 from beam_pipeline.flags import REMOVED, Flags
 from beam_pipeline.options import Config
 
-_USAGE = "python -m beam_pipeline --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
+_USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
 _EPILOG = """\
 Any option of Beam works too: --runner, --project, --region, --temp_location, --direct_num_workers, ...
 Without --runner the job runs in this process. deploy/dataflow.sh fills in what Dataflow wants.
 The same command again resumes a job that failed. Exit codes: 0 published, 1 the job failed, 2 bad usage.
 
-  python -m beam_pipeline --input photos --output datasets --name photos --splits train=0.9,validation=0.1
-  python -m beam_pipeline --input gs://bucket/photos --output gs://bucket/datasets --name photos
+  imageshards write --input photos --output datasets --name photos --splits train=0.9,validation=0.1
+  imageshards write --input gs://bucket/photos --output gs://bucket/datasets --name photos
+
+python -m beam_pipeline is the same command.
 """
 # A flag as like one of ours as this is a slip of it: the likest of Beam's has 0.76 (tests/test_command_line.py).
 _SURELY_OURS = 0.8

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import sys
 import time
@@ -26,8 +25,6 @@ from PIL import Image
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, one_line
 from beam_pipeline.sample_scenes import SHAPES, draw_scene
 
-# Lists what was drawn, so that a second run replaces that and nothing else. Hidden: the pipeline skips such files.
-MARKER_FILE = ".sample_data.json"
 DEFAULT_IMAGES = 600
 DEFAULT_CLASSES = 5
 BROKEN_KINDS = ("truncated", "text", "empty")
@@ -47,7 +44,7 @@ def draw_folder(
     """Draw `images` pictures and some broken files into class folders of `folder`.
 
     Args:
-        folder: made where it is missing; what an earlier call drew there is replaced.
+        folder: made if it is missing; what the same call drew there before is overwritten.
         images: at least one a class; dealt to the classes in turn.
         classes: 1 to `len(SHAPES)`.
         seed: another seed, other pictures. Picture number i is the same for any number of images.
@@ -99,37 +96,17 @@ def _broken_path(number: int, labels: Sequence[str]) -> str:
 
 
 def _make_room(folder: Path, files: list[str]) -> None:
-    """Remove what an earlier run drew into `folder`, and note what this one will.
+    """Make `folder` unless it is there.
 
     Raises:
-        UsageError: `folder` is a file, or holds files that no earlier run drew.
+        UsageError: it is a file, or holds other files than `files`: the same call again may overwrite its own.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a new or an empty folder")
     folder.mkdir(parents=True, exist_ok=True)
-    marker = folder / MARKER_FILE
-    drawn = _drawn_before(marker)
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - {MARKER_FILE}
-    strangers = sorted(found - drawn)
-    if strangers:
-        raise UsageError(
-            f"{folder} holds files that weren't drawn here, such as {strangers[0]!r}; name a new or an empty folder"
-        )
-    for path in sorted(found):
-        (folder / path).unlink()
-    for subfolder in sorted(folder.iterdir()):
-        if subfolder.is_dir() and not any(subfolder.iterdir()):
-            subfolder.rmdir()
-    marker.write_text(json.dumps({"files": files}, indent=0) + "\n")
-
-
-def _drawn_before(marker: Path) -> set[str]:
-    try:
-        return set(json.loads(marker.read_text())["files"])
-    except FileNotFoundError:
-        return set()
-    except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{marker} is damaged, so what was drawn here can't be told; name a new folder") from None
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    if others := sorted(found - set(files)):
+        raise UsageError(f"{folder} holds other files, such as {others[0]!r}; name a new or an empty folder")
 
 
 class _Kind:
@@ -188,7 +165,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Draw a folder of photo-like pictures in class folders, to try the pipeline on.",
         allow_abbrev=False,
     )
-    parser.add_argument("folder", metavar="DIR", type=Path, help="new or empty folder, or one drawn by this command")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="new or empty folder")
     parser.add_argument("--images", type=int, default=DEFAULT_IMAGES, metavar="N", help="pictures in all (%(default)s)")
     parser.add_argument(
         "--classes",

@@ -35,35 +35,12 @@ def _cross() -> list[Point]:
     return [point for part in turned for point in part]
 
 
-def _heart() -> list[Point]:
-    angles = [math.tau * step / 48 for step in range(48)]
-    return [
-        (math.sin(a) ** 3, -(13 * math.cos(a) - 5 * math.cos(2 * a) - 2 * math.cos(3 * a) - math.cos(4 * a)) / 16)
-        for a in angles
-    ]
-
-
-def _moon() -> list[Point]:
-    outer = [(math.cos(a), math.sin(a)) for a in (math.tau * (0.12 + 0.76 * step / 32) for step in range(33))]
-    tip_x, tip_y = outer[-1]
-    inner_x = 0.55
-    radius = math.hypot(tip_x - inner_x, tip_y)
-    start = math.atan2(tip_y, tip_x - inner_x) % math.tau
-    inner = [start + (math.tau - 2 * start) * step / 24 for step in range(1, 24)]
-    return outer + [(inner_x + radius * math.cos(a), radius * math.sin(a)) for a in inner]
-
-
 SHAPES: dict[str, list[Point]] = {
     "circle": _regular(48),
     "square": _regular(4, turn=0.125),
     "triangle": _regular(3),
     "star": _star(),
     "cross": _cross(),
-    "heart": _heart(),
-    "moon": _moon(),
-    "hexagon": _regular(6),
-    "arrow": [(0, -1), (0.85, -0.1), (0.3, -0.1), (0.3, 1), (-0.3, 1), (-0.3, -0.1), (-0.85, -0.1)],
-    "diamond": [(0, -1), (0.55, 0), (0, 1), (-0.55, 0)],
 }
 
 

@@ -212,7 +212,7 @@ def test_a_missing_bucket_is_exit_2_and_names_the_flag(gcs: Gcs, photos: Path, t
 def test_help_is_exit_0_and_lists_every_flag_of_ours_in_its_group() -> None:
     finished = make.run("--help")
     assert finished.code == 0
-    assert finished.out.startswith("usage: python -m beam_pipeline --input DIR --output ROOT --name NAME [")
+    assert finished.out.startswith("usage: imageshards write --input DIR --output ROOT --name NAME [")
     groups = dict(re.findall(r"^([a-z ]+):\n((?:  .*\n)+)", finished.out, re.MULTILINE))
     for flag, group in {
         "--input DIR": "input and output", "--splits SHARES": "splits", "--resize_mode stretch|crop|": "images",

@@ -16,6 +16,8 @@ import pytest
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
+from tests import make
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
@@ -39,43 +41,69 @@ def version_of(requirement: Requirement) -> str:
 
 
 def modules() -> set[str]:
-    """Every module of both packages, by its path."""
+    """Every module of the distribution, by its path."""
     found = {
         path.relative_to(ROOT).as_posix()
         for package in ("beam_pipeline", "reader")
         for path in (ROOT / package).rglob("*.py")
     }
-    assert {"beam_pipeline/decoding/decoder.py", "reader/commands/__init__.py", "reader/train/fit.py"} <= found
-    return found
+    assert {"beam_pipeline/__main__.py", "reader/commands/__init__.py", "reader/train/fit.py"} <= found
+    return found | {"imageshards.py"}
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """A wheel built from an sdist, as `pip install` of a published sdist would."""
-    source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("made")
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    for package in ("beam_pipeline", "reader", "tests", "deploy"):
-        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(made), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return zipfile.ZipFile(next(made.glob("imageshards-*.whl")))
-
-
-def test_wheel_holds_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert shipped == modules() | {"beam_pipeline/py.typed", "reader/py.typed"}
-    assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
-
-
-def test_setup_py_makes_the_sdist_that_dataflow_stages(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def copied(source: Path) -> Path:
+    """The folder `source` with what is packed."""
     source.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "imageshards.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for package in ("beam_pipeline", "reader"):
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from an sdist, as `pip install` of a published sdist would."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source, made = copied(folder / "source"), folder / "made"
+    for other in ("tests", "deploy"):
+        shutil.copytree(ROOT / other, source / other, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(made), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(made.glob("imageshards-*.whl"))
+
+
+def test_wheel_holds_both_packages_and_the_command_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    shipped = {name for name in names if ".dist-info/" not in name}
+    assert shipped == modules() | {"beam_pipeline/py.typed", "reader/py.typed"}
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_installed_command_runs_a_job_in_two_processes_and_reads_its_dataset(wheel: Path, tmp_path: Path) -> None:
+    place = tmp_path / "installed"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", place, wheel]
+    subprocess.run(install, check=True)
+    make.class_folders(tmp_path / "photos", {"ant": 3, "bee": 2})
+    for command in (
+        "write --input photos --output datasets --name photos --image_size 32 "
+        "--direct_running_mode=multi_processing --direct_num_workers=2",
+        "verify datasets/photos/1.0.0",
+    ):
+        done = subprocess.run(
+            [place / "bin" / "imageshards", *command.split()],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(place)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    assert "5 records" in done.stdout
+
+
+def test_setup_py_makes_the_sdist_that_dataflow_stages(tmp_path: Path) -> None:
+    source = copied(tmp_path / "source")
     command = [sys.executable, "setup.py", "-q", "sdist", "--dist-dir", str(tmp_path / "dist")]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -22,14 +22,14 @@ PATH="$PWD/.venv/bin:$PATH"
 step "600 pictures of five shapes, and three files that no decoder reads" \
     python -m beam_pipeline.sample_data "$demo/images"
 step "pictures -> TFRecord shards, four fifths of them to train on" \
-    python -m beam_pipeline --input "$demo/images" --output "$demo/datasets" --name sample \
+    imageshards write --input "$demo/images" --output "$demo/datasets" --name sample \
     --splits train=0.8,validation=0.2 --image_size 96 --num_shards train=4,validation=1
 step "is every byte, record and picture as it should be?" \
-    python -m reader verify "$dataset"
+    imageshards verify "$dataset"
 step "what is in it" \
-    python -m reader info "$dataset"
+    imageshards info "$dataset"
 step "a small network learns the shapes" \
-    python -m reader train "$dataset" --model small_cnn --epochs 6 --batch_size 16 --out "$demo/model"
+    imageshards train "$dataset" --model small_cnn --epochs 6 --batch_size 16 --out "$demo/model"
 
 cat <<END
 

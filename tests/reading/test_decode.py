@@ -21,7 +21,7 @@ from reader.info import ImageInfo
 from reader.order import augment_seeds
 from tests.reading.shards import draw, make_dataset
 
-# PSNR in dB, the least over ten scenes of 500×375: of ours against Pillow's antialiased bilinear filter, and its box.
+# PSNR in dB, the least over five scenes of 500×375: of ours against Pillow's antialiased bilinear filter, and its box.
 SHRUNK_BILINEAR_DB, SHRUNK_BOX_DB, GROWN_BILINEAR_DB, ONE_SIDE_GROWN_DB = 45, 43, 53, 43
 
 

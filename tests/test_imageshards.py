@@ -1,0 +1,124 @@
+"""One name: the command `imageshards` hands each verb to its side, and `import imageshards` has both sides' names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import beam_pipeline
+import imageshards
+import reader
+from beam_pipeline import launch
+from reader import commands
+from tests import make
+from tests.reading.shards import make_dataset
+from tests.reading.without import run_without
+
+VERBS = ["write", *commands.COMMANDS]
+HEAVY = "apache_beam,tensorflow,keras,jax,torch,PIL,cv2,simplejpeg,obstore,matplotlib"
+
+
+def test_help_has_one_line_for_each_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert imageshards.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("  ")] == VERBS
+    assert imageshards.main([]) == 2
+    assert capsys.readouterr() == ("", shown)
+
+
+def test_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert imageshards.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"imageshards {beam_pipeline.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["wirte", "--input", "x"], "unknown command 'wirte': did you mean write?"),
+        (["verfy"], "unknown command 'verfy': did you mean verify?"),
+        (["--input", "x"], f"unknown command '--input': choose one of {', '.join(VERBS)}"),
+        (["write", "--inptu", "x"], "unknown flag '--inptu': did you mean --input?"),
+        (["show", "x", "--splt", "train"], "unknown flag '--splt': did you mean --split?"),
+    ],
+)
+def test_bad_usage_is_exit_2_with_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert imageshards.main(arguments) == 2
+    assert capsys.readouterr() == ("", f"error: {message}\n")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_is_that_of_its_package(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for main, given in ((imageshards.main, [verb]), (launch.main, []) if verb == "write" else (commands.main, [verb])):
+        with contextlib.suppress(SystemExit):
+            assert main([*given, "--help"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("usage: ")
+
+
+def test_public_names_are_both_packages_and_nothing_else() -> None:
+    both = {*beam_pipeline.__all__, *reader.__all__}
+    assert set(dir(imageshards)) == both == set(imageshards.__all__)
+    assert dir(beam_pipeline) == sorted(beam_pipeline.__all__)
+    for package in (beam_pipeline, reader):
+        for name in {"Config", "Manifest", "run", "load_info", "train_batches", "verify"} & set(package.__all__):
+            assert getattr(imageshards, name) is getattr(package, name)
+    # Of two things with one name, one would be lost.
+    assert set(beam_pipeline.__all__) & set(reader.__all__) == {"__version__"}
+    with pytest.raises(AttributeError, match="'imageshards' has no attribute 'train_batchs'"):
+        imageshards.train_batchs  # noqa: B018
+
+
+def test_importing_it_and_listing_its_names_and_verbs_needs_no_extra(tmp_path: Path) -> None:
+    program = (
+        "import imageshards\n"
+        "assert {'run', 'load_info'} <= set(dir(imageshards))\n"
+        "assert imageshards.main(['--help']) == 0\n"
+    )
+    assert "  write " in run_without(HEAVY, program, tmp_path, PYTHONPATH=str(make.ROOT)).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["write", "--help"], "Apache Beam is not installed: pip install '.[pipeline]'"),
+        (["verify", "DATASET"], "simplejpeg is not installed: in the clone of imageshards, pip install '.[reader]'"),
+        (["show", "DATASET"], "Pillow is not installed: in the clone of imageshards, pip install '.[reader]'"),
+        (
+            ["train", "DATASET", "--out", "model"],
+            "TensorFlow is not installed: in the clone of imageshards, pip install '.[tensorflow]'",
+        ),
+    ],
+)
+def test_a_verb_without_its_packages_says_which_extra_to_install(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    dataset = make_dataset(tmp_path / "1.0.0", {"train": [3], "validation": [1]})
+    given = [dataset if part == "DATASET" else part for part in arguments]
+    program = f"import imageshards\nprint(imageshards.main({given}))"
+    done = run_without(HEAVY, program, tmp_path, PYTHONPATH=str(make.ROOT))
+    assert (done.stdout, done.stderr) == ("2\n", f"error: {message}\n")
+
+
+def test_another_package_named_reader_is_one_line(tmp_path: Path) -> None:
+    other = tmp_path / "reader" / "__init__.py"
+    other.parent.mkdir()
+    other.write_text("def make_reader(url): ...\n")
+    found = f"{other} is another package named reader, such as PyPI's: uninstall it, then install imageshards again"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{make.ROOT}"}
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "imageshards", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    assert run("info", "datasets/photos/1.0.0") == (2, "", f"error: {found}\n")
+    assert run("write", "--help")[0] == 0, "writing needs nothing of it"
