@@ -5,24 +5,96 @@ What is no image by its name is skipped and counted by kind; no name is changed.
 
 from __future__ import annotations
 
+import dataclasses
+import heapq
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.images.files import EXTENSIONS
-from beam_pipeline.manifest_rows import Row, RowReader
+from beam_pipeline.manifest_rows import Row, read_rows
 from beam_pipeline.options import Config
 from beam_pipeline.schema import NAME_PATTERN, is_utf8
-from beam_pipeline.sharding import ImageRef, Splits, order_key
-from beam_pipeline.storage import ListedFile
+from beam_pipeline.sharding import LARGEST_SAMPLE, ImageRef, Splits, order_key
 
-HIDDEN = "hidden"
-OTHER_SUFFIX = "other-suffix"
-OUTSIDE_CLASSES = "outside-classes"
-Skip = Callable[[str, str], None]  # which of the three, and the path
+# What is skipped, as run.json names it.
+HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS = "hidden", "hidden_images", "hidden_folders"
+OUTSIDE_CLASSES = "outside_classes"
+OTHER_SUFFIX = "suffixes"
+_MOST_SUFFIXES = 20  # that are told apart: there may be a different one for each file
+Skip = Callable[[str, str], None]  # which of the five, and the path
+
+
+@dataclasses.dataclass
+class ListingSummary:
+    """What a listing holds as a whole, or a part of one.
+
+    Attributes:
+        class_counts: images by class; 0 for a class folder without any.
+        smallest: the references with the smallest order keys, sorted: the sample.
+        skipped_counts: what is no image, or none of a class, by kind.
+        suffixes: of the files with another suffix, as they are written.
+        classes: class names, sorted or in the labels file's order; of a whole listing only.
+    """
+
+    class_counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    smallest: list[ImageRef] = dataclasses.field(default_factory=list)
+    skipped_counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    suffixes: Counter[str] = dataclasses.field(default_factory=Counter)
+    classes: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> int:
+        """How many are listed."""
+        return self.class_counts.total()
+
+    @property
+    def hidden(self) -> int:
+        """How many files and folders of classes have names that begin with a dot."""
+        return sum(self.skipped_counts[kind] for kind in (HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS))
+
+    @property
+    def skipped(self) -> dict[str, Any]:
+        """What is no part of the dataset, as run.json holds it."""
+        kinds = (HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS, OUTSIDE_CLASSES)
+        return {**{kind: self.skipped_counts[kind] for kind in kinds}, OTHER_SUFFIX: dict(self.suffixes)}
+
+    def add(self, refs: list[ImageRef]) -> None:
+        """Count listed images."""
+        self.class_counts.update(ref.label for ref in refs)
+        self.smallest = smallest(chain(self.smallest, refs))
+
+    def skip(self, why: str, path: str) -> None:
+        """Count what is skipped."""
+        if why == OTHER_SUFFIX:
+            self._count_suffix(os.path.splitext(path)[1] or "none", 1)
+        else:
+            self.skipped_counts[why] += 1
+
+    def _count_suffix(self, suffix: str, files: int) -> None:
+        known = suffix in self.suffixes or len(self.suffixes) < _MOST_SUFFIXES
+        self.suffixes[suffix if known else "others"] += files
+
+    @classmethod
+    def total(cls, parts: Iterable[ListingSummary]) -> ListingSummary:
+        """Several parts together."""
+        total = cls()
+        for part in parts:
+            total.class_counts.update(part.class_counts)
+            total.smallest = smallest(chain(total.smallest, part.smallest))
+            total.skipped_counts.update(part.skipped_counts)
+            for suffix, files in part.suffixes.items():
+                total._count_suffix(suffix, files)
+        return total
+
+
+def smallest(refs: Iterable[ImageRef]) -> list[ImageRef]:
+    """The references with the smallest order keys, sorted: the largest sample that is ever taken of them."""
+    return heapq.nsmallest(LARGEST_SAMPLE, refs, key=lambda ref: (ref.order_key, ref.path))
 
 
 class ClassFolder(NamedTuple):
@@ -44,7 +116,7 @@ def class_folders(config: Config, skip: Skip = lambda why, path: None) -> list[C
 
     Args:
         config: input and layout.
-        skip: called for each file beside a class folder or a folder of a split.
+        skip: called for each file beside a class folder or a folder of a split, and each hidden folder.
 
     Raises:
         FileNotFoundError: there is no such bucket.
@@ -69,7 +141,9 @@ def _folders(config: Config, prefix: str, skip: Skip) -> list[str]:
     for name in storage.open_storage(url, config.io_deadline).names(url):
         if not name.endswith("/"):
             skip(why_skipped(name, config.suffixes) or OUTSIDE_CLASSES, prefix + name)
-        elif not name.startswith("."):
+        elif name.startswith("."):
+            skip(HIDDEN_FOLDERS, prefix + name)
+        else:
             found.append(name[:-1])
     return sorted(found)
 
@@ -108,50 +182,6 @@ class RefMaker:
         return self._splits.of((match and match[1]) or path)
 
 
-class Skipped:
-    """Files that are no images by their names: how many, by suffix as it is written; and images without a class."""
-
-    _MOST = 20  # suffixes that are told apart: there may be a different one for each file
-
-    def __init__(self) -> None:
-        self.hidden = 0
-        self.outside_classes = 0
-        self._suffixes: Counter[str] = Counter()
-
-    def add(self, why: str, path: str) -> None:
-        """Count one file."""
-        if why == HIDDEN:
-            self.hidden += 1
-        elif why == OUTSIDE_CLASSES:
-            self.outside_classes += 1
-        else:
-            self._count(os.path.splitext(path)[1] or "none", 1)
-
-    def merge(self, other: Skipped) -> None:
-        """Add what another worker has skipped."""
-        self.hidden += other.hidden
-        self.outside_classes += other.outside_classes
-        for suffix, files in other._suffixes.items():
-            self._count(suffix, files)
-
-    def _count(self, suffix: str, files: int) -> None:
-        known = suffix in self._suffixes or len(self._suffixes) < self._MOST
-        self._suffixes[suffix if known else "others"] += files
-
-    @property
-    def other_suffix(self) -> int:
-        """How many have another suffix."""
-        return self._suffixes.total()
-
-    def document(self) -> dict[str, Any]:
-        """As run.json holds it."""
-        return {
-            "hidden": self.hidden,
-            "outside_classes": self.outside_classes,
-            "suffixes": dict(self._suffixes),
-        }
-
-
 def list_images(config: Config, folder: ClassFolder, skip: Skip) -> Iterator[ImageRef]:
     """The images below one class folder, nested folders included, streamed.
 
@@ -181,9 +211,9 @@ def all_images(config: Config) -> Iterator[ImageRef]:
         yield from list_images(config, folder, lambda why, path: None)
 
 
-def row_reader(config: Config) -> RowReader:
-    """The reader of `--manifest`."""
-    return RowReader(config.manifest or "", config.header, config.io_deadline, config.input or "")
+def manifest_rows(config: Config) -> Iterator[Row]:
+    """The rows of `--manifest`."""
+    return read_rows(config.manifest or "", config.header, config.io_deadline, config.input or "")
 
 
 def needs_sizes(config: Config) -> bool:
@@ -212,46 +242,54 @@ def size_prefix(config: Config, url: str) -> str:
     return storage.join(base, folder) if slash else base
 
 
-def row_ref(config: Config, maker: RefMaker, row: Row, found: ListedFile | None = None) -> ImageRef:
-    """The reference of one row.
+def row_refs(config: Config) -> Iterator[ImageRef]:
+    """References of a manifest's rows, streamed; a size that isn't in the row is -1 until `sized`."""
+    maker = RefMaker(config)
+    for row in manifest_rows(config):
+        # Relative also where the row holds the whole URL.
+        path = image_url(config, row.path).removeprefix(f"{config.input}/")
+        size, etag = -1 if row.byte_count is None else row.byte_count, f"md5:{row.md5}" if row.md5 else ""
+        yield maker.make(path, size, etag, row.label, row.split, row.features)
+
+
+def sized(config: Config, ref: ImageRef, listed: ImageRef | None = None) -> ImageRef:
+    """The reference of a row with its size; an image that isn't there becomes a reject when it is read.
 
     Args:
         config: of the job.
-        maker: makes its keys.
-        row: of the manifest.
-        found: the image in a listing, where `needs_sizes`; an image that isn't there becomes a reject when it is read.
+        ref: of `row_refs`.
+        listed: of `listed_refs`, where `needs_sizes`.
     """
-    url = image_url(config, row.path)
-    if row.byte_count is None and storage.is_local(url):
-        found = storage.open_storage(url).stat(url)
-    size = row.byte_count if row.byte_count is not None else found.bytes if found else 0
-    etag = f"md5:{row.md5}" if row.md5 else found.etag if found else ""
-    path = url.removeprefix(f"{config.input}/")  # relative also where the row holds the whole URL
-    return maker.make(path, size, etag, row.label, row.split, row.features)
+    if ref.source_bytes >= 0:
+        return ref
+    size, etag = (listed.source_bytes, listed.etag) if listed else (0, "")
+    if storage.is_local(url := image_url(config, ref.path)) and (file := storage.open_storage(url).stat(url)):
+        size, etag = file.bytes, file.etag
+    return ref._replace(source_bytes=size, etag=ref.etag or etag)
+
+
+def listed_refs(config: Config, prefix: str) -> Iterator[ImageRef]:
+    """Everything below a folder, with sizes and etags; without labels, which tells it from a row."""
+    store = storage.open_storage(prefix, config.io_deadline)
+    for file in store.files(prefix):
+        path = storage.join(prefix, file.path).removeprefix(f"{config.input}/")
+        yield ImageRef(path, file.bytes, file.etag, "", "", order_key(path, config.seed))
 
 
 def _all_rows(config: Config) -> Iterator[ImageRef]:
-    reader, maker = row_reader(config), RefMaker(config)
-    known: dict[str, ListedFile] = {}
+    listed: dict[str, ImageRef] = {}
     prefixes: set[str] = set()
-    for start, end in reader.ranges():
-        for row in reader.rows(start, end):
-            url = image_url(config, row.path)
-            if needs_sizes(config) and (prefix := size_prefix(config, url)) not in prefixes:
-                prefixes.add(prefix)
-                known |= dict(list_sizes(config, prefix))
-            yield row_ref(config, maker, row, known.get(url))
-
-
-def list_sizes(config: Config, prefix: str) -> Iterator[tuple[str, ListedFile]]:
-    """(URL, file) of everything below a folder."""
-    store = storage.open_storage(prefix, config.io_deadline)
-    return ((storage.join(prefix, file.path), file) for file in store.files(prefix))
+    for ref in row_refs(config):
+        if needs_sizes(config) and (prefix := size_prefix(config, image_url(config, ref.path))) not in prefixes:
+            prefixes.add(prefix)
+            listed |= {other.path: other for other in listed_refs(config, prefix)}
+        yield sized(config, ref, listed.get(ref.path))
 
 
 def why_skipped(path: str, suffixes: Collection[str] = EXTENSIONS) -> str | None:
     """Why a listed file is no image by its name, or None for one that is; suffixes in lower case, without dots."""
-    if path.startswith(".") or "/." in path:
-        return HIDDEN
     stem, dot, suffix = path.rpartition("/")[2].rpartition(".")
-    return None if dot and stem and suffix.strip().lower() in suffixes else OTHER_SUFFIX
+    is_image = dot and stem and suffix.strip().lower() in suffixes
+    if path.startswith(".") or "/." in path:
+        return HIDDEN_IMAGES if is_image else HIDDEN
+    return None if is_image else OTHER_SUFFIX

@@ -114,6 +114,9 @@ def _skipped_text(skipped: dict[str, Any]) -> list[str]:
         lines.append(f"  {files} skipped: no image by the suffix ({by_suffix}), see --extensions")
     if outside := skipped.get("outside_classes"):
         lines.append(f"  {plural(outside, 'image')} skipped: in no class folder")
+    for kind, noun in (("hidden_images", "image"), ("hidden_folders", "folder")):
+        if hidden := skipped.get(kind):
+            lines.append(f"  {plural(hidden, noun)} skipped: hidden, the name begins with a dot")
     return lines
 
 

@@ -58,6 +58,14 @@ def test_a_class_folder_as_input_names_the_folder_above(tmp_path: Path) -> None:
     )
 
 
+def test_hidden_class_folders_alone_are_told(tmp_path: Path) -> None:
+    touch(tmp_path, ".cat/1.jpg", ".dog/2.jpg")
+    assert refused(config(tmp_path)) == (
+        f"--input '{tmp_path}': no class folders, 2 hidden folders in it; "
+        "--layout class_folders wants DIR/CLASS/image.jpg"
+    )
+
+
 def test_images_at_the_top_of_a_bucket_have_no_folder_above(gcs: Gcs) -> None:
     bucket = gcs.new_bucket()
     gcs.put(bucket, "1.jpg", b"x")
