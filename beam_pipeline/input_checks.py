@@ -15,7 +15,7 @@ from beam_pipeline.listing import (
     class_folders,
     class_name,
     list_images,
-    manifest_rows,
+    row_refs,
     why_skipped,
 )
 from beam_pipeline.options import Config
@@ -42,12 +42,12 @@ def check_input(config: Config) -> None:
         )
     try:
         summary = ListingSummary()
-        folders = class_folders(config, summary.skip)
+        folders = class_folders(config, summary)
         if not folders:
-            raise _no_classes(config, summary.skipped_counts[HIDDEN_FOLDERS])
+            raise _no_classes(config, summary.counts[HIDDEN_FOLDERS])
         _check_not_splits(config, {folder.label for folder in folders})
         _check_labels(config, folders)
-        if not any(True for folder in folders for _ in list_images(config, folder, summary.skip)):
+        if not any(True for folder in folders for _ in list_images(config, folder, summary)):
             raise UsageError(
                 f"--input {config.input!r}: no image in {plural(len(folders), 'class folder')} ("
                 f"{plural(summary.suffixes.total(), 'file')} without an image suffix, {summary.hidden} hidden); "
@@ -60,7 +60,7 @@ def check_input(config: Config) -> None:
 def _check_manifest(config: Config) -> None:
     if "split" in config.header and config.splits is not None:
         raise UsageError(f"--splits {config.splits!r}: leave it out, the manifest has a column 'split'")
-    if next(manifest_rows(config), None) is None:
+    if next(row_refs(config), None) is None:
         raise UsageError(f"--manifest {config.manifest!r}: it has a header but no row; add a row for each image")
 
 

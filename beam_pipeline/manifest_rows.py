@@ -233,11 +233,12 @@ class _RowParser:
         path, label, split = self._path(path), _label(label), str(split or "")
         if "split" in self._known and not NAME_PATTERN.fullmatch(split):
             raise ValueError(f"split {_shown(split)} is not a-z, 0-9 and _, a letter first: rename it")
-        size = None
-        if byte_count not in (None, ""):
-            size = _to_int_or_none(byte_count)
-            if size is None or size < 0:
-                raise ValueError(f"bytes {_shown(byte_count)} is no whole number: write the size, or nothing")
+        try:
+            size = None if byte_count in (None, "") else _to_int(byte_count)
+        except (ValueError, OverflowError):
+            size = -1
+        if size is not None and size < 0:
+            raise ValueError(f"bytes {_shown(byte_count)} is no whole number: write the size, or nothing")
         md5 = str(md5).lower() if md5 else None
         if md5 and not _MD5.fullmatch(md5):
             raise ValueError(f"md5 {_shown(md5)} is not 32 hexadecimal digits: write the image's MD5, or nothing")
@@ -279,12 +280,10 @@ class _RowParser:
 
 
 def _label(written: Any) -> str:
-    label = "" if written is None else str(written)
-    if isinstance(written, list | dict) or not is_utf8(label):
-        raise ValueError(f"label {_shown(written)} is no text in UTF-8: write the name of a class")
-    if not label or label != label.strip() or len(label.splitlines()) != 1:
-        what = f"label {_shown(label)} is empty or has white space around it or a line break"
-        raise ValueError(f"{what}: write the name of a class")
+    label = "" if written is None or isinstance(written, list | dict) else str(written)
+    if not label or label != label.strip() or len(label.splitlines()) != 1 or not is_utf8(label):
+        what = "write UTF-8 text without white space around it or line breaks"
+        raise ValueError(f"label {_shown(written)} is no name of a class: {what}")
     return label
 
 
@@ -301,13 +300,6 @@ def _to_int(value: Any) -> int:
     if not -(1 << 63) <= number < 1 << 63:
         raise OverflowError
     return number
-
-
-def _to_int_or_none(value: Any) -> int | None:
-    try:
-        return _to_int(value)
-    except (ValueError, OverflowError):
-        return None
 
 
 def _to_float(value: Any) -> float:

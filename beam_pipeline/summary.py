@@ -150,7 +150,8 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
     for split, content in data["splits"].items():
         asked = wanted if isinstance(wanted, int) else (wanted or {}).get(split, 0)
         if asked > len(content["shards"]):
-            found.append(f"--num_shards {asked}: split {split!r} has images for {len(content['shards'])} only")
+            got = plural(len(content["shards"]), "shard")
+            found.append(f"--num_shards {asked}: split {split!r} is written in {got}, it has no more images")
     if config.compression == "gzip":
         found.append("gzip shards have no index and no TFDS metadata: read them with reader.record_dataset")
     return found

@@ -8,7 +8,7 @@ import pytest
 
 from beam_pipeline.errors import UsageError
 from beam_pipeline.input_checks import check_input, read_labels
-from beam_pipeline.listing import class_folders
+from beam_pipeline.listing import ListingSummary, class_folders
 from beam_pipeline.options import Config
 from tests import make
 from tests.servers import Gcs
@@ -115,7 +115,7 @@ def test_class_names_that_tfds_would_change(tmp_path: Path, name: str) -> None:
 def test_class_names_that_are_fine(tmp_path: Path, name: str) -> None:
     touch(tmp_path, f"{name}/1.jpg")
     check_input(config(tmp_path))
-    assert [folder.label for folder in class_folders(config(tmp_path))] == [name]
+    assert [folder.label for folder in class_folders(config(tmp_path), ListingSummary())] == [name]
 
 
 # --- labels files

@@ -769,7 +769,8 @@ def test_more_shards_than_images_are_lowered_with_a_line(tmp_path: Path) -> None
     folder = make.class_folders(tmp_path / "in", {"a": 3})
     finished = make.job(folder, tmp_path / "out", "--num_shards", "10")
     assert finished.code == 0
-    assert finished.err == "warning: --num_shards 10: split 'train' has images for 3 only\n"
+    line = "--num_shards 10: split 'train' is written in 3 shards, it has no more images"
+    assert finished.err == f"warning: {line}\n"
     assert len(make.shard_files(tmp_path / "out/photos/1.0.0")) == 3
 
 

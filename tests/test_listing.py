@@ -54,7 +54,7 @@ def test_split_folders_hold_class_folders(tmp_path: Path) -> None:
 
 def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", ".git/1.jpg")
-    assert class_folders(config(tmp_path)) == [ClassFolder("a/", "a", None)]
+    assert class_folders(config(tmp_path), ListingSummary()) == [ClassFolder("a/", "a", None)]
 
 
 def test_remote_folders_are_the_same(gcs: Gcs, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def told(**kinds: int) -> dict[str, int]:
 def test_what_is_skipped_is_counted_by_kind(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", "a/2.txt", "a/x/3.psd", "a/.4.jpg", "a/.5/6.jpg", "a/.DS_Store", "a/7")
     skipped = ListingSummary()
-    found = list(list_images(config(tmp_path), ClassFolder("a/", "a", None), skipped.skip))
+    found = list(list_images(config(tmp_path), ClassFolder("a/", "a", None), skipped))
     assert [ref.path for ref in found] == ["a/1.jpg"]
     assert skipped.hidden == 3
     assert skipped.skipped == {**told(hidden=1, hidden_images=2), "suffixes": {".txt": 1, ".psd": 1, "none": 1}}
@@ -176,7 +176,7 @@ def test_what_lies_beside_the_class_folders_is_counted(gcs: Gcs, tmp_path: Path,
         gcs.put(bucket, f"in/{name}", b"1")
     for place in (tmp_path, f"gs://{bucket}/in"):
         skipped = ListingSummary()
-        class_folders(config(place, layout=layout), skipped.skip)
+        class_folders(config(place, layout=layout), skipped)
         outside = 2 if layout == "split_class_folders" else 1
         kinds = told(hidden=1, hidden_images=1, hidden_folders=1, outside_classes=outside)
         assert skipped.skipped == {**kinds, "suffixes": {".txt": 1}}
@@ -230,7 +230,7 @@ def test_links_that_lead_nowhere_and_pipes_are_listed_or_counted(tmp_path: Path)
         (tmp_path / name).symlink_to("gone")
     os.mkfifo(tmp_path / "a" / "3.jpg")
     skipped = ListingSummary()
-    (folder,) = class_folders(config(tmp_path), skipped.skip)
-    found = {ref.path: ref.source_bytes for ref in list_images(config(tmp_path), folder, skipped.skip)}
+    (folder,) = class_folders(config(tmp_path), skipped)
+    found = {ref.path: ref.source_bytes for ref in list_images(config(tmp_path), folder, skipped)}
     assert found == {"a/1.jpg": 1, "a/2.jpg": 0, "a/3.jpg": 0}
     assert skipped.skipped == {**told(hidden=1, outside_classes=1), "suffixes": {"none": 2}}

@@ -17,12 +17,11 @@ from tests import make
 from tests.servers import Gcs
 
 MD5 = "0123456789abcdef" * 2
-EMPTY_LABEL = "is empty or has white space around it or a line break: write the name of a class"
+NO_LABEL = "is no name of a class: write UTF-8 text without white space around it or line breaks"
 NO_SPLIT = "is not a-z, 0-9 and _, a letter first: rename it"
 NO_SIZE = "is no whole number: write the size, or nothing"
 NO_MD5 = "is not 32 hexadecimal digits: write the image's MD5, or nothing"
 AS_MANY = "write as many, and quotes around a cell with a comma"
-NO_TEXT = "is no text in UTF-8: write the name of a class"
 NO_OBJECT = 'no JSON object: write {"path": …, "label": …} in one line, or call a CSV file .csv'
 ONE = "write one, or nothing"
 NO_FILE = "correct it, or take the row out"
@@ -229,8 +228,8 @@ def test_cells_that_cannot_be_read_are_named(tmp_path: Path, column: str, cell: 
     ("row", "what"),
     [
         (b",cat", "its path is empty: write it, or take the row out"),
-        (b"a.jpg,", f"label '' {EMPTY_LABEL}"),
-        (b"a.jpg, cat", f"label ' cat' {EMPTY_LABEL}"),
+        (b"a.jpg,", f"label '' {NO_LABEL}"),
+        (b"a.jpg, cat", f"label ' cat' {NO_LABEL}"),
         (b"a.jpg", f"1 cell, the header has 2: {AS_MANY}"),
         (b"a.jpg,cat,dog", f"3 cells, the header has 2: {AS_MANY}"),
         (b"a.jpg,c\xe9t", "not UTF-8: save the file as UTF-8"),
@@ -251,9 +250,9 @@ def test_csv_rows_that_cannot_be_read_are_named(tmp_path: Path, row: bytes, what
             f"no file can have the path 'a\\x00.jpg': {NO_FILE}",
         ),
         (b'{"path":"a\\ud800","label":"cat"}', f"no file can have the path 'a\\ud800': {NO_FILE}"),
-        (b'{"path":"a.jpg"}', f"label '' {EMPTY_LABEL}"),
-        (b'{"path":"a.jpg","label":["cat"]}', f"label ['cat'] {NO_TEXT}"),
-        (b'{"path":"a.jpg","label":"\\ud800"}', f"label '\\ud800' {NO_TEXT}"),
+        (b'{"path":"a.jpg"}', f"label None {NO_LABEL}"),
+        (b'{"path":"a.jpg","label":["cat"]}', f"label ['cat'] {NO_LABEL}"),
+        (b'{"path":"a.jpg","label":"\\ud800"}', f"label '\\ud800' {NO_LABEL}"),
         (
             b'{"path":"a.jpg","label":"cat","x:float32":1e400}',
             "column 'x' holds inf, no float32: write one, or nothing",

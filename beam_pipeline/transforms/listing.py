@@ -19,7 +19,7 @@ from beam_pipeline.transforms.elements import KEYED_PAGE, PAGE_REFS, Page, count
 
 _FOLDERS, _PAGES, _PREFIXES, _SUMMARIES = "folders", "pages", "prefixes", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
-_MOST_OPEN = 50 * PAGE_REFS  # references that are dealt to buckets at a time
+_MOST_OPEN = 50  # pages whose references are held while they are dealt to buckets
 
 
 class ListImages(beam.PTransform):  # type: ignore[misc]
@@ -77,7 +77,7 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
 def _list_class_folders(_: Any, config: Config) -> Iterator[Any]:
     """(number, class folder); what lies beside those to the output `_SUMMARIES`."""
     beside = ListingSummary()
-    yield from enumerate(listing.class_folders(config, beside.skip))
+    yield from enumerate(listing.class_folders(config, beside))
     yield _summarized(beside)
 
 
@@ -86,7 +86,7 @@ def _list_folders(numbered: tuple[int, Iterable[listing.ClassFolder]], config: C
         # A folder without images is a class nevertheless.
         summary = ListingSummary()
         summary.class_counts[folder.label] = 0
-        yield from _pages(listing.list_images(config, folder, summary.skip), summary, config)
+        yield from _pages(listing.list_images(config, folder, summary), summary, config)
         if not summary.images:
             counter(metrics.CLASSES_EMPTY).inc()
 
@@ -105,7 +105,7 @@ def _summarized(summary: ListingSummary) -> beam.pvalue.TaggedOutput:
     counter(metrics.IMAGES_LISTED).inc(summary.images)
     counter(metrics.SKIPPED_HIDDEN).inc(summary.hidden)
     counter(metrics.SKIPPED_OTHER_SUFFIX).inc(summary.suffixes.total())
-    counter(metrics.SKIPPED_OUTSIDE_CLASSES).inc(summary.skipped_counts[listing.OUTSIDE_CLASSES])
+    counter(metrics.SKIPPED_OUTSIDE_CLASSES).inc(summary.counts[listing.OUTSIDE_CLASSES])
     return beam.pvalue.TaggedOutput(_SUMMARIES, (None, summary))
 
 
@@ -116,29 +116,29 @@ def _read_rows(_: Any, config: Config) -> Iterator[Any]:
     """
     url = config.manifest or ""
     buckets = 1 + storage.open_storage(url, config.io_deadline).size(url) // _BUCKET_BYTES
-    images, prefixes, refs = 0, set[str](), listing.row_refs(config)
-    while some := list(islice(refs, min(_MOST_OPEN, PAGE_REFS * buckets))):
-        images += len(some)
+    images, known = 0, set[str]()
+    for bucket, page in _dealt(listing.row_refs(config), buckets):
+        images += len(page)
         limits.check(images, config.most_references)
-        if listing.needs_sizes(config):
-            found = {listing.size_prefix(config, listing.image_url(config, ref.path)) for ref in some} - prefixes
-            prefixes |= found
-            yield from (beam.pvalue.TaggedOutput(_PREFIXES, (prefix, buckets)) for prefix in sorted(found))
-        yield from _dealt(some, buckets)
-
-
-def _dealt(refs: Iterable[ImageRef], buckets: int) -> Iterable[tuple[int, Page]]:
-    pages: dict[int, Page] = {}
-    for ref in refs:
-        pages.setdefault(ref.order_key % buckets, Page()).append(ref)
-    return pages.items()
+        prefixes = {prefix for ref in page if (prefix := listing.size_prefix(config, ref))} - known
+        known |= prefixes
+        yield from (beam.pvalue.TaggedOutput(_PREFIXES, (prefix, buckets)) for prefix in sorted(prefixes))
+        yield bucket, page
 
 
 def _list_sizes(prefix: tuple[str, Iterable[int]], config: Config) -> Iterator[tuple[int, Page]]:
     """(bucket, `Page`) of what is listed below a folder."""
-    (buckets,), refs = prefix[1], listing.listed_refs(config, prefix[0])
-    while some := list(islice(refs, min(_MOST_OPEN, PAGE_REFS * buckets))):
-        yield from _dealt(some, buckets)
+    (buckets,) = prefix[1]
+    return _dealt(listing.listed_refs(config, prefix[0]), buckets)
+
+
+def _dealt(refs: Iterator[ImageRef], buckets: int) -> Iterator[tuple[int, Page]]:
+    """References dealt to buckets by their path, in pages of about 1,000, smaller ones where there are many buckets."""
+    while some := list(islice(refs, PAGE_REFS * min(buckets, _MOST_OPEN))):
+        pages: dict[int, Page] = {}
+        for ref in some:
+            pages.setdefault(ref.order_key % buckets, Page()).append(ref)
+        yield from pages.items()
 
 
 def _join_sizes(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[Any]:
