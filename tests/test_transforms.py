@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import apache_beam as beam
@@ -25,6 +26,7 @@ from beam_pipeline.sharding import ImageRef, sample_size
 from beam_pipeline.transforms import ListImages, listing, planning
 from beam_pipeline.transforms.elements import Page, PageCoder
 from tests import make
+from tests.servers import Gcs
 
 IN_PROCESS = ["--runner=FnApiRunner"]
 
@@ -78,6 +80,48 @@ def test_list_images_gives_every_image_once_and_one_summary(
         facts = summary | beam.Map(lambda one: (one.images, one.classes, list(one.smallest)))
         smallest = sorted(everything, key=lambda ref: (ref.order_key, ref.path))
         assert_that(facts, equal_to([(40, ("ant", "bee", "cat"), smallest)]), "summary")
+
+
+def manifest_of(photos: Path, folder: Path) -> Path:
+    lines = [
+        json.dumps({"path": str(path.relative_to(photos)), "label": "x"}) for path in sorted(photos.rglob("*.jpg"))
+    ]
+    (folder / "m.jsonl").write_text("\n".join(lines))
+    return folder / "m.jsonl"
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_rows_of_a_manifest_in_several_buckets_come_once_with_their_sizes(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gcs: Gcs, remote: bool
+) -> None:
+    monkeypatch.setattr(listing, "PAGE_REFS", 5)
+    monkeypatch.setattr(listing, "_BUCKET_BYTES", 300)
+    path, source, bucket = manifest_of(photos, tmp_path), str(photos), gcs.new_bucket()
+    if remote:
+        gcs.put_folder(bucket, "in", photos)
+        source = f"gs://{bucket}/in"
+    some = Config(
+        input=source, output="/out", name="x", layout="manifest", manifest=str(path), header=("path", "label")
+    )
+    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
+        keyed, summary = job | "List" >> ListImages(some)
+        found = keyed | beam.FlatMap(lambda pair: pair[1])
+        assert_that(found | "Refs" >> beam.FlatMap(list), equal_to(list(all_images(some))), "every image")
+        assert_that(summary | beam.Map(lambda one: (one.images, one.classes)), equal_to([(40, ("x",))]), "summary")
+    sizes = {ref.path: (ref.source_bytes, ref.etag[:4]) for ref in all_images(some)}
+    kind = "md5:" if remote else "mtim"
+    assert sizes == {name: (len(data), kind) for name, data in make.files(photos).items()}
+
+
+def test_rows_are_compared_with_the_memory_before_they_are_grouped(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PAGE_REFS", 5)
+    more = {"layout": "manifest", "manifest": str(manifest_of(photos, tmp_path)), "header": ("path", "label")}
+    rows = listing._read_rows(None, config(photos, tmp_path, most_references=12, **more))
+    assert sum(len(page) for _, page in islice(rows, 2)) == 10
+    with pytest.raises(ImageShardsError, match=r"15 images are listed, .* holds references of 12 only"):
+        next(rows)
 
 
 @pytest.mark.parametrize("count", [10, 512, 700])

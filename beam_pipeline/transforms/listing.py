@@ -41,7 +41,8 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
         summary = (
             parts
             | "JoinSummaries" >> beam.CombinePerKey(ListingSummary.total)
-            | "CheckSummary" >> beam.MapTuple(lambda _, total: _checked(total, self._config))
+            | "Summary" >> beam.Values()
+            | "CheckSummary" >> beam.Map(_checked, self._config)
         )
         return pages | "SameListForAll" >> beam.GroupByKey(), summary
 
