@@ -9,12 +9,13 @@ from itertools import islice
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.listing import (
+    HIDDEN_FOLDERS,
     ClassFolder,
-    Skipped,
+    ListingSummary,
     class_folders,
     class_name,
     list_images,
-    row_reader,
+    row_refs,
     why_skipped,
 )
 from beam_pipeline.options import Config
@@ -40,17 +41,16 @@ def check_input(config: Config) -> None:
             f"--input {config.input!r}: {'a file, not a folder' if os.path.exists(config.input) else 'no such folder'}"
         )
     try:
-        folders = class_folders(config)
-        store = storage.open_storage(config.input, config.io_deadline)
+        summary = ListingSummary()
+        folders = class_folders(config, summary)
         if not folders:
-            raise _no_classes(config, store)
+            raise _no_classes(config, summary.counts[HIDDEN_FOLDERS])
         _check_not_splits(config, {folder.label for folder in folders})
         _check_labels(config, folders)
-        skipped = Skipped()
-        if not any(_has_image(config, folder, skipped) for folder in folders):
+        if not any(True for folder in folders for _ in list_images(config, folder, summary)):
             raise UsageError(
                 f"--input {config.input!r}: no image in {plural(len(folders), 'class folder')} ("
-                f"{plural(skipped.other_suffix, 'file')} without an image suffix, {skipped.hidden} hidden); "
+                f"{plural(summary.suffixes.total(), 'file')} without an image suffix, {summary.hidden} hidden); "
                 f"images end in {', '.join(sorted(config.suffixes))}"
             )
     except FileNotFoundError:
@@ -60,20 +60,16 @@ def check_input(config: Config) -> None:
 def _check_manifest(config: Config) -> None:
     if "split" in config.header and config.splits is not None:
         raise UsageError(f"--splits {config.splits!r}: leave it out, the manifest has a column 'split'")
-    reader = row_reader(config)
-    if not any(True for start, end in reader.ranges() for _ in reader.rows(start, end)):
+    if next(row_refs(config), None) is None:
         raise UsageError(f"--manifest {config.manifest!r}: it has a header but no row; add a row for each image")
 
 
-def _has_image(config: Config, folder: ClassFolder, skipped: Skipped) -> bool:
-    return next(list_images(config, folder, skipped.add), None) is not None
-
-
-def _no_classes(config: Config, store: storage.Storage) -> UsageError:
+def _no_classes(config: Config, hidden: int) -> UsageError:
     """What lies there in place of class folders, and the likely reason."""
     assert config.input is not None
     of_splits = config.layout == "split_class_folders"
     wanted = "DIR/SPLIT/CLASS/image.jpg" if of_splits else "DIR/CLASS/image.jpg"
+    store = storage.open_storage(config.input, config.io_deadline)
     files = [file.path for file in islice(store.files(config.input), _LOOKED_AT)]
     direct = sum("/" not in path and why_skipped(path, config.suffixes) is None for path in files)
     parent, _, name = config.input.rpartition("/")
@@ -84,6 +80,7 @@ def _no_classes(config: Config, store: storage.Storage) -> UsageError:
         what = f"no class folders in folders of splits ({wanted}); for DIR/CLASS/image.jpg give --layout class_folders"
     else:
         found = f"{plural(direct, 'image')} directly" if direct else "no image" if files else "nothing"
+        found = plural(hidden, "hidden folder") if hidden else found
         what = f"no class folders, {found} in it; --layout {config.layout} wants {wanted}"
     return UsageError(f"--input {config.input!r}: {what}")
 

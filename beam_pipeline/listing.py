@@ -5,24 +5,99 @@ What is no image by its name is skipped and counted by kind; no name is changed.
 
 from __future__ import annotations
 
+import dataclasses
+import heapq
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.images.files import EXTENSIONS
-from beam_pipeline.manifest_rows import Row, RowReader
+from beam_pipeline.manifest_rows import read_rows
 from beam_pipeline.options import Config
 from beam_pipeline.schema import NAME_PATTERN, is_utf8
-from beam_pipeline.sharding import ImageRef, Splits, order_key
-from beam_pipeline.storage import ListedFile
+from beam_pipeline.sharding import LARGEST_SAMPLE, ImageRef, ReferenceSum, order_key, reference_fields
 
-HIDDEN = "hidden"
-OTHER_SUFFIX = "other-suffix"
-OUTSIDE_CLASSES = "outside-classes"
-Skip = Callable[[str, str], None]  # which of the three, and the path
+# What is skipped, as run.json names it.
+HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS = "hidden", "hidden_images", "hidden_folders"
+OUTSIDE_CLASSES, OTHER_SUFFIX = "outside_classes", "suffixes"
+_MOST_SUFFIXES = 20  # that are told apart: there may be a different one for each file
+
+
+@dataclasses.dataclass
+class ListingSummary:
+    """What a listing holds as a whole, or a part of one.
+
+    Attributes:
+        class_counts: images by class; 0 for a class folder without any.
+        smallest: the references with the smallest order keys, sorted: the sample.
+        counts: what is skipped, by kind.
+        suffixes: the same by another suffix, as it is written.
+        references: count and order-free sum of all images, etags included, as run.json keeps it.
+        classes: class names, sorted or in the labels file's order; of a complete listing only.
+    """
+
+    class_counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    smallest: list[ImageRef] = dataclasses.field(default_factory=list)
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    suffixes: Counter[str] = dataclasses.field(default_factory=Counter)
+    references: ReferenceSum = dataclasses.field(default_factory=ReferenceSum)
+    classes: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> int:
+        """How many are listed."""
+        return self.class_counts.total()
+
+    @property
+    def hidden(self) -> int:
+        """How many files and class folders have, or lie in, a name that begins with a dot."""
+        return self.counts.total() - self.counts[OUTSIDE_CLASSES]
+
+    @property
+    def skipped(self) -> dict[str, Any]:
+        """What is no part of the dataset, as run.json holds it."""
+        kinds = (HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS, OUTSIDE_CLASSES)
+        return {**{kind: self.counts[kind] for kind in kinds}, OTHER_SUFFIX: dict(self.suffixes)}
+
+    def add(self, refs: list[ImageRef]) -> None:
+        """Count listed images."""
+        self.class_counts.update(ref.label for ref in refs)
+        self.smallest = smallest(chain(self.smallest, refs))
+        for ref in refs:
+            self.references.add(reference_fields(ref))
+
+    def skip(self, kind: str, path: str) -> None:
+        """Count what is skipped."""
+        if kind == OTHER_SUFFIX:
+            self._count_suffix(os.path.splitext(path)[1] or "none", 1)
+        else:
+            self.counts[kind] += 1
+
+    def _count_suffix(self, suffix: str, files: int) -> None:
+        known = suffix in self.suffixes or len(self.suffixes) < _MOST_SUFFIXES
+        self.suffixes[suffix if known else "others"] += files
+
+    @classmethod
+    def total(cls, parts: Iterable[ListingSummary]) -> ListingSummary:
+        """Several parts together."""
+        total = cls()
+        for part in parts:
+            total.class_counts.update(part.class_counts)
+            total.smallest = smallest(chain(total.smallest, part.smallest))
+            total.counts.update(part.counts)
+            total.references.merge(part.references)
+            for suffix, files in part.suffixes.items():
+                total._count_suffix(suffix, files)
+        return total
+
+
+def smallest(refs: Iterable[ImageRef]) -> list[ImageRef]:
+    """The references with the smallest order keys, sorted: the largest sample that is ever taken of them."""
+    return heapq.nsmallest(LARGEST_SAMPLE, refs, key=lambda ref: (ref.order_key, ref.path))
 
 
 class ClassFolder(NamedTuple):
@@ -39,37 +114,35 @@ class ClassFolder(NamedTuple):
     split: str | None
 
 
-def class_folders(config: Config, skip: Skip = lambda why, path: None) -> list[ClassFolder]:
-    """The class folders of an input, by delimiter listings.
-
-    Args:
-        config: input and layout.
-        skip: called for each file beside a class folder or a folder of a split.
+def class_folders(config: Config, summary: ListingSummary) -> list[ClassFolder]:
+    """The class folders of an input, by delimiter listings; what lies beside them goes to `summary` as skipped.
 
     Raises:
         FileNotFoundError: there is no such bucket.
         UsageError: a folder's name can't be a split or a class.
     """
     if config.layout == "class_folders":
-        return [ClassFolder(f"{name}/", class_name(name), None) for name in _folders(config, "", skip)]
+        return [ClassFolder(f"{name}/", class_name(name), None) for name in _folders(config, "", summary)]
     found = []
-    for split in _folders(config, "", skip):
+    for split in _folders(config, "", summary):
         if not NAME_PATTERN.fullmatch(split):
             raise UsageError(f"--input: folder {split!r} can't be a split: rename it to a-z, 0-9 and _, a letter first")
-        for name in _folders(config, f"{split}/", skip):
+        for name in _folders(config, f"{split}/", summary):
             found.append(ClassFolder(f"{split}/{name}/", class_name(name), split))
     return found
 
 
-def _folders(config: Config, prefix: str, skip: Skip) -> list[str]:
+def _folders(config: Config, prefix: str, summary: ListingSummary) -> list[str]:
     """Names of the folders right below one of the input, sorted, hidden ones left out."""
     assert config.input is not None
     url = storage.join(config.input, prefix[:-1]) if prefix else config.input
     found = []
     for name in storage.open_storage(url, config.io_deadline).names(url):
         if not name.endswith("/"):
-            skip(why_skipped(name, config.suffixes) or OUTSIDE_CLASSES, prefix + name)
-        elif not name.startswith("."):
+            summary.skip(why_skipped(name, config.suffixes) or OUTSIDE_CLASSES, name)
+        elif name.startswith("."):
+            summary.skip(HIDDEN_FOLDERS, name)
+        else:
             found.append(name[:-1])
     return sorted(found)
 
@@ -89,87 +162,33 @@ def class_name(name: str) -> str:
     return name
 
 
-class RefMaker:
-    """Makes references: the keys that decide an image's split and place in the order."""
-
-    def __init__(self, config: Config) -> None:
-        self._seed = config.seed
-        self._pattern = config.split_pattern
-        self._splits: Splits = config.dealt_splits
+def _ref_maker(config: Config) -> Callable[..., ImageRef]:
+    """Makes references, with the keys that decide an image's split and place in the order."""
+    seed, pattern, splits = config.seed, config.split_pattern, config.dealt_splits
 
     def make(
-        self, path: str, byte_count: int, etag: str, label: str, split: str | None, features: tuple[bytes, ...] = ()
+        path: str, byte_count: int, etag: str, label: str, split: str | None, features: tuple[bytes, ...] = ()
     ) -> ImageRef:
-        """The reference of one image; `split` None deals it by its path."""
-        return ImageRef(path, byte_count, etag, label, split or self._deal(path), order_key(path, self._seed), features)
+        if split is None:  # dealt by its path
+            match = pattern.search(path) if pattern else None
+            split = splits.of((match and match[1]) or path)
+        return ImageRef(path, byte_count, etag, label, split, order_key(path, seed), features)
 
-    def _deal(self, path: str) -> str:
-        match = self._pattern.search(path) if self._pattern else None
-        return self._splits.of((match and match[1]) or path)
-
-
-class Skipped:
-    """Files that are no images by their names: how many, by suffix as it is written; and images without a class."""
-
-    _MOST = 20  # suffixes that are told apart: there may be a different one for each file
-
-    def __init__(self) -> None:
-        self.hidden = 0
-        self.outside_classes = 0
-        self._suffixes: Counter[str] = Counter()
-
-    def add(self, why: str, path: str) -> None:
-        """Count one file."""
-        if why == HIDDEN:
-            self.hidden += 1
-        elif why == OUTSIDE_CLASSES:
-            self.outside_classes += 1
-        else:
-            self._count(os.path.splitext(path)[1] or "none", 1)
-
-    def merge(self, other: Skipped) -> None:
-        """Add what another worker has skipped."""
-        self.hidden += other.hidden
-        self.outside_classes += other.outside_classes
-        for suffix, files in other._suffixes.items():
-            self._count(suffix, files)
-
-    def _count(self, suffix: str, files: int) -> None:
-        known = suffix in self._suffixes or len(self._suffixes) < self._MOST
-        self._suffixes[suffix if known else "others"] += files
-
-    @property
-    def other_suffix(self) -> int:
-        """How many have another suffix."""
-        return self._suffixes.total()
-
-    def document(self) -> dict[str, Any]:
-        """As run.json holds it."""
-        return {
-            "hidden": self.hidden,
-            "outside_classes": self.outside_classes,
-            "suffixes": dict(self._suffixes),
-        }
+    return make
 
 
-def list_images(config: Config, folder: ClassFolder, skip: Skip) -> Iterator[ImageRef]:
-    """The images below one class folder, nested folders included, streamed.
-
-    Args:
-        config: input, seed and splits.
-        folder: one of `class_folders`.
-        skip: called for each file that is skipped.
-    """
+def list_images(config: Config, folder: ClassFolder, summary: ListingSummary) -> Iterator[ImageRef]:
+    """The images below one class folder, nested folders included, streamed; other files go to `summary` as skipped."""
     assert config.input is not None
-    maker, suffixes = RefMaker(config), config.suffixes
+    make, suffixes = _ref_maker(config), config.suffixes
     store = storage.open_storage(config.input, config.io_deadline)
     # Every name: an image whose link leads nowhere must not go unseen. It becomes a reject when it is read.
     for file in store.files(storage.join(config.input, folder.prefix.rstrip("/")), every_name=True):
         why = why_skipped(file.path, suffixes)
         if why:
-            skip(why, file.path)
+            summary.skip(why, file.path)
         else:
-            yield maker.make(folder.prefix + file.path, file.bytes, file.etag, folder.label, folder.split)
+            yield make(folder.prefix + file.path, file.bytes, file.etag, folder.label, folder.split)
 
 
 def all_images(config: Config) -> Iterator[ImageRef]:
@@ -177,21 +196,9 @@ def all_images(config: Config) -> Iterator[ImageRef]:
     if config.layout == "manifest":
         yield from _all_rows(config)
         return
-    for folder in class_folders(config):
-        yield from list_images(config, folder, lambda why, path: None)
-
-
-def row_reader(config: Config) -> RowReader:
-    """The reader of `--manifest`."""
-    return RowReader(config.manifest or "", config.header, config.io_deadline, config.input or "")
-
-
-def needs_sizes(config: Config) -> bool:
-    """Whether a manifest's images must be listed to know their sizes: remote ones without a column `bytes`.
-
-    Local files are asked one by one, which is no request.
-    """
-    return "bytes" not in config.header and not storage.is_local(config.input or "")
+    skipped = ListingSummary()
+    for folder in class_folders(config, skipped):
+        yield from list_images(config, folder, skipped)
 
 
 def image_url(config: Config, path: str) -> str:
@@ -200,58 +207,66 @@ def image_url(config: Config, path: str) -> str:
     return path if outside else storage.join(config.input or "", path)
 
 
-def size_prefix(config: Config, url: str) -> str:
-    """The folder that is listed to know the size of an image: few of them, whatever the number of rows.
+def row_refs(config: Config) -> Iterator[ImageRef]:
+    """References of the rows of `--manifest`, streamed; a size that isn't in the row is -1 until `sized`."""
+    make, inside = _ref_maker(config), f"{config.input}/"
+    for row in read_rows(config.manifest or "", config.header, config.io_deadline, config.input or ""):
+        path = image_url(config, row.path).removeprefix(inside)  # relative also where the row holds the whole URL
+        size, etag = -1 if row.byte_count is None else row.byte_count, f"md5:{row.md5}" if row.md5 else ""
+        yield make(path, size, etag, row.label, row.split, row.features)
 
-    The first folder below the input, or below the bucket for an image elsewhere.
+
+def size_prefix(config: Config, ref: ImageRef) -> str | None:
+    """The folder that is listed to know the size of a row's image: few of them, whatever the number of rows.
+
+    The first folder below the input, or below the bucket for an image elsewhere. None where the size is known, and for
+    local files, which are asked one by one: that is no request.
     """
     base = config.input or ""
+    if ref.source_bytes >= 0 or storage.is_local(base):
+        return None
+    url = image_url(config, ref.path)
     if not url.startswith(f"{base}/"):
         base = "/".join(url.split("/", 3)[:3])
     folder, slash, _ = url[len(base) + 1 :].partition("/")
     return storage.join(base, folder) if slash else base
 
 
-def row_ref(config: Config, maker: RefMaker, row: Row, found: ListedFile | None = None) -> ImageRef:
-    """The reference of one row.
+def sized(config: Config, ref: ImageRef, listed: ImageRef | None = None) -> ImageRef:
+    """The reference of a row with its size, of `listed_refs` if it has a `size_prefix`.
 
-    Args:
-        config: of the job.
-        maker: makes its keys.
-        row: of the manifest.
-        found: the image in a listing, where `needs_sizes`; an image that isn't there becomes a reject when it is read.
+    An image that isn't there becomes a reject when it is read.
     """
-    url = image_url(config, row.path)
-    if row.byte_count is None and storage.is_local(url):
-        found = storage.open_storage(url).stat(url)
-    size = row.byte_count if row.byte_count is not None else found.bytes if found else 0
-    etag = f"md5:{row.md5}" if row.md5 else found.etag if found else ""
-    path = url.removeprefix(f"{config.input}/")  # relative also where the row holds the whole URL
-    return maker.make(path, size, etag, row.label, row.split, row.features)
+    if ref.source_bytes >= 0:
+        return ref
+    size, etag = (listed.source_bytes, listed.etag) if listed else (0, "")
+    if storage.is_local(url := image_url(config, ref.path)) and (file := storage.open_storage(url).stat(url)):
+        size, etag = file.bytes, file.etag
+    return ref._replace(source_bytes=size, etag=ref.etag or etag)
+
+
+def listed_refs(config: Config, prefix: str) -> Iterator[ImageRef]:
+    """Everything below a folder, with sizes and etags; without labels, which tells it from a row."""
+    store = storage.open_storage(prefix, config.io_deadline)
+    for file in store.files(prefix):
+        path = storage.join(prefix, file.path).removeprefix(f"{config.input}/")
+        yield ImageRef(path, file.bytes, file.etag, "", "", order_key(path, config.seed))
 
 
 def _all_rows(config: Config) -> Iterator[ImageRef]:
-    reader, maker = row_reader(config), RefMaker(config)
-    known: dict[str, ListedFile] = {}
+    listed: dict[str, ImageRef] = {}
     prefixes: set[str] = set()
-    for start, end in reader.ranges():
-        for row in reader.rows(start, end):
-            url = image_url(config, row.path)
-            if needs_sizes(config) and (prefix := size_prefix(config, url)) not in prefixes:
-                prefixes.add(prefix)
-                known |= dict(list_sizes(config, prefix))
-            yield row_ref(config, maker, row, known.get(url))
-
-
-def list_sizes(config: Config, prefix: str) -> Iterator[tuple[str, ListedFile]]:
-    """(URL, file) of everything below a folder."""
-    store = storage.open_storage(prefix, config.io_deadline)
-    return ((storage.join(prefix, file.path), file) for file in store.files(prefix))
+    for ref in row_refs(config):
+        if (prefix := size_prefix(config, ref)) and prefix not in prefixes:
+            prefixes.add(prefix)
+            listed |= {other.path: other for other in listed_refs(config, prefix)}
+        yield sized(config, ref, listed.get(ref.path))
 
 
 def why_skipped(path: str, suffixes: Collection[str] = EXTENSIONS) -> str | None:
     """Why a listed file is no image by its name, or None for one that is; suffixes in lower case, without dots."""
-    if path.startswith(".") or "/." in path:
-        return HIDDEN
     stem, dot, suffix = path.rpartition("/")[2].rpartition(".")
-    return None if dot and stem and suffix.strip().lower() in suffixes else OTHER_SUFFIX
+    is_image = dot and stem and suffix.strip().lower() in suffixes
+    if path.startswith(".") or "/." in path:
+        return HIDDEN_IMAGES if is_image else HIDDEN
+    return None if is_image else OTHER_SUFFIX

@@ -30,7 +30,7 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
         run: facts about this run for run.json.
     """
     images, survey = pipeline | "ListImages" >> ListImages(config)
-    # pages of ImageRefs; one Survey: 1,281,167 images, classes cat, dog, …
+    # pages of ImageRefs; one ListingSummary: 1,281,167 images, classes cat, dog, …
     groups = None
     if config.duplicates in ("drop", "fail"):
         images, survey, groups = images | "MarkDuplicates" >> MarkDuplicates(config, survey)

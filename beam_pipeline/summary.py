@@ -121,6 +121,9 @@ def _skipped_text(skipped: dict[str, Any]) -> list[str]:
         lines.append(f"  {files} skipped: no image by the suffix ({by_suffix}), see --extensions")
     if outside := skipped.get("outside_classes"):
         lines.append(f"  {plural(outside, 'image')} skipped: in no class folder")
+    for kind, noun in (("hidden_images", "image"), ("hidden_folders", "folder")):
+        if hidden := skipped.get(kind):
+            lines.append(f"  {plural(hidden, noun)} skipped: hidden, the name begins with a dot")
     return lines
 
 
@@ -159,7 +162,8 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
     for split, content in data["splits"].items():
         asked = wanted if isinstance(wanted, int) else (wanted or {}).get(split, 0)
         if asked > len(content["shards"]):
-            found.append(f"--num_shards {asked}: split {split!r} has images for {len(content['shards'])} only")
+            got = plural(len(content["shards"]), "shard")
+            found.append(f"--num_shards {asked}: split {split!r} is written in {got}, it has no more images")
     if config.compression == "gzip":
         found.append("gzip shards have no index and no TFDS metadata: read them with reader.record_dataset")
     return found

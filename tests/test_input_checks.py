@@ -8,7 +8,7 @@ import pytest
 
 from beam_pipeline.errors import UsageError
 from beam_pipeline.input_checks import check_input, read_labels
-from beam_pipeline.listing import class_folders
+from beam_pipeline.listing import ListingSummary, class_folders
 from beam_pipeline.options import Config
 from tests import make
 from tests.servers import Gcs
@@ -55,6 +55,14 @@ def test_a_class_folder_as_input_names_the_folder_above(tmp_path: Path) -> None:
     assert refused(config(tmp_path / "photos/cat")) == (
         f"--input '{tmp_path}/photos/cat': 1 image directly in it; if 'cat' is a class, give --input "
         f"'{tmp_path}/photos', else sort them into DIR/CLASS/image.jpg"
+    )
+
+
+def test_hidden_class_folders_alone_are_told(tmp_path: Path) -> None:
+    touch(tmp_path, ".cat/1.jpg", ".dog/2.jpg")
+    assert refused(config(tmp_path)) == (
+        f"--input '{tmp_path}': no class folders, 2 hidden folders in it; "
+        "--layout class_folders wants DIR/CLASS/image.jpg"
     )
 
 
@@ -107,7 +115,7 @@ def test_class_names_that_tfds_would_change(tmp_path: Path, name: str) -> None:
 def test_class_names_that_are_fine(tmp_path: Path, name: str) -> None:
     touch(tmp_path, f"{name}/1.jpg")
     check_input(config(tmp_path))
-    assert [folder.label for folder in class_folders(config(tmp_path))] == [name]
+    assert [folder.label for folder in class_folders(config(tmp_path), ListingSummary())] == [name]
 
 
 # --- labels files

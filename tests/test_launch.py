@@ -768,7 +768,8 @@ def test_more_shards_than_images_are_lowered_with_a_line(tmp_path: Path) -> None
     folder = make.class_folders(tmp_path / "in", {"a": 3})
     finished = make.job(folder, tmp_path / "out", "--num_shards", "10")
     assert finished.code == 0
-    assert finished.err == "warning: --num_shards 10: split 'train' has images for 3 only\n"
+    line = "--num_shards 10: split 'train' is written in 3 shards, it has no more images"
+    assert finished.err == f"warning: {line}\n"
     assert len(make.shard_files(tmp_path / "out/photos/1.0.0")) == 3
 
 
@@ -794,15 +795,20 @@ def test_files_that_are_skipped_are_told_and_change_no_byte_of_the_dataset(
     photos: Path, original: Path, tmp_path: Path
 ) -> None:
     folder = writable(photos, tmp_path / "in")
-    for name in ("ant/notes.txt", "bee/x.JPX", "y.JPX", "ant/.DS_Store", "loose.jpg"):
+    for name in ("ant/notes.txt", "bee/x.JPX", "y.JPX", "ant/.DS_Store", "loose.jpg", "bee/.z.jpg", ".cat/1.jpg"):
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"no image")
     finished = make.job(folder, tmp_path / "out", *TWO_SPLITS)
     line = "  3 files skipped: no image by the suffix (.JPX 2, .txt 1), see --extensions"
     assert line in finished.out.splitlines()
     assert "  1 image skipped: in no class folder" in finished.out.splitlines()
+    for what in ("image", "folder"):
+        assert f"  1 {what} skipped: hidden, the name begins with a dot" in finished.out.splitlines()
     version = tmp_path / "out/photos/1.0.0"
     assert json.loads((version / schema.RUN_FILE).read_bytes())["skipped"] == {
         "hidden": 1,
+        "hidden_images": 1,
+        "hidden_folders": 1,
         "outside_classes": 1,
         "suffixes": {".JPX": 2, ".txt": 1},
     }

@@ -11,7 +11,7 @@ import pytest
 from beam_pipeline import listing
 from beam_pipeline.listing import (
     ClassFolder,
-    Skipped,
+    ListingSummary,
     all_images,
     class_folders,
     list_images,
@@ -54,7 +54,7 @@ def test_split_folders_hold_class_folders(tmp_path: Path) -> None:
 
 def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", ".git/1.jpg")
-    assert class_folders(config(tmp_path)) == [ClassFolder("a/", "a", None)]
+    assert class_folders(config(tmp_path), ListingSummary()) == [ClassFolder("a/", "a", None)]
 
 
 def test_remote_folders_are_the_same(gcs: Gcs, tmp_path: Path) -> None:
@@ -143,50 +143,61 @@ def test_no_images_by_name(path: str) -> None:
     assert listing.why_skipped(path) == listing.OTHER_SUFFIX
 
 
-@pytest.mark.parametrize("path", [".a.jpg", "x/.a.jpg", ".x/a.jpg", "x/.y/a.jpg", "._a.jpg", ".DS_Store"])
-def test_hidden_by_name(path: str) -> None:
-    assert listing.why_skipped(path) == listing.HIDDEN
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        *((path, listing.HIDDEN_IMAGES) for path in (".a.jpg", "x/.a.jpg", ".x/a.jpg", "x/.y/a.PNG", "._a.jpg")),
+        *((path, listing.HIDDEN) for path in (".DS_Store", "x/.jpg", ".git/config", "x/.y/a.txt")),
+    ],
+)
+def test_hidden_by_name(path: str, kind: str) -> None:
+    assert listing.why_skipped(path) == kind
+
+
+def told(**kinds: int) -> dict[str, int]:
+    return {"hidden": 0, "hidden_images": 0, "hidden_folders": 0, "outside_classes": 0} | kinds
 
 
 def test_what_is_skipped_is_counted_by_kind(tmp_path: Path) -> None:
-    touch(tmp_path, "a/1.jpg", "a/2.txt", "a/x/3.psd", "a/.4.jpg", "a/.5/6.jpg", "a/7")
-    skipped = Skipped()
-    found = list(list_images(config(tmp_path), ClassFolder("a/", "a", None), skipped.add))
+    touch(tmp_path, "a/1.jpg", "a/2.txt", "a/x/3.psd", "a/.4.jpg", "a/.5/6.jpg", "a/.DS_Store", "a/7")
+    skipped = ListingSummary()
+    found = list(list_images(config(tmp_path), ClassFolder("a/", "a", None), skipped))
     assert [ref.path for ref in found] == ["a/1.jpg"]
-    assert (skipped.other_suffix, skipped.hidden) == (3, 2)
-    assert skipped.document() == {"hidden": 2, "outside_classes": 0, "suffixes": {".txt": 1, ".psd": 1, "none": 1}}
+    assert skipped.hidden == 3
+    assert skipped.skipped == {**told(hidden=1, hidden_images=2), "suffixes": {".txt": 1, ".psd": 1, "none": 1}}
 
 
 @pytest.mark.parametrize("layout", ["class_folders", "split_class_folders"])
 def test_what_lies_beside_the_class_folders_is_counted(gcs: Gcs, tmp_path: Path, layout: str) -> None:
-    names = ["train/a/1.jpg", "train/2.jpg", "3.PNG", "notes.txt", ".DS_Store", ".git/4.jpg"]
+    names = ["train/a/1.jpg", "train/2.jpg", "3.PNG", "notes.txt", ".DS_Store", ".cat/4.jpg", ".5.jpg"]
     bucket = gcs.new_bucket()
     touch(tmp_path, *names)
     for name in names:
         gcs.put(bucket, f"in/{name}", b"1")
     for place in (tmp_path, f"gs://{bucket}/in"):
-        skipped = Skipped()
-        class_folders(config(place, layout=layout), skipped.add)
+        skipped = ListingSummary()
+        class_folders(config(place, layout=layout), skipped)
         outside = 2 if layout == "split_class_folders" else 1
-        assert skipped.document() == {"hidden": 1, "outside_classes": outside, "suffixes": {".txt": 1}}
+        kinds = told(hidden=1, hidden_images=1, hidden_folders=1, outside_classes=outside)
+        assert skipped.skipped == {**kinds, "suffixes": {".txt": 1}}
 
 
 def test_what_workers_skipped_adds_up() -> None:
-    one, other = Skipped(), Skipped()
+    one, other = ListingSummary(), ListingSummary()
     for path in ("a/1.txt", "a/1.JPX", "a/.x"):
-        one.add(listing.why_skipped(path) or "", path)
-    for path in ("b/1.JPX", "b/.x", "b/.y"):
-        other.add(listing.why_skipped(path) or "", path)
-    other.add(listing.OUTSIDE_CLASSES, "1.jpg")
-    one.merge(other)
-    assert one.document() == {"hidden": 3, "outside_classes": 1, "suffixes": {".JPX": 2, ".txt": 1}}
+        one.skip(listing.why_skipped(path) or "", path)
+    for path in ("b/1.JPX", "b/.x", "b/.y.jpg"):
+        other.skip(listing.why_skipped(path) or "", path)
+    other.skip(listing.OUTSIDE_CLASSES, "1.jpg")
+    total = ListingSummary.total([one, other])
+    assert total.skipped == {**told(hidden=2, hidden_images=1, outside_classes=1), "suffixes": {".JPX": 2, ".txt": 1}}
 
 
 def test_a_suffix_of_its_own_for_each_file_takes_no_memory() -> None:
-    skipped = Skipped()
+    skipped = ListingSummary()
     for number in range(1000):
-        skipped.add(listing.OTHER_SUFFIX, f"a/part.{number}")
-    suffixes = skipped.document()["suffixes"]
+        skipped.skip(listing.OTHER_SUFFIX, f"a/part.{number}")
+    suffixes = skipped.suffixes
     assert len(suffixes) == 21
     assert suffixes["others"] == 980
 
@@ -218,8 +229,8 @@ def test_links_that_lead_nowhere_and_pipes_are_listed_or_counted(tmp_path: Path)
     for name in ("a/2.jpg", "a/folder", "a/.hidden", "b", "c.jpg"):
         (tmp_path / name).symlink_to("gone")
     os.mkfifo(tmp_path / "a" / "3.jpg")
-    skipped = Skipped()
-    (folder,) = class_folders(config(tmp_path), skipped.add)
-    found = {ref.path: ref.source_bytes for ref in list_images(config(tmp_path), folder, skipped.add)}
+    skipped = ListingSummary()
+    (folder,) = class_folders(config(tmp_path), skipped)
+    found = {ref.path: ref.source_bytes for ref in list_images(config(tmp_path), folder, skipped)}
     assert found == {"a/1.jpg": 1, "a/2.jpg": 0, "a/3.jpg": 0}
-    assert skipped.document() == {"hidden": 1, "outside_classes": 1, "suffixes": {"none": 2}}
+    assert skipped.skipped == {**told(hidden=1, outside_classes=1), "suffixes": {"none": 2}}

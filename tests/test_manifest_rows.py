@@ -1,31 +1,35 @@
-"""`--layout manifest`: CSV and JSONL rows, feature columns, byte ranges that can be read on their own."""
+"""`--layout manifest`: CSV and JSONL rows, feature columns, what is refused."""
 
 from __future__ import annotations
 
-import itertools
+import csv
 import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from beam_pipeline import examples, manifest_rows
-from beam_pipeline.errors import ImageShardsError
-from beam_pipeline.manifest_rows import Column, RowReader, columns, read_header
+from beam_pipeline.errors import UsageError
+from beam_pipeline.manifest_rows import Column, columns, read_header, read_rows
 from tests import make
 from tests.servers import Gcs
 
+MD5 = "0123456789abcdef" * 2
+NO_LABEL = "is no name of a class: write UTF-8 text without white space around it or line breaks"
+NO_SPLIT = "is not a-z, 0-9 and _, a letter first: rename it"
+NO_SIZE = "is no whole number: write the size, or nothing"
+NO_MD5 = "is not 32 hexadecimal digits: write the image's MD5, or nothing"
+AS_MANY = "write as many, and quotes around a cell with a comma"
+NO_OBJECT = 'no JSON object: write {"path": …, "label": …} in one line, or call a CSV file .csv'
+ONE = "write one, or nothing"
+NO_FILE = "correct it, or take the row out"
+DEEP = "[" * 100_000
 
-def reader(path: Path) -> RowReader:
-    return RowReader(str(path), read_header(str(path), 1), 1, str(path.parent))
 
-
-def rows(path: Path) -> list[manifest_rows.Row]:
-    some = reader(path)
-    return [row for start, end in some.ranges() for row in some.rows(start, end)]
+def rows(path: Path, images: object = None) -> list[manifest_rows.Row]:
+    return list(read_rows(str(path), read_header(str(path), 1), 1, str(images or path.parent)))
 
 
 def written(tmp_path: Path, text: str | bytes, name: str = "m.csv") -> Path:
@@ -75,15 +79,26 @@ def test_headers_that_cannot_be_used_are_exit_2(tmp_path: Path, header: str, wha
 
 
 @pytest.mark.parametrize(
-    ("name", "data"),
-    [("m.csv", b""), ("m.jsonl", b""), ("m.jsonl", b"path,label\n"), ("m.jsonl", b"[1]\n"), ("m.csv", b"\xff\xfe\n")],
+    ("name", "data", "what"),
+    [
+        *(
+            (name, data, "it is empty; give a CSV or JSONL file with rows")
+            for name in ("m.csv", "m.jsonl")
+            for data in (b"", b"\n\r\n")
+        ),
+        ("m.jsonl", b"path,label\n", f"row 1: {NO_OBJECT}"),
+        ("m.jsonl", b"[1]\n", f"row 1: {NO_OBJECT}"),
+        ("m.jsonl", DEEP.encode(), "row 1: its brackets are nested too deeply to be read: take them out"),
+        ("m.jsonl", b'{"path":"a","label":"b","path":"a"}', "row 1: column 'path' is repeated: keep one"),
+        ("m.jsonl", b'{"path":"a","label":"b","\\ud800":1}', "column '\\ud800' has a name that isn't UTF-8: rename it"),
+        ("m.csv", b"\xff\xfe\n", "row 1: not UTF-8: save the file as UTF-8"),
+        ("m.csv", b'path,"label\n', "row 1: no CSV, unexpected end of data: correct it"),
+    ],
 )
-def test_files_without_a_header_are_exit_2(tmp_path: Path, name: str, data: bytes) -> None:
+def test_files_without_a_header_are_exit_2(tmp_path: Path, name: str, data: bytes, what: str) -> None:
     path = written(tmp_path, data, name)
     finished = make.run("--layout", "manifest", "--manifest", path, "--output", tmp_path / "out", "--name", "x")
-    assert finished.code == 2
-    assert finished.err.startswith(f"error: --manifest '{path}': ")
-    assert finished.err.count("\n") == 1
+    assert (finished.code, finished.err) == (2, f"error: --manifest '{path}': {what}\n")
 
 
 def test_a_header_without_rows_is_exit_2(tmp_path: Path) -> None:
@@ -109,12 +124,12 @@ def test_csv_rows(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         "\ufeffpath,label,bytes,md5,age:int64,box:float32[],tags[],note\r\n"
-        'a/1.jpg,cat,10,ABCDEF,7,"0.5;1.5",x;y z,"quoted, with\nline break"\r\n'
+        f'a/1.jpg,cat,10,{MD5.upper()},7,"0.5;1.5",x;y z,"quoted, with\nline break"\r\n'
         "\r\n"
         "./a/2.jpg,dog,,,,,,\r\n",
     )
     first, second = rows(path)
-    assert first[:5] == ("a/1.jpg", "cat", None, 10, "abcdef")
+    assert first[:5] == ("a/1.jpg", "cat", None, 10, MD5)
     assert first.features == (
         examples.int64_feature(7),
         examples.float_feature(0.5, 1.5),
@@ -155,28 +170,109 @@ def test_jsonl_rows_are_the_same(tmp_path: Path) -> None:
     assert second.features == (examples.int64_feature(0), examples.float_feature(), examples.bytes_feature())
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_end_in_any_of_three_ways(tmp_path: Path, end: str) -> None:
+    table = ["path,label,note", '1.jpg,cat,"two', 'lines"', "", "2.jpg,dog,"]
+    objects = [json.dumps({"path": path, "label": label}) for path, label in (("1.jpg", "cat"), ("2.jpg", "dog"))]
+    for name, lines in (("m.csv", table), ("m.jsonl", ["", *objects])):
+        found = rows(written(tmp_path, end.join(lines), name))
+        assert [row[:2] for row in found] == [("1.jpg", "cat"), ("2.jpg", "dog")]
+        if name == "m.csv":
+            assert found[0].features == (examples.bytes_feature(f"two{end}lines".encode()),)
+
+
+def test_a_long_cell_is_read_and_the_limit_of_the_process_stays(tmp_path: Path) -> None:
+    before = csv.field_size_limit()
+    (row,) = rows(written(tmp_path, f"path,label,note\n1.jpg,cat,{'x' * 200_000}\n"))
+    assert len(row.features[0]) > 200_000
+    assert csv.field_size_limit() == before
+
+
+def refused(path: Path) -> str:
+    """What is wrong with the second row, which exits with 2."""
+    with pytest.raises(UsageError) as caught:
+        rows(path)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    start = f"--manifest '{path}': row 2: "
+    assert str(caught.value).startswith(start), caught.value
+    return str(caught.value).removeprefix(start)
+
+
 @pytest.mark.parametrize(
-    ("header", "row", "what"),
+    ("column", "cell", "what"),
     [
-        ("path,label", ",cat", "row 2: its path is empty"),
-        ("path,label", "a.jpg,", "row 2: label '' is empty or has white space around it or a line break"),
-        ("path,label", "a.jpg, cat", "row 2: label ' cat' is empty or has white space around it or a line break"),
-        ("path,label,split", "a.jpg,cat,Train", "row 2: split 'Train' is not a-z, 0-9 and _, a letter first"),
-        ("path,label,bytes", "a.jpg,cat,many", "row 2: bytes 'many' is no whole number"),
-        ("path,label,bytes", "a.jpg,cat,-5", "row 2: bytes '-5' is no whole number"),
-        ("path,label,n:int64", "a.jpg,cat,1.5", "row 2: column 'n' holds '1.5', no int64"),
-        ("path,label,n:int64", f"a.jpg,cat,{1 << 63}", f"row 2: column 'n' holds '{1 << 63}', no int64"),
-        ("path,label,x:float32", "a.jpg,cat,1e39", "row 2: column 'x' holds '1e39', no float32"),
-        ("path,label,x:float32[]", "a.jpg,cat,1;b", "row 2: column 'x' holds '1;b', no float32[]"),
-        ("path,label", "a.jpg", "row 2: 1 cells, the header has 2"),
-        ("path,label", "a.jpg,cat,dog", "row 2: 3 cells, the header has 2"),
+        ("split", "Train", f"split 'Train' {NO_SPLIT}"),
+        *(("bytes", cell, f"bytes '{cell}' {NO_SIZE}") for cell in ("many", "-5", "1_000", "١٢", "9" * 19, "1e3")),
+        ("md5", "zz", f"md5 'zz' {NO_MD5}"),
+        ("md5", "١" * 32, f"md5 '{'١' * 32}' {NO_MD5}"),
+        *(
+            ("n:int64", cell, f"column 'n' holds '{cell}', no int64: {ONE}")
+            for cell in ("1.5", "1_000", "١٢", str(1 << 63))
+        ),
+        *(
+            ("x:float32", cell, f"column 'x' holds '{cell}', no float32: {ONE}")
+            for cell in ("1e39", "1e400", "1_0.5", "١", "inf", "0x10")
+        ),
+        ("x:float32[]", "1;b", f"column 'x' holds '1;b', no float32[]: {ONE}"),
+        ("x:int64[]", DEEP, f"column 'x' holds '{'[' * 99}…, no int64[]: {ONE}"),
     ],
 )
-def test_rows_that_cannot_be_read_are_named(tmp_path: Path, header: str, row: str, what: str) -> None:
-    path = written(tmp_path, f"{header}\n{row}\n")
-    with pytest.raises(ImageShardsError) as caught:
-        rows(path)
-    assert str(caught.value) == f"--manifest '{path}': {what}"
+def test_cells_that_cannot_be_read_are_named(tmp_path: Path, column: str, cell: str, what: str) -> None:
+    assert refused(written(tmp_path, f"path,label,{column}\na.jpg,cat,{cell}\n")) == what
+    line = json.dumps({"path": "a.jpg", "label": "cat", column: cell})
+    assert refused(written(tmp_path, f"\n{line}\n", "m.jsonl")) == what
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (b",cat", "its path is empty: write it, or take the row out"),
+        (b"a.jpg,", f"label '' {NO_LABEL}"),
+        (b"a.jpg, cat", f"label ' cat' {NO_LABEL}"),
+        (b"a.jpg", f"1 cell, the header has 2: {AS_MANY}"),
+        (b"a.jpg,cat,dog", f"3 cells, the header has 2: {AS_MANY}"),
+        (b"a.jpg,c\xe9t", "not UTF-8: save the file as UTF-8"),
+        (b'a.jpg,"cat', "no CSV, unexpected end of data: correct it"),
+    ],
+)
+def test_csv_rows_that_cannot_be_read_are_named(tmp_path: Path, row: bytes, what: str) -> None:
+    assert refused(written(tmp_path, b"path,label\n" + row + b"\n")) == what
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (b"{}", "its path is empty: write it, or take the row out"),
+        (b'{"path":["a.jpg"],"label":"cat"}', "path ['a.jpg'] is no text: write one path"),
+        (
+            b'{"path":"a\\u0000.jpg","label":"cat"}',
+            f"no file can have the path 'a\\x00.jpg': {NO_FILE}",
+        ),
+        (b'{"path":"a\\ud800","label":"cat"}', f"no file can have the path 'a\\ud800': {NO_FILE}"),
+        (b'{"path":"a.jpg"}', f"label None {NO_LABEL}"),
+        (b'{"path":"a.jpg","label":["cat"]}', f"label ['cat'] {NO_LABEL}"),
+        (b'{"path":"a.jpg","label":"\\ud800"}', f"label '\\ud800' {NO_LABEL}"),
+        (
+            b'{"path":"a.jpg","label":"cat","x:float32":1e400}',
+            "column 'x' holds inf, no float32: write one, or nothing",
+        ),
+        (
+            b'{"path":"a.jpg","label":"cat","n":"\\ud800"}',
+            "column 'n' holds '\\ud800', no bytes: write one, or nothing",
+        ),
+        (b'{"path":"a.jpg","label":"cat","md5":7}', f"md5 '7' {NO_MD5}"),
+        (b'{"path":"a.jpg","label":"cat","bytes":[7]}', f"bytes [7] {NO_SIZE}"),
+        (b'{"path":"a.jpg","label":"cat","path":"a.jpg"}', "column 'path' is repeated: keep one"),
+        (b'{"path":"a","label":"b","new":1}', "column 'new' is not in the first row: name every column there"),
+        (b'{"path":"a","label":"\xe9"}', "not UTF-8: save the file as UTF-8"),
+        (DEEP.encode(), "its brackets are nested too deeply to be read: take them out"),
+        *((row, NO_OBJECT) for row in (b'{"path"', b"[1]", b'"text"', b"path,label", b'{"path":' + b"1" * 5000)),
+    ],
+)
+def test_jsonl_rows_that_cannot_be_read_are_named(tmp_path: Path, row: bytes, what: str) -> None:
+    first = b'{"path":"1.jpg","label":"cat","x:float32":1,"n":"","md5":"","bytes":1}\n'
+    assert refused(written(tmp_path, first + row + b"\n", "m.jsonl")) == what
 
 
 @pytest.mark.parametrize(
@@ -196,7 +292,7 @@ def test_rows_that_cannot_be_read_are_named(tmp_path: Path, header: str, row: st
 )
 def test_a_local_path_has_one_spelling(tmp_path: Path, path: str, write: str) -> None:
     table = written(tmp_path, f"path,label\n{path},cat\n")
-    with pytest.raises(ImageShardsError) as caught:
+    with pytest.raises(UsageError) as caught:
         rows(table)
     assert str(caught.value) == (
         f"--manifest '{table}': row 2: path {path!r} holds '//', '.' or '..', which give one image several names: "
@@ -210,9 +306,7 @@ def test_a_path_may_lead_out_of_the_input(tmp_path: Path) -> None:
 
 def test_a_remote_path_may_hold_anything(tmp_path: Path) -> None:
     table = written(tmp_path, "path,label\na//b/../1.jpg,cat\ngs://b/in//1.jpg,cat\n")
-    remote = RowReader(str(table), read_header(str(table), 1), 1, "gs://bucket/in")
-    found = [row.path for start, end in remote.ranges() for row in remote.rows(start, end)]
-    assert found == ["a//b/../1.jpg", "gs://b/in//1.jpg"]
+    assert [row.path for row in rows(table, "gs://bucket/in")] == ["a//b/../1.jpg", "gs://b/in//1.jpg"]
 
 
 def test_a_file_url_is_a_local_path(photos: Path, tmp_path: Path) -> None:
@@ -220,82 +314,18 @@ def test_a_file_url_is_a_local_path(photos: Path, tmp_path: Path) -> None:
     table.append({"path": f"file://{photos}/{table[0]['path']}", "label": "x"})
     path = jsonl(tmp_path / "m.jsonl", table)
     finished = make.job(photos, tmp_path / "out", "--layout", "manifest", "--manifest", path)
-    assert finished.code == 1
+    assert finished.code == 2
     assert "is given twice" in finished.err
 
 
-@pytest.mark.parametrize("path", ["a\0.jpg", "a\ud800.jpg"])
-def test_a_path_that_no_file_can_have_names_its_row(tmp_path: Path, path: str) -> None:
-    table = written(tmp_path, json.dumps({"path": path, "label": "cat"}), "m.jsonl")
-    with pytest.raises(ImageShardsError) as caught:
-        rows(table)
-    assert str(caught.value) == f"--manifest '{table}': line at byte 0: no file can have the path {path!r}"
-
-
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("m.csv", b'path,label\na.jpg,"cat\n'),  # a quote that never ends
-        ("m.csv", b"path,label\na.jpg,c\xe9t\n"),  # no UTF-8
-        ("m.jsonl", b'{"path":"a","label":"b"}\n{"path"\n'),
-        ("m.jsonl", b'{"path":"a","label":"b"}\n[1]\n'),
-        ("m.jsonl", b'{"path":"a","label":"b"}\n"text"\n'),
-        ("m.jsonl", b'{"path":"a","label":"b"}\n{"path":"a","label":"b","new":1}\n'),
-        ("m.jsonl", b'{"path":"a","label":"b"}\n{"path":"a","label":"\xe9"}\n'),
-    ],
-)
-def test_a_broken_manifest_is_one_line_that_names_it(tmp_path: Path, name: str, data: bytes) -> None:
-    path = written(tmp_path, data, name)
-    finished = make.run("--layout", "manifest", "--manifest", path, "--output", tmp_path / "out", "--name", "x")
-    assert finished.code in (1, 2), finished
-    assert not (tmp_path / "out").exists() or make.files(tmp_path / "out") == {}
-    assert finished.err.startswith(f"error: --manifest '{path}': "), finished.err
-    assert finished.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("piece", [1, 7, 1000])
-@pytest.mark.parametrize("end", ["", "\n", "\n\n"])
-def test_jsonl_cut_at_any_byte_gives_every_row_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, end: str
-) -> None:
-    monkeypatch.setattr(manifest_rows, "_PIECE_BYTES", piece)
-    table = [json.dumps({"path": f"{number}é", "label": "a"}, ensure_ascii=False) for number in range(4)]
-    path = written(tmp_path, "\n".join(table) + end, "m.jsonl")
-    some, size = reader(path), path.stat().st_size
-    for cut in range(size + 1):
-        found = [row.path for bounds in ((0, cut), (cut, size)) for row in some.rows(*bounds)]
-        assert found == ["0é", "1é", "2é", "3é"], cut
-
-
-@settings(max_examples=30)
-@given(
-    st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=30), min_size=1, max_size=12),
-    st.lists(st.integers(0, 600), max_size=5),
-    st.integers(1, 200),
-)
-def test_jsonl_in_any_ranges_gives_every_row_once(
-    tmp_path_factory: pytest.TempPathFactory, notes: list[str], cuts: list[int], piece: int
-) -> None:
-    path = tmp_path_factory.mktemp("cut") / "m.jsonl"
-    table = [
-        json.dumps({"path": str(number), "label": "a", "note": note}, ensure_ascii=False)
-        for number, note in enumerate(notes)
-    ]
-    path.write_bytes("\n".join(table).encode())
-    size = path.stat().st_size
-    bounds = sorted({0, size, *(min(cut, size) for cut in cuts)})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(manifest_rows, "_PIECE_BYTES", piece)
-        some = reader(path)
-        found = [row.path for start, end in itertools.pairwise(bounds) for row in some.rows(start, end)]
-    assert found == [str(number) for number in range(len(notes))]
-
-
-def test_a_large_jsonl_is_cut_and_a_csv_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_rows, "_RANGE_BYTES", 100)
-    text = "\n".join(json.dumps({"path": str(number), "label": "a"}) for number in range(20))
-    assert len(reader(written(tmp_path, text, "m.jsonl")).ranges()) == -(-len(text) // 100)
-    assert len(reader(written(tmp_path, "path,label\n" + "x,y\n" * 100)).ranges()) == 1
+def test_a_bad_row_of_a_job_is_one_line_and_exit_2_and_writes_nothing(photos: Path, tmp_path: Path) -> None:
+    table = [{"path": name, "label": "x", "n:int64": 1} for name in sorted(make.files(photos))]
+    table[-1]["n:int64"] = "1_000"
+    path = jsonl(tmp_path / "m.jsonl", table)
+    finished = make.job(photos, tmp_path / "out", "--layout", "manifest", "--manifest", path)
+    what = f"row {len(table)}: column 'n' holds '1_000', no int64: write one, or nothing"
+    assert (finished.code, finished.err) == (2, f"error: --manifest '{path}': {what}\n")
+    assert make.files(tmp_path / "out") == {}
 
 
 # --- a job
@@ -422,7 +452,7 @@ def test_a_path_given_twice_is_an_error_that_names_both(photos: Path, tmp_path: 
     table.append({"path": table[0]["path"], "label": "y", "split": splits[1]})
     path = jsonl(tmp_path / "m.jsonl", table)
     finished = make.job(photos, tmp_path / "out", "--layout", "manifest", "--manifest", path)
-    assert finished.code == 1, finished
+    assert finished.code == 2, finished
     assert finished.err.count("\n") == 1
     assert repr(table[0]["path"]) in finished.err
     assert not list((tmp_path / "out").rglob("manifest.json"))
@@ -435,11 +465,9 @@ def test_a_path_given_twice_with_more_in_one_row_is_the_same_error(photos: Path,
     table.append({"path": names[0], "label": "x", **more})
     path = jsonl(tmp_path / "m.jsonl", table)
     finished = make.job(photos, tmp_path / "out", "--layout", "manifest", "--manifest", path)
-    assert finished.code == 1
-    assert (
-        finished.err
-        == f"error: input {names[0]!r} is given twice, with label 'x' and with label 'x': keep one of the two\n"
-    )
+    assert finished.code == 2
+    what = f"path {names[0]!r} is given twice, with label 'x' and with label 'x': keep one of the two"
+    assert finished.err == f"error: --manifest '{path}': {what}\n"
 
 
 def test_a_manifest_job_again_writes_nothing_and_sees_a_changed_feature(photos: Path, tmp_path: Path) -> None:
@@ -472,5 +500,5 @@ def test_a_label_that_is_not_in_the_labels_file_is_one_line(photos: Path, tmp_pa
     finished = make.job(
         photos, tmp_path / "out", "--layout", "manifest", "--manifest", path, "--labels_file", tmp_path / "labels.txt"
     )
-    assert finished.code in (1, 2)
-    assert finished.err == "error: class 'cat' is not in the labels file: add a line for it\n"
+    what = f"--labels_file '{tmp_path}/labels.txt': class 'cat' is not in it: add a line for it"
+    assert (finished.code, finished.err) == (2, f"error: {what}\n")

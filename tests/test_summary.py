@@ -140,8 +140,8 @@ def test_nothing_to_warn_about() -> None:
     ("flags", "changes", "line"),
     [
         ({"splits": "train=0.8,validation=0.1,test=0.1"}, {}, "split 'test' got no image and is left out"),
-        ({"num_shards": 2}, {}, "--num_shards 2: split 'validation' has images for 1 only"),
-        ({"num_shards": "train=9"}, {}, "--num_shards 9: split 'train' has images for 2 only"),
+        ({"num_shards": 2}, {}, "--num_shards 2: split 'validation' is written in 1 shard, it has no more images"),
+        ({"num_shards": "train=9"}, {}, "--num_shards 9: split 'train' is written in 2 shards, it has no more images"),
         ({}, {"classes": ["a", "b"], "splits": {"train": {"class_counts": [0, 5], "shards": []},
                                                "validation": {"class_counts": [0, 1], "shards": []}}},
          "1 class has no record: 'a'"),

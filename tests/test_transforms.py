@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import apache_beam as beam
@@ -19,12 +20,13 @@ from hypothesis import strategies as st
 
 from beam_pipeline import metrics, pipeline
 from beam_pipeline.errors import ImageShardsError
-from beam_pipeline.listing import all_images
+from beam_pipeline.listing import ListingSummary, all_images
 from beam_pipeline.options import Config
 from beam_pipeline.sharding import ImageRef, sample_size
 from beam_pipeline.transforms import ListImages, listing, planning
 from beam_pipeline.transforms.elements import Page, PageCoder
 from tests import make
+from tests.servers import Gcs
 
 IN_PROCESS = ["--runner=FnApiRunner"]
 
@@ -62,54 +64,90 @@ def test_a_page_with_a_name_that_is_no_utf8_travels_unchanged() -> None:
     assert PageCoder().decode(PageCoder().encode(page)) == page
 
 
-def test_list_images_gives_every_image_once_and_one_survey(
+def test_list_images_gives_every_image_once_and_one_summary(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "PAGE_REFS", 5)
     some = config(photos, tmp_path)
     everything = sorted(all_images(some))
     with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
-        keyed, survey = job | "List" >> ListImages(some)
+        keyed, summary = job | "List" >> ListImages(some)
         pages = keyed | beam.FlatMap(lambda pair: pair[1])
         assert_that(pages | "Refs" >> beam.FlatMap(list), equal_to(everything), "every image")
         assert_that(
             pages | "Lengths" >> beam.Map(lambda page: 0 < len(page) <= 5) | beam.Distinct(), equal_to([True]), "pages"
         )
-        facts = survey | beam.Map(lambda one: (one.images, one.classes, list(one.smallest)))
+        facts = summary | beam.Map(lambda one: (one.images, one.classes, list(one.smallest)))
         smallest = sorted(everything, key=lambda ref: (ref.order_key, ref.path))
-        assert_that(facts, equal_to([(40, ("ant", "bee", "cat"), smallest)]), "survey")
+        assert_that(facts, equal_to([(40, ("ant", "bee", "cat"), smallest)]), "summary")
+
+
+def manifest_of(photos: Path, folder: Path) -> Path:
+    lines = [
+        json.dumps({"path": str(path.relative_to(photos)), "label": "x"}) for path in sorted(photos.rglob("*.jpg"))
+    ]
+    (folder / "m.jsonl").write_text("\n".join(lines))
+    return folder / "m.jsonl"
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_rows_of_a_manifest_in_several_buckets_come_once_with_their_sizes(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gcs: Gcs, remote: bool
+) -> None:
+    monkeypatch.setattr(listing, "PAGE_REFS", 5)
+    monkeypatch.setattr(listing, "_BUCKET_BYTES", 300)
+    path, source, bucket = manifest_of(photos, tmp_path), str(photos), gcs.new_bucket()
+    if remote:
+        gcs.put_folder(bucket, "in", photos)
+        source = f"gs://{bucket}/in"
+    some = Config(
+        input=source, output="/out", name="x", layout="manifest", manifest=str(path), header=("path", "label")
+    )
+    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
+        keyed, summary = job | "List" >> ListImages(some)
+        found = keyed | beam.FlatMap(lambda pair: pair[1])
+        assert_that(found | "Refs" >> beam.FlatMap(list), equal_to(list(all_images(some))), "every image")
+        assert_that(summary | beam.Map(lambda one: (one.images, one.classes)), equal_to([(40, ("x",))]), "summary")
+    sizes = {ref.path: (ref.source_bytes, ref.etag[:4]) for ref in all_images(some)}
+    kind = "md5:" if remote else "mtim"
+    assert sizes == {name: (len(data), kind) for name, data in make.files(photos).items()}
+
+
+def test_rows_are_compared_with_the_memory_before_they_are_grouped(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PAGE_REFS", 5)
+    more = {"layout": "manifest", "manifest": str(manifest_of(photos, tmp_path)), "header": ("path", "label")}
+    rows = listing._read_rows(None, config(photos, tmp_path, most_references=12, **more))
+    assert sum(len(page) for _, page in islice(rows, 2)) == 10
+    with pytest.raises(ImageShardsError, match=r"15 images are listed, .* holds references of 12 only"):
+        next(rows)
 
 
 @pytest.mark.parametrize("count", [10, 512, 700])
 def test_the_sample_is_the_smallest_keys_in_any_order_and_partition(count: int) -> None:
     found = [ImageRef(f"{number}", 1, "", "a", "train", number * 7919 % 1009) for number in range(count)]
-    surveys = []
+    summaries = []
     for seed in range(4):
         shuffled = random.Random(seed).sample(found, count)
-        parts = []
-        for start in range(0, count, 97):
-            part = listing._Found()
-            part.add(Page(shuffled[start : start + 97]))
-            parts.append(part)
-        join = listing._JoinFound(None)
-        surveys.append(join.extract_output(join.merge_accumulators(parts)))
+        parts = [ListingSummary() for _ in range(0, count, 97)]
+        for number, part in enumerate(parts):
+            part.add(shuffled[97 * number : 97 * (number + 1)])
+        summaries.append(listing._checked(ListingSummary.total(parts), config(Path("/in"), Path("/out"))))
     expected = sorted(found, key=lambda ref: (ref.order_key, ref.path))[: sample_size(count)]
-    assert all(survey[:3] == (count, ("a",), expected) for survey in surveys)
+    assert all((one.images, one.classes, one.smallest) == (count, ("a",), expected) for one in summaries)
 
 
 def test_a_class_folder_without_images_is_a_class() -> None:
-    part = listing._Found()
-    part.counts["empty"] = 0
-    other = listing._Found()
-    other.add(Page([ImageRef("a/1", 1, "", "a", "train", 5)]))
-    join = listing._JoinFound(None)
-    assert join.extract_output(join.merge_accumulators([part, other])).classes == ("a", "empty")
+    part, other = ListingSummary(Counter(empty=0)), ListingSummary()
+    other.add([ImageRef("a/1", 1, "", "a", "train", 5)])
+    total = listing._checked(ListingSummary.total([part, other]), config(Path("/in"), Path("/out")))
+    assert total.classes == ("a", "empty")
 
 
 def test_no_image_at_all_stops_the_job() -> None:
-    join = listing._JoinFound(None)
     with pytest.raises(ImageShardsError, match="the input has no image: nothing is written"):
-        join.extract_output(join.create_accumulator())
+        listing._checked(ListingSummary(), config(Path("/in"), Path("/out")))
 
 
 def test_pages_are_parted_by_shard_without_loss(photos: Path, tmp_path: Path) -> None:

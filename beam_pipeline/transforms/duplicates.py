@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -14,13 +15,13 @@ from beam_pipeline import duplicates, storage
 from beam_pipeline.duplicates import Digest, Group, SavedGroups, Verdict
 from beam_pipeline.errors import Reject
 from beam_pipeline.fetching import UNCONFIRMED_MD5, check_unchanged, fetch
-from beam_pipeline.listing import image_url
+from beam_pipeline.listing import ListingSummary, image_url, smallest
 from beam_pipeline.options import Config
 from beam_pipeline.pools import shared_pools
 from beam_pipeline.schema import relative_path_bytes
 from beam_pipeline.sharding import ImageRef, sample_size
 from beam_pipeline.state import JobPlan
-from beam_pipeline.transforms.elements import KEYED_PAGE, PAGE_REFS, Page, Survey, keyed, smallest
+from beam_pipeline.transforms.elements import KEYED_PAGE, PAGE_REFS, Page, keyed
 
 _PAGES, _GROUPS, _SMALLEST = "pages", "groups", "smallest"
 
@@ -28,10 +29,11 @@ _PAGES, _GROUPS, _SMALLEST = "pages", "groups", "smallest"
 class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
     """Finds images with the same bytes before anything is planned, and marks all but the first by path.
 
-    Input: (key, iterable of `Page`). Output: the same with MD5s as etags and `duplicate_of`; the `Survey` with a sample
-    of unmarked images; and (bucket, `Group`s). Fails the job as `--duplicates` says, before a page leaves.
+    Input: (key, iterable of `Page`). Output: the same with MD5s as etags and `duplicate_of`; the `ListingSummary`
+    with a sample of unmarked images; and (bucket, `Group`s). Fails the job as `--duplicates` says, before a page
+    leaves.
 
-    `survey`: one `Survey`, of `ListImages`.
+    `survey`: one `ListingSummary`, of `ListImages`.
     """
 
     def __init__(self, config: Config, survey: Any) -> None:
@@ -62,7 +64,9 @@ class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
         return checked | "SameMarksForAll" >> beam.GroupByKey(), survey, marked[_GROUPS]
 
 
-def _hash_pages(pages: tuple[int, Iterable[Page]], config: Config, survey: Survey) -> Iterator[tuple[int, Page]]:
+def _hash_pages(
+    pages: tuple[int, Iterable[Page]], config: Config, survey: ListingSummary
+) -> Iterator[tuple[int, Page]]:
     """References with MD5s as etags, as far as they can be read, dealt to buckets.
 
     A store's listing is believed; what a manifest says may be wrong, and an image that only looks like another be lost.
@@ -116,7 +120,7 @@ class _MarkFn(beam.DoFn):  # type: ignore[misc]
         unmarked = Page()
         while page := Page(islice(marked, PAGE_REFS)):
             yield keyed(page)
-            unmarked = smallest(chain(unmarked, (ref for ref in page if not ref.duplicate_of)))
+            unmarked = Page(smallest(chain(unmarked, (ref for ref in page if not ref.duplicate_of))))
         yield beam.pvalue.TaggedOutput(_SMALLEST, unmarked)
         if groups:
             yield beam.pvalue.TaggedOutput(_GROUPS, (number, groups))
@@ -129,11 +133,11 @@ class _MarkFn(beam.DoFn):  # type: ignore[misc]
 
 
 def _join_smallest(pages: Iterable[Page]) -> Page:
-    return smallest(chain.from_iterable(pages))
+    return Page(smallest(chain.from_iterable(pages)))
 
 
-def _resampled(survey: Survey, unmarked: Page) -> Survey:
-    return survey._replace(smallest=Page(unmarked[: sample_size(survey.images)]))
+def _resampled(survey: ListingSummary, unmarked: Page) -> ListingSummary:
+    return dataclasses.replace(survey, smallest=unmarked[: sample_size(survey.images)])
 
 
 def _mark(ref: ImageRef, first: dict[bytes, bytes]) -> ImageRef:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import zlib
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.coders import FastPrimitivesCoder, registry
@@ -13,7 +11,7 @@ from apache_beam.metrics import Metrics
 
 from beam_pipeline import metrics
 from beam_pipeline.schema import relative_path_bytes
-from beam_pipeline.sharding import LARGEST_SAMPLE, ImageRef, ReferenceSum
+from beam_pipeline.sharding import ImageRef
 
 PAGE_REFS = 1000
 ShardId = tuple[str, int]  # split, number in it
@@ -56,29 +54,6 @@ class PageCoder(beam.coders.Coder):  # type: ignore[misc]
 
 
 registry.register_coder(Page, PageCoder)
-
-
-def smallest(refs: Iterable[ImageRef]) -> Page:
-    """The references with the smallest order keys, sorted: the largest sample that is ever taken of them."""
-    return Page(heapq.nsmallest(LARGEST_SAMPLE, refs, key=lambda ref: (ref.order_key, ref.path)))
-
-
-class Survey(NamedTuple):
-    """What a listing holds as a whole.
-
-    Attributes:
-        images: how many.
-        classes: class names, sorted or in the labels file's order.
-        smallest: the references with the smallest order keys, sorted: the sample.
-        skipped: what else lies there, as run.json tells it.
-        references: count and order-free sum of all images, etags included, as run.json keeps it.
-    """
-
-    images: int
-    classes: tuple[str, ...]
-    smallest: Page
-    skipped: dict[str, Any]
-    references: ReferenceSum
 
 
 def counter(name: str) -> Any:

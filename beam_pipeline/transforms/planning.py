@@ -13,6 +13,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_pipeline import images, metrics, sampling
 from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.listing import ListingSummary
 from beam_pipeline.options import Config
 from beam_pipeline.progress import report
 from beam_pipeline.sampling import Measurement
@@ -26,7 +27,7 @@ from beam_pipeline.sharding import (
     shard_count,
 )
 from beam_pipeline.state import JobPlan, JobState
-from beam_pipeline.transforms.elements import KEYED_PAGE, Page, Survey, counter, keyed
+from beam_pipeline.transforms.elements import KEYED_PAGE, Page, counter, keyed
 
 _SAMPLE_CHUNK = 16  # sampled images an element: enough for the fetch threads, few enough to spread over workers
 
@@ -34,7 +35,7 @@ _SAMPLE_CHUNK = 16  # sampled images an element: enough for the fetch threads, f
 class SampleImages(beam.PTransform):  # type: ignore[misc]
     """Measures the images with the smallest order keys, spread over the workers.
 
-    Input: one `Survey`. Output: `Measurement`s in any order.
+    Input: one `ListingSummary`. Output: `Measurement`s in any order.
     """
 
     def __init__(self, config: Config) -> None:
@@ -50,7 +51,7 @@ class SampleImages(beam.PTransform):  # type: ignore[misc]
         )
 
 
-def _chunks(survey: Survey) -> Iterator[tuple[int, Page]]:
+def _chunks(survey: ListingSummary) -> Iterator[tuple[int, Page]]:
     for start in range(0, len(survey.smallest), _SAMPLE_CHUNK):
         yield keyed(Page(survey.smallest[start : start + _SAMPLE_CHUNK]))
 
@@ -60,7 +61,7 @@ class _MeasureImagesFn(beam.DoFn):  # type: ignore[misc]
         self._config = config
         self._sampled = counter(metrics.IMAGES_SAMPLED)
 
-    def process(self, chunk: tuple[int, Iterable[Page]], survey: Survey) -> Iterator[Measurement]:
+    def process(self, chunk: tuple[int, Iterable[Page]], survey: ListingSummary) -> Iterator[Measurement]:
         refs = list(chain.from_iterable(chunk[1]))
         self._sampled.inc(len(refs))
         yield from sampling.measure(self._config, len(survey.classes), refs)
@@ -104,7 +105,7 @@ class _KeysAndSizesFn(beam.DoFn):  # type: ignore[misc]
         self._listed = _Listed()
         self._sizes: SizeModel | None = None
 
-    def process(self, pages: tuple[int, Iterable[Page]], survey: Survey, sample: list[Measurement]) -> None:
+    def process(self, pages: tuple[int, Iterable[Page]], survey: ListingSummary, sample: list[Measurement]) -> None:
         if self._sizes is None:
             self._sizes = SizeModel.learn((one.path, one.source_bytes, one.record_bytes) for one in sample)
         histograms = self._listed.histograms
@@ -143,7 +144,7 @@ class _JoinHistograms(beam.CombineFn):  # type: ignore[misc]
 
 
 def _plan_and_prepare(
-    joined: tuple[None, _Listed], config: Config, survey: Survey, sample: list[Measurement]
+    joined: tuple[None, _Listed], config: Config, survey: ListingSummary, sample: list[Measurement]
 ) -> JobPlan:
     _, listed = joined
     state = JobState(config)
