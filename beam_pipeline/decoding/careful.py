@@ -175,8 +175,8 @@ def _most_bytes(options: ImageOptions) -> int:
 
 def serve() -> None:
     """Answer requests until there are no more."""
-    values: list[Any] = json.loads(sys.argv[1])
-    options = ImageOptions(*[tuple(value) if isinstance(value, list) else value for value in values])
+    values: Any = [tuple(value) if isinstance(value, list) else value for value in json.loads(sys.argv[1])]
+    options = ImageOptions(*values)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
