@@ -1,4 +1,4 @@
-"""Memory: what an image takes is foretold from its header, bounded, and shared by the threads that decode."""
+"""Memory: what an image takes is foretold from its header and bounded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_pipeline import images
-from beam_pipeline.decoding import Decoding, watchdog
-from beam_pipeline.decoding.careful import Decoders
-from beam_pipeline.decoding.room import MOST_BYTES, ROOM, Room
 from beam_pipeline.errors import Reject
 from beam_pipeline.images import ImageOptions, convert, memory
 from beam_pipeline.images.containers import APP14, jpeg_parts
@@ -211,68 +206,3 @@ def test_a_jpeg_of_a_scan_a_channel_takes_what_a_progressive_one_does() -> None:
     (scan,) = (part for part in jpeg_parts(data) if part.kind == 0xDA)
     one = data[: scan.start] + b"\xff\xda\0\x08\1\1\0\0\x3f\0" + data[scan.start + 14 :]
     assert rejected(claiming(one, 14_000, 12_780), JPEG_OF_OWN_SIZE)[0] == "too_many_pixels"
-
-
-# --- the share
-
-
-def large_png() -> bytes:
-    """28 million pixels of one colour in 100 kB, which take more than 100 MiB."""
-    return encoded(Image.new("RGB", (7000, 4000), (10, 20, 30)), "PNG", compress_level=1)
-
-
-def waiters(room: Room) -> int:
-    return len(room._changed._waiters)  # type: ignore[attr-defined]
-
-
-def test_room_is_shared_and_one_that_wants_more_than_all_of_it_gets_it_alone() -> None:
-    room = Room(100)
-    done: list[int] = []
-
-    def take(count: int) -> None:
-        room.take(count)
-        done.append(count)
-        room.give(count)
-
-    room.take(60)
-    room.take(40)
-    threads = [threading.Thread(target=take, args=(count,)) for count in (1, 500)]
-    for thread in threads:
-        thread.start()
-    while waiters(room) < 2:
-        pass
-    assert not done
-    room.give(60)
-    room.give(40)
-    for thread in threads:
-        thread.join()
-    assert sorted(done) == [1, 500]
-
-
-@pytest.mark.parametrize("is_careful", [False, True])
-def test_large_images_wait_for_room_and_small_ones_do_not(is_careful: bool) -> None:
-    data, options = large_png(), JPEG
-    decoding = Decoding(options, None, is_careful, plan="")
-    found: list[images.EncodedImage] = []
-    thread = threading.Thread(target=lambda: found.append(decoding.convert("large", data, b"")))
-    ROOM.take(MOST_BYTES)
-    try:
-        thread.start()
-        while not waiters(ROOM):
-            pass
-        small = encoded(picture())
-        assert decoding.convert("small", small, b"") == convert(small, options)
-        assert not found
-        assert not watchdog.WATCHDOG._working, "who waits doesn't hang"
-    finally:
-        ROOM.give(MOST_BYTES)
-    thread.join()
-    assert found == [convert(data, options)]
-    assert ROOM._taken == 0
-
-
-def test_a_subprocess_that_is_over_its_bound_says_so() -> None:
-    data = webp_claiming(10_000, 10_000)
-    with pytest.raises(Reject) as caught:
-        Decoders().convert(data, JPEG)
-    assert caught.value.args == rejected(data, JPEG)

@@ -1,7 +1,7 @@
 """Decoding that survives a decoder that kills or hangs its process.
 
-A worker notes what it decodes (`inflight`) and watches how long (`watchdog`). Where an attempt ended badly, the next
-one decodes the noted images in subprocesses with limits (`careful`, `careful_child`).
+A worker notes what it decodes (`inflight`) and watches how long (`watchdog`). If an attempt ended badly, the next one
+decodes the noted images in a child process (`careful`).
 """
 
 from beam_pipeline.decoding.decoder import Decoding

@@ -1,30 +1,24 @@
 """Notes of what is being decoded, in the state folder: how the next attempt knows what a process died of.
 
 A shard's note is written before its first image is decoded and obsolete once its sidecar is there: one request a shard.
-An attempt that finds a note decodes the shard's images in subprocesses (`careful`). What kills those too is noted as
+An attempt that finds a note decodes the shard's images in a child process (`careful`). What kills that too is noted as
 rejected, for all later attempts. Before the plan there are no shards: what is noted are parts of the sample, and whose.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from beam_pipeline import storage
-from beam_pipeline.errors import Reject
 from beam_pipeline.options import Config
 from beam_pipeline.schema import RejectReason, ShardName, canonical_json
 
-
-class Noted(NamedTuple):
-    """An image that isn't decoded again: its path when that was noted, and why."""
-
-    path: str
-    reject: Reject
+Rejected = Mapping[str, tuple[str, str]]  # what tells an image → reason and detail of its `Reject`
 
 
 class Inflight:
@@ -43,8 +37,7 @@ class Inflight:
 
     def begin_shard(self, name: ShardName) -> bool:
         """Note that a shard's images are decoded from now on; returns whether an earlier attempt noted that."""
-        url = storage.join(self._url, f"shards/{name.split}-{name.index:05d}")
-        return not self._store.create(url, uuid.uuid4().hex.encode())
+        return not self._begin(f"shards/{name.split}-{name.index:05d}")
 
     def begin_sampling(self, paths: Iterable[str] = ()) -> bool:
         """Note that a part of the sample is decoded from now on.
@@ -54,28 +47,29 @@ class Inflight:
             this one. Other processes of this job are at work on their own parts.
         """
         part = hashlib.blake2b("\0".join(paths).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-        url = storage.join(self._url, f"sampling/{self._job}-{part}")
-        is_first = self._store.create(url, uuid.uuid4().hex.encode())
+        is_first = self._begin(f"sampling/{self._job}-{part}")
         return not is_first or _another_sampled(self._url, self._job, self._deadline_s)
+
+    def _begin(self, note: str) -> bool:
+        return self._store.create(storage.join(self._url, note), uuid.uuid4().hex.encode())
 
     def end_sampling(self) -> None:
         """The whole sample is measured."""
         self._store.delete_tree(storage.join(self._url, "sampling"))
         self._store.delete_empty_folders(self._url)
 
-    def reject(self, content: str, path: str, reject: Reject) -> None:
-        """Note that an image's decoder died in a subprocess: it isn't decoded again.
+    def reject(self, content: str, reason: str, detail: str) -> None:
+        """Note that an image's decoder died in a child process: it isn't decoded again.
 
         Args:
             content: what tells its bytes, and what was to be made of them.
-            path: for those who look.
-            reject: why.
+            reason, detail: of its `Reject`.
         """
-        document = {"path": path, "reason": reject.reason, "detail": reject.detail}
+        document = {"reason": reason, "detail": detail}
         self._store.write(storage.join(self._url, f"rejected/{content}.json"), canonical_json(document))
 
-    def rejected(self, plan: str) -> Mapping[str, Noted]:
-        """Content → what was noted of it, as this process first sees it under a plan.
+    def rejected(self, plan: str) -> Rejected:
+        """What was noted as this process first saw it under a plan.
 
         Args:
             plan: its hash, or "" while there is none. A listing for each shard would be one request more, for nothing:
@@ -83,39 +77,32 @@ class Inflight:
         """
         return _rejected(self._url, self._job, plan, self._deadline_s)
 
-    def keep(self, rejected: Mapping[str, Noted]) -> None:
+    def keep(self, rejected: Rejected) -> None:
         """Note again what was noted before the state was made ready for another plan."""
-        for content, noted in rejected.items():
-            self.reject(content, noted.path, noted.reject)
+        for content, (reason, detail) in rejected.items():
+            self.reject(content, reason, detail)
 
 
 @functools.lru_cache(maxsize=8)
 def _another_sampled(url: str, job: str, deadline_s: float) -> bool:
     """Whether a job before this one noted that it samples, as this process first sees it."""
-    store = storage.open_storage(url, deadline_s)
-    return any(not name.startswith(job) for name in _names(store, storage.join(url, "sampling")))
+    notes = _notes(storage.open_storage(url, deadline_s), storage.join(url, "sampling"))
+    return any(not name.startswith(job) for name in notes)
 
 
 @functools.lru_cache(maxsize=8)
-def _rejected(url: str, job: str, plan: str, deadline_s: float) -> Mapping[str, Noted]:
+def _rejected(url: str, job: str, plan: str, deadline_s: float) -> Rejected:
     store, folder = storage.open_storage(url, deadline_s), storage.join(url, "rejected")
-    found: dict[str, Noted] = {}
-    for name in _names(store, folder):
-        if noted := _parsed(store.read(storage.join(folder, name))):
-            found[name.removesuffix(".json")] = noted
+    found = {}
+    for name in _notes(store, folder):
+        # A power cut may leave a note in part: its image is decoded in a child process once more.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            document = json.loads(store.read(storage.join(folder, name)))
+            found[name.removesuffix(".json")] = (RejectReason(document["reason"]), document["detail"])
     return found
 
 
-def _parsed(data: bytes) -> Noted | None:
-    """A note; None for one that a power cut has left in part, whose image is then decoded apart once more."""
-    try:
-        document = json.loads(data)
-        return Noted(document["path"], Reject(RejectReason(document["reason"]), document["detail"]))
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _names(store: storage.Storage, folder: str) -> list[str]:
+def _notes(store: storage.Storage, folder: str) -> list[str]:
     try:
         return [file.path for file in store.files(folder)]
     except FileNotFoundError:
