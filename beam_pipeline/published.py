@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from beam_pipeline import listing, schema, storage
-from beam_pipeline.errors import ImageShardsError, Reject, UsageError
-from beam_pipeline.fetching import fetch
+from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.fetching import convert_all, listed_md5
 from beam_pipeline.options import Config
 from beam_pipeline.own_files import is_ours
-from beam_pipeline.pools import shared_pools
 from beam_pipeline.schema import ShardName, canonical_json
 from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listing_fields
 from beam_pipeline.state import split_plans
@@ -142,23 +141,14 @@ def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
     if not config.repair:
         yield from ((ref, _listed_md5(config, ref)) for ref in refs)
         return
-    store = storage.open_storage(config.input or "", config.io_deadline)
-
-    def read(ref: ImageRef) -> bytes | Reject:
-        return fetch(store, listing.image_url(config, ref.path), ref, config.image_options)
-
-    def digest(ref: ImageRef, data: bytes | Reject) -> tuple[ImageRef, bytes]:
-        return ref, b"" if isinstance(data, Reject) else hashlib.md5(data, usedforsecurity=False).digest()
-
-    pools = shared_pools(config.fetch_concurrency, config.threads)
-    yield from pools.map(refs, read, digest, lambda ref: ref.source_bytes)
+    yield from ((one.ref, one.md5) for one in convert_all(config, refs, lambda *_: None))
 
 
 def _listed_md5(config: Config, ref: ImageRef) -> bytes | None:
     """What the content fingerprint saw of an image, by its listing; b"" for one that was too large to be read."""
     if ref.source_bytes > config.image_options.max_image_bytes:
         return b""
-    return bytes.fromhex(ref.etag[4:]) if ref.etag.startswith("md5:") else None
+    return listed_md5(ref)
 
 
 def shards_of(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:

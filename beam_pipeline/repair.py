@@ -69,17 +69,16 @@ def _owned(plan: JobPlan, config: Config) -> JobPlan:
 
 
 def _rewritten(pages: Any, config: Config, plans: Any, manifest: dict[str, Any], damage: Damage) -> Any:
-    """`ShardSummary`s of the damaged shards, which are published as they were or not at all."""
+    """`ShardId`s of the damaged shards, which are published as they were or not at all."""
     shards = shards_of(manifest)
     promised = {key: (shards[key]["bytes"], shards[key]["crc32c"]) for key in damage.shards}
-    summaries, _ = (
+    return (
         pages
         | "AssignShards" >> AssignShards(config, plans)
         | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
         | "GroupByShard" >> beam.GroupByKey()
         | "WriteShards" >> WriteShards(config, plans, promised)
     )
-    return summaries
 
 
 def _restore(
