@@ -57,17 +57,15 @@ def convert_all(
     """
     store = storage.open_storage(config.input or "", config.io_deadline)
     options = config.image_options
-    # Local files are read where they are decoded: handing them over costs more than reading them.
     pool = shared_pool(0 if storage.is_local(config.input or "") else config.fetch_concurrency, config.threads)
 
-    def converted(ref: ImageRef) -> Converted[Result]:
+    def converted(ref: ImageRef, fetched: Callable[[], bytes]) -> Converted[Result]:
         data, md5 = b"", (ref.duplicate_of and listed_md5(ref)) or b""
         try:
-            data = _fetch(config, store, options, ref)
-            with pool.decoding:
-                md5 = hashlib.md5(data, usedforsecurity=False).digest()
-                _check_unchanged(ref, md5, data)
-                return Converted(ref, convert(ref, data, md5), md5, len(data))
+            data = fetched()
+            md5 = hashlib.md5(data, usedforsecurity=False).digest()
+            _check_unchanged(ref, md5, data)
+            return Converted(ref, convert(ref, data, md5), md5, len(data))
         except Reject as reject:
             if config.strict and reject.reason in (RejectReason.VANISHED, RejectReason.CHANGED):
                 raise ImageShardsError(
@@ -77,7 +75,7 @@ def convert_all(
             # Another one, since the frames of this one's traceback hold the image's bytes.
             return Converted(ref, Reject(reject.reason, reject.detail), md5, len(data))
 
-    return pool.map(refs, converted, lambda ref: ref.source_bytes)
+    return pool.map(refs, lambda ref: _fetch(config, store, options, ref), converted, cost=lambda ref: ref.source_bytes)
 
 
 def _fetch(config: Config, store: storage.Storage, options: images.ImageOptions, ref: ImageRef) -> bytes:

@@ -21,8 +21,7 @@ ROWS = [
     {"listing", "command_line"},
     {"input_checks"},
     {"decoding"},
-    {"writer", "publish", "state", "sampling", "report", "summary", "duplicates"}
-    | {"fetching", "sample_cache", "tally", "joined"},
+    {"writer", "publish", "state", "sampling", "report", "summary", "duplicates"} | {"fetching", "joined"},
     {"transforms", "published", "repair", "limits", "output_checks"},
     {"pipeline"},
     {"running"},
@@ -56,7 +55,7 @@ PURE |= {
     "flag_values",
     "input_checks",
 }
-PURE |= {"decoding", "duplicates", "published", "fetching", "sample_cache", "tally", "joined"}
+PURE |= {"decoding", "duplicates", "published", "fetching", "joined"}
 PURE |= {"own_files", "output_checks"}
 
 
