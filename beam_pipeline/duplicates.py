@@ -1,7 +1,8 @@
 """Images with the same bytes: groups of them by MD5, what `duplicates.jsonl` says of each, what `--duplicates` does.
 
-Digests are dealt to buckets by their first bits, so that a bucket is grouped and sorted in memory and the buckets, one
-behind the other, are in order of the MD5. Empty files are no duplicates of each other: they have no content to share.
+Images are dealt to buckets by the first bits of their MD5, so that a bucket is grouped and sorted in memory and the
+buckets, one behind the other, are in order of the MD5. Empty files are no duplicates of each other: they have no
+content to share.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ from typing import Any, NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.fetching import listed_md5
 from beam_pipeline.options import Config
 from beam_pipeline.schema import canonical_json, relative_path_bytes
 from beam_pipeline.sharding import ImageRef
 from beam_pipeline.state import JobState
 
 _BUCKET_IMAGES = 10_000  # a bucket's references are 5 MB
-_MD5_BYTES = 16
-# (MD5, path, label, split): what is shuffled; paths as bytes, since a local name need not be UTF-8.
-Digest = tuple[bytes, bytes, str, str]
 
 
 class Group(NamedTuple):
@@ -89,30 +88,15 @@ def bucket_of(md5: bytes, buckets: int) -> int:
     return int.from_bytes(md5[:8], "big") * buckets >> 64
 
 
-def listed_md5(ref: ImageRef) -> bytes | None:
-    """The MD5 that a listing, a manifest or an earlier step gives of an image, or None."""
-    return bytes.fromhex(ref.etag[4:]) if ref.etag.startswith("md5:") else None
+def find_groups(refs: Iterable[ImageRef], most_bytes: int) -> list[Group]:
+    """Contents that several images have, in order of their MD5.
 
-
-def digest_of(ref: ImageRef, md5: bytes) -> Digest | None:
-    """What is shuffled of an image; None for one without content."""
-    if not md5 or not ref.source_bytes:
-        return None
-    return md5, relative_path_bytes(ref.path), ref.label, ref.split
-
-
-def by_bucket(digests: Iterable[Digest | None], buckets: int) -> Iterator[tuple[int, list[Digest]]]:
-    """Digests dealt to their buckets."""
-    dealt: dict[int, list[Digest]] = {}
-    for digest in digests:
-        if digest is not None:
-            dealt.setdefault(bucket_of(digest[0], buckets), []).append(digest)
-    yield from dealt.items()
-
-
-def find_groups(digests: Iterable[Digest]) -> list[Group]:
-    """Contents that several images have, in order of their MD5."""
-    ordered = sorted(digests)
+    Args:
+        refs: with MD5s as etags, as far as they are known.
+        most_bytes: larger images have none: a local one wasn't read.
+    """
+    known = ((listed_md5(ref), ref) for ref in refs if 0 < ref.source_bytes <= most_bytes)
+    ordered = sorted((md5, relative_path_bytes(ref.path), ref.label, ref.split) for md5, ref in known if md5)
     grouped = [(md5, tuple(one[1:] for one in same)) for md5, same in groupby(ordered, key=lambda one: one[0])]
     return [Group(md5, images) for md5, images in grouped if len(images) > 1]
 
@@ -190,20 +174,9 @@ class Verdict(NamedTuple):
         )
 
 
-def pack(digests: Iterable[bytes]) -> bytes:
-    """MD5s of a shard's images, in their order, as the state keeps them; b"" for one that wasn't read is zeros."""
-    return b"".join(md5 or bytes(_MD5_BYTES) for md5 in digests)
-
-
-def unpack(packed: bytes) -> list[bytes]:
-    """The inverse of `pack`."""
-    digests = (packed[start : start + _MD5_BYTES] for start in range(0, len(packed), _MD5_BYTES))
-    return [md5 if any(md5) else b"" for md5 in digests]
-
-
 def notice(config: Config) -> str | None:
     """What a user should know before the job runs, or None."""
-    if config.duplicates not in ("drop", "fail"):
+    if config.duplicates == "keep":
         return None
     all_are_read = storage.is_local(config.input or "") or "md5" in config.header
     which = "every image" if all_are_read else "each image that is listed without an MD5"

@@ -10,7 +10,6 @@ from apache_beam.pvalue import AsSingleton
 from beam_pipeline.options import Config
 from beam_pipeline.transforms import (
     AssignShards,
-    GroupDigests,
     ListImages,
     MarkDuplicates,
     PlanShards,
@@ -31,10 +30,10 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
     """
     images, survey = pipeline | "ListImages" >> ListImages(config)
     # pages of ImageRefs; one ListingSummary: 1,281,167 images, classes cat, dog, …
-    groups = None
-    if config.duplicates in ("drop", "fail"):
+    saved = groups = None
+    if config.duplicates != "keep":
         images, survey, groups = images | "MarkDuplicates" >> MarkDuplicates(config, survey)
-        # the same pages, all but one of equal images marked
+        # the same pages; with --duplicates drop, all but one of equal images marked
     sample = survey | "SampleImages" >> SampleImages(config)
     # Measurement of 64 to 512 images
     plan = images | "PlanShards" >> PlanShards(config, survey, sample)
@@ -43,11 +42,10 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
         return
     shards = images | "AssignShards" >> AssignShards(config, plan) | "GroupByShard" >> beam.GroupByKey()
     # (("train", 3), pages): references only, never pixels
-    summaries, digests = shards | "WriteShards" >> WriteShards(config, plan)
-    # ShardSummary; with --duplicates report the MD5 of every image
-    if digests is not None:
-        groups = digests | "GroupDuplicates" >> GroupDigests()
-    saved = None if groups is None else groups | "SaveDuplicates" >> SaveDuplicates(config, plan)
-    # lines of duplicates.jsonl, in the state
+    written = shards | "WriteShards" >> WriteShards(config, plan)
+    # ("train", 3): its result is in the state
+    if groups is not None:
+        saved = groups | "SaveDuplicates" >> SaveDuplicates(config, plan)
+        # lines of duplicates.jsonl, in the state
     facts = survey | "RunFacts" >> beam.Map(lambda one: {**run, "skipped": one.skipped, "inputs": str(one.references)})
-    plan | "PublishDataset" >> PublishDataset(config, summaries, saved, AsSingleton(facts))
+    plan | "PublishDataset" >> PublishDataset(config, written, saved, AsSingleton(facts))

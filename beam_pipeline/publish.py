@@ -14,7 +14,7 @@ from typing import Any
 from beam_pipeline import schema, storage
 from beam_pipeline.duplicates import Counts, SavedGroups, saved_lines
 from beam_pipeline.errors import ImageShardsError, NotPublishedError
-from beam_pipeline.joined import Joined, LineFile
+from beam_pipeline.joined import Joined, SummedFile
 from beam_pipeline.options import Config
 from beam_pipeline.schema import ShardName, canonical_json
 from beam_pipeline.state import JobPlan, JobState, split_documents
@@ -59,7 +59,7 @@ def _publish(config: Config, plan: JobPlan, run: dict[str, Any], saved: Sequence
         store.write(storage.join(config.dataset_url, file), data)
 
     with state.temporary_file() as reject_file, state.temporary_file() as duplicate_file:
-        joined = Joined(config, plan, LineFile(reject_file))
+        joined = Joined(config, plan, SummedFile(reject_file))
         for name, sidecar in _sidecars(config, plan, found):
             state.owner.keep()
             joined.add(name, sidecar, state.rejects(name) if sidecar["rejects"] else b"")
@@ -70,7 +70,7 @@ def _publish(config: Config, plan: JobPlan, run: dict[str, Any], saved: Sequence
         metadata = metadata_files(manifest)
         sums = joined.file_sums() | {file: schema.file_sums(data) for file, data in {**run_indexes, **metadata}.items()}
         if saved is not None:
-            lines = LineFile(duplicate_file)
+            lines = SummedFile(duplicate_file)
             for part in saved_lines(config, saved):
                 lines.write(part)
             duplicate_file.close()

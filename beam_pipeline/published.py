@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from beam_pipeline import listing, schema, storage
-from beam_pipeline.duplicates import listed_md5
-from beam_pipeline.errors import ImageShardsError, Reject, StorageError, UsageError
-from beam_pipeline.fetching import fetch
+from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
+from beam_pipeline.fetching import convert_all, listed_md5
 from beam_pipeline.flags import REMOVED
 from beam_pipeline.options import Config
 from beam_pipeline.own_files import is_ours
-from beam_pipeline.pools import shared_pools
 from beam_pipeline.schema import ShardName, canonical_json
 from beam_pipeline.sharding import ImageRef, ReferenceSum, content_fields, listing_fields, reference_fields
 from beam_pipeline.state import split_plans
@@ -202,17 +199,7 @@ def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
     if not config.repair:
         yield from ((ref, listed_md5(ref) if ref.source_bytes <= options.max_image_bytes else b"") for ref in refs)
         return
-    store = storage.open_storage(config.input or "", config.io_deadline)
-
-    def read(ref: ImageRef) -> bytes | Reject:
-        return fetch(store, listing.image_url(config, ref.path), ref, options)
-
-    def digest(ref: ImageRef, data: bytes | Reject) -> tuple[ImageRef, bytes]:
-        return ref, b"" if isinstance(data, Reject) else hashlib.md5(data, usedforsecurity=False).digest()
-
-    yield from shared_pools(config.fetch_concurrency, config.threads).map(
-        refs, read, digest, lambda ref: ref.source_bytes
-    )
+    yield from ((one.ref, one.md5) for one in convert_all(config, refs, lambda *_: None))
 
 
 def shards_of(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:

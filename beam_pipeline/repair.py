@@ -14,7 +14,7 @@ from apache_beam.pvalue import AsIter
 from beam_pipeline import images, schema, storage
 from beam_pipeline.duplicates import SavedGroups, saved_lines
 from beam_pipeline.errors import ImageShardsError
-from beam_pipeline.joined import LineFile, run_index, run_rows_array
+from beam_pipeline.joined import SummedFile, run_index, run_rows_array
 from beam_pipeline.options import Config
 from beam_pipeline.publish import metadata_files, shard_names
 from beam_pipeline.published import Damage, shards_of
@@ -80,17 +80,16 @@ def _owned(plan: JobPlan, config: Config) -> JobPlan:
 
 
 def _rewritten(pages: Any, config: Config, plans: Any, manifest: dict[str, Any], damage: Damage) -> Any:
-    """`ShardSummary`s of the damaged shards, which are published as they were or not at all."""
+    """`ShardId`s of the damaged shards, which are published as they were or not at all."""
     shards = shards_of(manifest)
     promised = {key: (shards[key]["bytes"], shards[key]["crc32c"]) for key in damage.shards}
-    summaries, _ = (
+    return (
         pages
         | "AssignShards" >> AssignShards(config, plans)
         | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
         | "GroupByShard" >> beam.GroupByKey()
         | "WriteShards" >> WriteShards(config, plans, promised)
     )
-    return summaries
 
 
 def _restore(
@@ -108,7 +107,7 @@ def _restore(
     with state.owner.refreshed():
         for file, parts in _restored_files(config, plan, manifest, damage, saved):
             with state.temporary_file() as out:
-                lines = LineFile(out)
+                lines = SummedFile(out)
                 for part in parts:
                     lines.write(part)
                 out.close()

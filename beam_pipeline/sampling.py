@@ -5,20 +5,17 @@ Sums are integers, so that no order of addition and no CPU changes a digit.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from beam_pipeline import examples, storage
+from beam_pipeline import examples
 from beam_pipeline.decoding import Decoding
 from beam_pipeline.decoding.pixel_sums import ChannelSums
 from beam_pipeline.errors import ImageShardsError, Reject
-from beam_pipeline.fetching import fail_if_strict, fetch
-from beam_pipeline.listing import image_url
+from beam_pipeline.fetching import convert_all
 from beam_pipeline.options import Config
-from beam_pipeline.pools import shared_pools
 from beam_pipeline.schema import FRAME_BYTES
 from beam_pipeline.sharding import ImageRef
 from beam_pipeline.state import JobState
@@ -33,7 +30,7 @@ class Measurement(NamedTuple):
     Attributes:
         record_bytes: of its framed record, 0 for a reject.
         sums: of its stored pixels; None for a reject.
-        reject: (reason, detail), or None.
+        reject: why there is no record, or None.
     """
 
     path: str
@@ -41,7 +38,7 @@ class Measurement(NamedTuple):
     source_bytes: int
     record_bytes: int
     sums: ChannelSums | None
-    reject: tuple[str, str] | None
+    reject: Reject | None
 
 
 def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Iterator[Measurement]:
@@ -52,23 +49,13 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
         class_count: number of classes, for the size of `one_hot_class`.
         refs: sampled references.
     """
-    store = storage.open_storage(config.input or "", config.io_deadline)
-    options = config.image_options
+    refs = list(refs)
+    inflight = JobState(config).inflight
+    decoding = Decoding(config.image_options, inflight, inflight.begin_sampling(ref.path for ref in refs), plan="")
     column_names = [column["name"] for column in config.columns]
 
-    inflight = JobState(config).inflight
-    refs = list(refs)
-    decoding = Decoding(options, inflight, inflight.begin_sampling(ref.path for ref in refs), plan="")
-
-    def convert(ref: ImageRef, data: bytes | Reject) -> Measurement:
-        try:
-            if isinstance(data, Reject):
-                raise data
-            md5 = hashlib.md5(data, usedforsecurity=False).digest()
-            image, sums = decoding.measure(ref.path, data, md5)
-        except Reject as reject:
-            fail_if_strict(config, ref, reject)
-            return Measurement(ref.path, ref.split, ref.source_bytes, 0, None, (str(reject.reason), reject.detail))
+    def convert(ref: ImageRef, data: bytes, md5: bytes) -> tuple[int, ChannelSums]:
+        image, sums = decoding.measure(ref.path, data, md5)
         record = examples.image_example(
             image=image.data,
             size=(image.height, image.width),
@@ -78,15 +65,12 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
             one_hot_classes=class_count if config.one_hot else 0,
             extra=dict(zip(column_names, ref.features, strict=True)),
         )
-        return Measurement(ref.path, ref.split, ref.source_bytes, len(record) + FRAME_BYTES, sums, None)
+        return len(record) + FRAME_BYTES, sums
 
-    yield from shared_pools(config.fetch_concurrency, config.threads).map(
-        refs,
-        lambda ref: fetch(store, image_url(config, ref.path), ref, options),
-        convert,
-        lambda ref: ref.source_bytes,
-        fetch_apart=not storage.is_local(config.input or ""),
-    )
+    for ref, result, _, _ in convert_all(config, refs, convert):
+        reject = result if isinstance(result, Reject) else None
+        record_bytes, sums = (0, None) if isinstance(result, Reject) else result
+        yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject)
 
 
 def statistics(sample: Iterable[Measurement]) -> dict[str, Any]:
@@ -121,7 +105,7 @@ def check_sample(sample: list[Measurement], images_listed: int, max_reject_fract
     Raises:
         ImageShardsError: more than the limit where everything was sampled, clearly more where it is a part.
     """
-    rejected = sorted((one.path, *one.reject) for one in sample if one.reject is not None)
+    rejected = sorted((one.path, one.reject.reason, one.reject.detail) for one in sample if one.reject is not None)
     everything = len(sample) >= images_listed
     limit = Fraction(str(max_reject_fraction)) * len(sample)  # in floats 0.29 of 100 is less than 29
     if len(rejected) > (limit if everything else 3 + 3 * limit):

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_pipeline import duplicates, schema
-from beam_pipeline.duplicates import Counts, Group, Verdict
+from beam_pipeline.duplicates import Counts, Group, Verdict, find_groups
 from beam_pipeline.options import Config
-from beam_pipeline.sharding import order_key
+from beam_pipeline.sharding import ImageRef, order_key
 from tests import make
 from tests.servers import Gcs
 
@@ -37,42 +37,45 @@ def test_buckets_ascend_with_the_digest(digests: list[bytes], images: int) -> No
     assert all(0 <= bucket < buckets for bucket in dealt)
 
 
-@given(st.lists(st.sampled_from([b"", b"\1" * 16, b"\2" * 16])))
-def test_digests_come_back_from_the_state(digests: list[bytes]) -> None:
-    assert duplicates.unpack(duplicates.pack(digests)) == digests
-
-
 A, B = b"\1" * 16, b"\2" * 16
-DIGESTS = [
-    (B, b"z", "cat", "train"),
-    (A, b"b", "cat", "train"),
-    (A, b"a", "dog", "validation"),
-    (B, b"y", "cat", "train"),
-    (b"\0" * 16, b"x", "cat", "train"),
+
+
+def ref(md5: bytes, path: str, label: str, split: str, size: int = 5) -> ImageRef:
+    return ImageRef(path, size, f"md5:{md5.hex()}", label, split, 1)
+
+
+REFS = [
+    ref(B, "z", "cat", "train"),
+    ref(A, "b", "cat", "train"),
+    ref(A, "a", "dog", "validation"),
+    ref(B, "y", "cat", "train"),
+    ref(b"\0" * 16, "x", "cat", "train"),
 ]
 
 
 def test_groups_are_in_order_of_digest_and_path() -> None:
-    groups = duplicates.find_groups(DIGESTS)
+    groups = find_groups(REFS, 9)
     assert [(group.md5, [path for path, _, _ in group.images]) for group in groups] == [
         (A, [b"a", b"b"]),
         (B, [b"y", b"z"]),
     ]
     assert Counts.of(groups) == Counts(groups=2, images=4, across_classes=1, across_splits=1)
     assert Counts.total([Counts.of(groups), Counts(), Counts(1, 3, 0, 1)]) == Counts(3, 7, 1, 2)
-    assert duplicates.find_groups(reversed(DIGESTS)) == groups
+    assert find_groups(reversed(REFS), 9) == groups
 
 
-def test_an_image_without_content_is_no_duplicate() -> None:
-    from beam_pipeline.sharding import ImageRef
-
-    assert duplicates.digest_of(ImageRef("a", 0, "", "cat", "train", 1), A) is None
-    assert duplicates.digest_of(ImageRef("a", 5, "", "cat", "train", 1), b"") is None
+@pytest.mark.parametrize(
+    "change",
+    [{"source_bytes": 0}, {"source_bytes": 10}, {"etag": "mtime_ns:5"}, {"etag": f"unconfirmed-md5:{A.hex()}"}],
+)
+def test_an_image_without_content_that_was_seen_is_no_duplicate(change: dict[str, Any]) -> None:
+    assert len(find_groups(REFS[1:3], 9)) == 1
+    assert find_groups([one._replace(**change) for one in REFS[1:3]], 9) == []
 
 
 @pytest.mark.parametrize(("mode", "groups"), [("keep", 0), ("report", 0), ("drop", 1), ("fail", 2)])
 def test_the_verdict_of_each_mode(mode: str, groups: int) -> None:
-    found = [Verdict.of(config(mode), [group]) for group in duplicates.find_groups(DIGESTS)]
+    found = [Verdict.of(config(mode), [group]) for group in find_groups(REFS, 9)]
     for order in (found, found[::-1]):
         assert Verdict.total(order) == Verdict(groups, (b"a", "dog", b"b", "cat") if groups else None)
 
@@ -119,6 +122,7 @@ def duplicate_rejects(version: Path) -> dict[str, str]:
 def test_report_names_groups_and_leaves_every_record(copied: Path, tmp_path: Path) -> None:
     finished = make.job(copied, tmp_path / "report", *FLAGS, "--duplicates", "report")
     assert "  5 images hold the same bytes as others: 2 groups, 0 of several classes, " in finished.out
+    assert "--duplicates report reads every image once more, before planning" in finished.err
     version = tmp_path / "report/photos/1.0.0"
     kept = make.published(copied, tmp_path / "keep", *FLAGS)
     assert groups_of(version) == COPIES

@@ -21,7 +21,7 @@ ROWS = [
     {"listing", "command_line"},
     {"input_checks"},
     {"decoding"},
-    {"writer", "publish", "state", "sampling", "report", "summary", "duplicates"} | {"fetching", "tally", "joined"},
+    {"writer", "publish", "state", "sampling", "report", "summary", "duplicates"} | {"fetching", "joined"},
     {"transforms", "published", "repair", "limits", "output_checks"},
     {"pipeline"},
     {"running"},
@@ -55,7 +55,7 @@ PURE |= {
     "flag_values",
     "input_checks",
 }
-PURE |= {"decoding", "duplicates", "published", "fetching", "tally", "joined"}
+PURE |= {"decoding", "duplicates", "published", "fetching", "joined"}
 PURE |= {"own_files", "output_checks"}
 
 

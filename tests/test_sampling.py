@@ -14,7 +14,7 @@ from PIL import Image
 
 from beam_pipeline import sampling
 from beam_pipeline.decoding.pixel_sums import ChannelSums, channel_sums
-from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.listing import all_images
 from beam_pipeline.options import Config
 from beam_pipeline.sampling import Measurement, check_sample, statistics
@@ -27,7 +27,7 @@ def of(sums: ChannelSums | None, split: str = "train", path: str = "a/b.jpg") ->
 
 
 def bad(path: str) -> Measurement:
-    return Measurement(path, "train", 100, 0, None, ("truncated", "JPEG of 1x1 pixels, 9 bytes"))
+    return Measurement(path, "train", 100, 0, None, Reject("truncated", "JPEG of 1x1 pixels, 9 bytes"))
 
 
 def test_sums_are_those_of_the_pixels() -> None:
@@ -133,9 +133,15 @@ def test_an_image_that_cannot_be_read_is_measured_as_a_reject(tmp_path: Path) ->
     (folder / "a" / "bad.jpg").write_bytes(b"bad")
     config = Config(input=str(folder), output=str(tmp_path), name="x")
     refs = [*all_images(config)]
+    size = refs[0].source_bytes
     refs.append(refs[0]._replace(path="a/gone.jpg"))
+    (folder / "a" / "longer.jpg").write_bytes((folder / refs[0].path).read_bytes())
+    refs.append(refs[0]._replace(path="a/longer.jpg", source_bytes=size + 1))
     found = {one.path: one for one in sampling.measure(config, 1, refs)}
-    assert found["a/bad.jpg"].reject == ("not_an_image", "3 bytes, beginning 626164")
-    assert found["a/gone.jpg"].reject == ("vanished", "not found")
-    assert found["a/bad.jpg"].record_bytes == 0
-    assert found["a/0000.jpg"].reject is None
+    rejects = {path: (one.reject.reason, one.reject.detail) for path, one in found.items() if one.reject}
+    assert rejects == {
+        "a/bad.jpg": ("not_an_image", "3 bytes, beginning 626164"),
+        "a/gone.jpg": ("vanished", "not found"),
+        "a/longer.jpg": ("changed", f"listed with {size + 1} bytes, read {size}"),
+    }
+    assert found["a/bad.jpg"].record_bytes == found["a/longer.jpg"].record_bytes == 0 < found["a/0000.jpg"].record_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import random
 import tempfile
 import time
@@ -18,7 +19,8 @@ from PIL import Image
 from beam_pipeline import images, owner, schema, storage
 from beam_pipeline.decoding import Decoding
 from beam_pipeline.errors import ImageShardsError, Reject
-from beam_pipeline.fetching import check_unchanged, fetch
+from beam_pipeline.fetching import Converted, convert_all
+from beam_pipeline.joined import ShardResult
 from beam_pipeline.listing import all_images
 from beam_pipeline.options import Config
 from beam_pipeline.schema import RejectReason, ShardName
@@ -161,15 +163,13 @@ def test_a_shard_that_is_not_whole_is_written_anew(job, damage: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b'{"path":"cut', None])
-@pytest.mark.parametrize("file", ["rejects/train-00000.jsonl", "digests/train-00000"])
-def test_a_shard_whose_rejects_or_digests_were_lost_is_written_anew(job, file: str, data: bytes | None) -> None:
+def test_a_shard_whose_rejects_were_lost_is_written_anew(job, data: bytes | None) -> None:
     some, plan, refs = job
     refs[0] = refs[0]._replace(path="ant/gone.jpg")
-    some = dataclasses.replace(some, duplicates="report")
     state = JobState(some)
     ShardWriter(some, plan).write("train", 0, refs)
     assert ShardWriter(some, plan).write("train", 0, refs).kept
-    path = Path(state.url) / file
+    path = Path(state.url) / "rejects/train-00000.jsonl"
     whole = path.read_bytes()
     if data is None:
         path.unlink()
@@ -303,21 +303,25 @@ def test_rejects_are_lines_in_the_order_of_the_records(job, photos: Path) -> Non
     some, plan, refs = job
     broken = [ref._replace(path=f"{ref.path}.gone") for ref in refs]
     ShardWriter(some, plan).write("train", 0, broken)
-    import json
-
     paths = [json.loads(line)["path"] for line in JobState(some).rejects(NAME).splitlines()]
     assert paths == [ref.path for ref in sorted(broken, key=lambda ref: (ref.order_key, ref.path))]
+
+
+def convert_one(some: Config, ref: ImageRef) -> Converted[bytes]:
+    (found,) = convert_all(some, [ref], lambda ref, data, md5: data[::-1])
+    return found
 
 
 def test_a_file_over_the_byte_limit_is_not_fetched(gcs: Gcs) -> None:
     bucket = gcs.new_bucket()
     gcs.put(bucket, "in/a.jpg", b"x" * 500)
-    options = config("/in", "/out", max_image_bytes=100).image_options
-    ref = ImageRef("a.jpg", 500, "", "a", "train", 0)
+    some = config(f"gs://{bucket}/in", "/out", max_image_bytes=100)
     before = len(gcs.requests())
-    reject = fetch(storage.open_storage("gs://"), f"gs://{bucket}/in/a.jpg", ref, options)
-    assert isinstance(reject, Reject)
-    assert (reject.reason, reject.detail) == (RejectReason.TOO_MANY_BYTES, "500 bytes, --max_image_bytes 100")
+    found = convert_one(some, ImageRef("a.jpg", 500, "", "a", "train", 0))
+    assert isinstance(found.result, Reject)
+    expected = (RejectReason.TOO_MANY_BYTES, "500 bytes, --max_image_bytes 100")
+    assert (found.result.reason, found.result.detail) == expected
+    assert (found.md5, found.source_bytes) == (b"", 0)
     assert len(gcs.requests()) == before
 
 
@@ -332,15 +336,49 @@ def test_a_file_over_the_byte_limit_is_not_fetched(gcs: Gcs) -> None:
         (f"crc32c:{google_crc32c.value(b'dat2'):08x}", False),
     ],
 )
-def test_what_was_read_is_compared_with_what_was_listed(etag: str, fine: bool) -> None:
-    ref = ImageRef("a.jpg", 4, etag, "a", "train", 0)
-    md5 = hashlib.md5(b"data").digest()
+def test_what_was_read_is_compared_with_what_was_listed(tmp_path: Path, etag: str, fine: bool) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"data")
+    found = convert_one(config(tmp_path, "/out"), ImageRef("a.jpg", 4, etag, "a", "train", 0))
+    assert (found.md5, found.source_bytes) == (hashlib.md5(b"data").digest(), 4), "rejected or not"
     if fine:
-        check_unchanged(ref, md5, b"data")
+        assert found.result == b"atad"
         return
-    with pytest.raises(Reject) as caught:
-        check_unchanged(ref, md5, b"data")
-    assert caught.value.reason == RejectReason.CHANGED
+    assert isinstance(found.result, Reject)
+    assert found.result.reason == RejectReason.CHANGED
+
+
+def test_a_reject_holds_nothing_of_its_image_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"data")
+
+    def refuse(ref: ImageRef, data: bytes, md5: bytes) -> None:
+        raise Reject(RejectReason.TRUNCATED, "cut")
+
+    (found,) = convert_all(config(tmp_path, "/out"), [ImageRef("a.jpg", 4, "", "a", "train", 0)], refuse)
+    assert isinstance(found.result, Reject)
+    assert (found.result.reason, found.result.__traceback__, found.result.__context__) == ("truncated", None, None)
+
+
+# --- the result
+
+
+def test_results_come_back_from_their_sidecars_and_add_up(job) -> None:
+    some, plan, refs = job
+    refs[0] = refs[0]._replace(path="ant/gone.jpg")
+    writer = ShardWriter(some, plan)
+    total = ShardResult()
+    for part in (refs[:15], refs[15:16], refs[16:]):
+        result = writer.write("train", 0, part)
+        JobState(some).clear()
+        JobState(some).owner.acquire("")
+        document = json.loads(schema.canonical_json(result.to_json()))
+        assert json.loads(schema.canonical_json(ShardResult.from_json(document).to_json())) == document
+        total.merge(ShardResult.from_json(document))
+    at_once = writer.write("train", 0, refs).to_json()
+    one_file = ("plan", "file", "bytes", "crc32c", "etag", "runs", "index")
+    merged = total.to_json()
+    assert {key: merged[key] for key in merged if key not in one_file} == {
+        key: at_once[key] for key in at_once if key not in one_file
+    }
 
 
 def test_an_image_given_twice_is_an_error_that_names_both(job) -> None:

@@ -1,9 +1,8 @@
-"""MarkDuplicates and SaveDuplicates: images with the same bytes are found by their MD5, before or after the shards."""
+"""MarkDuplicates and SaveDuplicates: images with the same bytes are found by their MD5, before anything is planned."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
@@ -11,13 +10,12 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.pvalue import AsSingleton
 
-from beam_pipeline import duplicates, storage
-from beam_pipeline.duplicates import Digest, Group, SavedGroups, Verdict
+from beam_pipeline import duplicates
+from beam_pipeline.duplicates import Group, SavedGroups, Verdict
 from beam_pipeline.errors import Reject
-from beam_pipeline.fetching import UNCONFIRMED_MD5, check_unchanged, fetch
-from beam_pipeline.listing import ListingSummary, image_url, smallest
+from beam_pipeline.fetching import UNCONFIRMED_MD5, Converted, convert_all, listed_md5
+from beam_pipeline.listing import ListingSummary, smallest
 from beam_pipeline.options import Config
-from beam_pipeline.pools import shared_pools
 from beam_pipeline.schema import relative_path_bytes
 from beam_pipeline.sharding import ImageRef, sample_size
 from beam_pipeline.state import JobPlan
@@ -27,7 +25,7 @@ _PAGES, _GROUPS, _SMALLEST = "pages", "groups", "smallest"
 
 
 class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
-    """Finds images with the same bytes before anything is planned, and marks all but the first by path.
+    """Finds images with the same bytes; with `--duplicates drop` marks all but the first by path.
 
     Input: (key, iterable of `Page`). Output: the same with MD5s as etags and `duplicate_of`; the `ListingSummary`
     with a sample of unmarked images; and (bucket, `Group`s). Fails the job as `--duplicates` says, before a page
@@ -71,51 +69,39 @@ def _hash_pages(
 
     A store's listing is believed; what a manifest says may be wrong, and an image that only looks like another be lost.
     """
-    store = storage.open_storage(config.input or "", config.io_deadline)
     believes = "md5" not in config.header
-
-    def is_known(ref: ImageRef) -> bool:
-        return believes and duplicates.listed_md5(ref) is not None
-
-    def read(ref: ImageRef) -> bytes | Reject:
-        if is_known(ref):
-            return b""
-        return fetch(store, image_url(config, ref.path), ref, config.image_options)
-
-    def with_md5(ref: ImageRef, data: bytes | Reject) -> ImageRef:
-        if is_known(ref):
-            return ref
-        try:
-            if isinstance(data, Reject):
-                raise data
-            md5 = hashlib.md5(data, usedforsecurity=False).digest()
-            check_unchanged(ref, md5, data)
-        except Reject:  # the writer will find it so, and reject it
-            return ref._replace(etag=ref.etag.replace("md5:", UNCONFIRMED_MD5))
-        return ref._replace(etag=f"md5:{md5.hex()}")
-
     buckets = duplicates.buckets_for(survey.images)
-    pools = shared_pools(config.fetch_concurrency, config.threads)
     for page in pages[1]:
+        known: list[ImageRef] = []
+        unknown: list[ImageRef] = []
+        for ref in page:
+            (known if believes and listed_md5(ref) else unknown).append(ref)
+        read = map(_with_md5, convert_all(config, unknown, lambda *_: None))
         dealt: dict[int, Page] = {}
-        apart = not storage.is_local(config.input or "")
-        for ref in pools.map(page, read, with_md5, lambda ref: ref.source_bytes, fetch_apart=apart):
-            md5 = duplicates.listed_md5(ref) or ref.order_key.to_bytes(8, "big")
+        for ref in chain(known, read):
+            md5 = listed_md5(ref) or ref.order_key.to_bytes(8, "big")
             dealt.setdefault(duplicates.bucket_of(md5, buckets), Page()).append(ref)
         yield from dealt.items()
+
+
+def _with_md5(read: Converted[None]) -> ImageRef:
+    ref = read.ref
+    if isinstance(read.result, Reject):  # the writer will find it so, and reject it
+        return ref._replace(etag=ref.etag.replace("md5:", UNCONFIRMED_MD5))
+    return ref._replace(etag=f"md5:{read.md5.hex()}")
 
 
 class _MarkFn(beam.DoFn):  # type: ignore[misc]
     """(bucket, iterable of `Page`) → keyed `Page`s; groups to `_GROUPS`, the sample of its unmarked to `_SMALLEST`."""
 
     def __init__(self, config: Config) -> None:
+        self._drops = config.duplicates == "drop"
         self._most_bytes = config.image_options.max_image_bytes
 
     def process(self, bucket: tuple[int, Iterable[Page]]) -> Iterator[Any]:
         number, pages = bucket
-        digests = (self._digest(ref) for ref in chain.from_iterable(pages))
-        groups = duplicates.find_groups(digest for digest in digests if digest is not None)
-        first = {group.md5: group.images[0][0] for group in groups}
+        groups = duplicates.find_groups(chain.from_iterable(pages), self._most_bytes)
+        first = {group.md5: group.images[0][0] for group in groups} if self._drops else {}
         marked = (_mark(ref, first) for ref in chain.from_iterable(pages))
         unmarked = Page()
         while page := Page(islice(marked, PAGE_REFS)):
@@ -124,12 +110,6 @@ class _MarkFn(beam.DoFn):  # type: ignore[misc]
         yield beam.pvalue.TaggedOutput(_SMALLEST, unmarked)
         if groups:
             yield beam.pvalue.TaggedOutput(_GROUPS, (number, groups))
-
-    def _digest(self, ref: ImageRef) -> Digest | None:
-        md5 = duplicates.listed_md5(ref)
-        if md5 is None or ref.source_bytes > self._most_bytes:  # a local file that large isn't read either
-            return None
-        return duplicates.digest_of(ref, md5)
 
 
 def _join_smallest(pages: Iterable[Page]) -> Page:
@@ -141,7 +121,7 @@ def _resampled(survey: ListingSummary, unmarked: Page) -> ListingSummary:
 
 
 def _mark(ref: ImageRef, first: dict[bytes, bytes]) -> ImageRef:
-    kept = first.get(duplicates.listed_md5(ref) or b"")
+    kept = first.get(listed_md5(ref) or b"")
     if kept is None or not ref.source_bytes or kept == relative_path_bytes(ref.path):
         return ref
     return ref._replace(duplicate_of=kept)
@@ -150,19 +130,6 @@ def _mark(ref: ImageRef, first: dict[bytes, bytes]) -> ImageRef:
 def _checked(page: tuple[int, Page], verdict: Verdict, config: Config) -> tuple[int, Page]:
     verdict.check(config)
     return page
-
-
-class GroupDigests(beam.PTransform):  # type: ignore[misc]
-    """Input: (bucket, `Digest`s) of images that were read. Output: (bucket, `Group`s), where there are any."""
-
-    def expand(self, digests: Any) -> Any:
-        return digests | "GroupDigests" >> beam.GroupByKey() | "FindGroups" >> beam.FlatMap(_find_groups)
-
-
-def _find_groups(bucket: tuple[int, Iterable[list[Digest]]]) -> Iterator[tuple[int, list[Group]]]:
-    groups = duplicates.find_groups(chain.from_iterable(bucket[1]))
-    if groups:
-        yield bucket[0], groups
 
 
 class SaveDuplicates(beam.PTransform):  # type: ignore[misc]

@@ -11,14 +11,14 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.pvalue import AsIter, AsSingleton
 
-from beam_pipeline import duplicates, metrics
-from beam_pipeline.duplicates import Digest, SavedGroups
+from beam_pipeline import metrics
+from beam_pipeline.duplicates import SavedGroups
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.options import Config
 from beam_pipeline.publish import publish
 from beam_pipeline.state import JobPlan, JobState
 from beam_pipeline.transforms.elements import Page, ShardId, counter
-from beam_pipeline.writer import Promised, ShardSummary, ShardWriter
+from beam_pipeline.writer import Promised, ShardWriter
 
 
 class AssignShards(beam.PTransform):  # type: ignore[misc]
@@ -50,9 +50,7 @@ def _part_by_shard(pages: tuple[int, Iterable[Page]], plan: JobPlan) -> Iterable
 
 
 class WriteShards(beam.PTransform):  # type: ignore[misc]
-    """Input: (`ShardId`, iterable of `Page`). Output: a `ShardSummary` each; a retry writes the same bytes.
-
-    With `--duplicates report` a second output: (bucket, `Digest`s) of all that was read; else None in its place.
+    """Input: (`ShardId`, iterable of `Page`). Output: the `ShardId` of each, finished; a retry writes the same bytes.
 
     `promised`: of `ShardWriter`, for a repair.
     """
@@ -63,16 +61,9 @@ class WriteShards(beam.PTransform):  # type: ignore[misc]
         self._plan = plan
         self._promised = promised
 
-    def expand(self, shards: Any) -> tuple[Any, Any]:
+    def expand(self, shards: Any) -> Any:
         write = beam.ParDo(_WriteShardFn(self._config, self._promised), AsSingleton(self._plan))
-        if self._config.duplicates != "report":
-            return shards | "WriteShard" >> write, None
-        written = shards | "WriteShard" >> write.with_outputs(_DIGESTS, main=_SUMMARIES)
-        written[_DIGESTS].element_type = beam.typehints.KV[int, Any]
-        return written[_SUMMARIES], written[_DIGESTS]
-
-
-_SUMMARIES, _DIGESTS = "summaries", "digests"
+        return shards | "WriteShard" >> write
 
 
 class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
@@ -86,24 +77,18 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
         self._shards = {False: counter(metrics.SHARDS_WRITTEN), True: counter(metrics.SHARDS_KEPT)}
         self._msec = Metrics.distribution(metrics.NAMESPACE, metrics.SHARD_MSEC)
 
-    def process(self, shard: tuple[ShardId, Iterable[Page]], plan: JobPlan) -> Iterator[Any]:
+    def process(self, shard: tuple[ShardId, Iterable[Page]], plan: JobPlan) -> Iterator[ShardId]:
         (split, index), pages = shard
-        digests: list[Digest | None] = []
-        note = None
-        if self._config.duplicates == "report":
-            note = lambda ref, md5: digests.append(duplicates.digest_of(ref, md5))  # noqa: E731
-        summary = ShardWriter(self._config, plan, self._promised).write(split, index, chain.from_iterable(pages), note)
-        self._shards[summary.kept].inc()
-        if not summary.kept:
-            self._records.inc(summary.records)
-            self._source_bytes.inc(summary.source_bytes)
-            self._written_bytes.inc(summary.bytes)
-            self._msec.update(summary.msec)
-        self._rejected.inc(sum(summary.rejects.values()))
-        yield summary
-        buckets = duplicates.buckets_for(plan.images)
-        for bucketed in duplicates.by_bucket(digests, buckets):
-            yield beam.pvalue.TaggedOutput(_DIGESTS, bucketed)
+        start = time.monotonic()
+        result = ShardWriter(self._config, plan, self._promised).write(split, index, chain.from_iterable(pages))
+        self._shards[result.kept].inc()
+        if not result.kept:
+            self._records.inc(result.records)
+            self._source_bytes.inc(result.source_bytes)
+            self._written_bytes.inc(result.bytes)
+            self._msec.update(int((time.monotonic() - start) * 1000))
+        self._rejected.inc(result.rejects.total())
+        yield split, index
 
 
 class PublishDataset(beam.PTransform):  # type: ignore[misc]
@@ -111,31 +96,32 @@ class PublishDataset(beam.PTransform):  # type: ignore[misc]
 
     Input: one `JobPlan`. Output: the URL of the version.
 
-    `saved`: `SavedGroups` of `SaveDuplicates`, or None where no duplicates are looked for.
+    `written`: the `ShardId`s of `WriteShards`; `saved`: `SavedGroups` of `SaveDuplicates`, or None if no duplicates are
+    looked for.
     """
 
-    def __init__(self, config: Config, summaries: Any, saved: Any, run: dict[str, Any]) -> None:
+    def __init__(self, config: Config, written: Any, saved: Any, run: dict[str, Any]) -> None:
         super().__init__()
         self._config = config
-        self._summaries = summaries
+        self._written = written
         self._saved = saved
         self._run = run
 
     def expand(self, plan: Any) -> Any:
         saved = None if self._saved is None else AsIter(self._saved)
-        return plan | "Publish" >> beam.Map(_publish, self._config, AsIter(self._summaries), saved, self._run)
+        return plan | "Publish" >> beam.Map(_publish, self._config, AsIter(self._written), saved, self._run)
 
 
 def _publish(
     plan: JobPlan,
     config: Config,
-    summaries: Iterable[ShardSummary],
+    written: Iterable[ShardId],
     saved: Iterable[SavedGroups] | None,
     run: dict[str, Any],
 ) -> str:
-    written, planned = len({(one.split, one.index) for one in summaries}), plan.shards
-    if written != planned:
-        raise ImageShardsError(f"{written} of {planned} shards were written: run the same command again")
+    distinct, planned = len(set(written)), plan.shards
+    if distinct != planned:
+        raise ImageShardsError(f"{distinct} of {planned} shards were written: run the same command again")
     finished = time.time()
     publish(
         config,
