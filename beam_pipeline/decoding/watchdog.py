@@ -6,13 +6,13 @@ What the process was at work on is noted in the state (`inflight`), so its next 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from beam_pipeline.images import ImageOptions
-from beam_pipeline.quiet import terminal
 
 # Pillow decodes and resizes a permitted pixel in about 0.02 µs; 50 times that, for a machine that is busy with more.
 LEAST_S = 60.0
@@ -68,9 +68,8 @@ class Watchdog:
             for start, seconds, path in list(self._working.values()):
                 if now - start > seconds:
                     line = f"error: {path!r} has been decoded for {now - start:.0f} s and more: this process ends"
-                    stderr = terminal()
-                    stderr.write(f"\n{line}; the same command resumes, and decodes it in one of its own\n")
-                    stderr.flush()
+                    sys.stderr.write(f"\n{line}; the same command resumes, and decodes it in one of its own\n")
+                    sys.stderr.flush()
                     os._exit(1)
 
 
