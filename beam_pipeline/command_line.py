@@ -13,7 +13,6 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from beam_pipeline import extras
 from beam_pipeline.errors import UsageError
 from beam_pipeline.flag_values import wrong
 from beam_pipeline.flags import Flags
@@ -128,7 +127,6 @@ def _beams(arguments: list[str]) -> list[str]:
 
 def beams_parser() -> tuple[argparse.ArgumentParser, list[str]]:
     """A parser of every option of Beam, and their flags."""
-    extras.load_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
     found: list[argparse.ArgumentParser] = []
