@@ -31,6 +31,7 @@ from tests.conftest import forget_clients
 from tests.servers import Gcs
 
 TWO_SPLITS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "2")
+FEW = "warning: 3 classes have fewer than 5 records in split 'validation': 'ant' 3, 'bee' 4, 'cat' 4\n"
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +273,7 @@ def test_an_error_of_a_worker_is_the_same_line(with_broken: Path, tmp_path: Path
 def test_a_published_version_says_its_counts_and_balance(photos: Path, tmp_path: Path) -> None:
     finished = make.job(photos, tmp_path, *TWO_SPLITS)
     assert finished.code == 0
-    assert finished.err == ""
+    assert finished.err == FEW
     lines = finished.out.splitlines()
     assert lines[0] == f"published {tmp_path}/photos/1.0.0"
     data = make.manifest(tmp_path / "photos" / "1.0.0")
@@ -421,7 +422,7 @@ def test_a_truncated_shard_is_written_again_with_the_same_bytes(photos: Path, or
     assert {name: make.traces(copy)[name] for name in others} == others
     assert not (copy.parent / "_state").exists()
     assert finished.out.startswith(f"repaired {copy}\n")
-    assert finished.err == "repairing 1 damaged shard\n"
+    assert finished.err == f"repairing 1 damaged shard\n{FEW}"
 
 
 def test_missing_files_of_every_kind_are_written_again(photos: Path, original: Path, copy: Path) -> None:
@@ -936,10 +937,14 @@ def test_a_terminal_sees_the_progress_line_and_what_is_published(photos: Path, t
                 shown += data
     os.close(terminal)
     assert process.returncode == 0
-    drawn = re.sub(r"\r\033\[K[^\r\n]*", "", shown.decode())
-    assert drawn.startswith(f"published {tmp_path}/x/1.0.0\r\n"), shown
-    assert "\r\033[K" in shown.decode()
-    assert len(drawn.splitlines()) == 4, shown
+    *drawn, told = shown.decode().split("\r\033[K")
+    assert all(line.startswith(("listing: ", "shards ")) for line in drawn if line), shown
+    assert told.splitlines() == [
+        f"published {tmp_path}/x/1.0.0",
+        told.splitlines()[1],
+        "  40 images listed = 40 records + 0 rejects",
+        "  3 classes",
+    ]
 
 
 def test_a_job_changes_no_logging_and_leaves_no_temporary_folder(
