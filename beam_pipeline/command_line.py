@@ -1,7 +1,7 @@
 """From command-line arguments to a `Config` and the arguments that belong to Beam; every other flag is an error.
 
 Our own flags are read and checked without Beam, whose import takes seconds: `--help` and most mistakes are answered at
-once.
+once. A dash in a flag is read as an underscore: `--image-size 224` is `--image_size 224`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from beam_pipeline.errors import UsageError
 from beam_pipeline.flag_values import wrong
@@ -28,25 +29,9 @@ The same command again resumes a job that failed. Exit codes: 0 published, 1 the
 
 python -m beam_pipeline is the same command.
 """
-# A flag as like one of ours as this is a slip of it: the likest of Beam's has 0.76 (tests/test_command_line.py).
+# A flag as like one of ours as this is a typo of it: the likest of Beam's has 0.76 (tests/test_command_line.py).
 _SURELY_OURS = 0.8
-
-
-class _Parser(argparse.ArgumentParser):
-    """Ours: every value is text, which `Config` reads."""
-
-    def parse_known(self, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """Values of our flags by name, and what else there is."""
-        try:
-            values, rest = self.parse_known_args(arguments)
-        except argparse.ArgumentError as error:
-            flag = str(error.argument_name)
-            action = self._option_string_actions[flag]
-            if action.nargs != 0:
-                raise UsageError(f"{flag} has no value: write {flag} {action.metavar}") from None
-            value = next(one for one in arguments if one.startswith(f"{flag}=")).partition("=")[2]
-            raise wrong(flag, value, "leave it out, this flag has no value") from None
-        return vars(values), rest
+_OURS = {f"--{field.name}": field for field in dataclasses.fields(Flags)}
 
 
 def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
@@ -61,25 +46,36 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     Raises:
         UsageError: a bad value, or a flag that neither we nor Beam know, with the nearest one that exists.
     """
-    parser = _our_parser()
-    values, rest = parser.parse_known(arguments)
-    ours = list(parser._option_string_actions)
-    for argument in rest:
+    arguments = _with_underscores(arguments, _OURS)
+    try:
+        known, rest = _our_parser().parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise _bad_value(str(error.argument_name), arguments) from None
+    for number, argument in enumerate(rest):
         name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
         if argument.startswith("--") and name in REMOVED:
             raise UsageError(f"--{name} is gone: leave it out, {REMOVED[name][1]}")
-        if argument.startswith("--") and _nearest(argument, ours, _SURELY_OURS):
-            raise _unknown(argument, ours)
-    if rest and not rest[0].startswith("-"):
-        raise _unknown(rest[0], ours)
-    config = Config(**values)
-    if rest:
-        _check_beams(rest, ours)
-    return config, rest
+        is_ours = argument.startswith("--") and _nearest(argument, _OURS, _SURELY_OURS)
+        # Beam has no flag with one dash; a word behind one of its flags may be that one's value.
+        if is_ours or _is_short(argument) or (number == 0 and not argument.startswith("-")):
+            raise _unknown(argument, _OURS)
+    config = Config(**vars(known))
+    return config, _beams(rest) if rest else []
 
 
-def _our_parser() -> _Parser:
-    parser = _Parser(
+def _with_underscores(arguments: Sequence[str], known: Collection[str]) -> list[str]:
+    """The arguments, each flag as it is `known`, if only dashes for underscores keep it from that."""
+    found = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        name = f"--{flag[2:].replace('-', '_')}"
+        found.append(name + equals + value if flag.startswith("--") and name in known else argument)
+    return found
+
+
+def _our_parser() -> argparse.ArgumentParser:
+    """Every value is text, which `Config` reads."""
+    parser = argparse.ArgumentParser(
         usage=_USAGE,
         description="Turn images in class folders into TFRecord shards of equal size.",
         epilog=_EPILOG,
@@ -88,55 +84,63 @@ def _our_parser() -> _Parser:
         exit_on_error=False,
     )
     groups: dict[str, Any] = {}
-    for field in dataclasses.fields(Flags):
+    for flag, field in _OURS.items():
         name = field.metadata["group"]
         if name not in groups:
             groups[name] = parser.add_argument_group(name)
-        _add_flag(groups[name], field)
+        text = field.metadata["help"]
+        if field.default not in (None, "") and field.type != "bool" and not text.endswith(")"):
+            text += f" ({field.default:g})" if field.type == "float" else f" ({field.default})"
+        text = text.replace("%", "%%")
+        if field.type == "bool":
+            groups[name].add_argument(flag, action="store_true", help=text)
+        else:
+            groups[name].add_argument(flag, default=field.default, metavar=_metavar(field), help=text)
     return parser
 
 
-def _add_flag(group: Any, field: dataclasses.Field[Any]) -> None:
-    choices, text = field.metadata["choices"], field.metadata["help"]
-    if field.default not in (None, "") and field.type != "bool" and not text.endswith(")"):
-        text += f" ({field.default:g})" if field.type == "float" else f" ({field.default})"
-    text = text.replace("%", "%%")
-    if field.type == "bool":
-        group.add_argument(f"--{field.name}", action="store_true", help=text)
-        return
-    named = {"int": "N", "float": "X"}.get(str(field.type), field.name.upper())
-    metavar = "|".join(map(str, choices)) if choices else field.metadata["metavar"] or named
-    group.add_argument(f"--{field.name}", default=field.default, metavar=metavar, help=text)
+def _metavar(field: dataclasses.Field[Any]) -> str:
+    if choices := field.metadata["choices"]:
+        return "|".join(map(str, choices))
+    return field.metadata["metavar"] or {"int": "N", "float": "X"}.get(str(field.type), field.name.upper())
 
 
-def _check_beams(arguments: list[str], ours: list[str]) -> None:
-    """Whether Beam knows every flag that we don't; `PipelineOptions` would only warn.
+def _bad_value(flag: str, arguments: Sequence[str]) -> UsageError:
+    """What argparse refuses of ours: a flag without its value, or a value of a flag that has none."""
+    if _OURS[flag].type != "bool":
+        return UsageError(f"{flag} has no value: write {flag} {_metavar(_OURS[flag])}")
+    value = next(one for one in arguments if one.startswith(f"{flag}=")).partition("=")[2]
+    return wrong(flag, value, "leave it out, this flag has no value")
+
+
+def _beams(arguments: list[str]) -> list[str]:
+    """The arguments as Beam spells them, if it knows every flag; `PipelineOptions` would only warn.
 
     Raises:
-        UsageError: it knows one not either, or can't read a value.
+        UsageError: there is one that it doesn't know, or whose value it can't read.
     """
-    parser = beam_parser()
-    unknown = parser.parse_known_args(arguments)[1]
+    parser, flags = beams_parser()
+    arguments = _with_underscores(arguments, flags)
+    try:
+        unknown = parser.parse_known_args(arguments)[1]
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{str(error).removeprefix('argument ')} (an option of Beam)") from None
     if unknown:
-        raise _unknown(unknown[0], [*ours, *parser._option_string_actions])
+        raise _unknown(unknown[0], [*_OURS, *flags])
+    return arguments
 
 
-def beam_parser() -> argparse.ArgumentParser:
-    """A parser of every option of Beam."""
-    from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
+def beams_parser() -> tuple[argparse.ArgumentParser, list[str]]:
+    """A parser of every option of Beam, and their flags."""
+    from apache_beam.options.pipeline_options import PipelineOptions
 
-    class BeamParser(_BeamArgumentParser):  # type: ignore[misc]
-        def error(self, message: str) -> NoReturn:
-            raise UsageError(f"{message.removeprefix('argument ')} (an option of Beam)")
-
-    parser = BeamParser(allow_abbrev=False, add_help=False)
-    for options in PipelineOptions.__subclasses__():
-        if options.__module__.startswith("apache_beam."):
-            options._add_argparse_args(parser)
-    return parser
+    found: list[argparse.ArgumentParser] = []
+    PipelineOptions([]).get_all_options(add_extra_args_fn=found.append)
+    found[0].exit_on_error = False
+    return found[0], re.findall(r"(?:^  |, )(--[\w-]+)", found[0].format_help(), re.MULTILINE)
 
 
-def _unknown(argument: str, known: Sequence[str]) -> UsageError:
+def _unknown(argument: str, known: Collection[str]) -> UsageError:
     flag = argument.partition("=")[0]
     if not flag.startswith("-"):
         return UsageError(f"unexpected argument {flag!r}: every value belongs to a flag; see --help")
@@ -144,5 +148,12 @@ def _unknown(argument: str, known: Sequence[str]) -> UsageError:
     return UsageError(f"unknown flag {flag!r}: {f'did you mean {nearest}?' if nearest else 'see --help'}")
 
 
-def _nearest(argument: str, known: Sequence[str], likeness: float) -> str | None:
-    return next(iter(difflib.get_close_matches(argument.partition("=")[0], known, n=1, cutoff=likeness)), None)
+def _nearest(argument: str, known: Collection[str], likeness: float) -> str | None:
+    name = argument.partition("=")[0].lstrip("-").replace("-", "_")
+    if len(name) == 1:
+        return next((flag for flag in known if flag.startswith(f"--{name}")), None)
+    return next(iter(difflib.get_close_matches(f"--{name}", known, n=1, cutoff=likeness)), None)
+
+
+def _is_short(argument: str) -> bool:
+    return argument.startswith("-") and not argument.startswith("--")

@@ -3,6 +3,7 @@
     ImageShardsError            exit code 1: the job failed, or the answer is no
     ├── UsageError              exit code 2: bad flag or configuration, found before any image is read
     ├── StorageError            a storage request failed after all its retries
+    ├── UnforeseenError         a job ended in an error that isn't ours
     ├── NotPublishedError       a folder holds no finished dataset
     │   └── OtherFormatError    it is one of another release
     └── CorruptRecordError      a record's framing or CRC is wrong (names file, record and byte offset)
@@ -49,6 +50,10 @@ class StorageError(ImageShardsError):
 
     def __str__(self) -> str:
         return "; ".join(filter(None, (self.reason, self.fix, self.resuming)))
+
+
+class UnforeseenError(ImageShardsError):
+    """A job ended in an error that isn't one of these: that one is the cause."""
 
 
 class NotPublishedError(ImageShardsError):

@@ -1,4 +1,4 @@
-"""What the write side needs beside this package, told in one line where it isn't installed."""
+"""What the write side needs besides this package: told in one line if it isn't installed."""
 
 from __future__ import annotations
 

@@ -5,10 +5,14 @@ Beam, whose import takes seconds, is loaded once there is something to run.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import gc
 import logging
 import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -25,18 +29,20 @@ from beam_pipeline import (
     storage,
 )
 from beam_pipeline.errors import (
+    EXIT_FAILED,
     EXIT_OK,
     ImageShardsError,
     NotPublishedError,
     OtherFormatError,
     StorageError,
+    UnforeseenError,
     one_line,
 )
 from beam_pipeline.identity import Identity
 from beam_pipeline.options import Config
-from beam_pipeline.quiet import say
 from beam_pipeline.state import JobState
 from beam_pipeline.summary import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text, published_text, warnings
+from beam_pipeline.wording import say
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -66,18 +72,18 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     extras.require()
     handlers = list(logging.root.handlers)
     try:
-        return _run(config, beam_options, command, quiet=False)
+        return _run(config, beam_options, command)
     finally:
         logging.root.handlers[:] = handlers  # Beam's options call logging.basicConfig
 
 
-def _run(config: Config, options: PipelineOptions | None, command: Sequence[str], quiet: bool) -> Manifest | None:
-    """`run`; `quiet` keeps what runners print out of stderr."""
-    job = None if options is None else _job(options, quiet)  # a runner that isn't there is told before all else
+def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]) -> Manifest | None:
+    """`run`; changes the handlers of logging."""
+    job = None if options is None else _job(options)  # a runner that isn't there is told before all else
     with _nothing_begun():
         config = resolve(config)
         if config.plan_only:
-            _plan(config, job or _job(None, quiet))
+            _plan(config, job or _job(None))
             return None
         if not config.overwrite:
             output_checks.check_names(config)
@@ -88,15 +94,15 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
     if manifest is not None and found is not None and not found.damage:
         _tidy(config)
         return _result(config, manifest, ALREADY_PUBLISHED, found.checked, found.touched)
-    job = job or _job(None, quiet)
+    job = job or _job(None)
     config = job.configured(config)
     with _sole_writer(config):
         if manifest is not None and found is not None:
-            print(f"repairing {found.damage}", file=sys.stderr)
+            say(f"repairing {found.damage}", sys.stderr)
             job.repair(config, manifest, found.damage)
             return _result(config, manifest, REPAIRED, touched=found.touched)
         if notice := duplicates.notice(config):
-            print(f"warning: {notice}", file=sys.stderr)
+            say(f"warning: {notice}", sys.stderr)
         job.write(config, command)
     manifest = read_manifest(config)
     return None if manifest is None else _result(config, manifest, PUBLISHED)
@@ -108,16 +114,10 @@ def _result(
     return Manifest(config.dataset_url, manifest, outcome, published.run_facts(config), checked, touched)
 
 
-def _job(options: PipelineOptions | None, quiet: bool) -> Job:
+def _job(options: PipelineOptions | None) -> Job:
     from beam_pipeline.running import Job
 
-    return Job(options, quiet)
-
-
-def _is_local(options: PipelineOptions) -> bool:
-    from beam_pipeline.running import is_local
-
-    return is_local(options)
+    return Job(options)
 
 
 def _plan(config: Config, job: Job) -> None:
@@ -215,7 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stderr is None:  # closed when the process began; runners print there
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
-    silenced_before = logging.root.manager.disable
+    atexit.register(gc.freeze)  # else Python looks for garbage among all of Beam once more, for 0.4 s
+    level = logging.root.level
     try:
         config, beam_arguments = command_line.parse(given)
         options = None
@@ -224,18 +225,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             options = PipelineOptions(beam_arguments)
         if options is None or _is_local(options):
-            logging.disable(logging.ERROR)  # a runner's tracebacks would bury our one line
-        manifest = _run(config, options, ["python", "-m", "beam_pipeline", *given], quiet=True)
+            logging.root.setLevel(logging.CRITICAL)  # a local runner's tracebacks would bury our one line
+        manifest = run(config, options, ["python", "-m", "beam_pipeline", *given])
         if manifest is not None:
             for warning in warnings(config, manifest):
                 say(f"warning: {warning}", sys.stderr)
             say(published_text(manifest))
         return EXIT_OK
+    except UnforeseenError as error:
+        say(f"error: {one_line(error)}; its traceback is in {_kept_traceback(error)}", sys.stderr)
+        return error.exit_code
     except ImageShardsError as error:
         say(f"error: {one_line(error)}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         say("error: interrupted; the same command resumes", sys.stderr)
-        return 1
+        return EXIT_FAILED
     finally:
-        logging.disable(silenced_before)
+        logging.root.setLevel(level)
+
+
+def _is_local(options: PipelineOptions) -> bool:
+    from beam_pipeline.running import is_local
+
+    return is_local(options)
+
+
+def _kept_traceback(error: BaseException) -> str:
+    """Write what Python would print of an error to a file that stays; returns its path."""
+    with tempfile.NamedTemporaryFile("w", prefix="imageshards-", suffix=".log", delete=False) as file:
+        file.writelines(traceback.format_exception(error))
+    return file.name

@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import TextIO
 
@@ -23,48 +24,36 @@ _REDRAW_EVERY_S = 0.5
 _LOG_LINE_EVERY_S = 15.0
 
 
-class _Counts:
-    """This process's counts; safe from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._folder = ""
-        self._counts: dict[str, int] = {}
-        self._written = 0.0
-
-    def add(self, folder: str, counts: dict[str, int], now: bool) -> None:
-        with self._lock:
-            if folder != self._folder:
-                self._folder, self._counts, self._written = folder, {}, 0.0
-            for name, number in counts.items():
-                self._counts[name] = self._counts.get(name, 0) + number
-            if now or time.monotonic() - self._written > _WRITE_EVERY_S:
-                self._written = time.monotonic()
-                _replace(os.path.join(folder, f"{os.getpid()}.json"), self._counts)
-
-
-def _replace(path: str, counts: dict[str, int]) -> None:
-    try:
-        with open(path + ".tmp", "w") as file:
-            json.dump(counts, file)
-        os.replace(path + ".tmp", path)
-    except OSError:
-        pass  # the launcher is gone, or its disk is full: progress is not worth a failure
-
-
-_counts = _Counts()
+_lock = threading.Lock()
+_counts: dict[str, int] = {}  # this process's, for the job whose folder is _folder
+_folder = ""
+_written = 0.0
 
 
 def report(now: bool = False, **counts: int) -> None:
-    """Add to this process's counts, if anybody watches.
+    """Add to this process's counts, if anybody watches; from any thread.
 
     Args:
         now: write them at once; otherwise at most every quarter of a second.
         counts: `images`, `shards` done; `images_planned`, `shards_planned`.
     """
+    global _folder, _written
     folder = os.environ.get(_FOLDER_VARIABLE)
-    if folder:
-        _counts.add(folder, counts, now)
+    if not folder:
+        return
+    with _lock:
+        if folder != _folder:
+            _folder, _written = folder, 0.0
+            _counts.clear()
+        for name, number in counts.items():
+            _counts[name] = _counts.get(name, 0) + number
+        if now or time.monotonic() - _written > _WRITE_EVERY_S:
+            _written = time.monotonic()
+            path = os.path.join(folder, f"{os.getpid()}.json")
+            with suppress(OSError):  # the launcher is gone, or its disk is full: progress is not worth a failure
+                with open(path + ".tmp", "w") as file:
+                    json.dump(_counts, file)
+                os.replace(path + ".tmp", path)
 
 
 class ProgressLine:
@@ -97,31 +86,24 @@ class ProgressLine:
         os.environ.pop(_FOLDER_VARIABLE, None)
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._terminal:
-            self._stream.write("\r\033[K")
-            self._stream.flush()
+            print("\r\033[K", end="", file=self._stream, flush=True)
 
     def _watch(self) -> None:
         last_line = time.monotonic()
         while not self._stop.wait(_REDRAW_EVERY_S):
             text = self._text(self._sum())
             if text and self._terminal:
-                self._stream.write(f"\r\033[K{text}")
-                self._stream.flush()
+                print(f"\r\033[K{text}", end="", file=self._stream, flush=True)
             elif text and time.monotonic() - last_line > _LOG_LINE_EVERY_S:
                 last_line = time.monotonic()
-                self._stream.write(text + "\n")
-                self._stream.flush()
+                print(text, file=self._stream, flush=True)
 
     def _sum(self) -> dict[str, int]:
         total: dict[str, int] = {}
         for entry in os.scandir(self._folder):
-            try:
-                with open(entry.path) as file:
-                    counts = json.load(file)
-            except (OSError, ValueError):
-                continue
-            for name, number in counts.items():
-                total[name] = total.get(name, 0) + number
+            with suppress(OSError, ValueError), open(entry.path) as file:
+                for name, number in json.load(file).items():
+                    total[name] = total.get(name, 0) + number
         return total
 
     def _text(self, total: dict[str, int]) -> str:

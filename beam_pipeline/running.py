@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import apache_beam as beam
@@ -18,24 +19,20 @@ from apache_beam.options.pipeline_options import (
     StandardOptions,
     TypeOptions,
 )
-from apache_beam.runners.portability import fn_api_runner  # noqa: F401 - loaded with Beam, not with the first job
 from apache_beam.runners.runner import PipelineState
 
 from beam_pipeline import __version__, limits, pipeline, repair, secrets
-from beam_pipeline.errors import ImageShardsError, from_worker, one_line
+from beam_pipeline.errors import ImageShardsError, UnforeseenError, from_worker, one_line
 from beam_pipeline.flag_values import wrong
 from beam_pipeline.identity import Identity
 from beam_pipeline.options import Config
 from beam_pipeline.progress import ProgressLine
 from beam_pipeline.published import Damage
-from beam_pipeline.quiet import RunnerLog, runner_log
 from beam_pipeline.state import JobState
 
 _IN_PROCESS = "FnApiRunner"  # plain DirectRunner would first try to download another one
 _LOCAL = frozenset({"fnapi", "direct", "prism", "bundlebaseddirect", "switchingdirect"})
 _RUNNERS = "DataflowRunner, FlinkRunner, SparkRunner, PrismRunner, PortableRunner"
-# Beam notes every 200 ms which step a worker is in, and no stage ends before the next note: 0.1 s a stage are lost.
-_STATE_SAMPLING_MS = 20
 
 
 def is_local(options: PipelineOptions) -> bool:
@@ -58,15 +55,13 @@ class Job:
 
     Args:
         options: Beam's; None for FnApiRunner in this process.
-        quiet: keep what local runners print out of stderr.
 
     Raises:
         UsageError: no such runner, or it misses options.
     """
 
-    def __init__(self, options: PipelineOptions | None, quiet: bool) -> None:
+    def __init__(self, options: PipelineOptions | None) -> None:
         self._options = options or PipelineOptions([])
-        self._quiet = quiet
         standard = self._options.view_as(StandardOptions)
         standard.runner = standard.runner or _IN_PROCESS
         # Our types are checked before; it costs 60 ms a start.
@@ -74,6 +69,8 @@ class Job:
         # All that a worker unpickles lies in this package.
         self._options.view_as(SetupOptions).save_main_session = False
         self._pipeline = _new_pipeline(self._options)
+        with suppress(OSError):
+            os.rmdir(self._pipeline.local_tempdir)  # for steps in other languages; a killed job would leave it
 
     def configured(self, config: Config) -> Config:
         """The configuration with what only this run knows: which job it is, and what memory a local one has."""
@@ -109,12 +106,12 @@ class Job:
 
     def _run(self, config: Config, facts: dict[str, Any]) -> None:
         pipeline.build(self._pipeline, config, facts)
-        _execute(self._pipeline, config, self._options, self._quiet)
+        _execute(self._pipeline, config, is_local(self._options))
 
     def repair(self, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
         """Write again what of a published version is damaged."""
         repair.build_repair(self._pipeline, config, manifest, damage)
-        _execute(self._pipeline, config, self._options, self._quiet)
+        _execute(self._pipeline, config, is_local(self._options))
 
 
 def _new_pipeline(options: PipelineOptions) -> beam.Pipeline:
@@ -135,23 +132,30 @@ def _new_pipeline(options: PipelineOptions) -> beam.Pipeline:
         raise ImageShardsError(f"--runner {runner!r}: {one_line(error)}; nothing was begun") from error
 
 
-def _execute(job: beam.Pipeline, config: Config, options: PipelineOptions, quiet: bool) -> None:
+def _execute(job: beam.Pipeline, config: Config, local: bool) -> None:
     """Run a pipeline to its end; a worker's error comes back as ours."""
-    local = is_local(options)
     result: Any = None
-    with runner_log(quiet and local) as log:
-        try:
-            with ProgressLine(log.stderr) if local else nullcontext(), stages_that_end_at_once():
-                result = job.run()
-                state = result.wait_until_finish()
-            if state not in (None, "DONE", "UNKNOWN"):
-                raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
-        except BaseException as error:
-            if local or _has_ended(result):
-                _give_up(config)
-            if not isinstance(error, Exception):
-                raise
-            raise _in_one_line(error, log) from error
+    try:
+        with ProgressLine() if local else nullcontext():
+            result = job.run()
+            state = result.wait_until_finish()
+        if state not in (None, "DONE", "UNKNOWN"):
+            raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
+    except BaseException as error:
+        if local or _has_ended(result):
+            _give_up(config)
+        if not isinstance(error, Exception):
+            raise
+        if _is_interrupt(error):
+            raise KeyboardInterrupt from error
+        raise _ours(error) from error
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C ended the job: in the middle of a step Beam makes an error of its own of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _has_ended(result: Any) -> bool:
@@ -168,36 +172,9 @@ def _give_up(config: Config) -> None:
         JobState(dataclasses.replace(config, io_deadline=config.first_contact_s)).owner.release()
 
 
-def _in_one_line(error: Exception, log: RunnerLog) -> ImageShardsError:
+def _ours(error: Exception) -> ImageShardsError:
     known = from_worker(error)
     if known is not None:
         return known
-    path = log.save()
-    more = f"; what the runner said is in {path}" if path else ""
-    return ImageShardsError(f"the job failed: {_last_line(error)}{more}; the same command resumes")
-
-
-@contextmanager
-def stages_that_end_at_once() -> Iterator[None]:
-    """Lets Beam's workers in this process note their state more often; there is no option for it.
-
-    Another version of Beam may be made otherwise: then its stages take as long as they take.
-    """
-    try:
-        from apache_beam.runners.worker.statesampler import DEFAULT_SAMPLING_PERIOD_MS, StateSampler
-
-        start: Any = StateSampler.__init__
-        before = tuple(start.__defaults__)
-        start.__defaults__ = tuple(_STATE_SAMPLING_MS if one == DEFAULT_SAMPLING_PERIOD_MS else one for one in before)
-    except (ImportError, AttributeError, TypeError):
-        before = None
-    try:
-        yield
-    finally:
-        if before is not None:
-            start.__defaults__ = before
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1].partition(" [while running")[0] if lines else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return UnforeseenError(f"the job failed: {lines[-1].partition(' [while running')[0]}; the same command resumes")

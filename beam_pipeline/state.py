@@ -171,20 +171,18 @@ class JobState:
         self._delete_files(keep=(OWNER_FILE, _PLAN_FILE))
         self.write(_PLAN_FILE, data)
 
-    def save_sidecar(self, name: ShardName, sidecar: dict[str, Any], rejects: bytes, digests: bytes = b"") -> None:
+    def save_sidecar(self, name: ShardName, sidecar: dict[str, Any], rejects: bytes) -> None:
         """Note that a shard is finished; its object and index are in place.
 
         Args:
             name: of the shard.
             sidecar: what is to be published of it.
             rejects: its reject lines.
-            digests: MD5s of its images in their order, for those who look for duplicates.
         """
-        kept = {_rejects_file(name): rejects, _digests_file(name): digests}
-        for file, data in kept.items():
-            if data:
-                self.write(file, data)
-        beside = {file: file_sums(data) for file, data in kept.items() if data}
+        beside = {}
+        if rejects:
+            self.write(_rejects_file(name), rejects)
+            beside[_rejects_file(name)] = file_sums(rejects)
         self.write(_sidecar_file(name), seal_manifest({**sidecar, "beside": beside}))
 
     def sidecar(self, name: ShardName) -> dict[str, Any] | None:
@@ -203,10 +201,6 @@ class JobState:
     def rejects(self, name: ShardName) -> bytes:
         """Reject lines of a finished shard."""
         return self._read(_rejects_file(name)) or b""
-
-    def digests(self, name: ShardName) -> bytes:
-        """MD5s of a finished shard's images, where they are kept."""
-        return self._read(_digests_file(name)) or b""
 
     def write(self, file: str, data: bytes) -> None:
         """Write one of the state's files."""
@@ -274,10 +268,6 @@ def _sidecar_file(name: ShardName) -> str:
 
 def _rejects_file(name: ShardName) -> str:
     return f"rejects/{_short(name)}.jsonl"
-
-
-def _digests_file(name: ShardName) -> str:
-    return f"digests/{_short(name)}"
 
 
 def _short(name: ShardName) -> str:

@@ -12,6 +12,7 @@ from beam_pipeline.wording import plural, size_text
 PUBLISHED = "published"
 REPAIRED = "repaired"
 ALREADY_PUBLISHED = "already published"
+_FEW = 5  # records of a class in a split: too few to learn, or to judge by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,14 +95,14 @@ def published_text(manifest: Manifest) -> str:
     passed = data["image"].get("passed_through", {})
     if any(passed.values()):
         lines.append(
-            f"  {sum(passed.values()):,} stored as they were compressed, {passed.get('whole', 0):,} bit for bit"
+            f"  {sum(passed.values()):,} stored without re-encoding ({passed.get('whole', 0):,} byte for byte)"
         )
     lines.append(f"  {plural(len(manifest.classes), 'class')}")
     found = data.get("duplicates", {})
     if found.get("groups"):
         lines.append(
-            f"  {plural(found['images'], 'image')} hold the same bytes as others: {plural(found['groups'], 'group')}, "
-            f"{found['across_classes']:,} of several classes, {found['across_splits']:,} of several splits; "
+            f"  {plural(found['images'], 'image')} with exact duplicates in {plural(found['groups'], 'group')}: "
+            f"{found['across_classes']:,} with conflicting labels, {found['across_splits']:,} across splits (leaks); "
             "see duplicates.jsonl"
         )
     return "\n".join(lines)
@@ -118,9 +119,9 @@ def _skipped_text(skipped: dict[str, Any]) -> list[str]:
         most_first = sorted(suffixes.items(), key=lambda pair: (-pair[1], pair[0]))
         by_suffix = ", ".join(f"{suffix} {files:,}" for suffix, files in most_first)
         files = plural(sum(suffixes.values()), "file")
-        lines.append(f"  {files} skipped: no image by the suffix ({by_suffix}), see --extensions")
+        lines.append(f"  {files} skipped: not an image suffix ({by_suffix}), see --extensions")
     if outside := skipped.get("outside_classes"):
-        lines.append(f"  {plural(outside, 'image')} skipped: in no class folder")
+        lines.append(f"  {plural(outside, 'image')} skipped: not inside a class folder")
     for kind, noun in (("hidden_images", "image"), ("hidden_folders", "folder")):
         if hidden := skipped.get(kind):
             lines.append(f"  {plural(hidden, noun)} skipped: hidden, the name begins with a dot")
@@ -141,8 +142,8 @@ def _sizes_text(sizes: list[int]) -> str:
 def warnings(config: Config, manifest: Manifest) -> list[str]:
     """What a user should look at, though the dataset is published."""
     data = manifest.data
-    counts = [content["class_counts"] for content in data["splits"].values()]
-    empty = [label for number, label in enumerate(manifest.classes) if not any(count[number] for count in counts)]
+    counts = {split: content["class_counts"] for split, content in data["splits"].items()}
+    empty = [number for number in range(len(manifest.classes)) if not any(count[number] for count in counts.values())]
     found = []
     if manifest.touched:
         found.append(
@@ -150,9 +151,14 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
             "run.json; --repair compares their contents"
         )
     if empty:
-        some = ", ".join(repr(label) for label in empty[:5])
         have = f"{plural(len(empty), 'class')} {'has' if len(empty) == 1 else 'have'}"
-        found.append(f"{have} no record: {some}{', …' if empty[5:] else ''}")
+        found.append(f"{have} no record: {_first([repr(manifest.classes[number]) for number in empty])}")
+    for split, count in counts.items() if len(counts) > 1 else ():
+        few = [number for number, records in enumerate(count) if records < _FEW and number not in empty]
+        if few:
+            have = f"{plural(len(few), 'class')} {'has' if len(few) == 1 else 'have'}"
+            some = _first([f"{manifest.classes[number]!r} {count[number]}" for number in few])
+            found.append(f"{have} fewer than {_FEW} records in split {split!r}: {some}")
     found += [
         f"split {split!r} got no image and is left out"
         for split in (config.split_fractions or {})
@@ -167,3 +173,7 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
     if config.compression == "gzip":
         found.append("gzip shards have no index and no TFDS metadata: read them with reader.record_dataset")
     return found
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:5]) + ", …" * (len(names) > 5)

@@ -32,7 +32,6 @@ _SLOW_FILES = (
     "test_faults.py",
     "test_tf_data.py",
     "test_torch.py",
-    "test_quiet.py",
 )
 
 

@@ -121,7 +121,7 @@ def duplicate_rejects(version: Path) -> dict[str, str]:
 
 def test_report_names_groups_and_leaves_every_record(copied: Path, tmp_path: Path) -> None:
     finished = make.job(copied, tmp_path / "report", *FLAGS, "--duplicates", "report")
-    assert "  5 images hold the same bytes as others: 2 groups, 0 of several classes, " in finished.out
+    assert "  5 images with exact duplicates in 2 groups: 0 with conflicting labels, " in finished.out
     assert "--duplicates report reads every image once more, before planning" in finished.err
     version = tmp_path / "report/photos/1.0.0"
     kept = make.published(copied, tmp_path / "keep", *FLAGS)

@@ -14,7 +14,7 @@ from tests.make import ROOT
 # The order of the write side's modules: each imports only from rows above its own, or its neighbours named here.
 ROWS = [
     {"schema", "errors", "metrics", "secrets", "extras", "wording"},
-    {"storage", "identity", "scratch", "owner", "own_files", "progress", "quiet"},
+    {"storage", "identity", "scratch", "owner", "own_files", "progress"},
     {"images", "examples", "sharding", "pools", "manifest_rows", "tfds_metadata"},
     {"flags", "flag_values"},
     {"options"},
@@ -47,7 +47,6 @@ PURE |= {
     "scratch",
     "owner",
     "limits",
-    "quiet",
     "secrets",
     "extras",
     "wording",

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import logging
 import os
+import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 
 import google_crc32c
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.worker import statesampler
 
 import beam_pipeline
 from beam_pipeline import running, schema
@@ -26,6 +31,7 @@ from tests.conftest import forget_clients
 from tests.servers import Gcs
 
 TWO_SPLITS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "2")
+FEW = "warning: 3 classes have fewer than 5 records in split 'validation': 'ant' 3, 'bee' 4, 'cat' 4\n"
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +272,7 @@ def test_an_error_of_a_worker_is_the_same_line(with_broken: Path, tmp_path: Path
 def test_a_published_version_says_its_counts_and_balance(photos: Path, tmp_path: Path) -> None:
     finished = make.job(photos, tmp_path, *TWO_SPLITS)
     assert finished.code == 0
-    assert finished.err == ""
+    assert finished.err == FEW
     lines = finished.out.splitlines()
     assert lines[0] == f"published {tmp_path}/photos/1.0.0"
     data = make.manifest(tmp_path / "photos" / "1.0.0")
@@ -415,7 +421,7 @@ def test_a_truncated_shard_is_written_again_with_the_same_bytes(photos: Path, or
     assert {name: make.traces(copy)[name] for name in others} == others
     assert not (copy.parent / "_state").exists()
     assert finished.out.startswith(f"repaired {copy}\n")
-    assert finished.err == "repairing 1 corrupt shard\n"
+    assert finished.err == f"repairing 1 corrupt shard\n{FEW}"
 
 
 def test_missing_files_of_every_kind_are_written_again(photos: Path, original: Path, copy: Path) -> None:
@@ -768,8 +774,7 @@ def test_more_shards_than_images_are_lowered_with_a_line(tmp_path: Path) -> None
     folder = make.class_folders(tmp_path / "in", {"a": 3})
     finished = make.job(folder, tmp_path / "out", "--num_shards", "10")
     assert finished.code == 0
-    line = "--num_shards 10: split 'train' is written in 3 shards, it has no more images"
-    assert finished.err == f"warning: {line}\n"
+    assert finished.err == "warning: --num_shards 10: split 'train' is written in 3 shards, it has no more images\n"
     assert len(make.shard_files(tmp_path / "out/photos/1.0.0")) == 3
 
 
@@ -799,9 +804,9 @@ def test_files_that_are_skipped_are_told_and_change_no_byte_of_the_dataset(
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"no image")
     finished = make.job(folder, tmp_path / "out", *TWO_SPLITS)
-    line = "  3 files skipped: no image by the suffix (.JPX 2, .txt 1), see --extensions"
+    line = "  3 files skipped: not an image suffix (.JPX 2, .txt 1), see --extensions"
     assert line in finished.out.splitlines()
-    assert "  1 image skipped: in no class folder" in finished.out.splitlines()
+    assert "  1 image skipped: not inside a class folder" in finished.out.splitlines()
     for what in ("image", "folder"):
         assert f"  1 {what} skipped: hidden, the name begins with a dot" in finished.out.splitlines()
     version = tmp_path / "out/photos/1.0.0"
@@ -875,20 +880,88 @@ def test_a_runner_is_local_however_its_name_is_written(runner: str | None, local
     assert running.is_local(PipelineOptions([f"--runner={runner}"] if runner else [])) is local
 
 
-def test_beam_still_notes_its_state_as_rarely_as_we_undo() -> None:
-    with running.stages_that_end_at_once():
-        hurried = statesampler.StateSampler.__init__.__defaults__
-    assert hurried == (20,)
-    assert statesampler.StateSampler.__init__.__defaults__ == (200,)
+@pytest.mark.parametrize("mode", ["in_memory", "multi_threading"])
+def test_ctrl_c_is_a_callers_own_and_one_line_of_the_command(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    # In the middle of a step, where Beam makes an error of its own of it.
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("beam_pipeline.writer.ShardWriter.write", interrupt)
+    options = PipelineOptions([f"--direct_running_mode={mode}"])
+    config = Config(input=str(photos), output=str(tmp_path / "out"), name="photos", image_size=24)
+    if mode == "in_memory":
+        with pytest.raises(KeyboardInterrupt):
+            beam_pipeline.run(config, options)
+        finished = make.job(photos, tmp_path / "out")
+        assert (finished.code, finished.err) == (1, "error: interrupted; the same command resumes\n")
+    monkeypatch.undo()
+    assert make.job(photos, tmp_path / "out").code == 0, "nothing is locked"
 
 
-@pytest.mark.parametrize("name", ["StateSampler", "DEFAULT_SAMPLING_PERIOD_MS"])
-def test_a_beam_that_is_made_otherwise_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    with monkeypatch.context() as patch:
-        patch.delattr(statesampler, name)
-        with running.stages_that_end_at_once():
-            assert not hasattr(statesampler, name)
-    assert statesampler.StateSampler.__init__.__defaults__ == (200,)
+def test_ctrl_c_while_a_job_runs_in_this_process(photos: Path, tmp_path: Path) -> None:
+    for seconds in (0.05, 0.3):
+        timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                beam_pipeline.run(Config(input=str(photos), output=str(tmp_path), name="photos", overwrite=True))
+
+
+def test_an_unforeseen_error_is_one_line_that_names_its_traceback(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(running.beam.Pipeline, "run", fail)
+    finished = make.job(photos, tmp_path)
+    assert finished.code == 1
+    said, _, path = finished.err.rstrip().partition("; its traceback is in ")
+    assert said == "error: the job failed: unforeseen; the same command resumes"
+    kept = Path(path)
+    assert "in fail\n" in kept.read_text() and "RuntimeError: unforeseen\n" in kept.read_text()
+    kept.unlink()
+
+
+@pytest.mark.parametrize("mode", ["in_memory", "multi_processing"])
+def test_a_terminal_sees_the_progress_line_and_what_is_published(photos: Path, tmp_path: Path, mode: str) -> None:
+    # A real terminal, with a clock of half a second for the line; nothing of Beam's.
+    command = [sys.executable, "-m", "beam_pipeline", "--input", str(photos), "--output", str(tmp_path), "--name=x"]
+    terminal, end = pty.openpty()
+    with subprocess.Popen(
+        [*command, f"--direct_running_mode={mode}", "--direct_num_workers=2"],
+        stdin=end, stdout=end, stderr=end, cwd=make.ROOT,
+    ) as process:  # fmt: skip
+        os.close(end)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux' end of a terminal
+            while data := os.read(terminal, 65_536):
+                shown += data
+    os.close(terminal)
+    assert process.returncode == 0
+    *drawn, told = shown.decode().split("\r\033[K")
+    assert all(line.startswith(("listing: ", "shards ")) for line in drawn if line), shown
+    assert told.splitlines() == [
+        f"published {tmp_path}/x/1.0.0",
+        told.splitlines()[1],
+        "  40 images listed = 40 records + 0 rejects",
+        "  3 classes",
+    ]
+
+
+def test_a_job_changes_no_logging_and_leaves_no_temporary_folder(
+    photos: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    before = (logging.root.level, logging.root.manager.disable)
+    assert make.job(photos, tmp_path / "new", "--runner=FnApiRunner").code == 0
+    assert again(photos, copy, "--runner=FnApiRunner").out.startswith("already published")
+    assert again(photos, copy, "--runner=FnApiRunner", "--seed=1").code == 2
+    assert (logging.root.level, logging.root.manager.disable) == before
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_a_store_that_does_not_answer_is_told_before_anything_is_begun(

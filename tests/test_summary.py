@@ -27,7 +27,7 @@ def manifest(outcome: str = PUBLISHED, **more: object) -> Manifest:
         "rejects": {"by_reason": {"truncated": 1, "decode_error": 2}},
         "image": {"passed_through": {"whole": 0, "without_metadata": 0}},
         "splits": {
-            "validation": {"records": 100, "class_counts": [100, 0], "shards": [{"bytes": 5_000_000}]},
+            "validation": {"records": 100, "class_counts": [50, 50], "shards": [{"bytes": 5_000_000}]},
             "train": {
                 "records": 900,
                 "class_counts": [500, 400],
@@ -104,9 +104,9 @@ def test_a_plan_tells_images_shards_and_their_size() -> None:
 @pytest.mark.parametrize(
     ("suffixes", "line"),
     [
-        ({".JPX": 1, ".txt": 2}, "  3 files skipped: no image by the suffix (.txt 2, .JPX 1), see --extensions"),
-        ({"none": 1200}, "  1,200 files skipped: no image by the suffix (none 1,200), see --extensions"),
-        ({".txt": 1}, "  1 file skipped: no image by the suffix (.txt 1), see --extensions"),
+        ({".JPX": 1, ".txt": 2}, "  3 files skipped: not an image suffix (.txt 2, .JPX 1), see --extensions"),
+        ({"none": 1200}, "  1,200 files skipped: not an image suffix (none 1,200), see --extensions"),
+        ({".txt": 1}, "  1 file skipped: not an image suffix (.txt 1), see --extensions"),
     ],
 )
 def test_files_that_were_skipped_are_told(suffixes: dict[str, int], line: str) -> None:
@@ -143,8 +143,11 @@ def test_nothing_to_warn_about() -> None:
         ({"num_shards": 2}, {}, "--num_shards 2: split 'validation' is written in 1 shard, it has no more images"),
         ({"num_shards": "train=9"}, {}, "--num_shards 9: split 'train' is written in 2 shards, it has no more images"),
         ({}, {"classes": ["a", "b"], "splits": {"train": {"class_counts": [0, 5], "shards": []},
-                                               "validation": {"class_counts": [0, 1], "shards": []}}},
+                                               "validation": {"class_counts": [0, 5], "shards": []}}},
          "1 class has no record: 'a'"),
+        ({}, {"splits": {"train": {"class_counts": [5, 5], "shards": []},
+                         "validation": {"class_counts": [4, 0], "shards": []}}},
+         "2 classes have fewer than 5 records in split 'validation': 'a' 4, 'b' 0"),
         ({"compression": "gzip"}, {},
          "gzip shards have no index and no TFDS metadata: read them with reader.record_dataset"),
     ],
@@ -153,6 +156,11 @@ def test_each_warning(flags: dict, changes: dict, line: str) -> None:
     assert warnings(config(**flags), manifest(**changes)) == [line]
 
 
+def test_a_class_of_few_images_is_nothing_to_tell_if_no_split_was_asked_for() -> None:
+    split = {"records": 1, "class_counts": [1, 2], "shards": [{"bytes": 1}]}
+    assert warnings(config(splits=None), manifest(splits={"train": split})) == []
+
+
 def test_images_that_were_not_encoded_anew_are_told() -> None:
     text = published_text(manifest(image={"passed_through": {"whole": 1200, "without_metadata": 3}}))
-    assert "  1,203 stored as they were compressed, 1,200 bit for bit" in text.splitlines()
+    assert "  1,203 stored without re-encoding (1,200 byte for byte)" in text.splitlines()

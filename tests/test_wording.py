@@ -1,10 +1,15 @@
-"""Counts and sizes as a person reads them."""
+"""Counts and sizes as a person reads them, and printing that fails nothing."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import pytest
 
 from beam_pipeline.wording import plural, size_text
+from tests import make
 
 
 @pytest.mark.parametrize(
@@ -30,3 +35,26 @@ def test_sizes(size: int, text: str) -> None:
 )  # fmt: skip
 def test_counts(count: int, noun: str, text: str) -> None:
     assert plural(count, noun) == text
+
+
+SAYS = "import sys; from beam_pipeline.wording import say; say('größe'); say('\\udcff', sys.stderr)"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "output"),
+    [("2>/dev/null", "größe\n"), ("| true", ""), (">/dev/full", "\\udcff\n"), (">&- 2>&-", "")],
+)
+def test_what_cannot_be_printed_fails_nothing(redirection: str, output: str) -> None:
+    command = f'"{sys.executable}" -c "{SAYS}" {redirection}'
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=make.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert done.returncode == 0
+    assert done.stdout.decode() in (output, "\\udcff\n" + output)
+
+
+def test_who_reads_no_unicode_is_told_nevertheless() -> None:
+    command = [sys.executable, "-c", SAYS]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=make.ROOT, env=environment, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"gr\\xf6\\xdfe\n", b"\\udcff\n")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import time
 
 from beam_pipeline.images import ImageOptions
-from beam_pipeline.quiet import terminal
 
 # Pillow decodes and resizes a permitted pixel in about 0.02 µs; 50 times that, for a machine that is busy with more.
 LEAST_S = 60.0
@@ -49,7 +49,6 @@ def _look() -> None:
         for start, seconds, path in list(_watched.values()):
             if now - start > seconds:
                 line = f"error: {path!r} has been decoded for {now - start:.0f} s and more: this process ends"
-                stderr = terminal()
-                stderr.write(f"\n{line}; the same command resumes, and decodes it in one of its own\n")
-                stderr.flush()
+                sys.stderr.write(f"\n{line}; the same command resumes, and decodes it in one of its own\n")
+                sys.stderr.flush()
                 os._exit(1)
