@@ -11,8 +11,6 @@ if __name__ == "__main__":
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    from beam_pipeline.images.files import hide_warnings
     from beam_pipeline.launch import main
 
-    hide_warnings()
     sys.exit(main())

@@ -226,6 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options = PipelineOptions(beam_arguments)
         if options is None or _is_local(options):
             logging.root.setLevel(logging.CRITICAL)  # a local runner's tracebacks would bury our one line
+        from beam_pipeline.images.files import hide_warnings
+
+        hide_warnings()
         manifest = run(config, options, ["python", "-m", "beam_pipeline", *given])
         if manifest is not None:
             for warning in warnings(config, manifest):

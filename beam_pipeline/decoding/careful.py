@@ -24,6 +24,7 @@ from beam_pipeline.decoding import watchdog
 from beam_pipeline.decoding.pixel_sums import ChannelSums, channel_sums
 from beam_pipeline.errors import ImageShardsError, Reject, one_line
 from beam_pipeline.images import EncodedImage, ImageOptions
+from beam_pipeline.images.files import hide_warnings
 from beam_pipeline.schema import RejectReason
 
 # To the child: bytes of an image, which follows.
@@ -175,6 +176,7 @@ def _most_bytes(options: ImageOptions) -> int:
 
 def serve() -> None:
     """Answer requests until there are no more."""
+    hide_warnings()
     values: Any = [tuple(value) if isinstance(value, list) else value for value in json.loads(sys.argv[1])]
     options = ImageOptions(*values)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
