@@ -257,8 +257,9 @@ def test_the_job_is_as_large_for_10_images_as_for_1000(cloud: Cloud, job_of_10_i
     graph = cloud.read("lot-out", "pipeline.pb")
     assert b"WriteShards" in graph
     assert len(json.dumps(request)) + len(graph) < 1_000_000  # Dataflow takes 10 MB
-    assert abs(len(json.dumps(request)) - len(json.dumps(job_of_10_images.request))) < 100
-    assert abs(len(graph) - len(job_of_10_images.graph)) < 100
+    # Beam numbers its parts in no fixed order: a few hundred bytes; 990 references would be 50 kB.
+    assert abs(len(json.dumps(request)) - len(json.dumps(job_of_10_images.request))) < 1000
+    assert abs(len(graph) - len(job_of_10_images.graph)) < 1000
 
 
 def test_the_job_asks_for_the_workers_of_the_defaults(job_of_10_images: Job) -> None:

@@ -269,7 +269,12 @@ def told(photos: Path, version: Path, *flags: str) -> tuple[str, str]:
     assert finished.code == 0, finished.err
     lines = finished.out.splitlines()
     assert lines[0] == f"already published {version}, nothing written"
-    return lines[1].strip(), finished.err
+    return lines[1].strip(), without_few(finished.err)
+
+
+def without_few(stderr: str) -> str:
+    """What a job says, without the warning that classes have few records, as in most tests."""
+    return "".join(line for line in stderr.splitlines(True) if "fewer than 5 records" not in line)
 
 
 FILES = "4 shards and 10 other files have the"
@@ -295,7 +300,7 @@ def test_in_a_bucket_checksums_of_the_listing_are_compared(gcs: Gcs, photos: Pat
     for source, more in ((url, ", 40 images the MD5s that were published\n"), (photos, "; contents of 40 images were")):
         finished = make.job(source, output, *FLAGS)
         assert finished.out.startswith(first + more)
-        assert (finished.code, finished.err) == (0, "")
+        assert (finished.code, without_few(finished.err)) == (0, "")
 
 
 def test_a_flipped_bit_of_a_shard_in_a_bucket_is_repaired_by_a_rerun(
@@ -306,7 +311,10 @@ def test_a_flipped_bit_of_a_shard_in_a_bucket_is_repaired_by_a_rerun(
     make.flip_byte(version / "features.json")
     gcs.put_folder(bucket, "out/photos/1.0.0", version)
     finished = make.job(photos, f"gs://{bucket}/out", *FLAGS)
-    assert (finished.code, finished.err) == (0, "repairing 1 corrupt shard and 1 other file (features.json)\n")
+    assert (finished.code, without_few(finished.err)) == (
+        0,
+        "repairing 1 corrupt shard and 1 other file (features.json)\n",
+    )
     assert make.files(gcs.download(bucket, "out/photos/1.0.0", tmp_path / "now")) == make.files(original)
 
 
