@@ -29,7 +29,7 @@ _MOST_SUFFIXES = 20  # that are told apart: there may be a different one for eac
 
 @dataclasses.dataclass
 class ListingSummary:
-    """What a listing holds as a whole, or a part of one.
+    """What a complete listing holds, or a part of one.
 
     Attributes:
         class_counts: images by class; 0 for a class folder without any.

@@ -128,7 +128,7 @@ def _restored_files(
     damage: Damage,
     saved: Iterable[SavedGroups],
 ) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """(file, its content in parts) of what is damaged beside the shards, which are valid by now."""
+    """(file, its content in parts) of what is corrupt other than the shards, which are valid by now."""
     names = shard_names(config, plan)
     for name in names:
         if name.index_file in damage.files:

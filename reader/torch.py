@@ -186,14 +186,13 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         made = self._steps * (1 if worker is None else workers)
         trained = made if steps is None else integer("steps", steps, 0)
         *parts, last = self._parts(workers)
-        parts.append(replace(last, steps=last.steps + trained))
         return {
             "source": self._beginning.source,
             "seed": self._beginning.seed,
             "epoch": int(self._epoch[0]),
             "parts": [
                 [part.hosts // part.workers, part.workers, part.batch_size, part.drop_last, part.steps]
-                for part in parts
+                for part in (*parts, replace(last, steps=last.steps + trained))
             ],
         }
 
@@ -264,10 +263,9 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
     def _saved_parts(self, state: Mapping[str, Any]) -> tuple[Part, ...]:
         """What was trained of an epoch by a state. Raises TypeError, ValueError, … if no training can have made it."""
         parts: list[Part] = []
-        unread = self._beginning.records
         for values in state["parts"]:
+            unread = self._beginning.records - sum(part.read for part in parts)
             parts.append(self._part(unread, *map(int, values)))
-            unread -= parts[-1].read
         last = parts[-1]
         if state.get("worker") is not None:  # a worker's of release 1: whose turn it had, and the batches it made
             turn, made = map(int, state["worker"])

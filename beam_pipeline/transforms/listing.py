@@ -93,7 +93,7 @@ def _list_folders(numbered: tuple[int, Iterable[listing.ClassFolder]], config: C
 
 
 def _pages(refs: Iterator[ImageRef], summary: ListingSummary, config: Config) -> Iterator[Any]:
-    """Keyed `Page`s; what they hold as a whole to the output `_SUMMARIES`."""
+    """Keyed `Page`s; what they hold together to the output `_SUMMARIES`."""
     while page := Page(islice(refs, PAGE_REFS)):
         summary.add(page)
         limits.check(summary.images, config.most_references)
@@ -165,7 +165,7 @@ def _join_sizes(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[
 
 
 def _checked(total: ListingSummary, config: Config) -> ListingSummary:
-    """The summary of the whole listing: its sample cut to size, its classes known."""
+    """The summary of the complete listing: its sample cut to size, its classes known."""
     if not total.images:
         raise ImageShardsError("the input has no image: nothing is written")
     limits.check(total.images, config.most_references)

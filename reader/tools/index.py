@@ -16,34 +16,27 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
-from reader.example import Value, parse_example
+from reader.example import parse_example
 from reader.info import DatasetInfo, load_info
-from reader.record_files import FileScan, Frame, PathLike, Pattern, find_files, is_gzip, read_examples
+from reader.record_files import FileScan, Frame, PathLike, Pattern, find_files, is_gzip
 from reader.records import InvalidRecordError
+from reader.tools.keys import Keys, find_keys
 from reader.tools.scan import Scanners, decode_image, only_bytes, only_integer, type_name
 
 _LOG = logging.getLogger("reader")
 
 VERSION = "1.0.0"
 
-# Names in use for the image, its class id and its class name: ours and the TFRecord tutorial's, TFDS', TF-Slim's and
-# the object detection API's, then what people write by hand. The first that a file has is taken.
-IMAGE_KEYS = (schema.IMAGE_KEY, "image/encoded", "image_raw", "image_bytes", "img", "jpeg", "jpg", "png")
-CLASS_KEYS = (schema.CLASS_KEY, "label", "image/class/label", "class_id", "label_id", "cls", "target")
-NAME_KEYS = (schema.LABEL_KEY, "image/class/text", "class_name", "label_name", schema.CLASS_KEY)
-
 _SPLIT = re.compile(r"(?:^|[^a-z0-9])(train|training|validation|valid|val|dev|eval|test)(?![a-z])")
 _SAMPLED_IMAGES = 512  # that mean and std come from: as many as the write side samples
-_SEARCHED_RECORDS = 100  # in which the names are looked for: a first one may lack its class
 _MAX_CLASSES = 1_000_000
 _KEPT_ERRORS = 10  # of a file's records that are left out
 
@@ -96,7 +89,7 @@ def index(
             f"{file} is GZIP, so no record can be found by its offset: read it with reader.record_dataset, or write "
             "it without compression"
         )
-    keys = _find_keys(files, image_key, class_key)
+    keys = find_keys(files, image_key, class_key)
     splits: dict[str, list[str]] = {}
     for file in files:
         word = _SPLIT.search(file.rpartition("/")[2].lower())
@@ -122,44 +115,7 @@ def _folder(out: str) -> Path:
     return folder
 
 
-# --- which features
-
-
-class _Keys(NamedTuple):
-    """Which features hold an image, its class id, and its class name ("" if none does)."""
-
-    image: str
-    label: str
-    name: str
-
-
-def _find_keys(files: Sequence[str], image_key: str | None, class_key: str | None) -> _Keys:
-    """The keys of image and class in the first record that has both."""
-    first: tuple[str, dict[str, Value]] | None = None
-    errors: list[CorruptRecordError] = []
-    for file in files:
-        for _, _, features in islice(read_examples(file, errors.append), _SEARCHED_RECORDS):
-            image, label, name = _keys_in(features, image_key, class_key)
-            if image and label:
-                return _Keys(image, label, name)
-            first = first or (file, features)
-    if first is None:
-        raise errors[0] if errors else ImageShardsError(f"{files[0]}: no record in {len(files)} files")
-    file, features = first
-    image, *_ = _keys_in(features, image_key, class_key)
-    missing = "a class id (one int64 value)" if image else "an image (one bytes value)"
-    flag = "--class_key" if image else "--image_key"
-    there = ", ".join(f"{key} ({type_name(value)}, {len(value)})" for key, value in sorted(features.items()))
-    raise UsageError(f"{file}: no feature is known to hold {missing}; name it by {flag} among: {there or 'nothing'}")
-
-
-def _keys_in(features: Mapping[str, Value], image_key: str | None, class_key: str | None) -> _Keys:
-    """The features that hold these things in one record, "" for those that it lacks."""
-    texts = [key for key in features if only_bytes(features, key) is not None]
-    numbers = [key for key in features if only_integer(features, key) is not None]
-    image = next((key for key in ([image_key] if image_key else IMAGE_KEYS) if key in texts), "")
-    label = next((key for key in ([class_key] if class_key else CLASS_KEYS) if key in numbers), "")
-    return _Keys(image, label, next((key for key in NAME_KEYS if key in texts and key != image), ""))
+# --- class names
 
 
 def _class_names(file: str, total: _Contents, given: list[str] | None, labels_file: PathLike | None) -> list[str]:
@@ -228,7 +184,7 @@ class _Contents:
         """How many are indexed."""
         return self.classes.total()
 
-    def take(self, record: bytes | CorruptRecordError, keys: _Keys, is_sampled: bool) -> tuple[str, str]:
+    def take(self, record: bytes | CorruptRecordError, keys: Keys, is_sampled: bool) -> tuple[str, str]:
         """Decode a record's image and count what the record holds, or say why it is left out: a reason, and details."""
         if isinstance(record, CorruptRecordError):
             return "corrupt_record", record.reason
@@ -279,7 +235,7 @@ class _File:
     runs: list[tuple[int, int, int]]
 
 
-def _scan_file(keys: _Keys, sampled: int, scanners: Scanners, path: str) -> _File:
+def _scan_file(keys: Keys, sampled: int, scanners: Scanners, path: str) -> _File:
     """Read a file from start to end; mean and std come from its first `sampled` records."""
     scan, contents = FileScan(path), _Contents()
     runs: list[tuple[int, int, int]] = []
@@ -298,9 +254,7 @@ def _scan_file(keys: _Keys, sampled: int, scanners: Scanners, path: str) -> _Fil
     return _File(path, storage.open_storage(path).size(path), scan.crc32c, contents, runs)
 
 
-def _read_block(
-    path: str, keys: _Keys, sampled: int, block: Iterable[Frame]
-) -> tuple[_Contents, list[tuple[int, int]]]:
+def _read_block(path: str, keys: Keys, sampled: int, block: Iterable[Frame]) -> tuple[_Contents, list[tuple[int, int]]]:
     """What a block holds, and (offset, framed bytes) of each record; any thread checks CRCs and decodes here."""
     contents, spans = _Contents(), []
     for number, offset, record in block:
@@ -323,7 +277,7 @@ def _sum(files: Iterable[_File]) -> _Contents:
 # --- what is written
 
 
-def _write(folder: Path, scans: dict[str, list[_File]], total: _Contents, classes: list[str], keys: _Keys) -> None:
+def _write(folder: Path, scans: dict[str, list[_File]], total: _Contents, classes: list[str], keys: Keys) -> None:
     """Write the index, the manifest last."""
     contents = {schema.LABELS_FILE: "".join(f"{name}\n" for name in classes).encode()}
     for split, found in scans.items():
@@ -339,7 +293,7 @@ def _write(folder: Path, scans: dict[str, list[_File]], total: _Contents, classe
 
 
 def _manifest(
-    folder: Path, scans: dict[str, list[_File]], total: _Contents, classes: list[str], keys: _Keys
+    folder: Path, scans: dict[str, list[_File]], total: _Contents, classes: list[str], keys: Keys
 ) -> dict[str, Any]:
     every = [one for found in scans.values() for one in found]
     formats, greys, heights, widths = (set(kinds) for kinds in zip(*total.images, strict=True))
