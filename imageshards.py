@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import beam_pipeline
-from beam_pipeline import extras
 from beam_pipeline.errors import EXIT_OK, EXIT_USAGE, UsageError, one_line
 
 if TYPE_CHECKING:  # for editors
@@ -70,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: list[str]) -> int:
     name = given[0] if given else ""
     if name == "write":
-        extras.require()
-        from beam_pipeline.launch import main as write
+        beam_pipeline.require_pipeline()
+        from beam_pipeline.cli.main import main as write
 
         return write(given[1:])
     if name == "--version":

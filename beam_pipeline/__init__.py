@@ -9,27 +9,42 @@
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from beam_pipeline import extras
+from beam_pipeline.errors import UsageError
 
 __version__ = "0.1.0"
 __all__ = ["Config", "Manifest", "__version__", "run"]
 
 if TYPE_CHECKING:
-    from beam_pipeline.launch import run
-    from beam_pipeline.options import Config
-    from beam_pipeline.summary import Manifest
+    from beam_pipeline.cli.messages import Manifest
+    from beam_pipeline.cli.run import run
+    from beam_pipeline.config import Config
 
 
 def __getattr__(name: str) -> Any:
     """Load the public names on first use (PEP 562)."""
-    module = {"Config": "options", "Manifest": "summary", "run": "launch"}.get(name)
+    module = {"Config": "config", "Manifest": "cli.messages", "run": "cli.run"}.get(name)
     if module is not None:
-        extras.require()
+        require_pipeline()
         return getattr(importlib.import_module(f"beam_pipeline.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_NEEDED = {"apache_beam": "Apache Beam", "PIL": "Pillow"}
+
+
+def require_pipeline() -> None:
+    """Look, without importing anything, whether the extra `pipeline` is installed.
+
+    Raises:
+        UsageError: it is not; names what is missing.
+    """
+    for module, name in _NEEDED.items():
+        if find_spec(module) is None:
+            raise UsageError(f"{name} is not installed: pip install '.[pipeline]'")

@@ -2,15 +2,15 @@
 
 import sys
 
-from beam_pipeline import extras
+import beam_pipeline
 from beam_pipeline.errors import UsageError
 
 if __name__ == "__main__":
     try:
-        extras.require()
+        beam_pipeline.require_pipeline()
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    from beam_pipeline.launch import main
+    from beam_pipeline.cli.main import main
 
     sys.exit(main())

@@ -124,3 +124,20 @@ def one_line(error: BaseException) -> str:
     """The text of any exception as a single line, for the end of a command."""
     text = " ".join(str(error).split())
     return text or type(error).__name__
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 shard`, `1,200 shards`, `2 classes`."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
+def why_unreadable(error: Exception) -> str:
+    """Why a small file that a flag names can't be used."""
+    kinds = {
+        IsADirectoryError: "a folder, not a file",
+        FileNotFoundError: "no such file",
+        UnicodeDecodeError: "not UTF-8",
+    }
+    found = (text for kind, text in kinds.items() if isinstance(error.__cause__, kind) or isinstance(error, kind))
+    return next(found, "not what it should be")

@@ -28,7 +28,7 @@ from reference import psnr, resize, ssim
 
 import beam_pipeline
 from beam_pipeline import images
-from beam_pipeline.decoding import Decoding
+from beam_pipeline.conversion.decoder import Decoding
 from beam_pipeline.images import ImageOptions, geometry
 
 GAPS = (1.0, 1.5, 2.0, 3.0, 4.0)

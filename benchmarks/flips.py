@@ -24,7 +24,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from beam_pipeline import launch, sample_data, schema
+from beam_pipeline import sample_data, schema
+from beam_pipeline.cli.main import main as write_command
 from reader.commands import main as reader_command
 from reader.tools.copy import dataset_hash
 
@@ -50,7 +51,7 @@ class Dataset:
     def make(self, *flags: str) -> int:
         """Run the command, quietly; returns its exit code."""
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            return launch.main([*self._command, *flags])
+            return write_command([*self._command, *flags])
 
     def files(self) -> list[Path]:
         """Every file that the hash covers and that has a bit to flip."""

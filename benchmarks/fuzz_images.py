@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import beam_pipeline
 from beam_pipeline.images import ImageOptions
-from tests.mutations import case, outcome
+from tests.images.mutations import case, outcome
 
 MOST_SECONDS, MOST_BYTES = 20.0, 1 << 30
 # Enough for a limit of the address space to be no limit of 1 GiB; a decoder that asks for more gets a MemoryError.

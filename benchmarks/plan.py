@@ -16,7 +16,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from beam_pipeline.sharding import Histogram, SizeModel, order_key, plan_split
+from beam_pipeline.inputs.references import order_key
+from beam_pipeline.planning.cuts import Histogram, SizeModel, plan_split
 
 _MEAN_RECORD_BYTES = 13_000
 _SPREAD = 0.29

@@ -29,6 +29,7 @@ import turns
 from turns import Case
 
 from beam_pipeline import schema
+from beam_pipeline.schema.manifest import open_manifest
 from tests import servers
 
 
@@ -82,7 +83,7 @@ def rates(local: str, remote: str, proxy: str, count: int, repeats: int) -> None
         },
     ]
     servers_there = psutil.Process().children(recursive=True)  # fake-gcs-server and the proxy
-    splits = schema.open_manifest((Path(local) / schema.MANIFEST_FILE).read_bytes(), local)["splits"]
+    splits = open_manifest((Path(local) / schema.MANIFEST_FILE).read_bytes(), local)["splits"]
     for cases in pairs:
         before, servers_s = went_through(proxy), cpu_s(servers_there)
         runs = turns.in_turns(cases, count, repeats)

@@ -27,6 +27,7 @@ import numpy as np
 from remote_read import slowed
 
 from beam_pipeline import schema
+from beam_pipeline.schema.manifest import open_manifest, seal_manifest
 from tests import servers
 from tests.reading.shards import make_dataset
 
@@ -118,7 +119,7 @@ def make(folder: Path, shards: int) -> Path:
     """A dataset of `shards` shards that are one file."""
     make_dataset(folder, {"train": [DRAWN]}, size=(224, 224))
     (small,) = folder.glob("*.tfrecord-*")
-    manifest = schema.open_manifest((folder / schema.MANIFEST_FILE).read_bytes(), "")
+    manifest = open_manifest((folder / schema.MANIFEST_FILE).read_bytes(), "")
     frames = small.read_bytes()
     rest = [schema.frame(record) for record in list(schema.unframe(frames))[: RECORDS % DRAWN]]
     data = frames * (RECORDS // DRAWN) + b"".join(rest)
@@ -140,7 +141,7 @@ def make(folder: Path, shards: int) -> Path:
     split |= {"records": RECORDS * shards, "bytes": len(data) * shards, "class_counts": counts}
     split["shards"] = [{**entry, "file": name.file} for name in names]
     manifest["images"] = manifest["records"] = RECORDS * shards
-    (folder / schema.MANIFEST_FILE).write_bytes(schema.seal_manifest(manifest))
+    (folder / schema.MANIFEST_FILE).write_bytes(seal_manifest(manifest))
     return folder
 
 

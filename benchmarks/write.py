@@ -25,7 +25,7 @@ _JOB = """
 import json, resource, sys, time
 import apache_beam
 import beam_pipeline
-from beam_pipeline import running
+from beam_pipeline.cli import job
 config = beam_pipeline.Config(input=sys.argv[1], output=sys.argv[2], name="bench")
 wall, cpu = time.perf_counter(), time.process_time()
 manifest = beam_pipeline.run(config)

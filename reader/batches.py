@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader import order
 from reader.augment import Augment
 from reader.buffers import BufferPool
@@ -372,7 +372,7 @@ def open_source(info: DatasetInfo, split: str, on_error: str = "raise", cache: C
 
 
 def _decoder(info: DatasetInfo, image_size: ImageSize, resize_mode: str, augment: Augment | None) -> ImageDecoder:
-    return ImageDecoder(info.image, image_size, resize_mode, augment, is_foreign=schema.FOREIGN_KEY in info.manifest)
+    return ImageDecoder(info.image, image_size, resize_mode, augment, is_foreign=FOREIGN_KEY in info.manifest)
 
 
 def _resumed(

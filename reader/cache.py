@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
+from beam_pipeline.schema.manifest import open_manifest
 from reader.limits import free_memory_bytes
 from reader.records import RunCache, RunTable
 from reader.words import size, some
@@ -152,7 +153,7 @@ def _folder(info: DatasetInfo, cache: str) -> Path:
     identity = info.manifest["self_sha256"]
     if schema.MANIFEST_FILE in there:
         manifest = folder / schema.MANIFEST_FILE
-        if schema.open_manifest(manifest.read_bytes(), str(manifest))["self_sha256"] != identity:
+        if open_manifest(manifest.read_bytes(), str(manifest))["self_sha256"] != identity:
             raise UsageError(f"cache={cache!r}: it holds another dataset; give a folder for caches")
         return folder
     others = [name for name in there if not _FOLDER.fullmatch(name)]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageError, UsageError
-from beam_pipeline.schema.manifest import Manifest
+from beam_pipeline.schema.manifest import FOREIGN_KEY, Manifest, parse_manifest
 from beam_pipeline.schema.manifest import Shard as ShardInfo
 from beam_pipeline.storage import Storage, is_missing, normalize, open_storage
 from reader.position import WINDOW_RUNS, Phase, Position, batch_size_of, integer
@@ -113,12 +113,12 @@ class DatasetInfo:
     @property
     def image_key(self) -> str:
         """The feature that holds the encoded image."""
-        return str(self.manifest.get(schema.FOREIGN_KEY, {}).get("image", schema.IMAGE_KEY))
+        return str(self.manifest.get(FOREIGN_KEY, {}).get("image", schema.IMAGE_KEY))
 
     @property
     def class_key(self) -> str:
         """The feature that holds the class id."""
-        return str(self.manifest.get(schema.FOREIGN_KEY, {}).get("class", schema.CLASS_KEY))
+        return str(self.manifest.get(FOREIGN_KEY, {}).get("class", schema.CLASS_KEY))
 
     def path(self, file: str) -> str:
         """The full path or URL of a file of the dataset; a full one is returned unchanged."""
@@ -254,7 +254,7 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
         if is_missing(error):
             raise NotPublishedError(what_is_there(storage, url, given)) from None
         raise
-    return _typed(url, *schema.parse_manifest(data, path))
+    return _typed(url, *parse_manifest(data, path))
 
 
 def as_info(info: DatasetInfo | str | os.PathLike[str]) -> DatasetInfo:

@@ -22,8 +22,8 @@ from msgspec.structs import replace
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from beam_pipeline import schema
 from beam_pipeline.errors import UsageError, one_line
+from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader import order
 from reader.augment import Augment, RandomResizedCrop, flip, flip_crop
 from reader.batches import Cache, ImageSize, Info, RecordRows, open_source
@@ -352,7 +352,7 @@ def _rows(
 ) -> RecordRows:
     if isinstance(transform, RandomResizedCrop) or transform in (flip, flip_crop):
         augment, transform = transform, None  # ours work on arrays
-    decode = ImageDecoder(info.image, image_size, resize_mode, augment, schema.FOREIGN_KEY in info.manifest)
+    decode = ImageDecoder(info.image, image_size, resize_mode, augment, FOREIGN_KEY in info.manifest)
     if transform is None:
         return RecordRows(info, decode, features)
     if not callable(transform):

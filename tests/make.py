@@ -116,12 +116,12 @@ class Finished(NamedTuple):
 
 def run(*arguments: object) -> Finished:
     """`python -m beam_pipeline ARGUMENTS`, in this process: the imports cost 3 s."""
-    from beam_pipeline import launch
+    from beam_pipeline.cli.main import main as write_command
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            code = launch.main([str(argument) for argument in arguments])
+            code = write_command([str(argument) for argument in arguments])
         except SystemExit as stop:  # argparse's --help
             code = int(stop.code or 0)
     return Finished(code, out.getvalue(), err.getvalue())

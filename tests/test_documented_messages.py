@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from beam_pipeline import Config, launch
-from beam_pipeline.identity import Identity
-from beam_pipeline.state import JobState
+from beam_pipeline import Config
+from beam_pipeline.cli.main import main as write_command
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.storage.identity import Identity
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "format.md"
 
@@ -55,7 +56,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (data / "number.csv").write_text("path,label,age:int64\ncat/0.jpg,cat,3\ncat/1.jpg,cat,old\n")
     (data / "spelled.csv").write_text("path,label\ncat/0.jpg,cat\ncat//1.jpg,cat\n")
     (data / "twice.csv").write_text("path,label\ncat/1.jpg,cat\ncat/1.jpg,dog\n")
-    assert launch.main(["--input", f"{data}/photos", "--output", f"{data}/done", "--name", "photos"]) == 0
+    assert write_command(["--input", f"{data}/photos", "--output", f"{data}/done", "--name", "photos"]) == 0
     shutil.copytree(data / "done/photos", data / "moved/pics")
     shutil.copytree(data / "done", data / "lost")
     (data / "lost/photos/1.0.0/manifest.json").unlink()
@@ -75,7 +76,7 @@ def test_message_is_printed_as_documented(
 ) -> None:
     monkeypatch.chdir(data)
     capsys.readouterr()
-    assert launch.main(arguments.split()) == code
+    assert write_command(arguments.split()) == code
     printed = [text for text in capsys.readouterr().err.splitlines() if not text.startswith("warning:")]
     told = [text.replace(str(data), "/data").replace(f"(process {os.getpid()})", "(process 4711)") for text in printed]
     assert [re.sub(r"begun \d+ s ago", "begun 0 s ago", text) for text in told] == [line]

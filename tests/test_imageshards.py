@@ -13,7 +13,7 @@ import pytest
 import beam_pipeline
 import imageshards
 import reader
-from beam_pipeline import launch
+from beam_pipeline.cli.main import main as write_command
 from reader import commands
 from tests import make
 from tests.reading.shards import make_dataset
@@ -56,7 +56,10 @@ def test_bad_usage_is_exit_2_with_one_line(
 @pytest.mark.parametrize("verb", VERBS)
 def test_each_verb_is_that_of_its_package(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
-    for main, given in ((imageshards.main, [verb]), (launch.main, []) if verb == "write" else (commands.main, [verb])):
+    for main, given in (
+        (imageshards.main, [verb]),
+        (write_command, []) if verb == "write" else (commands.main, [verb]),
+    ):
         with contextlib.suppress(SystemExit):
             assert main([*given, "--help"]) == 0
         texts.append(capsys.readouterr().out)

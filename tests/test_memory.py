@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from beam_pipeline.sharding import ImageRef, order_key
-from beam_pipeline.transforms.elements import Page, PageCoder
+from beam_pipeline.inputs.references import ImageRef, order_key
+from beam_pipeline.pipeline.elements import Page, PageCoder
 from benchmarks import memory
 from tools.engines import processes
 

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from beam_pipeline import images, schema
-from beam_pipeline.listing import all_images
-from beam_pipeline.options import Config
-from beam_pipeline.sharding import Splits, order_key
+from beam_pipeline.config import Config
+from beam_pipeline.inputs.folders import all_images
+from beam_pipeline.inputs.references import Splits, order_key
 from tests import make
 
 tf = pytest.importorskip("tensorflow", exc_type=ImportError)

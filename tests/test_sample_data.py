@@ -14,7 +14,7 @@ from PIL import Image
 
 from beam_pipeline import sample_data
 from beam_pipeline.errors import UsageError
-from beam_pipeline.sample_scenes import SHAPES
+from beam_pipeline.sample_data.scenes import SHAPES
 
 
 def opened(path: Path) -> Image.Image:

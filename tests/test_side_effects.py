@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tests.kinds import every_kind
+from tests.images.kinds import every_kind
 from tests.make import ROOT, class_folders
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import io
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,17 +16,14 @@ import PIL
 from PIL import Image, ImageFile, features
 
 from beam_pipeline.errors import Reject
-from beam_pipeline.images import colour, containers, encoding, files, geometry, memory, passing
-from beam_pipeline.images.options import ImageOptions
+from beam_pipeline.images import codec, colour, containers, formats, geometry, memory
+from beam_pipeline.images.options import SUBSAMPLING, ImageOptions
 from beam_pipeline.schema import RejectReason
 
 _LONGEST_JPEG_SIDE = 65_500  # libjpeg's JPEG_MAX_DIMENSION
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
-
 # How a source's compressed pixels came through where they weren't encoded anew.
 WHOLE, WITHOUT_METADATA = "whole", "without_metadata"
-
-
 Claim = Callable[[int], None]
 
 
@@ -94,14 +92,14 @@ def convert(
         Reject: there is nothing to make of it.
     """
     check_size(len(data), options)
-    name = files.recognise(data)
+    name = formats.recognise(data)
     size = None
     try:
         canvas = containers.webp_canvas(data) if name == "WEBP" else None
         if canvas is not None:  # its decoder takes memory for it when it is opened
             _check_pixels(canvas, options)
         readable = containers.ended_jpeg(data) if options.allow_truncated and name == "JPEG" else data
-        image = files.open_image(readable, name)
+        image = formats.open_image(readable, name)
         size = image.size
         _check_pixels(size, options)
         finished, source, passed = _finish(image, data, options, claim)
@@ -110,13 +108,13 @@ def convert(
     except MemoryError:
         raise Reject(RejectReason.OUT_OF_MEMORY, f"{name}, {len(data)} bytes") from None
     except Exception as error:
-        raise files.why_broken(data, name, size, error) from None
+        raise formats.why_broken(data, name, size, error) from None
     if look is not None:
         look(finished)
     if passed is not None:
         how = WHOLE if passed == data else WITHOUT_METADATA
         return EncodedImage(passed, finished.height, finished.width, source, how)
-    return EncodedImage(encoding.encode(finished, options), finished.height, finished.width, source)
+    return EncodedImage(codec.encode(finished, options), finished.height, finished.width, source)
 
 
 def _check_pixels(size: geometry.Size, options: ImageOptions) -> None:
@@ -148,7 +146,7 @@ def _finish(
     jpeg, size = colour.is_jpeg(image), image.size
     if not jpeg:  # metadata may follow the pixels, which in turn may differ in size from what the header says
         _check_memory(image, size, data, options, claim)
-        files.load(image, data, options.allow_truncated)
+        formats.load(image, data, options.allow_truncated)
         size = image.size
         _check_pixels(size, options)
         _check_memory(image, size, data, options)
@@ -160,13 +158,13 @@ def _finish(
     profile = _profile_to_convert(image)
     passed = None
     if jpeg and options.format == "jpeg" and orientation == 1 and profile is None and plan.changes_nothing(size):
-        passed = passing.passed_jpeg(data, options.channels)
+        passed = containers.passed_jpeg(data, options.channels)
     scale = 1.0
     if jpeg:
         luma = options.channels == 1 and profile is None
         scale = geometry.shrink_on_load(image, plan, "L" if luma and passed is None else "RGB")
         _check_memory(image, size, data, options, claim)
-        files.load(image, data, options.allow_truncated)
+        formats.load(image, data, options.allow_truncated)
     pixels = geometry.resize(colour.to_bytes(image, data), plan, scale, options.resample)
     pixels = colour.finish(pixels, profile, options.background or _WHITE, options.channels)
     pixels = geometry.upright(pixels, orientation)
@@ -193,3 +191,38 @@ def _profile_to_convert(image: Image.Image) -> bytes | None:
         return profile
     gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
     return None if colour.is_srgb(profile, "L" if gray else "RGB") else profile
+
+
+def encode(pixels: Image.Image, options: ImageOptions) -> bytes:
+    """Encode finished pixels.
+
+    Args:
+        pixels: `RGB` or `L`.
+        options: the format, and how.
+
+    Raises:
+        Reject: `out_of_memory`.
+    """
+    pixels.info = {}  # comments, profiles and EXIF of the source would otherwise be written
+    try:
+        if options.format == "png":
+            out = io.BytesIO()
+            pixels.save(out, "PNG", optimize=options.optimize)
+            return out.getvalue()
+        try:
+            return _jpeg(pixels, options, options.optimize)
+        except OSError:
+            if not options.optimize:
+                raise
+            # libjpeg wants room for the whole file where it searches for codes, and Pillow gives it a byte a pixel (two
+            # from quality 95 on): enough for photos. Noise, which has no smaller codes, gets the usual ones.
+            return _jpeg(pixels, options, optimize=False)
+    except MemoryError:
+        raise Reject(RejectReason.OUT_OF_MEMORY, f"{pixels.width}x{pixels.height} pixels to encode") from None
+
+
+def _jpeg(pixels: Image.Image, options: ImageOptions, optimize: bool) -> bytes:
+    out = io.BytesIO()
+    subsampling = SUBSAMPLING[options.jpeg_subsampling]
+    pixels.save(out, "JPEG", quality=options.jpeg_quality, subsampling=subsampling, optimize=optimize)
+    return out.getvalue()

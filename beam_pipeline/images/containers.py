@@ -21,11 +21,9 @@ _COMMON_FRAMES = frozenset({SOF_BASELINE, SOF_EXTENDED, SOF_PROGRESSIVE, 0xC9, 0
 _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})  # TEM, RSTn, SOI
 # In compressed data 0xFF is followed by 0, a restart marker or another 0xFF; all else ends it.
 _END_OF_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
-
 _ORIENTATION = 0x0112
 _SHORT = 3
 _EXIF_PREFIX = b"Exif\0\0"
-
 _TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
 PNG_EXIF_TEXT = "Raw profile type exif"  # keyword of the text that ImageMagick writes EXIF into
 _MOST_PROFILE_BYTES = 1 << 20  # PngImagePlugin.MAX_TEXT_CHUNK
@@ -233,3 +231,52 @@ def orientation(exif: bytes) -> int:
         if tag == _ORIENTATION:
             return value if (kind, values) == (_SHORT, 1) and 1 <= value <= 8 else 1
     return 1
+
+
+_JFIF, _JFIF_BYTES = b"JFIF\0", 14  # without a thumbnail
+_ADOBE, _ADOBE_BYTES, _ADOBE_YCBCR = b"Adobe", 12, 1
+
+
+def passed_jpeg(data: bytes, channels: int) -> bytes | None:
+    """A JPEG without its metadata, or None if it must be encoded anew.
+
+    It passes if it is baseline or extended Huffman-coded with 8 bits, YCbCr or gray, well-formed up to its end, and has
+    no thumbnail in its JFIF header. What follows the picture goes.
+
+    Args:
+        data: the file.
+        channels: that are stored, 1 or 3.
+    """
+    frame = jpeg_frame(data)
+    if (
+        frame is None
+        or frame.kind not in (SOF_BASELINE, SOF_EXTENDED)
+        or (frame.bits, frame.components) != (8, channels)
+    ):
+        return None
+    kept = []
+    try:
+        for part in jpeg_parts(data):
+            body = data[part.start + 4 : part.end]
+            if _is_unusual(int(part.kind), body, frame):
+                return None
+            if _stays(int(part.kind), body):
+                kept.append(data[part.start : part.end])
+    except ValueError:
+        return None
+    return b"".join(kept)
+
+
+def _is_unusual(kind: int, body: bytes, frame: JpegFrame) -> bool:
+    """Whether a segment of a JPEG makes its colours something else than YCbCr or gray, or hides a thumbnail."""
+    if kind == APP0 and body.startswith(_JFIF):
+        return len(body) != _JFIF_BYTES
+    if kind == APP14 and body.startswith(_ADOBE):
+        return len(body) != _ADOBE_BYTES or body[-1] != (_ADOBE_YCBCR if frame.components == 3 else 0)
+    return frame.ids == b"RGB"
+
+
+def _stays(kind: int, body: bytes) -> bool:
+    if kind == COM or APP0 <= kind <= APP15:
+        return (kind == APP0 and body.startswith(_JFIF)) or (kind == APP14 and body.startswith(_ADOBE))
+    return True

@@ -6,28 +6,56 @@ This module knows no storage, no Beam and no TensorFlow.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import google_crc32c
 import numpy as np
 
 from beam_pipeline.errors import CorruptRecordError
-from beam_pipeline.schema.manifest import FOREIGN_KEY as FOREIGN_KEY
-from beam_pipeline.schema.manifest import FORMAT_VERSION as FORMAT_VERSION
-from beam_pipeline.schema.manifest import open_manifest as open_manifest
-from beam_pipeline.schema.manifest import parse_manifest as parse_manifest
-from beam_pipeline.schema.manifest import seal_manifest as seal_manifest
-from beam_pipeline.schema.text import NAME_PATTERN as NAME_PATTERN
-from beam_pipeline.schema.text import VERSION_PATTERN as VERSION_PATTERN
-from beam_pipeline.schema.text import canonical_json as canonical_json
-from beam_pipeline.schema.text import file_sums as file_sums
-from beam_pipeline.schema.text import is_utf8 as is_utf8
-from beam_pipeline.schema.text import relative_path_bytes as relative_path_bytes
-from beam_pipeline.schema.text import sha256 as sha256
+
+NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]*")  # TFDS reads no other dataset and split names
+VERSION_PATTERN = re.compile(r"(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)")
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one JSON text of `value`: sorted keys, UTF-8, no white space to choose, a line break at the end.
+
+    A name on disk that is no UTF-8 keeps its lone surrogates as `\\udcXX` escapes, which Python's parser reads back.
+    """
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    escaped = _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return escaped.encode("utf-8") + b"\n"
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a name can be written as UTF-8: one on disk need not be."""
+    return _SURROGATE.search(text) is None
+
+
+def relative_path_bytes(path: str) -> bytes:
+    """A listed path as bytes: UTF-8, and a local name that is no UTF-8 as the bytes it has on disk."""
+    return path.encode("utf-8", "surrogateescape")
+
+
+def sha256(data: bytes) -> str:
+    """SHA-256 of `data` as 64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def file_sums(data: bytes) -> dict[str, Any]:
+    """What the manifest says of a small file: its hash, and what a listing shows of it."""
+    return {"sha256": sha256(data), "bytes": len(data), "crc32c": google_crc32c.value(data)}
+
 
 # Files of a published version, beside its shards.
 MANIFEST_FILE = "manifest.json"
@@ -42,7 +70,6 @@ INDEX_FOLDER = "index"
 STATE_FOLDER = "_state"
 # What differs from run to run, and so belongs to no hash.
 UNHASHED_FILES = frozenset({RUN_FILE, REPORT_FILE})
-
 # Keys of a record (`tf.train.Example`).
 IMAGE_KEY = "image"  # bytes: the encoded image
 CLASS_KEY = "class"  # int64: class id
@@ -51,7 +78,6 @@ SIZE_KEY = "size"  # int64[2]: height, width in pixels
 FILENAME_KEY = "filename"  # bytes: path relative to the input, as listed
 ONE_HOT_KEY = "one_hot_class"  # float[classes], with --one_hot
 RECORD_KEYS = (IMAGE_KEY, CLASS_KEY, LABEL_KEY, SIZE_KEY, FILENAME_KEY, ONE_HOT_KEY)
-
 # A run is the unit of reading and shuffling: 64 records of ~13 kB are one range read of ~0.8 MB, long enough that
 # seeking costs nothing, short enough that a window of 16 mixes well.
 RUN_RECORDS = 64
@@ -195,3 +221,30 @@ def run_rows(shard: int, record_bytes: Iterable[int]) -> list[tuple[int, int, in
     if records:
         rows.append((shard, start, offset - start, records))
     return rows
+
+
+_METADATA = frozenset(
+    {
+        LABELS_FILE,
+        FEATURES_FILE,
+        REJECTS_FILE,
+        DUPLICATES_FILE,
+        RUN_FILE,
+        DATASET_INFO_FILE,
+        MANIFEST_FILE,
+    }
+)
+
+
+def is_ours(file: str, dataset: str) -> bool:
+    """Whether a job gives a file this name.
+
+    Args:
+        file: its path in the version's folder.
+        dataset: `--name`.
+    """
+    name = file.removeprefix(f"{INDEX_FOLDER}/")
+    if shard := ShardName.parse(name.removesuffix(".idx")):
+        return shard.dataset == dataset and file in (shard.file, shard.index_file)
+    split = name.removesuffix(".runs.npy")
+    return file in _METADATA or (file == runs_file(split) and bool(NAME_PATTERN.fullmatch(split)))

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from beam_pipeline.errors import NotPublishedError, OtherFormatError
-from beam_pipeline.schema.text import NAME_PATTERN, VERSION_PATTERN, canonical_json, relative_path_bytes, sha256
+from beam_pipeline.schema import NAME_PATTERN, VERSION_PATTERN, canonical_json, relative_path_bytes, sha256
 
 FORMAT_VERSION = 1
 FOREIGN_KEY = "record_keys"  # `reader index` made the manifest: its shards may be anywhere

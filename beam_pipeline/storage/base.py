@@ -205,3 +205,11 @@ def why_unusable(url: str, is_file: bool = False) -> str | None:
     if not url.partition("://")[2].strip("/"):
         return "name a bucket"
     return "http:// and https:// name single files, not folders" if scheme == "http" and not is_file else None
+
+
+_PASSWORD = re.compile(r"[a-zA-Z][a-zA-Z0-9+.\-]*://[^/@\s]*:[^/@\s]*@")
+
+
+def has_password(url: str) -> bool:
+    """Whether a URL holds a password: `ftp://user:password@host/…`."""
+    return _PASSWORD.match(url) is not None

@@ -15,6 +15,7 @@ from typing import Any
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError, UsageError, one_line
+from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader.commands.flags import REQUIRED, Command, Flag, Result, positive, whole_number
 from reader.info import DatasetInfo, load_info
 from reader.limits import cpu_count
@@ -67,7 +68,7 @@ def _lines(info: DatasetInfo) -> Iterator[str]:
         yield f"mean {mean}, std {std} (of [0, 1], from {count(manifest['image']['sampled_images'], 'image')})"
     rejects = manifest["rejects"]["by_reason"]
     if rejects:
-        name = "left out" if schema.FOREIGN_KEY in manifest else "rejected"
+        name = "left out" if FOREIGN_KEY in manifest else "rejected"
         yield f"{name}: {', '.join(f'{reason} {number:,}' for reason, number in sorted(rejects.items()))}"
 
 
@@ -88,7 +89,7 @@ def _verify(values: dict[str, Any]) -> Result:
     lines = list(map(str, report.faults[:_SHOWN_FAULTS]))
     if len(faults) > _SHOWN_FAULTS:
         lines.append(f"… and {len(faults) - _SHOWN_FAULTS:,} more; --json names them all")
-    foreign = schema.FOREIGN_KEY in info.manifest
+    foreign = FOREIGN_KEY in info.manifest
     fix = "make it again with python -m reader index" if foreign else "run the job again with --repair"
     lines.append(str(report) if report else f"{report}; {fix}")
     document = {"dataset": info.url, "records": report.records, "decode": decode, "faults": faults}

@@ -18,6 +18,7 @@ import google_crc32c
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
+from beam_pipeline.schema.manifest import seal_manifest
 from reader.info import DatasetInfo, as_info
 from reader.words import count
 
@@ -93,7 +94,7 @@ def _copied_manifest(info: DatasetInfo) -> tuple[bytes, dict[str, str]]:
         name: {**split, "shards": [{**shard, "file": names[shard["file"]]} for shard in split["shards"]]}
         for name, split in info.manifest["splits"].items()
     }
-    return schema.seal_manifest({**info.manifest, "splits": splits}), names
+    return seal_manifest({**info.manifest, "splits": splits}), names
 
 
 def checked_sizes(info: DatasetInfo) -> dict[str, int]:

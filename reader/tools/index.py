@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
+from beam_pipeline.schema.manifest import FOREIGN_KEY, FORMAT_VERSION, open_manifest, seal_manifest
 from reader.example import parse_example
 from reader.info import DatasetInfo, load_info
 from reader.record_files import FileScan, Frame, PathLike, Pattern, find_files, is_gzip
@@ -110,7 +111,7 @@ def _folder(out: str) -> Path:
         raise UsageError(f"--out {out}: give a local folder; the index is small and can be copied anywhere")
     folder = Path(storage.normalize(out))
     manifest = folder / schema.MANIFEST_FILE
-    if manifest.exists() and schema.FOREIGN_KEY not in schema.open_manifest(manifest.read_bytes(), str(manifest)):
+    if manifest.exists() and FOREIGN_KEY not in open_manifest(manifest.read_bytes(), str(manifest)):
         raise UsageError(f"--out {out}: a dataset is published there; choose another folder")
     return folder
 
@@ -287,7 +288,7 @@ def _write(folder: Path, scans: dict[str, list[_File]], total: _Contents, classe
         contents[schema.runs_file(split)] = buffer.getvalue()
     manifest = _manifest(folder, scans, total, classes, keys)
     manifest["files"] = {path: schema.sha256(data) for path, data in contents.items()}
-    contents[schema.MANIFEST_FILE] = schema.seal_manifest(manifest)
+    contents[schema.MANIFEST_FILE] = seal_manifest(manifest)
     for path, data in contents.items():
         storage.open_storage(str(folder)).write(f"{folder}/{path}", data)
 
@@ -302,10 +303,10 @@ def _manifest(
     mean, std = _mean_and_std(sample.moments[:, :channels]) if sample.sampled else ([], [])
     fingerprint = f"{total.digest:032x}"
     return {
-        "format_version": schema.FORMAT_VERSION,
+        "format_version": FORMAT_VERSION,
         "name": _dataset_name(every[0].path),
         "version": VERSION,
-        schema.FOREIGN_KEY: {"image": keys.image, "class": keys.label},
+        FOREIGN_KEY: {"image": keys.image, "class": keys.label},
         "configuration": {"compression": "none", "image_format": image_format, "one_hot": False},
         "classes": classes,
         "features": _features(total),

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
-from beam_pipeline.schema.manifest import Shard
+from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo, SplitInfo, as_info
 from reader.record_files import FileScan, Frame
@@ -199,7 +199,7 @@ class _ShardChecker:
     ) -> None:
         self._info, self._runs_path, self._runs, self._sizes = info, runs_path, runs, sizes
         self._decode, self._scanners = decode, scanners
-        self._is_foreign = schema.FOREIGN_KEY in info.manifest
+        self._is_foreign = FOREIGN_KEY in info.manifest
 
     def __call__(self, numbered: tuple[int, Shard]) -> _Found:
         number, shard = numbered
@@ -259,7 +259,7 @@ def _is_in(spans: npt.NDArray[np.void], offset: int) -> bool:
 
 def _check_record(info: DatasetInfo, features: Mapping[str, Value], decode: bool) -> Iterator[str]:
     """What is wrong with a record's features; of third-party records only image and class are known."""
-    is_ours, one_hot = schema.FOREIGN_KEY not in info.manifest, bool(info.manifest["configuration"]["one_hot"])
+    is_ours, one_hot = FOREIGN_KEY not in info.manifest, bool(info.manifest["configuration"]["one_hot"])
     keys = schema.RECORD_KEYS[: None if one_hot else -1] if is_ours else (info.image_key, info.class_key)
     if missing := [key for key in keys if not len(features.get(key, ()))]:
         yield f"it lacks {', '.join(missing)}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image, ImageFile
 
-from beam_pipeline.decoding import watchdog
+from beam_pipeline.conversion import watchdog
 
 watchdog.LEAST_S, watchdog.SECONDS_A_PIXEL = 2.0, 0.0  # a hang is one after 2 s
 

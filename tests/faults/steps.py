@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from apache_beam.runners.portability.fn_api_runner import fn_runner  # noqa: F401  imported once, by all forks
 from google.auth.transport.requests import AuthorizedSession
 
-from beam_pipeline import launch
+from beam_pipeline.cli.main import main as write_command
 from tests import make, servers
 from tests.faults import jobs
 from tests.faults.jobs import VERSION, Output
@@ -53,7 +53,7 @@ def run(images: Path, output: Output, more: tuple[str, ...] = (), kill_at: int =
                 if output.server:
                     os.environ["STORAGE_EMULATOR_HOST"] = output.server
                 steps = _count_steps(output, kill_at)
-                code = launch.main(["--input", str(images), "--output", output.url, *_FLAGS, *_MORE, *more])
+                code = write_command(["--input", str(images), "--output", output.url, *_FLAGS, *_MORE, *more])
                 sys.stdout.flush()
                 os.pwrite(counted.fileno(), str(steps()).encode(), 0)
                 os._exit(code)

@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 
 from beam_pipeline import schema
-from beam_pipeline.examples import image_example
+from beam_pipeline.schema.example import image_example
+from beam_pipeline.schema.manifest import FORMAT_VERSION, seal_manifest
 from tests import make
 
 CLASSES = ("bird", "cat", "dog")
@@ -145,7 +146,7 @@ def make_dataset(
         (folder / path).write_bytes(data)
     records = sum(split["records"] for split in manifest_splits.values())
     manifest = {
-        "format_version": schema.FORMAT_VERSION,
+        "format_version": FORMAT_VERSION,
         "name": "photos",
         "version": "1.0.0",
         "configuration": {"image_format": image_format, "compression": compression, "one_hot": one_hot, "seed": 0},
@@ -170,6 +171,6 @@ def make_dataset(
         "splits": manifest_splits,
         "files": {path: schema.sha256(data) for path, data in files.items()},
     }
-    (folder / schema.MANIFEST_FILE).write_bytes(schema.seal_manifest(manifest))
+    (folder / schema.MANIFEST_FILE).write_bytes(seal_manifest(manifest))
     (folder / schema.RUN_FILE).write_text("{}\n")
     return str(folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from beam_pipeline import schema
-from beam_pipeline.examples import int64_feature
+from beam_pipeline.schema.example import int64_feature
 from reader.commands import COMMANDS, main
 from reader.words import count, size
 from tests.make import ROOT

@@ -14,7 +14,7 @@ import pytest
 import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError
-from beam_pipeline.examples import int64_feature
+from beam_pipeline.schema.example import int64_feature
 from beam_pipeline.storage import LocalStorage
 from tests.make import ROOT
 from tests.reading.shards import draw, make_dataset, make_record, numbers_in, offsets

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import reader
-from beam_pipeline.examples import bytes_feature, float_feature, int64_feature
+from beam_pipeline.schema.example import bytes_feature, float_feature, int64_feature
 from tests.reading.shards import make_dataset
 
 jax = pytest.importorskip("jax", reason="JAX is not installed: pip install '.[jax]'")

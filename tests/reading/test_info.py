@@ -14,6 +14,7 @@ import pytest
 
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError
+from beam_pipeline.schema.manifest import seal_manifest
 from reader.info import MAX_WINDOW_BYTES, DatasetInfo, load_info
 from tests.reading.shards import CLASSES, make_dataset
 
@@ -86,7 +87,7 @@ def test_an_index_that_contradicts_the_manifest_is_refused(tmp_path: Path, data:
         load_info(dataset).run_table("train")
     manifest = json.loads((dataset / schema.MANIFEST_FILE).read_bytes())
     manifest["files"][file] = schema.sha256(data)
-    (dataset / schema.MANIFEST_FILE).write_bytes(schema.seal_manifest(manifest))
+    (dataset / schema.MANIFEST_FILE).write_bytes(seal_manifest(manifest))
     with pytest.raises(ImageShardsError, match=said):
         load_info(dataset).run_table("train")
 
@@ -169,7 +170,7 @@ def large(info: DatasetInfo, record_bytes: list[tuple[int, int]]) -> DatasetInfo
     totals = {key: sum(shard[key] for shard in shards) for key in ("records", "bytes")}
     manifest["splits"] = {"train": {**totals, "class_counts": [0, 0, 0], "shards": shards}}
     path = Path(info.url, schema.MANIFEST_FILE)
-    path.write_bytes(schema.seal_manifest({**manifest, "records": totals["records"]}))
+    path.write_bytes(seal_manifest({**manifest, "records": totals["records"]}))
     return load_info(info.url)
 
 
@@ -199,7 +200,7 @@ def test_an_edited_manifest_is_not_believed(tmp_path: Path) -> None:
     path.write_bytes(schema.canonical_json({**manifest, "records": 4}))
     with pytest.raises(NotPublishedError, match="self_sha256 doesn't match"):
         load_info(str(tmp_path / "1.0.0"))
-    path.write_bytes(schema.seal_manifest({**manifest, "splits": {"train": {}}}))
+    path.write_bytes(seal_manifest({**manifest, "splits": {"train": {}}}))
     with pytest.raises(
         NotPublishedError, match=r"/manifest\.json: \$\.splits\.train lacks 'records'; run the job with"
     ):

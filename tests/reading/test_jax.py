@@ -11,7 +11,7 @@ import pytest
 
 import reader
 from beam_pipeline.errors import UsageError
-from beam_pipeline.examples import float_feature, int64_feature
+from beam_pipeline.schema.example import float_feature, int64_feature
 from tests.reading.shards import flipped, make_dataset
 from tests.reading.without import run_without
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import reader
-from beam_pipeline.examples import bytes_feature, int64_feature
+from beam_pipeline.schema.example import bytes_feature, int64_feature
 from tests.reading.shards import flipped, make_dataset, numbers_in
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")

@@ -13,6 +13,7 @@ import pytest
 
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
+from beam_pipeline.schema.manifest import seal_manifest
 from reader import verify
 from reader.commands import main
 from reader.tools.verify import Fault
@@ -148,7 +149,7 @@ def reseal(folder: Path, change: Callable[[dict[str, Any]], None], files: dict[s
         (folder / file).write_bytes(data)
         manifest["files"][file] = schema.sha256(data)
     change(manifest)
-    (folder / schema.MANIFEST_FILE).write_bytes(schema.seal_manifest(manifest))
+    (folder / schema.MANIFEST_FILE).write_bytes(seal_manifest(manifest))
 
 
 def test_sums_of_the_manifest_that_do_not_add_up(folder: Path) -> None:

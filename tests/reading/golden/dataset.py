@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-from beam_pipeline.examples import image_example
+from beam_pipeline.schema.example import image_example
 from tests.reading import shards
 
 # 8×8 pixels, the left side not the right one's mirror image. Constants: no release of an encoder changes them.

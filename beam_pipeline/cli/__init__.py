@@ -1,0 +1,1 @@
+"""The command line and `run`: checks, the job, what is told of it."""

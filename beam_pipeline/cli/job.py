@@ -1,0 +1,205 @@
+"""Runs the job on whatever runner to its end, and turns what goes wrong there into one line. Imports Beam."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import re
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    GoogleCloudOptions,
+    PipelineOptions,
+    SetupOptions,
+    StandardOptions,
+    TypeOptions,
+)
+from apache_beam.runners.runner import PipelineState
+
+from beam_pipeline import __version__
+from beam_pipeline.cli import job
+from beam_pipeline.config import Config, wrong
+from beam_pipeline.dataset.progress import ProgressLine
+from beam_pipeline.dataset.published import Damage
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.errors import ImageShardsError, UnforeseenError, from_worker, one_line
+from beam_pipeline.pipeline import graph, limits, repair
+from beam_pipeline.storage.identity import Identity
+
+_IN_PROCESS = "FnApiRunner"  # plain DirectRunner would first try to download another one
+_LOCAL = frozenset({"fnapi", "direct", "prism", "bundlebaseddirect", "switchingdirect"})
+_RUNNERS = "DataflowRunner, FlinkRunner, SparkRunner, PrismRunner, PortableRunner"
+
+
+def is_local(options: PipelineOptions) -> bool:
+    """Whether the job ends with this process."""
+    return _short(_runner_of(options) or _IN_PROCESS) in _LOCAL
+
+
+def _runner_of(options: PipelineOptions) -> str | None:
+    runner: str | None = options.view_as(StandardOptions).runner
+    return runner
+
+
+def _short(runner: str) -> str:
+    """A runner's name as Beam compares it: `Direct`, `direct` and `DirectRunner` are one."""
+    return runner.lower().removesuffix("runner")
+
+
+class Job:
+    """One run of the job on one runner.
+
+    Args:
+        options: Beam's; None for FnApiRunner in this process.
+
+    Raises:
+        UsageError: no such runner, or it misses options.
+    """
+
+    def __init__(self, options: PipelineOptions | None) -> None:
+        self._options = options or PipelineOptions([])
+        standard = self._options.view_as(StandardOptions)
+        standard.runner = standard.runner or _IN_PROCESS
+        # Our types are checked before; it costs 60 ms a start.
+        self._options.view_as(TypeOptions).pipeline_type_check = False
+        # All that a worker unpickles lies in this package.
+        self._options.view_as(SetupOptions).save_main_session = False
+        self._pipeline = _new_pipeline(self._options)
+        with suppress(OSError):
+            os.rmdir(self._pipeline.local_tempdir)  # for steps in other languages; a killed job would leave it
+
+    def configured(self, config: Config) -> Config:
+        """The configuration with what only this run knows: which job it is, and what memory a local one has."""
+        if not is_local(self._options):
+            return dataclasses.replace(config, identity=Identity.new())
+        several = self._options.view_as(DirectOptions).direct_running_mode == "multi_processing"
+        one_process = not several and _runner_of(self._options) == _IN_PROCESS
+        bytes_each = limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES
+        return dataclasses.replace(
+            config,
+            identity=Identity.new(ends_with_this_process=True),
+            most_references=limits.most_references(bytes_each),
+        )
+
+    def plan(self, config: Config) -> None:
+        """Leave the plan in the state."""
+        self._run(config, {})
+
+    def write(self, config: Config, command: Sequence[str]) -> None:
+        """Convert the images and publish; `command` is for run.json."""
+        versions = {
+            "imageshards": __version__,
+            "apache_beam": beam.__version__,
+            "python": platform.python_version(),
+        }
+        facts = {
+            "command": job.without_secrets(command),
+            "runner": _runner_of(self._options),
+            "started_unix_s": int(time.time()),
+            "versions": versions,
+        }
+        self._run(config, facts)
+
+    def _run(self, config: Config, facts: dict[str, Any]) -> None:
+        graph.build(self._pipeline, config, facts)
+        _execute(self._pipeline, config, is_local(self._options))
+
+    def repair(self, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
+        """Write again what of a published version is damaged."""
+        repair.build_repair(self._pipeline, config, manifest, damage)
+        _execute(self._pipeline, config, is_local(self._options))
+
+
+def _new_pipeline(options: PipelineOptions) -> beam.Pipeline:
+    runner = str(_runner_of(options))
+    if _short(runner) == "dataflow":
+        cloud = options.view_as(GoogleCloudOptions)
+        # Beam would look for them, or make them, over the network.
+        missing = [f"--{name}" for name in ("project", "region", "temp_location") if not getattr(cloud, name)]
+        if missing:
+            raise wrong("--runner", runner, f"it needs {', '.join(missing)} too; deploy/dataflow.sh helps")
+    try:
+        return beam.Pipeline(options=options)
+    except ValueError as error:
+        if str(error).startswith("Unexpected pipeline runner"):
+            raise wrong("--runner", runner, f"choose one of {_RUNNERS}, or leave it out") from None
+        raise wrong("--runner", runner, one_line(error)) from None
+    except Exception as error:  # Dataflow's asks Google about what it is given
+        raise ImageShardsError(f"--runner {runner!r}: {one_line(error)}; nothing was begun") from error
+
+
+def _execute(job: beam.Pipeline, config: Config, local: bool) -> None:
+    """Run a pipeline to its end; a worker's error comes back as ours."""
+    result: Any = None
+    try:
+        with ProgressLine() if local else nullcontext():
+            result = job.run()
+            state = result.wait_until_finish()
+        if state not in (None, "DONE", "UNKNOWN"):
+            raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
+    except BaseException as error:
+        if local or _has_ended(result):
+            _give_up(config)
+        if not isinstance(error, Exception):
+            raise
+        if _is_interrupt(error):
+            raise KeyboardInterrupt from error
+        raise _ours(error) from error
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C ended the job: in the middle of a step Beam makes an error of its own of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _has_ended(result: Any) -> bool:
+    """Whether a runner knows that the job is over, not only that waiting for it is."""
+    try:
+        return result is not None and bool(PipelineState.is_terminal(result.state))
+    except Exception:
+        return False
+
+
+def _give_up(config: Config) -> None:
+    """Let others write the version at once: the job has ended."""
+    with suppress(ImageShardsError):
+        JobState(dataclasses.replace(config, io_deadline=config.first_contact_s)).owner.release()
+
+
+def _ours(error: Exception) -> ImageShardsError:
+    known = from_worker(error)
+    if known is not None:
+        return known
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return UnforeseenError(f"the job failed: {lines[-1].partition(' [while running')[0]}; the same command resumes")
+
+
+HIDDEN = "***"
+_SECRET = r"[\w-]*(?:secret|token|password|passwd|credential|signature|connection_string|access_key)[\w-]*"
+_SECRET_FLAG = re.compile(rf"--{_SECRET}", re.IGNORECASE)
+_SECRET_PARAMETER = re.compile(rf"(?<=[?&,;])((?:{_SECRET}|key|sig)=)[^&,;\s]+", re.IGNORECASE)
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """A command line as run.json keeps it: what follows a flag, or stands in a URL, under a secret's name is `***`."""
+    kept: list[str] = []
+    hide_next = False
+    for argument in command:
+        flag, equals, _ = argument.partition("=")
+        secret = _SECRET_FLAG.fullmatch(flag) is not None
+        if hide_next and not argument.startswith("--"):
+            kept.append(HIDDEN)
+        elif secret and equals:
+            kept.append(f"{flag}={HIDDEN}")
+        else:
+            kept.append(_SECRET_PARAMETER.sub(rf"\1{HIDDEN}", argument))
+        hide_next = secret and not equals
+    return kept

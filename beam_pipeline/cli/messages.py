@@ -1,0 +1,209 @@
+"""What a finished job tells its user, and returns to its caller."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from contextlib import suppress
+from typing import Any, TextIO
+
+from beam_pipeline.config import Config
+from beam_pipeline.errors import plural
+
+PUBLISHED = "published"
+REPAIRED = "repaired"
+ALREADY_PUBLISHED = "already published"
+_FEW = 5  # records of a class in a split: too few to learn, or to judge by
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """A published version: what `run` returns.
+
+    Attributes:
+        url: folder or URL of the version.
+        data: content of manifest.json, as `docs/format.md` describes it.
+        outcome: `published`, `repaired`, or `already published` where nothing was written.
+        run: content of run.json: how the job went that published it; empty where that can't be read.
+        checked: what was compared of a version that was published already, in one line.
+        touched: the etag or mtime of an image has changed since it was published, and contents were not compared.
+    """
+
+    url: str
+    data: dict[str, Any]
+    outcome: str = PUBLISHED
+    run: dict[str, Any] = dataclasses.field(default_factory=dict)
+    checked: str = ""
+    touched: bool = False
+
+    @property
+    def images(self) -> int:
+        """How many images were listed."""
+        return int(self.data["images"])
+
+    @property
+    def records(self) -> int:
+        """How many of them have a record."""
+        return int(self.data["records"])
+
+    @property
+    def rejects(self) -> dict[str, int]:
+        """Reason → rejected images."""
+        return dict(self.data["rejects"]["by_reason"])
+
+    @property
+    def classes(self) -> list[str]:
+        """Class names, their place is the id."""
+        return list(self.data["classes"])
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """Split → records."""
+        return {split: content["records"] for split, content in self.data["splits"].items()}
+
+
+def plan_text(document: dict[str, Any]) -> str:
+    """What `--plan_only` prints: the plan's splits and their shards.
+
+    Args:
+        document: `JobPlan.document()`.
+    """
+    lines = []
+    for split, plan in sorted(document["splits"].items()):
+        shards = len(plan["cuts"]) + 1
+        mean = size_text(plan["estimated_bytes"] / shards)
+        lines.append(f"{split}: {plural(plan['images'], 'image')} in {plural(shards, 'shard')} of about {mean}")
+    return "\n".join([*lines, f"{plural(len(document['classes']), 'class')}; nothing is written"])
+
+
+def published_text(manifest: Manifest) -> str:
+    """What a published dataset holds, with the balance of its shards."""
+    data = manifest.data
+    lines = [f"{manifest.outcome} {manifest.url}{', nothing written' * (manifest.outcome == ALREADY_PUBLISHED)}"]
+    lines += [f"  {manifest.checked}"] * bool(manifest.checked)
+    for split, content in sorted(data["splits"].items()):
+        sizes = [shard["bytes"] for shard in content["shards"]]
+        shards = f"{plural(len(sizes), 'shard')} of {_sizes_text(sizes)}"
+        lines.append(f"  {split}: {plural(content['records'], 'record')} in {shards}")
+    rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(data["rejects"]["by_reason"].items()))
+    lines.append(
+        f"  {plural(manifest.images, 'image')} listed = {plural(manifest.records, 'record')} + "
+        f"{plural(manifest.images - manifest.records, 'reject')}"
+        f"{f' ({rejected}; see rejects.jsonl)' if rejected else ''}"
+    )
+    with suppress(AttributeError, TypeError, ValueError):  # no hash covers run.json: anything may be in it
+        lines += _skipped_text(manifest.run.get("skipped", {}))
+    passed = data["image"].get("passed_through", {})
+    if any(passed.values()):
+        lines.append(
+            f"  {sum(passed.values()):,} stored without re-encoding ({passed.get('whole', 0):,} byte for byte)"
+        )
+    lines.append(f"  {plural(len(manifest.classes), 'class')}")
+    found = data.get("duplicates", {})
+    if found.get("groups"):
+        lines.append(
+            f"  {plural(found['images'], 'image')} with exact duplicates in {plural(found['groups'], 'group')}: "
+            f"{found['across_classes']:,} with conflicting labels, {found['across_splits']:,} across splits (leaks); "
+            "see duplicates.jsonl"
+        )
+    return "\n".join(lines)
+
+
+def _skipped_text(skipped: dict[str, Any]) -> list[str]:
+    """Lines of what was in the input and isn't in the dataset.
+
+    Args:
+        skipped: of run.json.
+    """
+    lines = []
+    if suffixes := skipped.get("suffixes"):
+        most_first = sorted(suffixes.items(), key=lambda pair: (-pair[1], pair[0]))
+        by_suffix = ", ".join(f"{suffix} {files:,}" for suffix, files in most_first)
+        files = plural(sum(suffixes.values()), "file")
+        lines.append(f"  {files} skipped: not an image suffix ({by_suffix}), see --extensions")
+    if outside := skipped.get("outside_classes"):
+        lines.append(f"  {plural(outside, 'image')} skipped: not inside a class folder")
+    for kind, noun in (("hidden_images", "image"), ("hidden_folders", "folder")):
+        if hidden := skipped.get(kind):
+            lines.append(f"  {plural(hidden, noun)} skipped: hidden, the name begins with a dot")
+    return lines
+
+
+def _sizes_text(sizes: list[int]) -> str:
+    """The mean of the shards' sizes, and how far they are from it."""
+    mean = sum(sizes) / len(sizes)
+    if len(sizes) == 1:
+        return size_text(mean)
+    low, high = ((size / mean - 1) * 100 if mean else 0.0 for size in (min(sizes), max(sizes)))
+    if round(low, 1) == round(high, 1) == 0:
+        return f"{size_text(mean)} each"
+    return f"{size_text(mean)} ({low:+.1f} % to {high:+.1f} %)"
+
+
+def warnings(config: Config, manifest: Manifest) -> list[str]:
+    """What a user should look at, though the dataset is published."""
+    data = manifest.data
+    counts = {split: content["class_counts"] for split, content in data["splits"].items()}
+    empty = [number for number in range(len(manifest.classes)) if not any(count[number] for count in counts.values())]
+    found = []
+    if manifest.touched:
+        found.append(
+            "images were touched, copied or moved since this version was published: their etags or mtimes differ from "
+            "run.json; --repair compares their contents"
+        )
+    if empty:
+        have = f"{plural(len(empty), 'class')} {'has' if len(empty) == 1 else 'have'}"
+        found.append(f"{have} no record: {_first([repr(manifest.classes[number]) for number in empty])}")
+    for split, count in counts.items() if len(counts) > 1 else ():
+        few = [number for number, records in enumerate(count) if records < _FEW and number not in empty]
+        if few:
+            have = f"{plural(len(few), 'class')} {'has' if len(few) == 1 else 'have'}"
+            some = _first([f"{manifest.classes[number]!r} {count[number]}" for number in few])
+            found.append(f"{have} fewer than {_FEW} records in split {split!r}: {some}")
+    found += [
+        f"split {split!r} got no image and is left out"
+        for split in (config.split_fractions or {})
+        if split not in data["splits"]
+    ]
+    wanted = config.shard_counts
+    for split, content in data["splits"].items():
+        asked = wanted if isinstance(wanted, int) else (wanted or {}).get(split, 0)
+        if asked > len(content["shards"]):
+            got = plural(len(content["shards"]), "shard")
+            found.append(f"--num_shards {asked}: split {split!r} is written in {got}, it has no more images")
+    if config.compression == "gzip":
+        found.append("gzip shards have no index and no TFDS metadata: read them with reader.record_dataset")
+    return found
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:5]) + ", …" * (len(names) > 5)
+
+
+_UNITS = (("GB", 1e9, 2), ("MB", 1e6, 1), ("kB", 1e3, 1))
+
+
+def size_text(byte_count: float) -> str:
+    """Bytes in the unit that leaves the fewest digits."""
+    for unit, size, digits in _UNITS:
+        if byte_count >= size:
+            return f"{byte_count / size:.{digits}f} {unit}"
+    return plural(round(byte_count), "byte")
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print; a reader who has gone, or reads no Unicode, doesn't fail the command.
+
+    Args:
+        text: one or more lines.
+        stream: stdout if it is None.
+    """
+    stream = stream or sys.stdout
+    if stream is None:  # closed when the process began
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            stream.close()  # else Python would try once more at its end, and exit 120

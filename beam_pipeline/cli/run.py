@@ -1,0 +1,200 @@
+"""`run`: checks the input, looks at what is published, runs the job. Beam is imported only for that."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import beam_pipeline
+from beam_pipeline import schema, storage
+from beam_pipeline.cli.messages import (
+    ALREADY_PUBLISHED,
+    PUBLISHED,
+    REPAIRED,
+    Manifest,
+    plan_text,
+    say,
+)
+from beam_pipeline.config import Config
+from beam_pipeline.dataset import duplicates, published
+from beam_pipeline.dataset.output import check_names, check_places, check_unpublished
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.errors import (
+    ImageShardsError,
+    NotPublishedError,
+    OtherFormatError,
+    StorageError,
+)
+from beam_pipeline.inputs import checks, manifest_rows
+from beam_pipeline.schema.manifest import open_manifest
+from beam_pipeline.storage.identity import Identity
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from beam_pipeline.cli.job import Job
+
+
+def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
+    """Convert the images of `config.input` and publish the dataset.
+
+    A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
+    same call in a new one resumes, and decodes that image apart); where the caller must survive it, call this in a
+    process of its own.
+
+    Args:
+        config: what to convert and how.
+        beam_options: the runner and its options; FnApiRunner in this process without.
+        command: the command line, for run.json.
+
+    Returns:
+        What is published; None with `--plan_only`, or where the runner doesn't wait for the job.
+
+    Raises:
+        UsageError: the configuration or the input can't be used; nothing was read but listings.
+        ImageShardsError: the job failed; nothing is published, and the same call resumes.
+    """
+    beam_pipeline.require_pipeline()
+    handlers = list(logging.root.handlers)
+    try:
+        return _run(config, beam_options, command)
+    finally:
+        logging.root.handlers[:] = handlers  # Beam's options call logging.basicConfig
+
+
+def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]) -> Manifest | None:
+    """`run`; changes the handlers of logging."""
+    job = None if options is None else _job(options)  # a runner that isn't there is told before all else
+    with _nothing_begun():
+        config = resolve(config)
+        if config.plan_only:
+            _plan(config, job or _job(None))
+            return None
+        if not config.overwrite:
+            check_names(config)
+        manifest = None if config.overwrite else read_manifest(config)
+        found = None if manifest is None else published.check(config, manifest)
+        if manifest is None:
+            check_unpublished(config)
+    if manifest is not None and found is not None and not found.damage:
+        _tidy(config)
+        return _result(config, manifest, ALREADY_PUBLISHED, found.checked, found.touched)
+    job = job or _job(None)
+    config = job.configured(config)
+    with _sole_writer(config):
+        if manifest is not None and found is not None:
+            say(f"repairing {found.damage}", sys.stderr)
+            job.repair(config, manifest, found.damage)
+            return _result(config, manifest, REPAIRED, touched=found.touched)
+        if notice := duplicates.notice(config):
+            say(f"warning: {notice}", sys.stderr)
+        job.write(config, command)
+    manifest = read_manifest(config)
+    return None if manifest is None else _result(config, manifest, PUBLISHED)
+
+
+def _result(
+    config: Config, manifest: dict[str, Any], outcome: str, checked: str = "", touched: bool = False
+) -> Manifest:
+    return Manifest(config.dataset_url, manifest, outcome, published.run_facts(config), checked, touched)
+
+
+def _job(options: PipelineOptions | None) -> Job:
+    from beam_pipeline.cli.job import Job
+
+    return Job(options)
+
+
+def _plan(config: Config, job: Job) -> None:
+    config = job.configured(config)
+    is_new = storage.is_local(config.output) and not os.path.exists(config.output)
+    try:
+        job.plan(config)
+        text = plan_text(JobState(config).take_plan_only())
+    finally:
+        if is_new:
+            with suppress(OSError):  # it is empty, unless another job has begun there
+                os.rmdir(config.output)
+    say(text)
+
+
+@contextmanager
+def _nothing_begun() -> Iterator[None]:
+    """A store that fails before there is a job must not speak of resuming it."""
+    try:
+        yield
+    except StorageError as error:
+        fix = error.fix or "check the URL and the network"
+        raise StorageError(error.reason, f"{fix}; nothing was begun") from error
+
+
+@contextmanager
+def _sole_writer(config: Config) -> Iterator[None]:
+    """The right to write the version: held here for a local output; elsewhere the job takes it when it first writes.
+
+    Raises:
+        ImageShardsError: another job has it.
+    """
+    owner = JobState(config).owner
+    with config.identity.runs():
+        if not storage.is_local(config.output):
+            owner.refuse_if_taken()
+            yield
+            return
+        owner.acquire("")
+        try:
+            yield
+        finally:
+            owner.release()
+
+
+def _tidy(config: Config) -> None:
+    """Delete the state that a job left which was killed between publishing and deleting it."""
+    state = JobState(dataclasses.replace(config, identity=Identity.new(ends_with_this_process=True)))
+    if state.has_leftovers():
+        try:
+            state.owner.acquire("")
+        except ImageShardsError:
+            return  # a job is at work there
+        state.clear()
+
+
+def resolve(config: Config) -> Config:
+    """Check the input and read the small files that the configuration names.
+
+    Raises:
+        UsageError: as `checks.check_input`, `check_places` and the readers of labels and manifests
+            say.
+    """
+    seconds = config.first_contact_s
+    if config.labels_file:
+        config = dataclasses.replace(config, labels=checks.read_labels(config.labels_file, seconds))
+    if config.manifest:
+        config = dataclasses.replace(config, header=manifest_rows.read_header(config.manifest, seconds))
+    check_places(config)
+    checks.check_input(dataclasses.replace(config, io_deadline=seconds))
+    return config
+
+
+def read_manifest(config: Config) -> dict[str, Any] | None:
+    """The manifest of the version, or None where none is published.
+
+    Raises:
+        NotPublishedError: there is one that can't be believed, and neither `--repair` nor `--overwrite` was asked for.
+    """
+    url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
+    try:
+        data = storage.open_storage(config.output, config.first_contact_s).read(url)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return open_manifest(data, url)
+    except NotPublishedError as error:
+        if config.overwrite or (config.repair and not isinstance(error, OtherFormatError)):
+            return None  # the whole job runs anew, in place
+        raise

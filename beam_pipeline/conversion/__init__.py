@@ -1,0 +1,1 @@
+"""From a reference to a converted image: fetched, compared with its listing, decoded, watched."""

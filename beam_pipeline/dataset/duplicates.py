@@ -1,0 +1,183 @@
+"""Images with the same bytes: groups of them by MD5, what `duplicates.jsonl` says of each, what `--duplicates` does.
+
+Images are dealt to buckets by the first bits of their MD5, so that a bucket is grouped and sorted in memory and the
+buckets, one behind the other, are in order of the MD5. Empty files are no duplicates of each other: they have no
+content to share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from beam_pipeline import storage
+from beam_pipeline.config import Config
+from beam_pipeline.conversion.fetch import listed_md5
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.inputs.references import ImageRef
+from beam_pipeline.schema import canonical_json, relative_path_bytes
+
+_BUCKET_IMAGES = 10_000  # a bucket's references are 5 MB
+
+
+class Group(NamedTuple):
+    """Images with the same bytes.
+
+    Attributes:
+        md5: of the bytes.
+        images: (path, label, split), at least two, in order of the path as bytes: with `drop` the first one stays.
+    """
+
+    md5: bytes
+    images: tuple[tuple[bytes, str, str], ...]
+
+    @property
+    def classes(self) -> int:
+        """How many classes the images are in."""
+        return len({label for _, label, _ in self.images})
+
+    @property
+    def splits(self) -> int:
+        """How many splits the images are in."""
+        return len({split for _, _, split in self.images})
+
+
+class Counts(NamedTuple):
+    """What the manifest says of duplicates.
+
+    Attributes:
+        groups: contents that several images have.
+        images: that are in such groups.
+        across_classes, across_splits: groups with several classes, with several splits.
+    """
+
+    groups: int = 0
+    images: int = 0
+    across_classes: int = 0
+    across_splits: int = 0
+
+    @classmethod
+    def of(cls, groups: Iterable[Group]) -> Counts:
+        """The counts of some groups."""
+        some = list(groups)
+        several = (sum(group.classes > 1 for group in some), sum(group.splits > 1 for group in some))
+        return cls(len(some), sum(len(group.images) for group in some), *several)
+
+    @classmethod
+    def total(cls, parts: Iterable[Counts]) -> Counts:
+        """The sum of counts."""
+        return cls(*map(sum, zip(*parts, strict=True))) if (parts := list(parts)) else cls()
+
+
+class SavedGroups(NamedTuple):
+    """The groups of one bucket in the state folder."""
+
+    bucket: int
+    counts: Counts
+
+
+def buckets_for(images: int) -> int:
+    """How many buckets an input of this many images is dealt to."""
+    return max(1, images // _BUCKET_IMAGES)
+
+
+def bucket_of(md5: bytes, buckets: int) -> int:
+    """The bucket of a digest: ascending with it."""
+    return int.from_bytes(md5[:8], "big") * buckets >> 64
+
+
+def find_groups(refs: Iterable[ImageRef], most_bytes: int) -> list[Group]:
+    """Contents that several images have, in order of their MD5.
+
+    Args:
+        refs: with MD5s as etags, as far as they are known.
+        most_bytes: larger images have none: a local one wasn't read.
+    """
+    known = ((listed_md5(ref), ref) for ref in refs if 0 < ref.source_bytes <= most_bytes)
+    ordered = sorted((md5, relative_path_bytes(ref.path), ref.label, ref.split) for md5, ref in known if md5)
+    grouped = [(md5, tuple(one[1:] for one in same)) for md5, same in groupby(ordered, key=lambda one: one[0])]
+    return [Group(md5, images) for md5, images in grouped if len(images) > 1]
+
+
+def lines(groups: Iterable[Group]) -> bytes:
+    """A part of `duplicates.jsonl`: one line a group."""
+    return b"".join(canonical_json(_document(group)) for group in groups)
+
+
+def _document(group: Group) -> dict[str, Any]:
+    images = [
+        {"path": path.decode("utf-8", "surrogateescape"), "label": label, "split": split}
+        for path, label, split in group.images
+    ]
+    return {"md5": group.md5.hex(), "classes": group.classes, "splits": group.splits, "images": images}
+
+
+def save(config: Config, bucket: int, groups: list[Group]) -> SavedGroups:
+    """Keep a bucket's lines in the state folder, for the publisher."""
+    JobState(config).write(_file(bucket), lines(groups))
+    return SavedGroups(bucket, Counts.of(groups))
+
+
+def saved_lines(config: Config, saved: Iterable[SavedGroups]) -> Iterator[bytes]:
+    """The parts of `duplicates.jsonl`, in order."""
+    store, url = storage.open_storage(config.output, config.io_deadline), JobState(config).url
+    for one in sorted(saved):
+        yield store.read(storage.join(url, _file(one.bucket)))
+
+
+def _file(bucket: int) -> str:
+    return f"duplicates/{bucket:05d}.jsonl"
+
+
+class Verdict(NamedTuple):
+    """Why `--duplicates drop` or `fail` can't go on: the first pair by path, and how many groups are like it."""
+
+    groups: int = 0
+    pair: tuple[bytes, str, bytes, str] | None = None
+
+    @classmethod
+    def of(cls, config: Config, groups: Iterable[Group]) -> Verdict:
+        """Of some groups: all of them with `fail`, those of several classes with `drop`, else none."""
+        wrong = [
+            one for one in groups if config.duplicates == "fail" or (config.duplicates == "drop" and one.classes > 1)
+        ]
+        pairs = []
+        for group in wrong:
+            path, label, _ = group.images[0]
+            # With several classes, the first image and the first of another class.
+            other = next((one for one in group.images if one[1] != label), group.images[1])
+            pairs.append((path, label, *other[:2]))
+        return cls(len(wrong), min(pairs, default=None))
+
+    @classmethod
+    def total(cls, parts: Iterable[Verdict]) -> Verdict:
+        """The verdict on all groups."""
+        some = list(parts)
+        return cls(sum(one.groups for one in some), min((one.pair for one in some if one.pair), default=None))
+
+    def check(self, config: Config) -> None:
+        """Raises:
+        ImageShardsError: there is a pair; names both paths.
+        """
+        if self.pair is None:
+            return
+        path, label, other_path, other_label = self.pair
+        names = [one.decode("utf-8", "surrogateescape") for one in (path, other_path)]
+        pair = f"--duplicates {config.duplicates}: {names[0]!r} and {names[1]!r} hold the same bytes"
+        if label != other_label:
+            pair += f", but their classes are {label!r} and {other_label!r}"
+        what = "contents are" if self.groups > 1 else "content is"
+        raise ImageShardsError(
+            f"{pair}; {self.groups} {what} so in all: take files away, or list them with --duplicates report"
+        )
+
+
+def notice(config: Config) -> str | None:
+    """What a user should know before the job runs, or None."""
+    if config.duplicates == "keep":
+        return None
+    all_are_read = storage.is_local(config.input or "") or "md5" in config.header
+    which = "every image" if all_are_read else "each image that is listed without an MD5"
+    return f"--duplicates {config.duplicates} reads {which} once more, before planning"

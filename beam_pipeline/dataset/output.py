@@ -1,0 +1,98 @@
+"""Looks at the output before there is a job: whether it lies apart from the input, and what is there already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from beam_pipeline import storage
+from beam_pipeline.config import Config
+from beam_pipeline.dataset.state import JobState, own_files
+from beam_pipeline.errors import StorageError, UsageError, one_line
+from beam_pipeline.schema import INDEX_FOLDER, REJECTS_FILE, STATE_FOLDER, ShardName, is_ours
+
+
+def check_places(config: Config) -> None:
+    """The output must not be listed as input the next time, nor what is read be deleted with an old version.
+
+    Raises:
+        UsageError: one lies inside the other, symbolic links followed.
+    """
+    version, state = config.dataset_url, storage.join(storage.join(config.output, config.name), STATE_FOLDER)
+    if config.layout != "manifest" and _lies_in(version, config.input or ""):
+        raise UsageError(f"--output {config.output!r}: it lies inside --input {config.input!r}; choose another place")
+    for flag in ("manifest", "labels_file", "input"):
+        place = getattr(config, flag)
+        for folder in (version, state):
+            if place and _lies_in(place, folder):
+                raise UsageError(
+                    f"--{flag} {place!r}: it lies in {folder}, which belongs to the job; move it elsewhere"
+                )
+
+
+def _lies_in(place: str, folder: str) -> bool:
+    """Whether a file or folder is another, or lies anywhere in it."""
+    return f"{_real(place)}/".startswith(f"{_real(folder).rstrip('/')}/")
+
+
+def _real(place: str) -> str:
+    return os.path.realpath(place) if storage.is_local(place) else place
+
+
+def check_names(config: Config) -> None:
+    """Where the job writes files, nothing else has their names; in an object store nothing can.
+
+    Raises:
+        UsageError: a folder has, or a file is in place of the folder of the indexes.
+    """
+    if not storage.is_local(config.output):
+        return
+    store = storage.open_storage(config.output)
+    for folder in ("", f"{INDEX_FOLDER}/"):
+        for name in store.names(storage.join(config.dataset_url, folder)):
+            if name.endswith("/") and is_ours(folder + name[:-1], config.name):
+                raise _in_the_way(config, folder + name[:-1], "a folder where a file belongs")
+    indexes = storage.join(config.dataset_url, INDEX_FOLDER)
+    if os.path.lexists(indexes) and not os.path.isdir(indexes):
+        raise _in_the_way(config, INDEX_FOLDER, "a file where a folder belongs")
+
+
+def _in_the_way(config: Config, name: str, what: str) -> UsageError:
+    return UsageError(f"--output {config.output!r}: {storage.join(config.dataset_url, name)} is {what}; move it away")
+
+
+def check_unpublished(config: Config) -> None:
+    """The output can be written to, and what lies there without a manifest is ours to replace.
+
+    Raises:
+        UsageError: no such bucket, a folder that can't be made, or files that no job of ours left.
+    """
+    try:
+        if storage.is_local(config.output):
+            os.makedirs(config.dataset_url, exist_ok=True)
+        store = storage.open_storage(config.output, config.first_contact_s)
+        first = next(store.files(config.dataset_url), None)
+    except FileNotFoundError as error:
+        raise UsageError(f"--output {config.output!r}: no such bucket or folder ({one_line(error)})") from None
+    except (OSError, StorageError) as error:
+        if not storage.is_local(config.output):
+            raise
+        raise UsageError(f"--output {config.output!r}: can't be written: {one_line(error)}") from None
+    if first is None or config.overwrite or JobState(config).exists():
+        return
+    if not _was_published(own_files(store, config.dataset_url, config.name)):
+        raise UsageError(
+            f"--output {config.output!r}: {config.dataset_url} holds files of another program ({first.path!r}); "
+            "choose another --name or --version, or --overwrite deletes them"
+        )
+    if not config.repair:
+        raise UsageError(
+            f"--output {config.output!r}: {config.dataset_url} has shards but no manifest.json: --repair writes them "
+            "anew in place, or choose another --version"
+        )
+
+
+def _was_published(files: Collection[str]) -> bool:
+    """Whether these files tell of a job of ours: TFDS names its shards and metadata as we do, but has no more."""
+    indexes = any(file.startswith(f"{INDEX_FOLDER}/") and file.endswith(".idx") for file in files)
+    return indexes or (REJECTS_FILE in files and any(map(ShardName.parse, files)))

@@ -1,0 +1,233 @@
+"""A version that is published already: is it what this command would make, and are its files valid?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from beam_pipeline import schema, storage
+from beam_pipeline.config import REMOVED, Config
+from beam_pipeline.conversion.fetch import convert_all, listed_md5
+from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural
+from beam_pipeline.inputs import folders
+from beam_pipeline.inputs.references import ImageRef, ReferenceSum, content_fields, listing_fields, reference_fields
+from beam_pipeline.planning.plan import split_plans
+from beam_pipeline.schema import ShardName, canonical_json, is_ours
+
+
+@dataclasses.dataclass(frozen=True)
+class Damage:
+    """What of a published version must be written again.
+
+    Attributes:
+        shards: (split, index) of shards whose images are converted again.
+        files: other files, by name.
+        foreign: shards and indexes that don't belong to the version, by name: they are deleted.
+    """
+
+    shards: frozenset[tuple[str, int]]
+    files: frozenset[str]
+    foreign: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.shards or self.files or self.foreign)
+
+    def __str__(self) -> str:
+        shards = [plural(len(self.shards), "corrupt shard")] * bool(self.shards)
+        named = ((self.files, "other file", ""), (self.foreign, "file", " too many"))
+        files = [f"{plural(len(names), noun)}{more} ({_some(names)})" for names, noun, more in named if names]
+        return " and ".join(shards + files)
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:3]) + ", …" * (len(ordered) > 3)
+
+
+class Check(NamedTuple):
+    """What a comparison found.
+
+    Attributes:
+        damage: to be repaired.
+        checked: what was compared, and what wasn't, in one line.
+        touched: the etag or mtime of an image isn't the one that was published, and contents were not compared.
+    """
+
+    damage: Damage
+    checked: str
+    touched: bool
+
+
+def check(config: Config, manifest: dict[str, Any]) -> Check:
+    """Compare a published version with this command and with its own manifest.
+
+    Args:
+        config: of the command; with `repair` every byte is read, else sizes (and MD5s and CRCs that a listing gives).
+        manifest: of the version.
+
+    Raises:
+        UsageError: it was made under another name, or with another configuration.
+        ImageShardsError: its inputs were others, or its manifest lacks what is compared.
+    """
+    _check_name(config, manifest)
+    _check_configuration(config, manifest)
+    for key, keys, all_keys in (
+        ("plan.splits", manifest["plan"].get("splits", {}), manifest["splits"]),
+        ("file_sizes", manifest.get("file_sizes", {}), manifest["files"]),
+    ):
+        if missing := sorted(all_keys.keys() - keys.keys()):
+            raise ImageShardsError(
+                f"{config.dataset_url}/{schema.MANIFEST_FILE}: $.{key} lacks {missing[0]!r}, so the version can't be "
+                "compared or repaired; choose another --version or --overwrite"
+            )
+    compared, references = _check_inputs(config, manifest)
+    damage, by = _find_damage(config, manifest)
+    others = 0 if config.repair else manifest["images"] - compared
+    touched = others > 0 and run_facts(config).get("inputs", references) != references
+    return Check(damage, _told(manifest, compared, others, by), touched)
+
+
+def _told(manifest: dict[str, Any], compared: int, others: int, by: str) -> str:
+    """What was compared, and what wasn't.
+
+    Args:
+        manifest: of the version.
+        compared: images with the MD5s that were published.
+        others: images that were neither compared nor read.
+        by: what of the files was compared.
+    """
+    shards, files = plural(len(shards_of(manifest)), "shard"), plural(len(manifest["files"]), "other file")
+    told = [f"{shards} and {files} have the {by} of the manifest"]
+    told += [f"{plural(compared, 'image')} the MD5s that were published"] * bool(compared)
+    unread = ["files"] * (by == _SIZES) + [plural(others, "image")] * bool(others)
+    return ", ".join(told) + f"; contents of {' and '.join(unread)} were not read: --repair reads them" * bool(unread)
+
+
+def run_facts(config: Config) -> dict[str, Any]:
+    """Content of run.json; empty if it can't be read: the version is valid without it."""
+    url = storage.join(config.dataset_url, schema.RUN_FILE)
+    try:
+        run = json.loads(storage.open_storage(url, config.first_contact_s).read(url))
+    except (OSError, ValueError, RecursionError, StorageError):
+        return {}
+    return run if isinstance(run, dict) else {}
+
+
+def _check_name(config: Config, manifest: dict[str, Any]) -> None:
+    """A renamed folder's shards and metadata keep the old name, so what repair wrote would lie beside them."""
+    for flag, ours in (("name", config.name), ("version", config.version)):
+        if manifest[flag] != ours:
+            raise UsageError(
+                f"--{flag} {ours!r}: {config.dataset_url} was published as {manifest['name']}/{manifest['version']}, "
+                "and its files say so: give its folder that name again, or use --overwrite"
+            )
+
+
+def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
+    before = {name: default for name, (default, _) in REMOVED.items()}
+    ours = before | json.loads(canonical_json(config.fingerprint()))
+    theirs = before | manifest["configuration"]
+    different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    if different:
+        name = different[0]
+        others = len(different) - 1
+        more = f" ({plural(others, 'more flag')} {'differs' if others == 1 else 'differ'})" if others else ""
+        flag = {"labels": "labels_file", "columns": "manifest"}.get(name, name)
+        raise UsageError(
+            f"--{flag} {_as_written(name, ours.get(name))}: {config.dataset_url} is published with "
+            f"{_as_written(name, theirs.get(name))}{more}; choose another --version or --overwrite"
+        )
+
+
+def _as_written(name: str, value: Any) -> str:
+    """A value of the configuration as its flag is written."""
+    if name == "image_size":
+        return "none" if value is None else "x".join(map(str, value if value[0] != value[1] else value[:1]))
+    if name == "columns":
+        return f"of columns {', '.join(column['name'] for column in value or ()) or 'none'}"
+    return f"of {', '.join(value)}" if name == "labels" and value else repr(value)
+
+
+def _check_inputs(config: Config, manifest: dict[str, Any]) -> tuple[int, str]:
+    """Compare today's input with the published one, shard by shard: listings, and contents if they are known.
+
+    A listing that gives MD5s tells contents; with `--repair` every image is read.
+
+    Returns:
+        How many images have the contents that were published; what run.json keeps of such a listing.
+    """
+    shards, plans = shards_of(manifest), split_plans(manifest["plan"]["splits"])
+    sums: dict[tuple[str, int], tuple[ReferenceSum, ReferenceSum]] = {}
+    references = ReferenceSum()
+    for ref, md5 in _contents(config):
+        references.add(reference_fields(ref))
+        # An image of a split that didn't exist then counts as a shard that differs.
+        shard = plans[ref.split].shard_of(ref.order_key) if ref.split in plans else 0
+        names, contents = sums.setdefault((ref.split, shard), (ReferenceSum(), ReferenceSum()))
+        names.add(listing_fields(ref))
+        if md5 is not None:
+            contents.add(content_fields(ref, md5))
+    compared, different = 0, len(sums.keys() - shards.keys())
+    for key, one in shards.items():
+        names, contents = sums.get(key, (ReferenceSum(), ReferenceSum()))
+        same = names.hex == one["listing_fingerprint"] and names.count == one["images"]
+        # An image that couldn't be read then has no MD5 in the fingerprint, and may have one now.
+        was_read = one["records"] == one["images"] or not manifest["rejects"]["environment"]
+        if was_read and contents.count == names.count:
+            same = same and contents.hex == one["content_fingerprint"]
+            compared += contents.count
+        different += not same
+    if different:
+        raise ImageShardsError(
+            f"the input is not the one that {config.dataset_url} was made from: {manifest['images']} images were "
+            f"listed then, {references.count} now, {different} of {len(shards)} shards differ; "
+            "choose another --version or --overwrite"
+        )
+    return compared, str(references)
+
+
+def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
+    """Every image of the input with its MD5, None if it isn't known; b"" if the job couldn't read it.
+
+    The MD5 is the listing's; with `--repair` the image is read.
+    """
+    options, refs = config.image_options, folders.all_images(config)
+    if not config.repair:
+        yield from ((ref, listed_md5(ref) if ref.source_bytes <= options.max_image_bytes else b"") for ref in refs)
+        return
+    yield from ((one.ref, one.md5) for one in convert_all(config, refs, lambda *_: None))
+
+
+def shards_of(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    """(split, number) → what the manifest says of that shard."""
+    return {
+        (split, index): shard
+        for split, content in manifest["splits"].items()
+        for index, shard in enumerate(content["shards"])
+    }
+
+
+_SIZES, _SIZES_AND_CRCS = "sizes", "sizes and CRCs"
+
+
+def _find_damage(config: Config, manifest: dict[str, Any]) -> tuple[Damage, str]:
+    """Compare the files with the manifest, by a listing or with `--repair` by every byte; and by what that was."""
+    store = storage.open_storage(config.output, config.io_deadline)
+    found = {file.path: file for file in store.files(config.dataset_url)}
+    shards = shards_of(manifest)
+    promised = manifest["file_sizes"] | {one["file"]: one for one in shards.values()}
+    corrupt = set()
+    for name, one in promised.items():
+        url = storage.join(config.dataset_url, name)
+        if not storage.is_whole(store, url, found.get(name), one["bytes"], one["crc32c"], read=config.repair):
+            corrupt.add(name)
+    damaged = {key for key, one in shards.items() if one["file"] in corrupt}
+    if schema.REJECTS_FILE in corrupt:  # its lines come from the shards that had rejects
+        damaged |= {key for key, one in shards.items() if one["records"] < one["images"]}
+    left_over = [name for name in found.keys() - promised.keys() if is_ours(name, config.name)]
+    foreign = (name for name in left_over if ShardName.parse(name) or name.startswith(f"{schema.INDEX_FOLDER}/"))
+    damage = Damage(frozenset(damaged), frozenset(corrupt & manifest["files"].keys()), frozenset(foreign))
+    has_crcs = config.repair or all(found[name].crc32c is not None for name in promised.keys() & found.keys())
+    return damage, _SIZES_AND_CRCS if has_crcs else _SIZES

@@ -1,0 +1,107 @@
+"""Repairs a published version: all but the shards from the manifest and the shards, checked against the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from beam_pipeline import images, schema, storage
+from beam_pipeline.config import Config
+from beam_pipeline.dataset.duplicates import SavedGroups, saved_lines
+from beam_pipeline.dataset.publish import metadata_files, shard_names
+from beam_pipeline.dataset.published import Damage
+from beam_pipeline.dataset.result import SummedFile, run_index, run_rows_array
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.writer import index_text
+from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.planning.plan import JobPlan
+from beam_pipeline.schema import ShardName
+
+# Codecs that have no part in a dataset without images of this format, neither read nor written.
+_FORMAT_OF = {"avif": "AVIF", "libtiff": "TIFF", "pillow_heif": "HEIF", "webp": "WEBP", "zlib": "PNG", "zlib_ng": "PNG"}
+
+
+def check_codecs(manifest: dict[str, Any]) -> None:
+    """Raises ImageShardsError if the codecs installed here are not those that the version was made with."""
+    then, now = manifest["codec"], images.codec_versions()
+    source = manifest.get("source")
+    formats = {manifest["image"]["format"].upper(), *(source["formats"] if source else _FORMAT_OF.values())}
+    parts = {name for name in then.keys() | now.keys() if _FORMAT_OF.get(name) in (None, *formats)}
+    different = sorted(name for name in parts if then.get(name) != now.get(name))
+    if different:
+        made, here = (", ".join(f"{name} {one.get(name, 'none')}" for name in different) for one in (then, now))
+        raise ImageShardsError(
+            f"can't repair with {here}: the version was made with {made}; install that, or use --overwrite"
+        )
+
+
+def restore(
+    plan: JobPlan,
+    config: Config,
+    manifest: dict[str, Any],
+    damage: Damage,
+    _: Iterable[Any],
+    saved: Iterable[SavedGroups],
+) -> str:
+    """Rewrite the damaged files beside the shards, all of them checked against the manifest."""
+    state = JobState(config)
+    store = storage.open_storage(config.output, config.io_deadline)
+    state.owner.check()
+    with state.owner.refreshed():
+        for file, parts in _restored_files(config, plan, manifest, damage, saved):
+            with state.temporary_file() as out:
+                lines = SummedFile(out)
+                for part in parts:
+                    lines.write(part)
+                out.close()
+                if lines.sums["sha256"] != manifest["files"][file]:
+                    how = "use --overwrite" if config.repair else "a shard is corrupt: use --repair"
+                    raise ImageShardsError(f"{file} comes out with other bytes than were published: {how}")
+                store.publish(out.name, storage.join(config.dataset_url, file))
+        for file in sorted(damage.foreign):
+            store.delete(storage.join(config.dataset_url, file))
+    state.clear()
+    return config.dataset_url
+
+
+def _restored_files(
+    config: Config,
+    plan: JobPlan,
+    manifest: dict[str, Any],
+    damage: Damage,
+    saved: Iterable[SavedGroups],
+) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """(file, its content in parts) of what is corrupt other than the shards, which are valid by now."""
+    names = shard_names(config, plan)
+    for name in names:
+        if name.index_file in damage.files:
+            yield name.index_file, [index_text(_record_bytes(config, name))]
+    for split in plan.splits:
+        if schema.runs_file(split) in damage.files:
+            shards = (name for name in names if name.split == split)
+            rows = (schema.run_rows(name.index, _record_bytes(config, name)) for name in shards)
+            yield schema.runs_file(split), [run_index([run_rows_array(shard) for shard in rows])]
+    yield from ((file, [data]) for file, data in metadata_files(manifest).items() if file in damage.files)
+    if schema.REJECTS_FILE in damage.files:
+        # Shards that had rejects are all among the damaged; the others' lines are empty.
+        state = JobState(config)
+        yield schema.REJECTS_FILE, (state.rejects(name) for name in names if (name.split, name.index) in damage.shards)
+    if schema.DUPLICATES_FILE in damage.files:
+        yield schema.DUPLICATES_FILE, saved_lines(config, saved)
+
+
+def _record_bytes(config: Config, name: ShardName) -> Iterator[int]:
+    """Framed length of each record of a plain shard, which is read in pieces.
+
+    Raises:
+        ImageShardsError: its framing is corrupt, which its size didn't show.
+    """
+    position, store = 0, storage.open_storage(config.output, config.io_deadline)
+    with store.open(storage.join(config.dataset_url, name.file)) as file:
+        while header := file.read(schema.FRAME_HEADER_BYTES):
+            length = schema.framed_bytes(header)
+            if length is None:
+                raise ImageShardsError(f"shard {name.file} is corrupt at byte {position}: use --repair")
+            yield length
+            position += length
+            file.read(length - schema.FRAME_HEADER_BYTES)

@@ -1,0 +1,284 @@
+"""What became of a shard's images: counted one by one, kept as its sidecar, merged with others for the manifest.
+
+Under 4 kB a shard stay in the publisher's memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from typing import IO, Any
+
+import google_crc32c
+import numpy as np
+
+from beam_pipeline import schema
+from beam_pipeline.config import Config
+from beam_pipeline.conversion.fetch import Converted
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.images import WHOLE, WITHOUT_METADATA, EncodedImage
+from beam_pipeline.inputs.references import ReferenceSum, content_fields, listing_fields
+from beam_pipeline.planning.plan import JobPlan, split_documents
+from beam_pipeline.schema import ENVIRONMENT_REASONS, RejectReason, ShardName
+from beam_pipeline.schema.manifest import FORMAT_VERSION
+
+Size = Sequence[int]  # height, width
+_SHARD_KEYS = ("file", "records", "bytes", "crc32c", "images", "listing_fingerprint", "content_fingerprint")
+
+
+class SummedFile:
+    """Counts bytes and their sums on the way into a file, however many there are.
+
+    Args:
+        file: takes them.
+        with_sha256: whether their SHA-256 is wanted, too.
+    """
+
+    def __init__(self, file: IO[bytes], with_sha256: bool = True) -> None:
+        self._file = file
+        self._hash = hashlib.sha256() if with_sha256 else None
+        self.bytes = 0
+        self.crc32c = 0
+
+    def write(self, data: bytes) -> int:
+        """Add some bytes."""
+        self.crc32c = google_crc32c.extend(self.crc32c, bytes(data))
+        self.bytes += len(data)
+        if self._hash:
+            self._hash.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        """`gzip` calls it."""
+        self._file.flush()
+
+    @property
+    def sums(self) -> dict[str, Any]:
+        """`schema.file_sums` of all bytes."""
+        assert self._hash
+        return {"sha256": self._hash.hexdigest(), "bytes": self.bytes, "crc32c": self.crc32c}
+
+
+@dataclass
+class ShardResult:
+    """What became of one shard and its images; merged with others, of a split or of all.
+
+    Attributes:
+        kept: it was finished already.
+        plan: the plan's hash.
+        file, bytes, crc32c, etag: of the shard's file.
+        runs, index: of its records: `schema.run_rows`, and `schema.file_sums` of the text index; none if compressed.
+        images, listing, content: listed images, and sums over them and what was read of them.
+        records, class_counts: written, by class id as JSON has it.
+        rejects: reason → images.
+        source_bytes: read.
+        min_size, …: least or greatest height and width of records and of their sources; None without records.
+        source_formats, passed_through: format, and `EncodedImage.passed` → records.
+    """
+
+    kept: bool = False
+    plan: str = ""
+    file: str = ""
+    bytes: int = 0
+    crc32c: int = 0
+    etag: str = ""
+    runs: Sequence[Sequence[int]] = ()
+    index: dict[str, Any] | None = None
+    listing: ReferenceSum = field(default_factory=ReferenceSum)
+    content: ReferenceSum = field(default_factory=ReferenceSum)
+    records: int = 0
+    source_bytes: int = 0
+    rejects: Counter[str] = field(default_factory=Counter)
+    class_counts: Counter[str] = field(default_factory=Counter)
+    source_formats: Counter[str] = field(default_factory=Counter)
+    passed_through: Counter[str] = field(default_factory=Counter)
+    min_size: Size | None = None
+    max_size: Size | None = None
+    source_min_size: Size | None = None
+    source_max_size: Size | None = None
+
+    @property
+    def images(self) -> int:
+        """How many were listed."""
+        return self.listing.count
+
+    def add(self, converted: Converted[EncodedImage], class_id: int) -> None:
+        """Count one image."""
+        ref, image, md5, source_bytes = converted
+        self.listing.add(listing_fields(ref))
+        self.content.add(content_fields(ref, md5))
+        self.source_bytes += source_bytes
+        if isinstance(image, Reject):
+            self.rejects[str(image.reason)] += 1
+            return
+        self.records += 1
+        self.class_counts[str(class_id)] += 1
+        self.source_formats[image.source.format] += 1
+        if image.passed is not None:
+            self.passed_through[image.passed] += 1
+        size, source_size = (image.height, image.width), (image.source.height, image.source.width)
+        self._extend_sizes(size, size, source_size, source_size)
+
+    def merge(self, other: ShardResult) -> None:
+        """Count all that another one counted."""
+        self.listing.merge(other.listing)
+        self.content.merge(other.content)
+        self.records += other.records
+        self.bytes += other.bytes
+        self.source_bytes += other.source_bytes
+        for counts in ("rejects", "class_counts", "source_formats", "passed_through"):
+            getattr(self, counts).update(getattr(other, counts))
+        self._extend_sizes(other.min_size, other.max_size, other.source_min_size, other.source_max_size)
+
+    def _extend_sizes(self, least: Size | None, greatest: Size | None, *source: Size | None) -> None:
+        self.min_size, self.max_size = _each(min, self.min_size, least), _each(max, self.max_size, greatest)
+        self.source_min_size = _each(min, self.source_min_size, source[0])
+        self.source_max_size = _each(max, self.source_max_size, source[1])
+
+    def to_json(self) -> dict[str, Any]:
+        """The shard's sidecar."""
+        document = {key: value for key, value in vars(self).items() if key not in ("kept", "listing", "content")}
+        sums = {"listing_fingerprint": self.listing.hex, "content_fingerprint": self.content.hex}
+        return {**document, **sums, "images": self.images}
+
+    @classmethod
+    def from_json(cls, sidecar: dict[str, Any]) -> ShardResult:
+        """The inverse of `to_json`."""
+        result = cls(**{one.name: sidecar[one.name] for one in fields(cls) if one.name in sidecar})
+        for counts in ("rejects", "class_counts", "source_formats", "passed_through"):
+            setattr(result, counts, Counter(sidecar[counts]))
+        result.listing = ReferenceSum(sidecar["images"], int(sidecar["listing_fingerprint"], 16))
+        result.content = ReferenceSum(sidecar["images"], int(sidecar["content_fingerprint"], 16))
+        return result
+
+
+def _each(choose: Callable[[int, int], int], one: Size | None, other: Size | None) -> Size | None:
+    """The lesser or the greater of two sizes, height and width apart."""
+    if one is None or other is None:
+        return one or other
+    return choose(one[0], other[0]), choose(one[1], other[1])
+
+
+class Joined:
+    """What the manifest says, from the results of all shards; reject lines go to a file as they come."""
+
+    def __init__(self, config: Config, plan: JobPlan, reject_file: SummedFile) -> None:
+        self._config = config
+        self._plan = plan
+        self._total = ShardResult()
+        self._splits: dict[str, ShardResult] = {}
+        self._shards: dict[str, list[dict[str, Any]]] = {}
+        self._runs: dict[str, list[np.ndarray[Any, Any]]] = {}
+        self._reject_file = reject_file
+        self._index_sums: dict[str, dict[str, Any]] = {}
+
+    def add(self, name: ShardName, sidecar: dict[str, Any], reject_lines: bytes) -> None:
+        """Add one shard."""
+        result = ShardResult.from_json(sidecar)
+        self._total.merge(result)
+        self._splits.setdefault(name.split, ShardResult()).merge(result)
+        self._shards.setdefault(name.split, []).append({key: sidecar[key] for key in _SHARD_KEYS})
+        self._runs.setdefault(name.split, []).append(run_rows_array(result.runs))
+        if result.index:
+            self._index_sums[name.index_file] = result.index
+        self._reject_file.write(reject_lines)
+
+    def check(self, max_reject_fraction: float) -> None:
+        """Every image accounted for, and not too many rejected.
+
+        Raises:
+            ImageShardsError: otherwise.
+        """
+        total = self._total
+        rejected = total.rejects.total()
+        if not total.records + rejected == total.images == self._plan.images:
+            raise ImageShardsError(
+                f"{total.records} records + {rejected} rejects are not the {self._plan.images} images listed: "
+                "nothing is published; run the same command again"
+            )
+        failures = rejected - total.rejects[RejectReason.DUPLICATE]
+        if failures > Fraction(str(max_reject_fraction)) * total.images:
+            by_reason = ", ".join(f"{reason} {count}" for reason, count in sorted(total.rejects.items()))
+            raise ImageShardsError(
+                f"{failures} of {total.images} images rejected ({by_reason}), --max_reject_fraction is "
+                f"{max_reject_fraction:g}: nothing is published; see {JobState(self._config).url}/rejects/, "
+                "remove them or raise --max_reject_fraction"
+            )
+        if not self._splits["train"].records:
+            raise ImageShardsError("split train got no record: every image of it was rejected; nothing is published")
+
+    def run_indexes(self) -> dict[str, bytes]:
+        """`.runs.npy` of each split by file name; none for compressed shards, which can't be read from the middle."""
+        if self._config.compression != "none":
+            return {}
+        return {schema.runs_file(split): run_index(rows) for split, rows in self._runs.items()}
+
+    def manifest(self) -> dict[str, Any]:
+        """The manifest, but for its own hash and what it says of the other files."""
+        total, plan = self._total, self._plan
+        return {
+            "format_version": FORMAT_VERSION,
+            "name": self._config.name,
+            "version": self._config.version,
+            "configuration": plan.configuration,
+            "classes": list(plan.classes),
+            "features": list(plan.columns),
+            "image": {
+                "format": self._config.image_format,
+                "channels": self._config.channels,
+                "min_size": total.min_size,
+                "max_size": total.max_size,
+                "passed_through": {way: total.passed_through[way] for way in (WHOLE, WITHOUT_METADATA)},
+                **plan.statistics,
+            },
+            "source": {
+                "formats": total.source_formats,
+                "min_size": total.source_min_size,
+                "max_size": total.source_max_size,
+            },
+            "images": total.images,
+            "records": total.records,
+            "listing_fingerprint": total.listing.hex,
+            "content_fingerprint": total.content.hex,
+            "plan": {"splits": split_documents(plan.splits)},
+            "codec": plan.codec,
+            "rejects": {
+                "by_reason": total.rejects,
+                "environment": sum(total.rejects[reason] for reason in ENVIRONMENT_REASONS),
+            },
+            "splits": {split: self._split(split, result) for split, result in self._splits.items()},
+        }
+
+    def _split(self, split: str, result: ShardResult) -> dict[str, Any]:
+        return {
+            "records": result.records,
+            "bytes": result.bytes,
+            "class_counts": [result.class_counts[str(number)] for number in range(len(self._plan.classes))],
+            "shards": self._shards[split],
+        }
+
+    def file_sums(self) -> dict[str, dict[str, Any]]:
+        """`schema.file_sums` of the text indexes and rejects.jsonl."""
+        return {**self._index_sums, schema.REJECTS_FILE: self._reject_file.sums}
+
+    def run_totals(self) -> dict[str, Any]:
+        """What run.json says of the amount of work."""
+        total = self._total
+        return {"images": total.images, "source_bytes": total.source_bytes, "shard_bytes": total.bytes}
+
+
+def run_rows_array(rows: Iterable[Sequence[int]]) -> np.ndarray[Any, Any]:
+    """Rows of one shard's runs as an array of `RUN_DTYPE`: 18 bytes a run."""
+    return np.array([tuple(row) for row in rows], schema.RUN_DTYPE)
+
+
+def run_index(shards: list[np.ndarray[Any, Any]]) -> bytes:
+    """The bytes of a `.runs.npy`: the rows of each shard of a split, in order."""
+    out = io.BytesIO()
+    np.lib.format.write_array(out, np.concatenate(shards), version=(1, 0), allow_pickle=False)
+    return out.getvalue()

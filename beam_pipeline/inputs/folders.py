@@ -1,0 +1,195 @@
+"""From a folder or URL to image references, in pages: class folders first, then the images of each.
+
+What is no image by its name is skipped and counted by kind; no name is changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+from beam_pipeline import storage
+from beam_pipeline.config import Config
+from beam_pipeline.errors import UsageError
+from beam_pipeline.images.formats import EXTENSIONS
+from beam_pipeline.inputs.manifest_rows import all_rows
+from beam_pipeline.inputs.references import LARGEST_SAMPLE, ImageRef, ReferenceSum, ref_maker, reference_fields
+from beam_pipeline.schema import NAME_PATTERN, is_utf8
+
+# What is skipped, as run.json names it.
+HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS = "hidden", "hidden_images", "hidden_folders"
+OUTSIDE_CLASSES, OTHER_SUFFIX = "outside_classes", "suffixes"
+_MOST_SUFFIXES = 20  # that are told apart: there may be a different one for each file
+
+
+@dataclasses.dataclass
+class ListingSummary:
+    """What a complete listing holds, or a part of one.
+
+    Attributes:
+        class_counts: images by class; 0 for a class folder without any.
+        smallest: the references with the smallest order keys, sorted: the sample.
+        counts: what is skipped, by kind.
+        suffixes: the same by another suffix, as it is written.
+        references: count and order-free sum of all images, etags included, as run.json keeps it.
+        classes: class names, sorted or in the labels file's order; of a complete listing only.
+    """
+
+    class_counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    smallest: list[ImageRef] = dataclasses.field(default_factory=list)
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    suffixes: Counter[str] = dataclasses.field(default_factory=Counter)
+    references: ReferenceSum = dataclasses.field(default_factory=ReferenceSum)
+    classes: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> int:
+        """How many are listed."""
+        return self.class_counts.total()
+
+    @property
+    def hidden(self) -> int:
+        """How many files and class folders have, or lie in, a name that begins with a dot."""
+        return self.counts.total() - self.counts[OUTSIDE_CLASSES]
+
+    @property
+    def skipped(self) -> dict[str, Any]:
+        """What is no part of the dataset, as run.json holds it."""
+        kinds = (HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS, OUTSIDE_CLASSES)
+        return {**{kind: self.counts[kind] for kind in kinds}, OTHER_SUFFIX: dict(self.suffixes)}
+
+    def add(self, refs: list[ImageRef]) -> None:
+        """Count listed images."""
+        self.class_counts.update(ref.label for ref in refs)
+        self.smallest = smallest(chain(self.smallest, refs))
+        for ref in refs:
+            self.references.add(reference_fields(ref))
+
+    def skip(self, kind: str, path: str) -> None:
+        """Count what is skipped."""
+        if kind == OTHER_SUFFIX:
+            self._count_suffix(os.path.splitext(path)[1] or "none", 1)
+        else:
+            self.counts[kind] += 1
+
+    def _count_suffix(self, suffix: str, files: int) -> None:
+        known = suffix in self.suffixes or len(self.suffixes) < _MOST_SUFFIXES
+        self.suffixes[suffix if known else "others"] += files
+
+    @classmethod
+    def total(cls, parts: Iterable[ListingSummary]) -> ListingSummary:
+        """Several parts together."""
+        total = cls()
+        for part in parts:
+            total.class_counts.update(part.class_counts)
+            total.smallest = smallest(chain(total.smallest, part.smallest))
+            total.counts.update(part.counts)
+            total.references.merge(part.references)
+            for suffix, files in part.suffixes.items():
+                total._count_suffix(suffix, files)
+        return total
+
+
+def smallest(refs: Iterable[ImageRef]) -> list[ImageRef]:
+    """The references with the smallest order keys, sorted: the largest sample that is ever taken of them."""
+    return heapq.nsmallest(LARGEST_SAMPLE, refs, key=lambda ref: (ref.order_key, ref.path))
+
+
+class ClassFolder(NamedTuple):
+    """One folder whose images share a class.
+
+    Attributes:
+        prefix: its path relative to the input, with a slash at the end.
+        label: class name.
+        split: its split, or None where images are dealt.
+    """
+
+    prefix: str
+    label: str
+    split: str | None
+
+
+def class_folders(config: Config, summary: ListingSummary) -> list[ClassFolder]:
+    """The class folders of an input, by delimiter listings; what lies beside them goes to `summary` as skipped.
+
+    Raises:
+        FileNotFoundError: there is no such bucket.
+        UsageError: a folder's name can't be a split or a class.
+    """
+    if config.layout == "class_folders":
+        return [ClassFolder(f"{name}/", class_name(name), None) for name in _folders(config, "", summary)]
+    found = []
+    for split in _folders(config, "", summary):
+        if not NAME_PATTERN.fullmatch(split):
+            raise UsageError(f"--input: folder {split!r} can't be a split: rename it to a-z, 0-9 and _, a letter first")
+        for name in _folders(config, f"{split}/", summary):
+            found.append(ClassFolder(f"{split}/{name}/", class_name(name), split))
+    return found
+
+
+def _folders(config: Config, prefix: str, summary: ListingSummary) -> list[str]:
+    """Names of the folders right below one of the input, sorted, hidden ones left out."""
+    assert config.input is not None
+    url = storage.join(config.input, prefix[:-1]) if prefix else config.input
+    found = []
+    for name in storage.open_storage(url, config.io_deadline).names(url):
+        if not name.endswith("/"):
+            summary.skip(why_skipped(name, config.suffixes) or OUTSIDE_CLASSES, name)
+        elif name.startswith("."):
+            summary.skip(HIDDEN_FOLDERS, name)
+        else:
+            found.append(name[:-1])
+    return sorted(found)
+
+
+def class_name(name: str) -> str:
+    """A folder's name as a class name.
+
+    Raises:
+        UsageError: readers of the dataset would change it.
+    """
+    if not name.strip() or name != name.strip() or len(name.splitlines()) != 1:
+        raise UsageError(
+            f"class folder {name!r}: rename it, white space around a class name and line breaks are lost by TFDS"
+        )
+    if not is_utf8(name):
+        raise UsageError(f"class folder {name!r}: rename it, a class name must be UTF-8")
+    return name
+
+
+def list_images(config: Config, folder: ClassFolder, summary: ListingSummary) -> Iterator[ImageRef]:
+    """The images below one class folder, nested folders included, streamed; other files go to `summary` as skipped."""
+    assert config.input is not None
+    make, suffixes = ref_maker(config), config.suffixes
+    store = storage.open_storage(config.input, config.io_deadline)
+    # Every name: an image whose link leads nowhere must not go unseen. It becomes a reject when it is read.
+    for file in store.files(storage.join(config.input, folder.prefix.rstrip("/")), every_name=True):
+        why = why_skipped(file.path, suffixes)
+        if why:
+            summary.skip(why, file.path)
+        else:
+            yield make(folder.prefix + file.path, file.bytes, file.etag, folder.label, folder.split)
+
+
+def all_images(config: Config) -> Iterator[ImageRef]:
+    """Every image of the input in this process, streamed, folders one after the other."""
+    if config.layout == "manifest":
+        yield from all_rows(config)
+        return
+    skipped = ListingSummary()
+    for folder in class_folders(config, skipped):
+        yield from list_images(config, folder, skipped)
+
+
+def why_skipped(path: str, suffixes: Collection[str] = EXTENSIONS) -> str | None:
+    """Why a listed file is no image by its name, or None for one that is; suffixes in lower case, without dots."""
+    stem, dot, suffix = path.rpartition("/")[2].rpartition(".")
+    is_image = dot and stem and suffix.strip().lower() in suffixes
+    if path.startswith(".") or "/." in path:
+        return HIDDEN_IMAGES if is_image else HIDDEN
+    return None if is_image else OTHER_SUFFIX

@@ -1,0 +1,72 @@
+"""Repairs a published version: its corrupt shards from their images, all else from the manifest and the shards.
+
+Repair never changes the manifest: every file that it rewrites must come out with the size and hash that stand in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.pvalue import AsIter
+
+from beam_pipeline import schema
+from beam_pipeline.config import Config
+from beam_pipeline.dataset.published import Damage, shards_of
+from beam_pipeline.dataset.repair import check_codecs, restore
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.pipeline.duplicates import MarkDuplicates, SaveDuplicates
+from beam_pipeline.pipeline.listing import ListImages
+from beam_pipeline.pipeline.writing import AssignShards, WriteShards
+from beam_pipeline.planning.plan import JobPlan, split_plans
+
+
+def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
+    """Add the job that rewrites what is damaged.
+
+    Raises:
+        ImageShardsError: the codecs installed here are not those that the version was made with.
+    """
+    plan = JobPlan(
+        configuration=manifest["configuration"],
+        classes=tuple(manifest["classes"]),
+        columns=tuple(manifest["features"]),
+        splits=split_plans(manifest["plan"]["splits"]),
+        statistics={},
+        references=f"repair {config.identity.token}",  # what an interrupted repair left may be damaged since
+        codec=manifest["codec"],
+    )
+    if damage.shards:
+        check_codecs(manifest)
+    plans = pipeline | "Plan" >> beam.Create([plan]) | "TakeOwnership" >> beam.Map(_owned, config)
+    restores_duplicates = schema.DUPLICATES_FILE in damage.files
+    summaries: Any = ()
+    saved: Any = ()
+    if damage.shards or restores_duplicates:
+        pages, survey = pipeline | "ListImages" >> ListImages(config)
+        if config.duplicates == "drop" or restores_duplicates:
+            marked, _, groups = pages | "MarkDuplicates" >> MarkDuplicates(config, survey)
+            pages = marked if config.duplicates == "drop" else pages
+        if restores_duplicates:
+            saved = AsIter(groups | "SaveDuplicates" >> SaveDuplicates(config, plans))
+    if damage.shards:
+        summaries = AsIter(_rewritten(pages, config, plans, manifest, damage))  # waited for, no more
+    plans | "RestoreFiles" >> beam.Map(restore, config, manifest, damage, summaries, saved)
+
+
+def _owned(plan: JobPlan, config: Config) -> JobPlan:
+    JobState(config).owner.acquire(plan.sha256)
+    return plan
+
+
+def _rewritten(pages: Any, config: Config, plans: Any, manifest: dict[str, Any], damage: Damage) -> Any:
+    """`ShardId`s of the damaged shards, which are published as they were or not at all."""
+    shards = shards_of(manifest)
+    promised = {key: (shards[key]["bytes"], shards[key]["crc32c"]) for key in damage.shards}
+    return (
+        pages
+        | "AssignShards" >> AssignShards(config, plans)
+        | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
+        | "GroupByShard" >> beam.GroupByKey()
+        | "WriteShards" >> WriteShards(config, plans, promised)
+    )

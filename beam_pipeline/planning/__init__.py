@@ -1,0 +1,1 @@
+"""Which shard each image goes to, decided before one is written."""

@@ -1,0 +1,116 @@
+"""Measures a sample of the images before the plan: record sizes for the planner, channel statistics for trainers.
+
+Sums are integers, so that no order of addition and no CPU changes a digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from decimal import Context, Decimal
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from beam_pipeline.config import Config
+from beam_pipeline.conversion.attempts import Inflight
+from beam_pipeline.conversion.decoder import Decoding
+from beam_pipeline.conversion.fetch import convert_all
+from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.images.statistics import ChannelSums
+from beam_pipeline.inputs.references import ImageRef
+from beam_pipeline.schema import FRAME_BYTES, example
+
+_DIGITS = 6
+_ARITHMETIC = Context(prec=50)
+
+
+class Measurement(NamedTuple):
+    """One sampled image.
+
+    Attributes:
+        record_bytes: of its framed record, 0 for a reject.
+        sums: of its stored pixels; None for a reject.
+        reject: why there is no record, or None.
+    """
+
+    path: str
+    split: str
+    source_bytes: int
+    record_bytes: int
+    sums: ChannelSums | None
+    reject: Reject | None
+
+
+def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Iterator[Measurement]:
+    """Convert some images as the writer will and measure the results.
+
+    Args:
+        config: of the job.
+        class_count: number of classes, for the size of `one_hot_class`.
+        refs: sampled references.
+    """
+    refs = list(refs)
+    inflight = Inflight(config)
+    decoding = Decoding(config.image_options, inflight, inflight.begin_sampling(ref.path for ref in refs), plan="")
+    column_names = [column["name"] for column in config.columns]
+
+    def convert(ref: ImageRef, data: bytes, md5: bytes) -> tuple[int, ChannelSums]:
+        image, sums = decoding.measure(ref.path, data, md5)
+        record = example.image_example(
+            image=image.data,
+            size=(image.height, image.width),
+            class_id=0,
+            label=ref.label,
+            path=ref.path,
+            one_hot_classes=class_count if config.one_hot else 0,
+            extra=dict(zip(column_names, ref.features, strict=True)),
+        )
+        return len(record) + FRAME_BYTES, sums
+
+    for ref, result, _, _ in convert_all(config, refs, convert):
+        reject = result if isinstance(result, Reject) else None
+        record_bytes, sums = (0, None) if isinstance(result, Reject) else result
+        yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject)
+
+
+def statistics(sample: Iterable[Measurement]) -> dict[str, Any]:
+    """Channel mean and standard deviation of the sampled train images (of all, where the sample holds none of train).
+
+    Returns:
+        `mean` and `std`: decimal strings a channel, of pixels scaled to [0, 1]; `sampled_images`.
+    """
+    measured = [(one.split, one.sums) for one in sample if one.sums is not None]
+    chosen = [sums for split, sums in measured if split == "train"] or [sums for _, sums in measured]
+    if not chosen:
+        return {"mean": [], "std": [], "sampled_images": 0}
+    count = sum(sums.count for sums in chosen)
+    means, deviations = [], []
+    for channel in range(len(chosen[0].totals)):
+        total = sum(sums.totals[channel] for sums in chosen)
+        squares = sum(sums.squares[channel] for sums in chosen)
+        means.append(_ratio(Decimal(total), count))
+        variance = _ARITHMETIC.divide(Decimal(count * squares - total * total), Decimal(count * count))
+        deviations.append(_ratio(_ARITHMETIC.sqrt(variance), 1))
+    return {"mean": means, "std": deviations, "sampled_images": len(chosen)}
+
+
+def _ratio(total: Decimal, count: int) -> str:
+    share = _ARITHMETIC.divide(total, Decimal(255 * count))
+    return str(share.quantize(Decimal(1).scaleb(-_DIGITS), context=_ARITHMETIC))
+
+
+def check_sample(sample: list[Measurement], images_listed: int, max_reject_fraction: float) -> None:
+    """Stop before the money is spent when the sample already shows too many rejects.
+
+    Raises:
+        ImageShardsError: more than the limit where everything was sampled, clearly more where it is a part.
+    """
+    rejected = sorted((one.path, one.reject.reason, one.reject.detail) for one in sample if one.reject is not None)
+    everything = len(sample) >= images_listed
+    limit = Fraction(str(max_reject_fraction)) * len(sample)  # in floats 0.29 of 100 is less than 29
+    if len(rejected) > (limit if everything else 3 + 3 * limit):
+        path, reason, detail = rejected[0]
+        raise ImageShardsError(
+            f"{len(rejected)} of {len(sample)} {'images' if everything else 'sampled images'} rejected, "
+            f"--max_reject_fraction is {max_reject_fraction:g}: the first is {path!r} ({reason}: {detail}); "
+            "remove them or raise --max_reject_fraction"
+        )

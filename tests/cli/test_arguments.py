@@ -1,0 +1,151 @@
+"""Arguments: ours become a Config, Beam's are passed on, nothing is guessed and nothing is dropped."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+
+import pytest
+
+from beam_pipeline.cli.arguments import _SURELY_OURS, beams_parser, parse
+from beam_pipeline.config import Config
+from beam_pipeline.errors import UsageError
+
+GOOD = ["--input", "/in", "--output", "/out", "--name", "photos"]
+
+
+def refused(*more: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        parse([*GOOD, *more])
+    return str(caught.value)
+
+
+def test_without_more_flags_every_default_is_the_configs() -> None:
+    assert parse(GOOD) == (Config(input="/in", output="/out", name="photos"), [])
+
+
+def test_every_field_of_the_config_but_what_the_launcher_finds_is_a_flag() -> None:
+    values = {"bool": [], "int": ["7"], "float": ["0.5"]}
+    special = {
+        "input": "/a", "output": "/b", "name": "n", "version": "2.0.0", "layout": "class_folders", "splits": "train=1",
+        "split_by": "(a)", "image_size": "64", "resize_mode": "crop", "resample": "box", "image_format": "png",
+        "jpeg_subsampling": "4:4:4", "max_image_bytes": "5MB", "num_shards": "3", "compression": "gzip",
+        "labels_file": "/l", "background": "red", "channels": "1", "extensions": "png",
+        "duplicates": "report",
+    }  # fmt: skip
+    apart = {"manifest", "target_shard_bytes", "overwrite"}  # exclude others; see test_options
+    arguments, expected = [], {}
+    for field in dataclasses.fields(Config):
+        if "help" not in field.metadata or field.name in apart:
+            continue
+        given = [special[field.name]] if field.name in special else values[str(field.type)]
+        arguments += [f"--{field.name}", *given]
+        kind = {"int": int, "float": float}.get(str(field.type), str)
+        expected[field.name] = kind(given[0]) if given else True
+    config, rest = parse(arguments)
+    assert rest == []
+    assert config == Config(**expected)
+
+
+def test_beam_options_are_passed_on() -> None:
+    beam = ["--runner=DataflowRunner", "--project", "p", "--temp_location=gs://t", "--experiments=a", "--experiments=b"]
+    config, rest = parse([*beam[:2], *GOOD, *beam[2:], "--streaming"])
+    assert config == parse(GOOD)[0]
+    assert sorted(rest) == sorted([*beam, "--streaming"])
+
+
+@pytest.mark.parametrize("flag", ["--inpu", "--targ", "--image", "--run", "--direct_num", "--proj"])
+def test_no_flag_can_be_abbreviated(flag: str) -> None:
+    assert refused(flag, "x").startswith(f"unknown flag {flag!r}: ")
+
+
+@pytest.mark.parametrize(
+    ("flag", "nearest"),
+    [
+        ("--imagesize=3", "--image_size"),
+        ("--split", "--splits"),
+        ("--num-shard=8", "--num_shards"),
+        ("-imagesize", "--image_size"),
+        ("-i", "--input"),
+        ("-o", "--output"),
+        ("-n=x", "--name"),
+        ("--seeds", "--seed"),
+        ("--max_reject", "--max_reject_fraction"),
+        ("--runer=x", "--runner"),
+        ("--temp-locatio=x", "--temp_location"),
+    ],
+)
+def test_an_unknown_flag_names_the_nearest(flag: str, nearest: str) -> None:
+    assert refused(flag) == f"unknown flag {flag.partition('=')[0]!r}: did you mean {nearest}?"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--progressive"], "--progressive is gone: leave it out, JPEGs are always stored baseline"),
+        (["--icc", "keep"], "--icc is gone: leave it out, colours are always converted to sRGB"),
+        (["--icc=srgb"], "--icc is gone: leave it out, colours are always converted to sRGB"),
+        (["--keep-metadata"], "--keep_metadata is gone: leave it out, EXIF, XMP and comments are never stored"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
+)
+def test_a_removed_flag_says_what_happens_instead(arguments: list[str], line: str) -> None:
+    assert refused(*arguments) == line
+
+
+def test_short_flags_are_told_before_what_is_missing() -> None:
+    with pytest.raises(UsageError, match=r"^unknown flag '-i': did you mean --input\?$"):
+        parse(["-i", "a", "-o", "b", "-n", "c"])
+
+
+def test_dashes_in_a_flag_are_underscores() -> None:
+    config, beams = parse([*GOOD, "--image-size", "64", "--split-by=(a-b)", "--one-hot", "--temp-location=gs://a-b"])
+    assert (config.image_size, config.split_by, config.one_hot) == ("64", "(a-b)", True)
+    assert beams == ["--temp_location=gs://a-b"]
+
+
+def test_a_flag_like_no_other_points_to_help() -> None:
+    assert refused("--qqqq") == "unknown flag '--qqqq': see --help"
+
+
+def test_a_word_without_a_flag_is_an_error() -> None:
+    assert refused("photos").startswith("unexpected argument 'photos'")
+
+
+def test_a_word_is_not_taken_for_a_beam_flag() -> None:
+    assert "did you mean" not in refused("extra"), "a flag is no fix for a word that stands alone"
+
+
+def test_no_flag_of_beams_is_as_like_ours_as_a_slip_is() -> None:
+    # So a slip is told at once, without the seconds that Beam's import takes.
+    ours = [f"--{field.name}" for field in dataclasses.fields(Config) if "help" in field.metadata]
+    beams = beams_parser()[1]
+    assert {"--runner", "--experiments", "--experiment", "--no_use_public_ips"} <= set(beams)
+    assert not [flag for flag in beams if difflib.get_close_matches(flag, ours, cutoff=_SURELY_OURS)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--seed"], "--seed has no value: write --seed N"),
+        (["--version"], "--version has no value: write --version N.N.N"),
+        (["--layout", "--one_hot"], "--layout has no value: write --layout class_folders|split_class_folders|manifest"),
+        (["--one_hot=1"], "--one_hot '1': leave it out, this flag has no value"),
+        (["--seed", "x"], f"--seed 'x': give a whole number from {-(1 << 63)} to {(1 << 63) - 1}"),
+        (["--max_reject_fraction", "a"], "--max_reject_fraction 'a': give a number from 0 to 1"),
+        (["--direct_num_workers", "x"], "--direct_num_workers: invalid int value: 'x' (an option of Beam)"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
+)
+def test_argparses_own_errors_have_the_form_of_ours(arguments: list[str], line: str) -> None:
+    assert refused(*arguments) == line
+
+
+def test_a_negative_seed_is_a_value() -> None:
+    assert parse([*GOOD, "--seed", "-5"])[0].seed == -5
+
+
+@pytest.mark.parametrize("flag", ["--input", "--output"])
+def test_values_that_begin_with_dashes_are_refused_in_one_line(flag: str) -> None:
+    with pytest.raises(UsageError, match=flag):
+        parse([*GOOD, flag, "--name", "x"])

@@ -1,0 +1,212 @@
+"""The fetch and decode threads: in order, a bounded window, the first error in order, nothing left running."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from beam_pipeline.conversion import pool
+from beam_pipeline.conversion.pool import Pool, shared_pool
+
+
+def unchanged(item: int) -> int:
+    return item
+
+
+def one_byte(item: int) -> int:
+    return 1
+
+
+@pytest.mark.parametrize("fetches", [8, 0], ids=["remote", "local"])
+def fetched_only(item: int, fetched: Callable[[], int]) -> int:
+    return fetched()
+
+
+@pytest.mark.parametrize("fetches", [8, 0], ids=["remote", "local"])
+def test_results_come_in_order_whatever_is_ready_first(fetches: int) -> None:
+    pauses = random.Random(3)
+
+    def fetch(item: int) -> int:
+        time.sleep(pauses.random() / 300)
+        return item * 10
+
+    def convert(item: int, fetched: Callable[[], int]) -> int:
+        time.sleep(pauses.random() / 300)
+        return item + fetched()
+
+    found = list(Pool(fetches, 3).map(range(100), fetch, convert, one_byte))
+    assert found == [item * 11 for item in range(100)]
+
+
+def test_nothing_gives_nothing() -> None:
+    assert list(Pool(2, 1).map([], unchanged, fetched_only, one_byte)) == []
+
+
+def test_no_more_fetches_and_decodes_at_a_time_than_asked_for() -> None:
+    lock = threading.Lock()
+    now = {"fetch": 0, "convert": 0}
+    most = {"fetch": 0, "convert": 0}
+
+    def work(kind: str) -> None:
+        with lock:
+            now[kind] += 1
+            most[kind] = max(most[kind], now[kind])
+        time.sleep(0.002)
+        with lock:
+            now[kind] -= 1
+
+    list(Pool(4, 2).map(range(60), lambda item: work("fetch"), lambda item, fetched: work("convert"), one_byte))
+    assert 1 < most["fetch"] <= 4, "they overlap"
+    assert most["convert"] <= 2
+
+
+@pytest.mark.parametrize("fetches", [8, 0], ids=["remote", "local"])
+def test_few_threads_decode_however_many_fetch(fetches: int) -> None:
+    names = set()
+
+    def convert(item: int, fetched: Callable[[], int]) -> None:
+        names.add(threading.current_thread().name)
+        time.sleep(0.001)
+
+    list(Pool(fetches, 2).map(range(60), unchanged, convert, one_byte))
+    assert len(names) == 2
+
+
+def test_a_slow_request_holds_no_decoder() -> None:
+    shared = Pool(4, 1)
+    goes_on = threading.Event()
+    slow = shared.map([0], lambda item: goes_on.wait(30), lambda item, fetched: fetched(), one_byte)
+    waiting = threading.Thread(target=next, args=(slow,))
+    waiting.start()
+    assert list(shared.map(range(20), unchanged, fetched_only, one_byte)) == list(range(20))
+    assert waiting.is_alive()
+    goes_on.set()
+    waiting.join()
+
+
+@pytest.mark.parametrize("fetches", [3, 0], ids=["remote", "local"])
+def test_items_are_taken_as_the_window_moves(fetches: int) -> None:
+    taken = 0
+
+    def items() -> Iterator[int]:
+        nonlocal taken
+        for item in range(1000):
+            taken += 1
+            yield item
+
+    results = Pool(fetches, 2).map(items(), unchanged, fetched_only, one_byte)
+    for done in range(1, 51):
+        next(results)
+        assert taken <= done + 8 * (1 + 2 * 2) + 8
+
+
+def test_payload_bytes_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_PAYLOAD_BYTES", 100)
+    monkeypatch.setattr(pool, "_BATCH_BYTES", 50)
+    lock = threading.Lock()
+    held = most = 0
+
+    def fetch(item: int) -> int:
+        nonlocal held, most
+        with lock:
+            held += 40
+            most = max(most, held)
+        return item
+
+    def convert(item: int, fetched: Callable[[], int]) -> int:
+        nonlocal held
+        time.sleep(0.001)
+        with lock:
+            held -= 40
+        return fetched()
+
+    assert list(Pool(16, 4).map(range(50), fetch, convert, lambda item: 40)) == list(range(50))
+    assert most <= 100
+
+
+def test_an_item_over_the_whole_budget_still_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_PAYLOAD_BYTES", 100)
+    monkeypatch.setattr(pool, "_BATCH_BYTES", 50)
+    sizes = [10, 5_000, 10, 9_000, 8_000, 1]
+    found = list(Pool(8, 2).map(sizes, unchanged, fetched_only, unchanged))
+    assert found == sizes
+
+
+def test_two_writers_that_share_a_budget_both_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_PAYLOAD_BYTES", 100)
+    monkeypatch.setattr(pool, "_BATCH_BYTES", 50)
+    shared = Pool(8, 2)
+    found: dict[int, list[int]] = {}
+
+    def write(number: int) -> None:
+        found[number] = list(shared.map(range(200), unchanged, fetched_only, lambda item: 70))
+
+    threads = [threading.Thread(target=write, args=(number,), daemon=True) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == {number: list(range(200)) for number in range(3)}
+
+
+@pytest.mark.parametrize("where", ["fetch", "convert"])
+@pytest.mark.parametrize("fetches", [4, 0], ids=["remote", "local"])
+def test_the_first_error_in_order_is_raised_and_the_pool_works_on(fetches: int, where: str) -> None:
+    shared = Pool(fetches, 2)
+
+    def maybe_fail(kind: str, item: int) -> int:
+        if kind == where and item in (19, 25):
+            if item == 19:
+                time.sleep(0.02)  # 25 fails first
+            raise ValueError(f"item {item}")
+        return item
+
+    results = shared.map(
+        range(100),
+        lambda item: maybe_fail("fetch", item),
+        lambda item, fetched: maybe_fail("convert", fetched()),
+        one_byte,
+    )
+    seen = []
+    with pytest.raises(ValueError, match="item 19"):
+        for result in results:
+            seen.append(result)
+    assert seen == list(range(16)), "the batches before it"
+    assert shared._budget._taken == 0, "an abandoned window gives its bytes back"
+    assert list(shared.map(range(20), unchanged, fetched_only, one_byte)) == list(range(20))
+
+
+def test_a_consumer_that_stops_early_gives_everything_back() -> None:
+    shared = Pool(4, 2)
+    results = shared.map(range(100), unchanged, fetched_only, lambda item: 5)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert shared._budget._taken == 0
+
+
+def test_after_an_error_requests_that_wait_for_a_thread_are_not_begun() -> None:
+    shared = Pool(2, 1)
+    begun = []
+
+    def fetch(item: int) -> int:
+        begun.append(item)
+        time.sleep(0.01)
+        if item == 0:
+            raise ValueError("storage is gone")
+        return item
+
+    with pytest.raises(ValueError, match="storage is gone"):
+        list(shared.map(range(24), fetch, fetched_only, one_byte))
+    at_the_error = len(begun)
+    assert shared._fetchers
+    shared._fetchers.shutdown(wait=True)
+    assert 8 <= at_the_error <= len(begun) <= at_the_error + 2 < 24
+
+
+def test_a_process_has_one_pool_a_setting() -> None:
+    assert shared_pool(3, 2) is shared_pool(3, 2)
+    assert shared_pool(3, 2) is not shared_pool(3, 1)

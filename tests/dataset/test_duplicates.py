@@ -1,0 +1,322 @@
+"""`--duplicates`: what is reported, dropped and refused, and that it stays so through resume, repair and on gs://."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_pipeline import schema
+from beam_pipeline.config import Config
+from beam_pipeline.dataset import duplicates
+from beam_pipeline.dataset.duplicates import Counts, Group, Verdict, find_groups
+from beam_pipeline.inputs.references import ImageRef, order_key
+from tests import make
+from tests.servers import Gcs
+
+FLAGS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "2")
+
+
+def config(mode: str) -> Config:
+    return Config(input="in", output="out", name="photos", duplicates=mode)
+
+
+# --- pure
+
+
+@given(st.lists(st.binary(min_size=16, max_size=16)), st.integers(0, 10**9))
+def test_buckets_ascend_with_the_digest(digests: list[bytes], images: int) -> None:
+    buckets = duplicates.buckets_for(images)
+    dealt = [duplicates.bucket_of(md5, buckets) for md5 in sorted(digests)]
+    assert dealt == sorted(dealt)
+    assert all(0 <= bucket < buckets for bucket in dealt)
+
+
+A, B = b"\1" * 16, b"\2" * 16
+
+
+def ref(md5: bytes, path: str, label: str, split: str, size: int = 5) -> ImageRef:
+    return ImageRef(path, size, f"md5:{md5.hex()}", label, split, 1)
+
+
+REFS = [
+    ref(B, "z", "cat", "train"),
+    ref(A, "b", "cat", "train"),
+    ref(A, "a", "dog", "validation"),
+    ref(B, "y", "cat", "train"),
+    ref(b"\0" * 16, "x", "cat", "train"),
+]
+
+
+def test_groups_are_in_order_of_digest_and_path() -> None:
+    groups = find_groups(REFS, 9)
+    assert [(group.md5, [path for path, _, _ in group.images]) for group in groups] == [
+        (A, [b"a", b"b"]),
+        (B, [b"y", b"z"]),
+    ]
+    assert Counts.of(groups) == Counts(groups=2, images=4, across_classes=1, across_splits=1)
+    assert Counts.total([Counts.of(groups), Counts(), Counts(1, 3, 0, 1)]) == Counts(3, 7, 1, 2)
+    assert find_groups(reversed(REFS), 9) == groups
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"source_bytes": 0}, {"source_bytes": 10}, {"etag": "mtime_ns:5"}, {"etag": f"unconfirmed-md5:{A.hex()}"}],
+)
+def test_an_image_without_content_that_was_seen_is_no_duplicate(change: dict[str, Any]) -> None:
+    assert len(find_groups(REFS[1:3], 9)) == 1
+    assert find_groups([one._replace(**change) for one in REFS[1:3]], 9) == []
+
+
+@pytest.mark.parametrize(("mode", "groups"), [("keep", 0), ("report", 0), ("drop", 1), ("fail", 2)])
+def test_the_verdict_of_each_mode(mode: str, groups: int) -> None:
+    found = [Verdict.of(config(mode), [group]) for group in find_groups(REFS, 9)]
+    for order in (found, found[::-1]):
+        assert Verdict.total(order) == Verdict(groups, (b"a", "dog", b"b", "cat") if groups else None)
+
+
+def test_three_images_of_two_classes_name_one_of_each() -> None:
+    group = Group(A, ((b"a", "cat", "train"), (b"b", "cat", "train"), (b"c", "dog", "train")))
+    assert Verdict.of(config("drop"), [group]).pair == (b"a", "cat", b"c", "dog")
+
+
+# --- jobs
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 pictures, each another one."""
+    return make.class_folders(tmp_path_factory.mktemp("distinct"), {"ant": 14, "bee": 13, "cat": 13})
+
+
+@pytest.fixture(scope="module")
+def copied(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pictures with three copies: two of one picture, in its class."""
+    folder = Path(shutil.copytree(photos, tmp_path_factory.mktemp("copied") / "in"))
+    shutil.copy(folder / "ant/0003.jpg", folder / "ant/0001_again.jpg")
+    shutil.copy(folder / "ant/0003.jpg", folder / "ant/zz.jpg")
+    shutil.copy(folder / "bee/0000.jpg", folder / "bee/copy.jpg")
+    return folder
+
+
+def groups_of(version: Path) -> list[list[str]]:
+    lines = (version / schema.DUPLICATES_FILE).read_text().splitlines()
+    documents: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    assert [one["md5"] for one in documents] == sorted(one["md5"] for one in documents)
+    return sorted([image["path"] for image in one["images"]] for one in documents)
+
+
+COPIES = [["ant/0001_again.jpg", "ant/0003.jpg", "ant/zz.jpg"], ["bee/0000.jpg", "bee/copy.jpg"]]
+
+
+def duplicate_rejects(version: Path) -> dict[str, str]:
+    lines = map(json.loads, (version / schema.REJECTS_FILE).read_text().splitlines())
+    return {line["path"]: line["detail"] for line in lines if line["reason"] == "duplicate"}
+
+
+def test_report_names_groups_and_leaves_every_record(copied: Path, tmp_path: Path) -> None:
+    finished = make.job(copied, tmp_path / "report", *FLAGS, "--duplicates", "report")
+    assert "  5 images with exact duplicates in 2 groups: 0 with conflicting labels, " in finished.out
+    assert "--duplicates report reads every image once more, before planning" in finished.err
+    version = tmp_path / "report/photos/1.0.0"
+    kept = make.published(copied, tmp_path / "keep", *FLAGS)
+    assert groups_of(version) == COPIES
+    counts = make.manifest(version)["duplicates"]
+    assert (counts["groups"], counts["images"], counts["across_classes"]) == (2, 5, 0)
+    assert [one.read_bytes() for one in make.shard_files(version)] == [
+        one.read_bytes() for one in make.shard_files(kept)
+    ]
+    assert not (kept / schema.DUPLICATES_FILE).exists()
+    assert "duplicates" not in make.manifest(kept)
+
+
+def test_report_counts_leaks_between_splits_and_classes(tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        make.class_folders(tmp_path / "in" / split, {"a": 3, "b": 3}, size=(20, 20))  # the same pictures in both
+    shutil.copy(tmp_path / "in/train/a/0000.jpg", tmp_path / "in/train/b/other.jpg")
+    version = make.published(
+        tmp_path / "in", tmp_path / "out", "--layout", "split_class_folders", "--duplicates", "report"
+    )
+    assert make.manifest(version)["duplicates"] == {
+        "groups": 6,
+        "images": 13,
+        "across_classes": 1,
+        "across_splits": 6,
+    }
+
+
+def test_drop_keeps_the_smallest_path_and_counts_no_failure(copied: Path, tmp_path: Path) -> None:
+    finished = make.job(copied, tmp_path, *FLAGS, "--duplicates", "drop", "--max_reject_fraction", "0")
+    assert finished.code == 0, finished.err
+    assert "--duplicates drop reads every image once more, before planning" in finished.err
+    version = tmp_path / "photos/1.0.0"
+    assert duplicate_rejects(version) == {
+        "ant/0003.jpg": "the same bytes as 'ant/0001_again.jpg'",
+        "ant/zz.jpg": "the same bytes as 'ant/0001_again.jpg'",
+        "bee/copy.jpg": "the same bytes as 'bee/0000.jpg'",
+    }
+    manifest = make.manifest(version)
+    assert (manifest["images"], manifest["records"], manifest["rejects"]["by_reason"]) == (43, 40, {"duplicate": 3})
+    assert groups_of(version) == COPIES
+    before = make.traces(version)
+    assert make.job(copied, tmp_path, *FLAGS, "--duplicates", "drop").out.startswith("already published")
+    assert make.traces(version) == before
+
+
+@pytest.mark.parametrize("mode", ["drop", "report"])
+def test_repair_restores_shards_and_duplicates(mode: str, copied: Path, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--duplicates", mode)
+    version = make.published(copied, tmp_path, *flags)
+    whole = make.files(version)
+    (version / schema.DUPLICATES_FILE).unlink()
+    make.shard_files(version)[0].unlink()
+    assert make.job(copied, tmp_path, *flags).code == 0
+    assert make.files(version) == whole
+    for path in (version / schema.DUPLICATES_FILE, version / schema.REJECTS_FILE, make.shard_files(version)[1]):
+        if path.stat().st_size:
+            make.flip_byte(path)
+    finished = make.job(copied, tmp_path, *flags, "--repair")
+    assert (finished.code, finished.out.split()[0]) == (0, "repaired")
+    assert make.files(version) == whole
+
+
+@pytest.mark.parametrize("mode", ["drop", "report"])
+def test_a_resumed_job_finds_the_same_duplicates(
+    mode: str, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from beam_pipeline.pipeline import writing
+
+    flags = (*FLAGS, "--duplicates", mode)
+    whole = make.published(copied, tmp_path / "whole", *flags)
+
+    def interrupted(*_: object) -> None:
+        raise RuntimeError("the last step dies")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "publish", interrupted)
+        assert make.job(copied, tmp_path, *flags).code == 1
+    shards = make.shard_files(tmp_path / "photos/1.0.0")
+    finished = {path: make.traces(path) for path in shards}
+    assert len(finished) == 4
+    version = make.published(copied, tmp_path, *flags)
+    assert make.same_each_time(version) == make.same_each_time(whole)
+    assert {path: make.traces(path) for path in shards} == finished
+
+
+@pytest.mark.parametrize("mode", ["drop", "fail"])
+def test_a_manifest_s_wrong_md5_makes_no_duplicate(photos: Path, tmp_path: Path, mode: str) -> None:
+    names = sorted(make.files(photos))[:4]
+    right = hashlib.md5((photos / names[0]).read_bytes()).hexdigest()
+    rows = "".join(f"{name},x,{right if number < 2 else ''}\n" for number, name in enumerate(names))
+    (tmp_path / "rows.csv").write_text(f"path,label,md5\n{rows}")
+    flags = ("--layout", "manifest", "--manifest", tmp_path / "rows.csv", "--max_reject_fraction", "0.5")
+    finished = make.job(photos, tmp_path / "out", *flags, "--duplicates", mode)
+    assert finished.code == 0, finished.err
+    (reject,) = map(json.loads, (tmp_path / "out/photos/1.0.0/rejects.jsonl").read_text().splitlines())
+    assert (reject["path"], reject["reason"]) == (names[1], "changed"), "as without --duplicates"
+
+
+def test_fail_names_two_paths_and_publishes_nothing(copied: Path, tmp_path: Path) -> None:
+    finished = make.job(copied, tmp_path, "--duplicates", "fail")
+    assert finished.code == 1
+    assert finished.err.splitlines()[-1] == (
+        "error: --duplicates fail: 'ant/0001_again.jpg' and 'ant/0003.jpg' hold the same bytes; 2 contents are so in "
+        "all: take files away, or list them with --duplicates report"
+    )
+    assert not (tmp_path / "photos/1.0.0/manifest.json").exists()
+
+
+def test_fail_passes_where_all_differ(photos: Path, tmp_path: Path) -> None:
+    version = make.published(photos, tmp_path, "--duplicates", "fail")
+    assert make.manifest(version)["records"] == 40
+    assert make.manifest(version)["duplicates"] == dict.fromkeys(Counts._fields, 0)
+    assert (version / schema.DUPLICATES_FILE).read_bytes() == b""
+
+
+def test_one_content_under_two_classes_is_an_error_for_drop(copied: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(copied, tmp_path / "in"))
+    shutil.copy(folder / "bee/0001.jpg", folder / "cat/bee.jpg")
+    finished = make.job(folder, tmp_path / "out", "--duplicates", "drop")
+    assert finished.code == 1
+    assert finished.err.splitlines()[-1] == (
+        "error: --duplicates drop: 'bee/0001.jpg' and 'cat/bee.jpg' hold the same bytes, but their classes are 'bee' "
+        "and 'cat'; 1 content is so in all: take files away, or list them with --duplicates report"
+    )
+
+
+def test_empty_files_are_rejected_and_no_duplicates(photos: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "in"))
+    for name in ("ant/empty.jpg", "bee/empty.jpg"):
+        (folder / name).write_bytes(b"")
+    version = make.published(folder, tmp_path, "--duplicates", "drop", "--max_reject_fraction", "0.1")
+    assert make.manifest(version)["rejects"]["by_reason"] == {"not_an_image": 2}
+
+
+def test_broken_copies_count_once_against_the_limit(photos: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "in"))
+    for number in range(3):
+        (folder / f"ant/broken{number}.jpg").write_bytes(b"not an image")
+    version = make.published(folder, tmp_path, "--duplicates", "drop", "--max_reject_fraction", "0.03")
+    assert make.manifest(version)["rejects"]["by_reason"] == {"duplicate": 2, "not_an_image": 1}
+
+
+@pytest.mark.parametrize("mode", ["drop", "fail"])
+def test_images_that_are_too_large_to_be_read_are_no_duplicates_on_any_storage(
+    photos: Path, gcs: Gcs, tmp_path: Path, mode: str
+) -> None:
+    folder = shutil.copytree(photos, tmp_path / "in")
+    for name in ("x.png", "y.png"):
+        (folder / "ant" / name).write_bytes(make.encoded(make.noise(64, 64), "PNG"))
+    flags = (*FLAGS, "--duplicates", mode, "--max_image_bytes", "10kB", "--max_reject_fraction", "0.5")
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "in", folder)
+    version = make.published(folder, tmp_path / "local", *flags)
+    assert make.manifest(version)["rejects"]["by_reason"] == {"too_many_bytes": 2}
+    remote = make.published(f"gs://{bucket}/in", tmp_path / "remote", *flags)
+    assert make.dataset_hash(remote) == make.dataset_hash(version)
+
+
+def test_dropped_images_take_no_room_in_the_plan(tmp_path: Path) -> None:
+    flags = ("--image_size", "none", "--image_format", "png", "--target_shard_bytes", "32KiB")
+    folder = tmp_path / "in" / "a"
+    folder.mkdir(parents=True)
+    for number in range(20):
+        (folder / f"{number}.png").write_bytes(make.encoded(make.noise(48, 48, number), "PNG"))
+    alone = make.published(tmp_path / "in", tmp_path / "alone", *flags)
+    for number in range(20):
+        shutil.copy(folder / f"{number}.png", folder / f"{number}-copy.png")
+    dropped = make.published(tmp_path / "in", tmp_path / "dropped", *flags, "--duplicates", "drop")
+    assert make.manifest(dropped)["records"] == 20
+    assert len(make.shard_files(dropped)) == len(make.shard_files(alone)) > 1
+
+
+def test_the_sample_is_taken_of_images_that_are_not_dropped(tmp_path: Path) -> None:
+    folder = make.class_folders(tmp_path / "in", {"a": 600}, size=(8, 8))
+    keys = {path: order_key(f"a/{path.name}", 0) for path in (folder / "a").iterdir()}
+    first = sorted(keys, key=lambda path: keys[path])[:70]  # the sample would be 64 of these
+    for path in first:
+        path.write_bytes((folder / "a" / "0000.jpg").read_bytes())
+    manifest = make.manifest(make.published(folder, tmp_path / "out", "--duplicates", "drop"))
+    assert manifest["rejects"]["by_reason"]["duplicate"] >= 69
+    assert manifest["image"]["sampled_images"] == 64
+
+
+def test_on_gs_the_listing_s_md5s_are_used_and_the_bytes_are_the_same(copied: Path, gcs: Gcs, tmp_path: Path) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "in", copied)
+    before = len(gcs.requests())
+    finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *FLAGS, "--duplicates", "drop")
+    assert finished.code == 0, finished.err
+    assert "reads each image that is listed without an MD5 once more" in finished.err
+    reads = [request.object_read for request in gcs.requests()[before:] if request.object_read]
+    images = [name for name in reads if name.startswith("in/")]
+    assert len(images) == 2 * 40  # the sample and the shards; a dropped one never
+    local = make.published(copied, tmp_path / "local", *FLAGS, "--duplicates", "drop")
+    there = gcs.download(bucket, "out/photos/1.0.0", tmp_path / "there")
+    assert make.same_each_time(there) == make.same_each_time(local)

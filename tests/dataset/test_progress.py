@@ -1,0 +1,115 @@
+"""The progress line: processes count into files, the launcher adds them up, nothing is left behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from beam_pipeline.dataset import progress
+from beam_pipeline.dataset.progress import ProgressLine, report
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def wait_for(text: str, stream: io.StringIO) -> None:
+    for _ in range(1000):
+        if text in stream.getvalue():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{text!r} never came: {stream.getvalue()!r}")
+
+
+def folder() -> Path:
+    return Path(os.environ["IMAGESHARDS_PROGRESS"])
+
+
+def test_without_a_launcher_that_watches_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("IMAGESHARDS_PROGRESS", raising=False)
+    report(now=True, images=1)
+
+
+def test_counts_of_several_processes_are_added_up() -> None:
+    with ProgressLine(io.StringIO()) as line:
+        report(now=True, images=3, images_planned=40, shards_planned=4)
+        report(now=True, images=4, shards=1)
+        code = "from beam_pipeline.dataset.progress import report; report(now=True, images=5, shards=1)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        assert line._sum() == {"images": 12, "images_planned": 40, "shards_planned": 4, "shards": 2}
+        assert line._text(line._sum()) == "shards 2/4 · images 12/40"
+
+
+def test_listing_is_shown_before_there_is_a_plan() -> None:
+    with ProgressLine(io.StringIO()) as line:
+        assert line._text(line._sum()) == ""
+        report(now=True, images_listed=1234)
+        assert line._text(line._sum()) == "listing: 1,234 images"
+
+
+def test_rate_and_time_left_are_of_what_was_seen_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    line = ProgressLine(io.StringIO())
+    counts = {"images_planned": 1000, "shards_planned": 4, "images": 200, "shards": 1}
+    line._text(counts)  # resumed: 200 were done already
+    clock[0] = 110.0
+    assert line._text(counts | {"images": 400}) == "shards 1/4 · images 400/1,000 · 20 images/s · 30 s left"
+
+
+def test_a_terminal_gets_one_line_that_is_wiped_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_REDRAW_EVERY_S", 0.01)
+    stream = Terminal()
+    with ProgressLine(stream):
+        report(now=True, images=1, images_planned=2, shards_planned=1)
+        wait_for("images 1/2", stream)
+    assert "\n" not in stream.getvalue()
+    assert stream.getvalue().endswith("\r\033[K")
+
+
+def test_a_log_gets_whole_lines_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_REDRAW_EVERY_S", 0.01)
+    monkeypatch.setattr(progress, "_LOG_LINE_EVERY_S", 0.02)
+    stream = io.StringIO()
+    with ProgressLine(stream):
+        report(now=True, images=1, images_planned=2, shards_planned=1)
+        wait_for("\n", stream)
+    assert stream.getvalue().startswith("shards 0/1 · images 1/2")
+    assert "\r" not in stream.getvalue()
+
+
+def test_nothing_is_left_behind_also_after_an_error() -> None:
+    with pytest.raises(ValueError, match="x"), ProgressLine(io.StringIO()):
+        report(now=True, images=1)
+        where = folder()
+        assert where.exists()
+        raise ValueError("x")
+    assert not where.exists()
+    assert "IMAGESHARDS_PROGRESS" not in os.environ
+
+
+def test_counts_start_anew_for_the_next_job() -> None:
+    for _ in range(2):
+        with ProgressLine(io.StringIO()) as line:
+            report(now=True, images=2)
+            assert line._sum() == {"images": 2}
+
+
+def test_a_half_written_count_is_passed_over() -> None:
+    with ProgressLine(io.StringIO()) as line:
+        (folder() / "1.json").write_text("{")
+        (folder() / "2.json").write_text(json.dumps({"images": 3}))
+        assert line._sum() == {"images": 3}
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3_723, "1 h 02 min")])
+def test_durations(seconds: float, text: str) -> None:
+    assert progress._duration(seconds) == text

@@ -1,0 +1,392 @@
+"""Publishing: every image accounted for, every file hashed, no place or time in the manifest, which comes last."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import socket
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from beam_pipeline import schema, storage
+from beam_pipeline.config import Config
+from beam_pipeline.dataset.publish import metadata_files, publish
+from beam_pipeline.dataset.result import run_index, run_rows_array
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.writer import ShardWriter
+from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.inputs.folders import all_images
+from beam_pipeline.inputs.references import ReferenceSum, content_fields, listing_fields
+from beam_pipeline.planning.cuts import Histogram, plan_split
+from beam_pipeline.planning.plan import JobPlan
+from beam_pipeline.schema import ShardName
+from beam_pipeline.schema.manifest import seal_manifest
+from tests import make
+
+
+@pytest.fixture(scope="module")
+def version(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make.published(
+        photos,
+        tmp_path_factory.mktemp("out"),
+        "--splits",
+        "train=0.7,validation=0.3",
+        "--num_shards",
+        "train=3,validation=2",
+    )
+
+
+@pytest.fixture(scope="module")
+def manifest(version: Path) -> dict:
+    return make.manifest(version)
+
+
+# --- what is in the manifest
+
+
+def test_every_file_but_run_json_is_in_the_manifest_with_its_hash(version: Path, manifest: dict) -> None:
+    files = make.files(version)
+    shards = {shard["file"]: shard for split in manifest["splits"].values() for shard in split["shards"]}
+    assert set(files) == {*manifest["files"], *shards, "manifest.json", "run.json"}
+    assert {name: hashlib.sha256(files[name]).hexdigest() for name in manifest["files"]} == manifest["files"]
+    for name, shard in shards.items():
+        assert (shard["bytes"], shard["crc32c"]) == (len(files[name]), google_crc32c.value(files[name]))
+
+
+def test_counts_add_up(version: Path, manifest: dict) -> None:
+    assert manifest["images"] == 40 == manifest["records"]
+    for split in manifest["splits"].values():
+        assert split["records"] == sum(shard["records"] for shard in split["shards"]) == sum(split["class_counts"])
+        assert split["bytes"] == sum(shard["bytes"] for shard in split["shards"])
+        assert [shard["images"] for shard in split["shards"]] == [shard["records"] for shard in split["shards"]]
+    totals = [sum(counts) for counts in zip(*(s["class_counts"] for s in manifest["splits"].values()), strict=True)]
+    assert dict(zip(manifest["classes"], totals, strict=True)) == {"ant": 14, "bee": 13, "cat": 13}
+
+
+def test_fingerprints_are_sums_over_the_images(photos: Path, version: Path, manifest: dict) -> None:
+    config = Config(input=str(photos), output="/x", name="photos", splits="train=0.7,validation=0.3")
+    listing, content = ReferenceSum(), ReferenceSum()
+    for ref in all_images(config):
+        listing.add(listing_fields(ref))
+        content.add(content_fields(ref, hashlib.md5((photos / ref.path).read_bytes()).digest()))
+    assert (manifest["listing_fingerprint"], manifest["content_fingerprint"]) == (listing.hex, content.hex)
+    for key in ("listing_fingerprint", "content_fingerprint"):
+        shards = [shard[key] for split in manifest["splits"].values() for shard in split["shards"]]
+        assert f"{sum(int(one, 16) for one in shards) % (1 << 128):032x}" == manifest[key]
+
+
+def test_the_manifest_is_canonical_and_says_nothing_of_place_time_or_machine(
+    photos: Path, version: Path, manifest: dict
+) -> None:
+    data = (version / "manifest.json").read_bytes()
+    assert data == schema.canonical_json(manifest)
+    text = data.decode()
+    for secret in (str(photos), str(version.parent.parent), socket.gethostname(), "mtime", "etag", "FnApiRunner"):
+        assert secret not in text
+
+    def leaves(value: object) -> list[object]:
+        if isinstance(value, dict):
+            value = [*value, *value.values()]
+        return [leaf for one in value for leaf in leaves(one)] if isinstance(value, list) else [value]
+
+    assert not any(isinstance(leaf, float) for leaf in leaves(manifest)), "integers or decimal strings only"
+    run = json.loads((version / "run.json").read_bytes())
+    assert str(run["started_unix_s"]) not in text
+
+
+def test_the_manifest_names_its_own_hash(version: Path, manifest: dict) -> None:
+    body = {key: value for key, value in manifest.items() if key != "self_sha256"}
+    assert manifest["self_sha256"] == hashlib.sha256(schema.canonical_json(body)).hexdigest()
+
+
+def test_the_run_index_leads_to_every_run(version: Path, manifest: dict) -> None:
+    for split, content in manifest["splits"].items():
+        rows = np.load(version / "index" / f"{split}.runs.npy", allow_pickle=False)
+        assert rows.dtype == schema.RUN_DTYPE
+        assert list(rows["shard"]) == sorted(rows["shard"])
+        found = 0
+        for shard, offset, byte_count, records in rows.tolist():
+            data = (version / content["shards"][shard]["file"]).read_bytes()[offset : offset + byte_count]
+            assert len(list(schema.unframe(data))) == records
+            found += records
+        assert found == content["records"]
+        assert rows["bytes"].sum() == content["bytes"]
+
+
+def test_the_plan_is_the_one_that_was_carried_out(version: Path, manifest: dict) -> None:
+    for split, plan in manifest["plan"]["splits"].items():
+        assert len(plan["cuts"]) + 1 == len(manifest["splits"][split]["shards"])
+        assert plan["images"] == sum(shard["images"] for shard in manifest["splits"][split]["shards"])
+        assert plan["estimated_bytes"] == manifest["splits"][split]["bytes"], "every image of a small input is measured"
+
+
+def test_statistics_of_the_stored_pixels_are_there(version: Path, manifest: dict) -> None:
+    image = manifest["image"]
+    assert (image["format"], image["channels"]) == ("jpeg", 3)
+    assert image["min_size"] == image["max_size"] == [24, 24]
+    assert image["sampled_images"] == manifest["splits"]["train"]["records"]
+    assert all(0 < float(value) < 1 for value in [*image["mean"], *image["std"]])
+
+
+# --- run indexes
+
+
+def test_a_run_index_of_empty_shards_is_an_empty_array() -> None:
+    data = run_index([run_rows_array([]), run_rows_array([])])
+    assert len(np.load(io.BytesIO(data), allow_pickle=False)) == 0
+
+
+def test_a_run_index_holds_the_rows_of_each_shard_in_order() -> None:
+    data = run_index(
+        [run_rows_array([[0, 0, 100, 64], [0, 100, 50, 9]]), run_rows_array([]), run_rows_array([[2, 0, 7, 1]])]
+    )
+    assert np.load(io.BytesIO(data)).tolist() == [(0, 0, 100, 64), (0, 100, 50, 9), (2, 0, 7, 1)]
+    assert data.startswith(b"\x93NUMPY\x01\x00")
+
+
+# --- publishing by hand: what goes wrong
+
+
+@pytest.fixture
+def written(photos: Path, tmp_path: Path) -> tuple[Config, JobPlan]:
+    """A job whose two shards are written and which is not yet published."""
+    config = Config(input=str(photos), output=str(tmp_path), name="photos", image_size=24, num_shards=2)
+    refs = list(all_images(config))
+    histogram = Histogram(0)
+    for ref in refs:
+        histogram.add(ref.order_key, 1)
+    from beam_pipeline import images
+
+    split = plan_split(histogram, 2)
+    unmeasured = {"mean": [], "std": [], "sampled_images": 0}
+    classes = ("ant", "bee", "cat")
+    plan = JobPlan(config.fingerprint(), classes, (), {"train": split}, unmeasured, "", images.codec_versions())
+    JobState(config).prepare(plan)
+    for index in range(2):
+        ShardWriter(config, plan).write("train", index, [ref for ref in refs if split.shard_of(ref.order_key) == index])
+    return config, plan
+
+
+def test_publishing_removes_the_state(written: tuple[Config, JobPlan]) -> None:
+    config, plan = written
+    manifest = publish(config, plan, {"runner": "none"})
+    assert make.manifest(Path(config.dataset_url)) == json.loads(seal_manifest(manifest))
+    assert not Path(JobState(config).url).parent.exists()
+
+
+def test_a_missing_shard_is_not_published(written: tuple[Config, JobPlan]) -> None:
+    config, plan = written
+    (Path(JobState(config).url) / "shards" / "train-00001.json").unlink()
+    with pytest.raises(ImageShardsError, match=r"shard photos-train.tfrecord-00001-of-00002 was not written"):
+        publish(config, plan, {})
+    assert not (Path(config.dataset_url) / "manifest.json").exists()
+    assert not (Path(config.dataset_url) / "dataset_info.json").exists()
+
+
+def test_a_sidecar_of_another_plan_is_not_published(written: tuple[Config, JobPlan]) -> None:
+    config, plan = written
+    with pytest.raises(ImageShardsError, match="was not written"):
+        publish(config, dataclasses.replace(plan, references="other"), {})
+    assert not (Path(config.dataset_url) / "manifest.json").exists()
+
+
+def test_a_job_that_was_taken_over_publishes_nothing(written: tuple[Config, JobPlan]) -> None:
+    config, plan = written
+    owner = Path(JobState(config).url) / "owner.json"
+    owner.write_bytes(owner.read_bytes().replace(config.identity.token.encode(), b"0" * 32))
+    with pytest.raises(ImageShardsError, match=r"another job has taken over .* nothing of it is published$"):
+        publish(config, plan, {})
+    assert not (Path(config.dataset_url) / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("damage", ["another size", "another content", "gone"])
+def test_a_shard_that_something_else_has_written_since_is_not_published(
+    written: tuple[Config, JobPlan], damage: str
+) -> None:
+    config, plan = written
+    shard = make.shard_files(Path(config.dataset_url))[1]
+    data = shard.read_bytes()
+    if damage == "gone":
+        shard.unlink()
+    else:
+        shard.write_bytes(data[:-1] if damage == "another size" else data[:-1] + bytes([data[-1] ^ 1]))
+    line = r"^shard photos-train.tfrecord-00001-of-00002 is not what this job wrote: nothing is published; run the same"
+    with pytest.raises(ImageShardsError, match=line):
+        publish(config, plan, {})
+    assert not (Path(config.dataset_url) / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("damage", ["another size", "another content", "gone"])
+def test_a_text_index_that_something_else_has_written_since_is_not_published(
+    written: tuple[Config, JobPlan], damage: str
+) -> None:
+    config, plan = written
+    index = Path(config.dataset_url) / "index" / "photos-train.tfrecord-00001-of-00002.idx"
+    data = index.read_bytes()
+    if damage == "gone":
+        index.unlink()
+    else:
+        index.write_bytes(data[:-1] if damage == "another size" else b"1" + data[1:])
+    line = r"^index index/photos-train.tfrecord-00001-of-00002.idx is not what this job wrote: nothing is published; "
+    with pytest.raises(ImageShardsError, match=line):
+        publish(config, plan, {})
+    assert not (Path(config.dataset_url) / "manifest.json").exists()
+
+
+def test_a_repeated_publication_finds_its_own(written: tuple[Config, JobPlan]) -> None:
+    # The runner heard nothing of the first: it had published, and tidied up or not.
+    config, plan = written
+    state = Path(JobState(config).url)
+    kept = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
+    manifest = publish(config, plan, {})
+    before = make.files(Path(config.dataset_url))
+    for path, data in kept.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    for _ in range(2):
+        again = publish(config, plan, {})
+        assert again["content_fingerprint"] == manifest["content_fingerprint"]
+        assert make.files(Path(config.dataset_url)) == before
+    assert not (state / "plan.json").exists()
+
+
+def test_a_manifest_of_another_job_is_not_overwritten(
+    written: tuple[Config, JobPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, plan = written
+    create = storage.LocalStorage.create
+    theirs = b"theirs"
+
+    def too_late(self: storage.LocalStorage, url: str, data: bytes) -> bool:
+        Path(url).write_bytes(theirs)
+        return create(self, url, data)
+
+    monkeypatch.setattr(storage.LocalStorage, "create", too_late)
+    with pytest.raises(ImageShardsError, match="was published by another job meanwhile"):
+        publish(config, plan, {})
+    assert (Path(config.dataset_url) / "manifest.json").read_bytes() == theirs
+
+
+@pytest.mark.parametrize("data", [b"", None])
+def test_a_shard_whose_reject_lines_were_lost_is_not_published(
+    written: tuple[Config, JobPlan], data: bytes | None
+) -> None:
+    config, plan = written
+    state, name = JobState(config), ShardName("photos", "train", 1, 2)
+    sidecar = state.sidecar(name)
+    assert sidecar is not None
+    state.save_sidecar(name, sidecar | {"rejects": {"vanished": 1}, "images": sidecar["images"] + 1}, b"a line\n")
+    lines = Path(state.url) / "rejects" / "train-00001.jsonl"
+    if data is None:
+        lines.unlink()
+    else:
+        lines.write_bytes(data)
+    with pytest.raises(ImageShardsError, match=r"shard photos-train.tfrecord-00001-of-00002 was not written"):
+        publish(config, plan, {})
+    assert not (Path(config.dataset_url) / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("key", ["records", "images"])
+def test_an_image_that_is_not_accounted_for_stops_publishing(written: tuple[Config, JobPlan], key: str) -> None:
+    config, plan = written
+    sidecar = Path(JobState(config).url) / "shards" / "train-00001.json"
+    document = json.loads(sidecar.read_bytes())
+    document[key] -= 1
+    sidecar.write_bytes(seal_manifest(document))
+    with pytest.raises(ImageShardsError, match=r"are not the 40 images listed: nothing is published"):
+        publish(config, plan, {})
+    assert not (Path(config.dataset_url) / "manifest.json").exists()
+    assert not (Path(config.dataset_url) / "dataset_info.json").exists()
+
+
+def test_files_are_written_in_the_order_that_makes_the_manifest_the_commit_point(
+    written: tuple[Config, JobPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, plan = written
+    order: list[str] = []
+    write, create, move = storage.LocalStorage.write, storage.LocalStorage.create, storage.LocalStorage.publish
+
+    def note_write(self: storage.LocalStorage, url: str, data: bytes) -> None:
+        order.append(url.removeprefix(f"{config.dataset_url}/"))
+        write(self, url, data)
+
+    def note_publish(self: storage.LocalStorage, local_file: str, url: str) -> None:
+        order.append(url.removeprefix(f"{config.dataset_url}/"))
+        move(self, local_file, url)
+
+    monkeypatch.setattr(storage.LocalStorage, "write", note_write)
+
+    def note_create(self: storage.LocalStorage, url: str, data: bytes) -> bool:
+        order.append(url.removeprefix(f"{config.dataset_url}/"))
+        return create(self, url, data)
+
+    monkeypatch.setattr(storage.LocalStorage, "publish", note_publish)
+    monkeypatch.setattr(storage.LocalStorage, "create", note_create)
+    publish(config, plan, {})
+    assert order == [
+        "index/train.runs.npy",
+        "class.labels.txt",
+        "features.json",
+        "rejects.jsonl",
+        "run.json",
+        "dataset_info.json",
+        "manifest.json",
+    ]
+
+
+def test_all_train_images_rejected_is_an_error(tmp_path: Path) -> None:
+    folder = make.class_folders(tmp_path / "in", {"a": 0})
+    for number in range(3):
+        (folder / "a" / f"{number}.jpg").write_bytes(b"bad")
+    finished = make.job(folder, tmp_path / "out", "--max_reject_fraction", "1")
+    assert finished.code == 1
+    assert finished.err.count("\n") == 1
+    assert "split train got no record" in finished.err
+    assert not list((tmp_path / "out").rglob("manifest.json"))
+
+
+def test_rejects_outside_the_sample_count_at_the_end_and_a_higher_limit_resumes(tmp_path: Path) -> None:
+    # More than 512 images: a part is sampled, whose limit is wider than the job's.
+    folder = make.class_folders(tmp_path / "in", {"a": 1}, size=(8, 8))
+    good = (folder / "a" / "0000.jpg").read_bytes()
+    for number in range(530):
+        (folder / "a" / f"x{number}.jpg").write_bytes(b"bad" if number % 60 == 0 else good)
+    finished = make.job(folder, tmp_path / "out", "--max_reject_fraction", "0.001")
+    assert finished.code == 1
+    assert finished.err.count("\n") == 1
+    assert (
+        "9 of 531 images rejected (not_an_image 9), --max_reject_fraction is 0.001: nothing is published"
+        in finished.err
+    )
+    assert not list((tmp_path / "out").rglob("manifest.json"))
+    (shard,) = make.shard_files(tmp_path / "out" / "photos" / "1.0.0")
+    written = shard.stat().st_mtime_ns
+    # The limit decides no byte: with a higher one the finished shard is kept.
+    version = make.published(folder, tmp_path / "out", "--max_reject_fraction", "0.02")
+    assert make.manifest(version)["records"] == 522
+    assert shard.stat().st_mtime_ns == written
+
+
+# --- metadata from the manifest alone
+
+
+def test_metadata_files_follow_from_the_manifest(version: Path, manifest: dict) -> None:
+    files = metadata_files(manifest)
+    assert list(files) == ["class.labels.txt", "features.json", "dataset_info.json"]
+    assert {name: (version / name).read_bytes() for name in files} == files
+
+
+def test_compressed_shards_have_labels_only(manifest: dict) -> None:
+    packed = {**manifest, "configuration": {**manifest["configuration"], "compression": "gzip"}}
+    assert list(metadata_files(packed)) == ["class.labels.txt"]
+
+
+def test_shard_files_are_named_as_the_manifest_says(version: Path, manifest: dict) -> None:
+    names = [shard["file"] for split in manifest["splits"].values() for shard in split["shards"]]
+    assert [path.name for path in make.shard_files(version)] == sorted(names)
+    assert all(ShardName.parse(name) for name in names)

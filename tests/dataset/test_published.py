@@ -1,0 +1,412 @@
+"""A published version under the same command again: what is compared, what counts as damage, how repair ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from beam_pipeline import images, schema
+from beam_pipeline.config import Config
+from beam_pipeline.dataset import published
+from beam_pipeline.dataset.published import Damage
+from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.schema.manifest import seal_manifest
+from tests import make
+from tests.servers import Gcs
+
+FLAGS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "2")
+
+
+@pytest.fixture(scope="module")
+def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make.published(photos, tmp_path_factory.mktemp("original"), *FLAGS)
+
+
+@pytest.fixture
+def version(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "photos" / "1.0.0"))
+
+
+def config(photos: Path, version: Path, **more: object) -> Config:
+    values: dict[str, object] = {
+        "input": str(photos),
+        "output": str(version.parent.parent),
+        "name": "photos",
+        "image_size": 24,
+        "splits": "train=0.8,validation=0.2",
+        "num_shards": 2,
+    }
+    return Config(**values | more)
+
+
+def damage(photos: Path, version: Path, **more: object) -> Damage:
+    return published.check(config(photos, version, **more), make.manifest(version)).damage
+
+
+NONE = Damage(frozenset(), frozenset())
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_whole_version_has_no_damage(photos: Path, version: Path, repair: bool) -> None:
+    assert damage(photos, version, repair=repair) == NONE
+    assert not NONE
+
+
+def test_files_of_others_beside_the_version_are_no_damage(photos: Path, version: Path) -> None:
+    (version / "README.md").write_text("mine")
+    (version / "report.html").write_text("report")
+    (version / schema.RUN_FILE).unlink()
+    assert damage(photos, version, repair=True) == NONE
+
+
+@pytest.mark.parametrize("length", [0, 10, -1, +1])
+def test_a_shard_of_another_size_is_damaged(photos: Path, version: Path, length: int) -> None:
+    shard = make.shard_files(version)[1]
+    data = shard.read_bytes()
+    shard.write_bytes(data + b"x" if length == 1 else data[:length])
+    assert damage(photos, version) == Damage(frozenset({("train", 1)}), frozenset())
+
+
+def test_only_repair_reads_every_byte(photos: Path, version: Path) -> None:
+    make.flip_byte(make.shard_files(version)[3])
+    make.flip_byte(version / "features.json")
+    assert damage(photos, version) == NONE
+    assert damage(photos, version, repair=True) == Damage(frozenset({("validation", 1)}), frozenset({"features.json"}))
+
+
+@pytest.mark.parametrize(
+    "name", ["class.labels.txt", "index/train.runs.npy", "index/photos-train.tfrecord-00000-of-00002.idx"]
+)
+def test_another_file_of_another_size_is_damaged(photos: Path, original: Path, version: Path, name: str) -> None:
+    (version / name).write_bytes((version / name).read_bytes()[:-1])
+    assert damage(photos, version) == Damage(frozenset(), frozenset({name}))
+    assert make.job(photos, version.parent.parent, *FLAGS).code == 0
+    assert make.files(version) == make.files(original)
+
+
+def test_shards_and_indexes_that_do_not_belong_are_deleted(photos: Path, original: Path, version: Path) -> None:
+    names = {"photos-train.tfrecord-00007-of-00009", "index/test.runs.npy"}
+    for name in names:
+        (version / name).write_bytes(b"left over")
+    assert damage(photos, version) == Damage(frozenset(), frozenset(), frozenset(names))
+    finished = make.job(photos, version.parent.parent, *FLAGS)
+    assert finished.code == 0
+    assert "repairing 2 files too many (index/test.runs.npy, photos-train.tfrecord-00007-of-00009)" in finished.err
+    assert make.files(version) == make.files(original)
+
+
+def test_missing_files_are_damage(photos: Path, version: Path) -> None:
+    names = {"class.labels.txt", "index/train.runs.npy", "index/photos-validation.tfrecord-00000-of-00002.idx"}
+    for name in names:
+        (version / name).unlink()
+    assert damage(photos, version) == Damage(frozenset(), frozenset(names))
+
+
+def test_damage_says_what_it_is() -> None:
+    assert str(Damage(frozenset({("train", 1)}), frozenset())) == "1 corrupt shard"
+    assert str(Damage(frozenset(), frozenset({"a"}))) == "1 other file (a)"
+    some = Damage(frozenset({("train", 1), ("train", 2)}), frozenset("abcd"))
+    assert str(some) == "2 corrupt shards and 4 other files (a, b, c, …)"
+
+
+def test_the_first_flag_that_differs_and_how_many_more(photos: Path, version: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        damage(photos, version, seed=1, jpeg_quality=10, resize_mode="crop")
+    text = str(caught.value)
+    assert "--jpeg_quality" in text
+    assert "2 more flags differ" in text
+
+
+@pytest.mark.parametrize("flags", [(), ("--repair",)])
+@pytest.mark.parametrize(("flag", "value"), [("name", "pics"), ("version", "2.0.0")])
+def test_a_renamed_version_is_refused_and_left_alone(
+    photos: Path, version: Path, flag: str, value: str, flags: tuple[str, ...]
+) -> None:
+    output = version.parent.parent
+    moved = output / "pics" / "1.0.0" if flag == "name" else output / "photos" / value
+    moved.parent.mkdir(exist_ok=True)
+    version.rename(moved)
+    make.shard_files(moved)[0].write_bytes(b"cut")
+    before = make.traces(moved)
+    finished = make.job(photos, output, *FLAGS, f"--{flag}", value, *flags)
+    assert (finished.code, finished.err) == (
+        2,
+        f"error: --{flag} '{value}': {moved} was published as photos/1.0.0, and its files say so: give its folder that "
+        "name again, or use --overwrite\n",
+    )
+    assert make.traces(moved) == before
+
+
+def test_files_of_others_in_the_index_folder_stay(photos: Path, version: Path) -> None:
+    for name in ("index/notes.txt", "pics-train.tfrecord-00000-of-00001"):
+        (version / name).write_text("mine")
+    assert damage(photos, version, repair=True) == NONE
+
+
+def test_an_image_in_a_split_that_had_none_is_another_input(photos: Path, tmp_path: Path) -> None:
+    make.class_folders(tmp_path / "in" / "train", {"a": 3})
+    version = make.published(tmp_path / "in", tmp_path / "out", "--layout", "split_class_folders")
+    make.class_folders(tmp_path / "in" / "test", {"a": 1})
+    finished = make.job(tmp_path / "in", tmp_path / "out", "--layout", "split_class_folders")
+    assert finished.code == 1
+    assert "3 images were listed then, 4 now" in finished.err
+    assert make.manifest(version)["images"] == 3
+
+
+def test_another_class_folder_without_images_is_no_other_input_of_images(
+    photos: Path, version: Path, tmp_path: Path
+) -> None:
+    # An empty class would get an id and move those after it: the version has other classes.
+    folder = Path(shutil.copytree(photos, tmp_path / "in"))
+    (folder / "aardvark").mkdir()
+    finished = make.job(folder, version.parent.parent, *FLAGS)
+    assert finished.code == 0
+    assert finished.out.startswith("already published")
+
+
+def test_shards_are_not_repaired_with_other_codecs(
+    photos: Path, version: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make.shard_files(version)[0].unlink()
+    monkeypatch.setattr(images, "codec_versions", lambda: {"pillow": "0.1"})
+    finished = make.job(photos, version.parent.parent, *FLAGS)
+    assert finished.code == 1
+    line = finished.err.splitlines()[-1]
+    assert line.startswith("error: can't repair with libjpeg_turbo none, littlecms2 none, pillow 0.1: the version was ")
+    assert line.endswith("; install that, or use --overwrite")
+
+
+@pytest.mark.parametrize("codec", ["avif", "libtiff", "pillow_heif", "webp", "zlib", "zlib_ng"])
+def test_codecs_of_formats_that_no_image_has_may_differ(
+    photos: Path, original: Path, version: Path, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    make.shard_files(version)[0].unlink()
+    others = images.codec_versions() | {codec: "0.1"}
+    monkeypatch.setattr(images, "codec_versions", lambda: others)
+    assert make.job(photos, version.parent.parent, *FLAGS).code == 0
+    assert make.files(version) == make.files(original)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "flags", "codec"), [("webp", (), "webp"), ("jpg", ("--image_format", "png"), "zlib_ng")]
+)
+def test_codecs_of_what_is_read_and_written_must_be_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, flags: tuple[str, ...], codec: str
+) -> None:
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    format = {"jpg": "JPEG", "webp": "WEBP"}[suffix]
+    (tmp_path / "in" / "a" / f"0.{suffix}").write_bytes(make.encoded(make.picture(), format))
+    version = make.published(tmp_path / "in", tmp_path / "out", *flags)
+    make.shard_files(version)[0].unlink()
+    others = images.codec_versions() | {codec: "0.1"}
+    monkeypatch.setattr(images, "codec_versions", lambda: others)
+    finished = make.job(tmp_path / "in", tmp_path / "out", *flags)
+    assert finished.code == 1
+    assert f"error: can't repair with {codec} 0.1: the version was made with {codec} " in finished.err
+
+
+def test_other_files_are_repaired_with_any_codecs(
+    photos: Path, original: Path, version: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (version / "class.labels.txt").unlink()
+    monkeypatch.setattr(images, "codec_versions", lambda: {"pillow": "0.1"})
+    assert make.job(photos, version.parent.parent, *FLAGS).code == 0
+    assert make.files(version) == make.files(original)
+
+
+def test_a_version_of_a_newer_format_is_not_touched(photos: Path, version: Path) -> None:
+    manifest = make.manifest(version)
+    (version / schema.MANIFEST_FILE).write_bytes(seal_manifest({**manifest, "format_version": 2}))
+    before = make.traces(version)
+    for flag in ((), ("--repair",)):
+        finished = make.job(photos, version.parent.parent, *FLAGS, *flag)
+        assert finished.code == 1, "--repair must not destroy what a newer release wrote"
+        assert "has format_version 2, this release reads 1" in finished.err
+        assert make.traces(version) == before
+
+
+def test_a_gzip_version_is_compared_and_mended(photos: Path, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--compression", "gzip")
+    version = make.published(photos, tmp_path, *flags)
+    whole = make.files(version)
+    assert make.job(photos, tmp_path, *flags).out.startswith("already published")
+    make.flip_byte(make.shard_files(version)[0])
+    make.flip_byte(version / "class.labels.txt")
+    assert make.job(photos, tmp_path, *flags, "--repair").code == 0
+    assert make.files(version) == whole
+
+
+def test_a_damaged_shard_and_its_damaged_index_are_mended_together(photos: Path, original: Path, version: Path) -> None:
+    for name in (
+        "photos-train.tfrecord-00000-of-00002",
+        "index/photos-train.tfrecord-00000-of-00002.idx",
+        "index/train.runs.npy",
+    ):
+        (version / name).unlink()
+    assert make.job(photos, version.parent.parent, *FLAGS).code == 0
+    assert make.files(version) == make.files(original)
+
+
+def test_an_index_is_not_made_of_a_shard_whose_lengths_are_damaged(photos: Path, original: Path, version: Path) -> None:
+    shard = make.shard_files(version)[0]
+    make.flip_byte(shard, 1)
+    for index in (version / "index").glob("*.idx"):
+        index.unlink()
+    finished = make.job(photos, version.parent.parent, *FLAGS)
+    assert finished.code == 1
+    assert finished.err.endswith(f"error: shard {shard.name} is corrupt at byte 0: use --repair\n")
+    assert make.job(photos, version.parent.parent, *FLAGS, "--repair").code == 0
+    assert make.files(version) == make.files(original)
+
+
+# --- what was compared, and what wasn't
+
+
+def told(photos: Path, version: Path, *flags: str) -> tuple[str, str]:
+    """What a rerun that changes nothing says of what it compared; its warnings."""
+    finished = make.job(photos, version.parent.parent, *FLAGS, *flags)
+    assert finished.code == 0, finished.err
+    lines = finished.out.splitlines()
+    assert lines[0] == f"already published {version}, nothing written"
+    return lines[1].strip(), without_few(finished.err)
+
+
+def without_few(stderr: str) -> str:
+    """What a job says, without the warning that classes have few records, as in most tests."""
+    return "".join(line for line in stderr.splitlines(True) if "fewer than 5 records" not in line)
+
+
+FILES = "4 shards and 10 other files have the"
+TOUCHED = (
+    "warning: images were touched, copied or moved since this version was published: their etags or mtimes differ from "
+    "run.json; --repair compares their contents\n"
+)
+
+
+def test_a_rerun_says_what_it_compared(photos: Path, version: Path) -> None:
+    unread = "contents of files and 40 images were not read: --repair reads them"
+    assert told(photos, version) == (f"{FILES} sizes of the manifest; {unread}", "")
+    read = f"{FILES} sizes and CRCs of the manifest, 40 images the MD5s that were published"
+    assert told(photos, version, "--repair") == (read, "")
+
+
+def test_in_a_bucket_checksums_of_the_listing_are_compared(gcs: Gcs, photos: Path, version: Path) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "in", photos)
+    gcs.put_folder(bucket, "out/photos/1.0.0", version)
+    url, output = f"gs://{bucket}/in", f"gs://{bucket}/out"
+    first = f"already published {output}/photos/1.0.0, nothing written\n  {FILES} sizes and CRCs of the manifest"
+    for source, more in ((url, ", 40 images the MD5s that were published\n"), (photos, "; contents of 40 images were")):
+        finished = make.job(source, output, *FLAGS)
+        assert finished.out.startswith(first + more)
+        assert (finished.code, without_few(finished.err)) == (0, "")
+
+
+def test_a_flipped_bit_of_a_shard_in_a_bucket_is_repaired_by_a_rerun(
+    gcs: Gcs, photos: Path, original: Path, version: Path, tmp_path: Path
+) -> None:
+    bucket = gcs.new_bucket()
+    make.flip_byte(make.shard_files(version)[1])
+    make.flip_byte(version / "features.json")
+    gcs.put_folder(bucket, "out/photos/1.0.0", version)
+    finished = make.job(photos, f"gs://{bucket}/out", *FLAGS)
+    assert (finished.code, without_few(finished.err)) == (
+        0,
+        "repairing 1 corrupt shard and 1 other file (features.json)\n",
+    )
+    assert make.files(gcs.download(bucket, "out/photos/1.0.0", tmp_path / "now")) == make.files(original)
+
+
+@pytest.mark.parametrize("flags", [(), ("--duplicates", "drop")])
+@pytest.mark.parametrize("layout", ["class_folders", "manifest"])
+def test_a_touched_image_is_told_until_contents_are_compared(
+    photos: Path, tmp_path: Path, flags: tuple[str, ...], layout: str
+) -> None:
+    folder = make.class_folders(tmp_path / "in", {"ant": 8, "bee": 8})
+    shutil.copy(folder / "ant" / "0001.jpg", folder / "ant" / "again.jpg")
+    if layout == "manifest":
+        rows = [f"{path.relative_to(folder)},{path.parent.name}\n" for path in sorted(folder.rglob("*.jpg"))]
+        (tmp_path / "rows.csv").write_text("".join(["path,label\n", *rows]))
+        flags += ("--layout", "manifest", "--manifest", str(tmp_path / "rows.csv"))
+    version = make.published(folder, tmp_path / "out", *FLAGS, *flags)
+    assert told(folder, version, *flags)[1] == ""
+    image = folder / "ant" / "0003.jpg"
+    image.write_bytes(image.read_bytes())
+    before = make.traces(version)
+    assert told(folder, version, *flags)[1] == TOUCHED
+    assert told(folder, version, *flags, "--repair")[1] == ""
+    assert make.traces(version) == before
+
+
+@pytest.mark.parametrize("run", [b"", b"[]", b"[" * 100_000, b'{"images": 40}'])
+def test_a_version_that_kept_no_sum_of_its_listing_is_accepted(
+    photos: Path, version: Path, tmp_path: Path, run: bytes
+) -> None:
+    (version / schema.RUN_FILE).write_bytes(run)
+    folder = Path(shutil.copytree(photos, tmp_path / "in", copy_function=shutil.copy))
+    assert told(folder, version)[1] == ""
+
+
+def test_repair_compares_images_of_shards_without_a_reject_of_the_moment(photos: Path, tmp_path: Path) -> None:
+    # An image that couldn't be read then has no MD5 in its shard's fingerprint; the other shards have all of theirs.
+    folder = Path(shutil.copytree(photos, tmp_path / "in"))
+    (folder / "ant" / "gone.jpg").symlink_to("nowhere")
+    version = make.published(folder, tmp_path / "out", *FLAGS, "--max_reject_fraction", "0.1")
+    shards = published.shards_of(make.manifest(version)).values()
+    compared = sum(shard["images"] for shard in shards if shard["images"] == shard["records"])
+    assert 0 < compared < 40
+    read = f"{FILES} sizes and CRCs of the manifest, {compared} images the MD5s that were published"
+    assert told(folder, version, "--repair") == (read, "")
+    for image in (folder / "bee").iterdir():
+        make.flip_byte(image)
+    finished = make.job(folder, tmp_path / "out", *FLAGS, "--repair")
+    assert finished.code == 1
+    assert "41 images were listed then, 41 now, 3 of 4 shards differ" in finished.err
+
+
+# --- manifests of others
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "lacks"),
+    [("plan", {}, "$.plan.splits lacks 'train'"), ("file_sizes", {}, "$.file_sizes lacks 'class.labels.txt'")],
+)
+def test_a_manifest_that_lacks_what_is_compared_is_told_in_one_line(
+    photos: Path, version: Path, key: str, value: dict[str, object], lacks: str
+) -> None:
+    path = version / schema.MANIFEST_FILE
+    path.write_bytes(seal_manifest({**make.manifest(version), key: value}))
+    for flags in ((), ("--repair",)):
+        finished = make.job(photos, version.parent.parent, *FLAGS, *flags)
+        assert (finished.code, finished.err) == (
+            1,
+            f"error: {path}: {lacks}, so the version can't be compared or repaired; "
+            "choose another --version or --overwrite\n",
+        )
+
+
+def test_a_manifest_with_required_keys_only_is_compared_and_repaired(
+    photos: Path, original: Path, version: Path
+) -> None:
+    manifest = make.manifest(version)
+    del manifest["source"], manifest["image"]["passed_through"]
+    (version / schema.MANIFEST_FILE).write_bytes(seal_manifest(manifest))
+    assert told(photos, version)[1] == ""
+    make.shard_files(version)[0].unlink()
+    assert make.job(photos, version.parent.parent, *FLAGS).code == 0
+    assert make.shard_files(version)[0].read_bytes() == make.shard_files(original)[0].read_bytes()
+
+
+def test_check_raises_what_the_command_says(photos: Path, version: Path) -> None:
+    manifest = make.manifest(version)
+    with pytest.raises(ImageShardsError, match="40 images were listed then, 13 now, "):
+        published.check(dataclasses.replace(config(photos, version), input=str(one_class(photos, version))), manifest)
+
+
+def one_class(photos: Path, version: Path) -> Path:
+    folder = version.parent.parent.parent / f"{version.parent.parent.name}-one"
+    shutil.copytree(photos / "bee", folder / "bee")
+    return folder

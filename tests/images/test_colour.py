@@ -1,0 +1,172 @@
+"""Colours against float64 references: ICC profiles, inks, transparency; two threads; what broken profiles do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image, ImageCms
+
+from beam_pipeline.images import colour, convert
+from tests.images.kinds import UPRIGHT, cmyk, with_alpha
+from tests.images.profiles import (
+    gray_profile,
+    ink_colours,
+    ink_profile,
+    srgb_of_adobe_rgb,
+    srgb_of_lab,
+    srgb_of_linear,
+    wide_profile,
+)
+from tests.images.test_codec import OWN_SIZE, pixels
+from tests.make import ROOT, encoded, noise, picture
+
+RAMP = Image.frombytes("L", (256, 1), bytes(range(256)))
+
+
+def stored(image: Image.Image, profile: bytes | None = None, **changes: object) -> np.ndarray:
+    """Float [height, width, 3] of what is stored of a PNG (JPEG of CMYK, at its best quality)."""
+    format = "JPEG" if image.mode == "CMYK" else "PNG"
+    best = {"quality": 100, "subsampling": 0} if format == "JPEG" else {}
+    data = encoded(image, format, icc_profile=profile, **best)
+    return pixels(convert(data, OWN_SIZE._replace(**changes)).data).astype(float)  # type: ignore[arg-type]
+
+
+def test_a_wide_profile_is_converted_as_a_float_computation_says() -> None:
+    source = noise(64, 48)
+    expected = srgb_of_adobe_rgb(np.asarray(source).astype(float))
+    assert np.abs(stored(source, wide_profile()) - expected).max() <= 2
+
+
+@pytest.mark.parametrize("exponent", [1.0, 1.8])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_gray_profile_keeps_gray_neutral(exponent: float, channels: int) -> None:
+    found = stored(RAMP, gray_profile(exponent), channels=channels)
+    assert (found[..., :1] == found).all()
+    expected = srgb_of_linear((np.arange(256) / 255) ** exponent)
+    assert np.abs(found[0, :, 0] - expected).max() <= 2
+
+
+def test_gray_pixels_with_an_rgb_profile_mean_equal_channels() -> None:
+    found = stored(RAMP, wide_profile())[0, :, 0]
+    expected = srgb_of_adobe_rgb(np.repeat(np.arange(256)[:, None], 3, axis=1).astype(float))[:, 1]
+    assert np.abs(found - expected).max() <= 2
+
+
+def test_inks_with_a_profile_are_what_the_profile_measured() -> None:
+    corners = [(c, m, y, k) for c in (0, 255) for m in (0, 255) for y in (0, 255) for k in (0, 255)]
+    inks = Image.new("CMYK", (16 * len(corners), 16))
+    for number, ink in enumerate(corners):
+        inks.paste(ink, (16 * number, 0, 16 * number + 16, 16))
+    found = stored(inks, ink_profile())[8, 8::16]
+    colours = ink_colours().reshape(16, 3)
+    expected = srgb_of_lab(colours, black=colours[-1, 0])
+    inside = ((expected > 3) & (expected < 252)).all(axis=1)  # what sRGB can't show is mapped, each system its own way
+    assert inside.sum() >= 4
+    assert np.abs(found - expected)[inside].max() <= 6
+    assert np.abs(found - expected).mean() <= 4
+    naive = stored(inks)[8, 8::16]
+    assert np.abs(naive - expected).mean() > 20, "the profile makes a difference"
+
+
+def test_inks_without_a_profile_are_multiplied() -> None:
+    inks = cmyk(picture(64, 48, seed=2))
+    c, m, y, k = np.moveaxis(np.asarray(inks).astype(float), 2, 0)
+    expected = np.stack([(255 - ink) * (255 - k) / 255 for ink in (c, m, y)], axis=2)
+    assert np.abs(stored(inks) - expected).mean() < 1
+
+
+@pytest.mark.parametrize("version", ["sRGB of lcms2"])
+def test_srgb_under_another_name_changes_no_pixel(version: str) -> None:
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    assert colour.is_srgb(profile, "RGB")
+    assert np.array_equal(stored(noise(31, 17), profile), np.asarray(noise(31, 17)))
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        b"",
+        b"no profile",
+        wide_profile()[:300],
+        wide_profile()[:128] + bytes(200),
+        ink_profile(),  # for inks, on RGB pixels
+        wide_profile() + bytes(4 << 20),
+    ],
+    ids=["empty", "text", "cut", "zeros", "other", "large"],
+)
+def test_a_profile_that_cannot_be_used_is_ignored(profile: bytes) -> None:
+    source = noise(31, 17)
+    assert np.array_equal(stored(source, profile or None), np.asarray(source))
+    assert np.array_equal(stored(source, profile or None), np.asarray(source)), "also from the cache"
+
+
+def test_the_profile_is_applied_to_what_shows_not_to_the_background() -> None:
+    orange = (255, 128, 10)
+    found = stored(with_alpha(UPRIGHT), wide_profile(), background=orange)
+    assert (found[:, 0] == orange).all()
+    assert np.abs(found[:, -1] - srgb_of_adobe_rgb(np.asarray(UPRIGHT).astype(float))[:, -1]).max() <= 2
+
+
+def test_hidden_colours_do_not_bleed_into_visible_ones() -> None:
+    # The left half is transparent, and would be red.
+    image = Image.new("RGBA", (80, 20), (255, 0, 0, 0))
+    image.paste((0, 0, 255, 255), (40, 0, 80, 20))
+    for resample in ("bilinear", "lanczos", "box"):
+        found = pixels(
+            convert(
+                encoded(image, "PNG"), OWN_SIZE._replace(size=(5, 15), resample=resample, background=(0, 0, 0))
+            ).data
+        )
+        assert found[..., 0].max() == 0, resample
+        assert found[..., 2].max() == 255
+
+
+def test_two_threads_get_what_one_gets() -> None:
+    sources = [
+        encoded(noise(200, 150, seed), "PNG", icc_profile=wide_profile() if seed % 3 else None) for seed in range(24)
+    ] + [encoded(cmyk(noise(120, 90, seed)), icc_profile=ink_profile()) for seed in range(8)]
+    options = OWN_SIZE._replace(size=(50, 50))
+    alone = [convert(data, options) for data in sources]
+    colour._conversion.cache_clear()
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda data: convert(data, options), sources * 5)) == alone * 5
+
+
+def test_the_cache_of_profiles_is_bounded() -> None:
+    for number in range(40):
+        stored(RAMP, gray_profile(1 + number / 50))
+    assert colour._conversion.cache_info().currsize <= 32
+
+
+def test_a_32_bit_integer_tiff_is_rejected_whatever_its_values() -> None:
+    from tests.images.test_codec import rejected
+
+    data = encoded(Image.fromarray(np.array([[0, 65535], [70000, 5]], np.int32)), "TIFF")
+    assert rejected(data, OWN_SIZE) == ("unsupported", "TIFF of 32 bits a channel: which value is white?")
+
+
+def test_warnings_of_pillow_neither_leak_nor_reject() -> None:
+    """Under `python -W error` too: a truncated EXIF makes Pillow warn while it reads the resolution."""
+    code = """
+import io, sys
+from PIL import Image
+from tests.images.test_codec import OWN_SIZE
+from beam_pipeline.images import convert, files
+files.hide_warnings()
+exif = b"Exif\\0\\0MM\\0*\\0\\0\\0\\x08\\0\\x05\\x01\\x1a\\0\\x05\\0\\0\\0\\x01\\0\\0\\xff\\xff"
+out = io.BytesIO()
+Image.new("RGB", (9, 9)).save(out, "JPEG", exif=exif)
+assert convert(out.getvalue(), OWN_SIZE).height == 9
+assert convert(out.getvalue(), OWN_SIZE._replace(size=(5, 5))).height == 5
+png = io.BytesIO()
+Image.new("P", (9, 9)).save(png, "PNG", transparency=b"\\0" * 3)
+assert convert(png.getvalue(), OWN_SIZE).height == 9
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,133 @@
+"""One job over a folder with every kind of image and 20 broken files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beam_pipeline import schema
+from beam_pipeline.images import convert
+from reader.commands import main as reader_command
+from reader.info import load_info
+from tests.images.kinds import broken, every_kind
+from tests.images.test_codec import OWN_SIZE, pixels
+from tests.make import class_folders, job, manifest, published, same_each_time, shard_files
+
+JPEGS = {kind: data for kind, data in every_kind().items() if kind.startswith("jpeg")}
+
+
+def suffix(kind: str) -> str:
+    name = kind.split("_")[0]
+    return {"jpeg": "jpg", "tiff": "tif"}.get(name, name)
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes: every kind, and the broken files among 30 good ones."""
+    folder = tmp_path_factory.mktemp("bucket")
+    class_folders(folder, {"mixed": 30})
+    (folder / "kinds").mkdir()
+    for kind, data in every_kind().items():
+        (folder / "kinds" / f"{kind}.{suffix(kind)}").write_bytes(data)
+    for name, (_, data) in broken().items():
+        (folder / "mixed" / name).write_bytes(data)
+    (folder / "mixed" / "notes.txt").write_text("not listed")
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:::PIL")
+def test_every_kind_gets_a_record_and_every_broken_file_its_reason(bucket: Path, tmp_path: Path) -> None:
+    version = published(bucket, tmp_path / "out", "--max_reject_fraction", "0.5")
+    content = manifest(version)
+    reasons = Counter(reason for reason, _ in broken().values())
+    assert len(broken()) == 20
+    assert content["rejects"] == {"by_reason": dict(reasons), "environment": 0}
+    assert content["images"] == len(every_kind()) + 30 + 20
+    assert content["records"] == len(every_kind()) + 30
+    lines = [json.loads(line) for line in (version / schema.REJECTS_FILE).read_text().splitlines()]
+    assert {line["path"]: line["reason"] for line in lines} == {
+        f"mixed/{name}": reason for name, (reason, _) in broken().items()
+    }
+    assert all(" 0x" not in line["detail"] for line in lines)
+    formats = content["source"]["formats"]
+    assert sum(formats.values()) == content["records"]
+    assert formats["JPEG"] == sum(kind.startswith("jpeg") for kind in every_kind()) + 30
+    assert content["source"]["min_size"] == [18, 24]
+    assert content["source"]["max_size"] == [36, 48]
+    assert reader_command(["verify", str(version)]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:::PIL")
+def test_by_default_so_many_broken_files_publish_nothing(bucket: Path, tmp_path: Path) -> None:
+    finished = job(bucket, tmp_path / "out")
+    assert finished.code == 1
+    assert "--max_reject_fraction is 0.01" in finished.err
+    assert not (tmp_path / "out" / "photos" / "1.0.0" / schema.MANIFEST_FILE).exists()
+
+
+@pytest.mark.filterwarnings("ignore:::PIL")
+def test_extensions_say_what_is_listed(bucket: Path, tmp_path: Path) -> None:
+    version = published(bucket, tmp_path / "out", "--extensions", ".WEBP,gif", "--max_reject_fraction", "0.5")
+    content = manifest(version)
+    assert content["configuration"]["extensions"] == ["gif", "webp"]
+    assert set(content["source"]["formats"]) == {"GIF", "WEBP"}
+
+
+@pytest.mark.filterwarnings("ignore:::PIL")
+def test_gray_datasets_have_one_channel_everywhere(bucket: Path, tmp_path: Path) -> None:
+    more = ("--channels", "1", "--max_reject_fraction", "0.5")
+    version = published(bucket, tmp_path / "out", *more)
+    content = manifest(version)
+    assert content["image"]["channels"] == 1
+    assert len(content["image"]["mean"]) == len(content["image"]["std"]) == 1
+    shape = json.loads((version / schema.FEATURES_FILE).read_bytes())["featuresDict"]["features"]["image"]["image"]
+    assert shape["shape"]["dimensions"] == ["24", "24", "1"]
+    import reader
+
+    images, labels = next(iter(reader.train_dataset(load_info(str(version)), "train", global_batch_size=8)))
+    assert (images.shape, images.dtype.name, labels.shape) == ((8, 24, 24, 1), "uint8", (8,))
+    assert np.asarray(images).std() > 10
+
+
+def test_images_that_fit_are_counted_and_not_encoded_again(tmp_path: Path) -> None:
+    source = class_folders(tmp_path / "in", {"a": 5, "b": 4})
+    stripped = source / "a" / "0000.jpg"
+    data = stripped.read_bytes()
+    comment = b"\xff\xfe\0\x09private"
+    stripped.write_bytes(data[:2] + comment + data[2:])
+    version = published(source, tmp_path / "out", "--image_size", "none")
+    assert manifest(version)["image"]["passed_through"] == {"whole": 8, "without_metadata": 1}
+    records = b"".join(schema.unframe(shard_files(version)[0].read_bytes()))
+    for path in source.rglob("*.jpg"):
+        assert (data if path == stripped else path.read_bytes()) in records
+    again = published(source, tmp_path / "again", "--image_size", "none")
+    assert same_each_time(version) == same_each_time(again)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--background", "whitish"), "--background 'whitish': write a colour such as white or '#ff8000'"),
+        (("--background", "#ff800080"), "--background '#ff800080': write a colour such as white or '#ff8000'"),
+        (("--channels", "2"), "--channels '2': choose one of 1, 3"),
+        (("--extensions", "jpg,*.png"), "--extensions 'jpg,*.png': write suffixes such as jpg,jpeg,png"),
+    ],
+)
+def test_wrong_flags_are_said_in_one_line(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+    finished = job(tmp_path, tmp_path / "out", *flags)
+    assert (finished.code, finished.err) == (2, f"error: {message}\n")
+
+
+def test_tensorflow_sees_the_pixels_of_what_is_stored_as_it_was() -> None:
+    import tensorflow as tf
+
+    kept = {kind: convert(data, OWN_SIZE._replace(format="jpeg")) for kind, data in JPEGS.items()}
+    passed = {kind: image.data for kind, image in kept.items() if image.passed}
+    assert passed.keys() == {"jpeg", "jpeg_444", "jpeg_422", "jpeg_411", "jpeg_restarts"} | {"jpeg_two_pictures"}
+    for kind, data in passed.items():
+        decoded = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE").numpy()
+        assert np.abs(decoded.astype(int) - pixels(data)).max() <= (3 if kind == "jpeg_411" else 0), kind

@@ -1,0 +1,244 @@
+"""What holds for any image and any options: the promised shape, one answer each time, nothing raised but a reject."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, JpegImagePlugin
+
+from beam_pipeline.errors import Reject
+from beam_pipeline.images import FORMATS, SUBSAMPLING, ImageOptions, convert, geometry
+from beam_pipeline.images.geometry import RESAMPLING, RESIZE_MODES
+from benchmarks import reference
+from tests.images.kinds import cmyk, heic_kinds, turned
+from tests.images.mutations import Case, case, outcome
+from tests.images.profiles import gray_profile, ink_profile, wide_profile
+from tests.images.test_codec import DEFAULTS, pixels
+from tests.make import encoded, noise, picture
+
+FUZZ = 800
+FORMATS_OF = {
+    "RGB": ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "AVIF"),
+    "L": ("JPEG", "PNG", "BMP", "TIFF", "GIF"),
+    "1": ("PNG", "BMP", "TIFF"),
+    "P": ("PNG", "BMP", "GIF", "TIFF"),
+    "RGBA": ("PNG", "WEBP", "TIFF", "AVIF"),
+    "LA": ("PNG", "TIFF"),
+    "CMYK": ("JPEG", "TIFF"),
+    "I;16": ("PNG", "TIFF"),
+}
+KEEPS_EXIF = {"JPEG", "PNG", "WEBP", "AVIF", "HEIF"}  # and Pillow writes a TIFF's orientation as its own tag
+if heic_kinds():
+    FORMATS_OF = {
+        mode: (*formats, "HEIF") if mode in ("RGB", "L", "RGBA") else formats for mode, formats in FORMATS_OF.items()
+    }
+PROFILES = {"RGB": wide_profile, "RGBA": wide_profile, "L": lambda: gray_profile(1.8), "CMYK": ink_profile}
+QUICKLY: dict[str, dict[str, Any]] = {"AVIF": {"speed": 10}, "WEBP": {"method": 0}, "PNG": {"compress_level": 1}}
+KEEPS_PROFILES = KEEPS_EXIF | {"TIFF"}
+
+
+def source(mode: str, width: int, height: int) -> Image.Image:
+    """A picture of a mode."""
+    image = picture(width, height, seed=width + height)
+    if mode == "CMYK":
+        return cmyk(image)
+    if mode == "I;16":
+        return Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+    return image.convert(mode)
+
+
+class Drawn(NamedTuple):
+    """A file, and its (height, width) once it is upright."""
+
+    data: bytes
+    size: tuple[int, int]
+    about: str
+
+
+@st.composite
+def images(draw: st.DrawFn) -> Drawn:
+    """A file of any mode, size and orientation, some with a profile, JPEGs of any quality, subsampling and coding."""
+    mode = draw(st.sampled_from(sorted(FORMATS_OF)))
+    format = draw(st.sampled_from(FORMATS_OF[mode]))
+    sides = st.integers(1, 120) if draw(st.integers(0, 9)) else st.integers(300, 600)
+    width, height = draw(sides), draw(sides)
+    orientation = draw(st.integers(1, 8)) if format in KEEPS_EXIF | {"TIFF"} else 1
+    options: dict[str, Any] = {"exif": turned(orientation)} if format in KEEPS_EXIF | {"TIFF"} else {}
+    image = source(mode, width, height)
+    if format == "HEIF":  # then it is written as the box `irot` too, which is the one that counts
+        image.info["exif"] = options.pop("exif").tobytes()
+    options |= QUICKLY.get(format, {})
+    if format in KEEPS_PROFILES and mode in PROFILES and draw(st.booleans()):
+        options["icc_profile"] = PROFILES[mode]()
+    if format == "JPEG":
+        options |= {"quality": draw(st.integers(1, 100)), "progressive": draw(st.booleans())}
+        options |= {"subsampling": draw(st.integers(0, 2)), "optimize": draw(st.booleans())}
+    data = encoded(image, format, **options)
+    about = f"{mode} {format} {width}x{height} {orientation}"
+    return Drawn(data, (width, height) if orientation > 4 else (height, width), about)
+
+
+sides = st.integers(1, 70) | st.integers(200, 400)
+any_options = st.builds(
+    ImageOptions,
+    size=st.none() | st.tuples(sides, sides),
+    resize_mode=st.sampled_from(RESIZE_MODES),
+    resample=st.sampled_from(sorted(RESAMPLING)),
+    background=st.none() | st.tuples(*[st.integers(0, 255)] * 3),
+    channels=st.sampled_from((1, 3)),
+    format=st.sampled_from(sorted(FORMATS)),
+    jpeg_quality=st.integers(1, 100),
+    jpeg_subsampling=st.sampled_from(sorted(SUBSAMPLING)),
+    optimize=st.booleans(),
+    max_pixels=st.just(DEFAULTS.max_pixels),
+    max_image_bytes=st.just(DEFAULTS.max_image_bytes),
+    allow_truncated=st.booleans(),
+)
+
+
+def promised(size: tuple[int, int], options: ImageOptions) -> tuple[int, int]:
+    """(height, width) of what is stored of an upright image: `docs/format.md`, Sizes, said in another way."""
+    target, mode = options.size, options.resize_mode
+    if target is None:
+        return size
+    if mode in ("stretch", "crop", "pad"):
+        return target
+    scales = [wanted / side for wanted, side in zip(target, size, strict=True)]
+    scale = min(1.0, max(scales) if mode == "shorter" else min(scales))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+@settings(max_examples=150, deadline=None)
+@given(images(), any_options)
+def test_any_image_gives_the_promised_shape_and_the_same_bytes_twice(image: Drawn, options: ImageOptions) -> None:
+    first, second = convert(image.data, options), convert(image.data, options)
+    assert first == second
+    assert (first.height, first.width) == promised(image.size, options)
+    assert (first.source.height, first.source.width) == image.size
+    found = Image.open(io.BytesIO(first.data))
+    assert (found.format, found.mode) == (options.format.upper(), {1: "L", 3: "RGB"}[options.channels])
+    assert found.size == (first.width, first.height)
+    assert found.getexif().get(0x0112, 1) == 1
+    assert first.passed or "icc_profile" not in found.info
+    if options.format == "jpeg" and not first.passed:
+        assert "progressive" not in found.info
+        if options.channels == 3:
+            assert JpegImagePlugin.get_sampling(found) == SUBSAMPLING[options.jpeg_subsampling]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(("stretch", "crop")),
+    st.sampled_from(("bilinear", "bicubic", "lanczos", "hamming")),
+    st.tuples(st.integers(40, 90), st.integers(40, 90)),
+    st.tuples(st.integers(24, 60), st.integers(24, 60)),  # so large that nothing is averaged before the filter
+)
+def test_pixels_are_where_a_float_resize_puts_them(mode: str, resample: str, size, target) -> None:
+    image = picture(*size, seed=size[0])
+    plan = geometry.fit(size, target, mode)
+    exact = reference.resize(np.asarray(image), plan.size, plan.box, resample)
+    options = DEFAULTS._replace(size=target, resize_mode=mode, resample=resample)
+    found = pixels(convert(encoded(image, "PNG"), options).data)
+    assert np.abs(found - np.clip(exact, 0, 255)).mean() < 1.2, "half a pixel off would be more than 2"
+
+
+def test_half_a_pixel_off_would_be_seen() -> None:
+    image = picture(90, 60, seed=3)
+    shifted = reference.resize(np.asarray(image), (24, 16), (1.5, 1.5, 90, 60), "bilinear")
+    found = pixels(convert(encoded(image, "PNG"), DEFAULTS._replace(size=(16, 24))).data)
+    assert np.abs(found - np.clip(shifted, 0, 255)).mean() > 2
+
+
+@pytest.mark.parametrize("sides", [(500, 375), (1000, 750), (2000, 1500)])
+def test_cheap_reductions_cost_less_than_a_third_of_a_decibel(sides: tuple[int, int]) -> None:
+    """The stored JPEG against a float64 resize, beside Pillow's plain path (benchmarks/codec.py does it on photos)."""
+    grain = Image.blend(picture(*sides, seed=5), noise(*sides, seed=6), 0.15)
+    data = encoded(grain, quality=92)
+    options = DEFAULTS._replace(size=(224, 224), format="jpeg")
+    decoded = Image.open(io.BytesIO(data)).convert("RGB")
+    exact = reference.resize(np.asarray(decoded), (224, 224), (0, 0, *sides), "bilinear")
+    plain = encoded(decoded.resize((224, 224), Image.Resampling.BILINEAR), quality=90, subsampling=2)
+    ours = convert(data, options).data
+    assert reference.psnr(pixels(ours), exact) >= reference.psnr(pixels(plain), exact) - 0.3
+
+
+# --- damage
+
+KNOWN_TO_VARY = "tiff_1bit_fax"  # libtiff shows memory that nobody wrote to where the codes are damaged
+
+
+@pytest.mark.filterwarnings("ignore:::PIL")
+def test_damaged_files_are_rejected_or_converted_and_nothing_else() -> None:
+    """benchmarks/fuzz_images.py does it 100,000 times and more, each worker in a process of its own."""
+    options = DEFAULTS._replace(max_pixels=1 << 22)
+    outcomes = set()
+    for number in range(FUZZ):
+        some = case(7, number, options)
+        what = outcome(some)
+        outcomes.add(what[0])
+        if number % 10 == 0 and some.kind != KNOWN_TO_VARY:
+            assert outcome(some) == what, number
+    assert outcomes >= {"converted", "decode_error", "truncated", "not_an_image", "unsupported", "too_many_pixels"}
+
+
+def test_the_fuzz_would_notice_a_wrong_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tests.images.mutations
+
+    wrong = convert(encoded(picture()), DEFAULTS)._replace(height=1)
+    monkeypatch.setattr(tests.images.mutations, "convert", lambda data, options: wrong)
+    with pytest.raises(AssertionError):
+        outcome(Case("x", b"", DEFAULTS))
+
+
+def test_limits_come_before_the_memory() -> None:
+    """Headers that claim much: rejected by number, before anything of that size is asked for."""
+    from tests.images.kinds import every_kind
+
+    webp = bytearray(every_kind()["webp_animated"])
+    webp[24:30] = b"\xff" * 6
+    with pytest.raises(Reject) as caught:
+        convert(bytes(webp), DEFAULTS)
+    assert caught.value.detail == "16777216x16777216 pixels, --max_pixels 178956970"
+    tall = encoded(Image.new("L", (1, 70_000)), "PNG")
+    with pytest.raises(Reject) as caught:
+        convert(tall, DEFAULTS._replace(size=None, format="jpeg"))
+    assert (caught.value.reason, caught.value.detail) == (
+        "too_many_pixels",
+        "1x70000 pixels, a JPEG's sides end at 65500",
+    )
+    assert convert(tall, DEFAULTS._replace(size=None)).height == 70_000
+
+
+def test_no_memory_is_a_reject_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: object) -> None:
+        raise MemoryError
+
+    data = encoded(picture())
+    monkeypatch.setattr(geometry, "resize", out_of_memory)
+    with pytest.raises(Reject) as caught:
+        convert(data, DEFAULTS)
+    assert (caught.value.reason, caught.value.detail) == ("out_of_memory", f"JPEG, {len(data)} bytes")
+    monkeypatch.undo()
+    assert convert(data, DEFAULTS).height == 40, "its neighbours don't notice"
+
+
+@pytest.mark.parametrize("mode", ["crop", "stretch"])
+def test_bands_of_a_large_image_with_alpha_have_no_seams(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = picture(1003, 777, seed=3)
+    alpha = picture(1003, 777, seed=4).convert("L")
+    image.putalpha(alpha)
+    data = encoded(image, "PNG", compress_level=1)
+    options = DEFAULTS._replace(size=(50, 60), resize_mode=mode, background=(0, 0, 0))
+    monkeypatch.setattr(geometry, "_BAND_PIXELS", 1 << 30)
+    whole = convert(data, options)
+    monkeypatch.setattr(geometry, "_BAND_PIXELS", 20_000)
+    assert convert(data, options) == whole
+    plan = geometry.fit((1003, 777), (50, 60), mode)
+    premultiplied = np.asarray(image)[..., :3] * (np.asarray(alpha)[..., None] / 255)
+    exact = reference.resize(premultiplied, plan.size, plan.box, "bilinear")
+    assert np.abs(pixels(whole.data) - exact).mean() < 1.2

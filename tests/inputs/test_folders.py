@@ -1,0 +1,230 @@
+"""From an input to references: which files are images, which class and split they get, what is skipped and counted."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from beam_pipeline.config import Config
+from beam_pipeline.inputs import folders
+from beam_pipeline.inputs.folders import ClassFolder, ListingSummary, all_images, class_folders, list_images
+from beam_pipeline.inputs.references import order_key
+from tests.servers import Gcs
+
+
+def config(input: object, **more: object) -> Config:
+    return Config(input=str(input), output="/nowhere", name="x", **more)
+
+
+def touch(folder: Path, *names: str) -> Path:
+    """Files of one byte, their folders too."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"1")
+    return folder
+
+
+# --- classes and splits
+
+
+def test_classes_are_the_folders_and_nested_folders_belong_to_theirs(tmp_path: Path) -> None:
+    touch(tmp_path, "b/1.jpg", "a/1.jpg", "a/deep/er/2.jpg", "loose.jpg")
+    refs = {ref.path: ref for ref in all_images(config(tmp_path))}
+    assert {path: ref.label for path, ref in refs.items()} == {"b/1.jpg": "b", "a/1.jpg": "a", "a/deep/er/2.jpg": "a"}
+    assert {ref.split for ref in refs.values()} == {"train"}
+    assert all(ref.source_bytes == 1 for ref in refs.values())
+    assert all(ref.order_key == order_key(path, 0) for path, ref in refs.items())
+
+
+def test_split_folders_hold_class_folders(tmp_path: Path) -> None:
+    touch(tmp_path, "train/a/1.jpg", "test/a/2.jpg", "test/b/deep/3.jpg")
+    refs = {ref.path: (ref.split, ref.label) for ref in all_images(config(tmp_path, layout="split_class_folders"))}
+    assert refs == {"train/a/1.jpg": ("train", "a"), "test/a/2.jpg": ("test", "a"), "test/b/deep/3.jpg": ("test", "b")}
+
+
+def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", ".git/1.jpg")
+    assert class_folders(config(tmp_path), ListingSummary()) == [ClassFolder("a/", "a", None)]
+
+
+def test_remote_folders_are_the_same(gcs: Gcs, tmp_path: Path) -> None:
+    bucket = gcs.new_bucket()
+    names = ["b/1.jpg", "a/1.jpg", "a/deep/er/2.jpg", "a//3.jpg", "loose.jpg", ".git/1.jpg"]
+    for name in names:
+        gcs.put(bucket, f"in/{name}", b"1")
+    for url in (f"gs://{bucket}/in", f"gs://{bucket}/in/"):
+        assert sorted(ref.path for ref in all_images(config(url))) == [
+            "a//3.jpg",
+            "a/1.jpg",
+            "a/deep/er/2.jpg",
+            "b/1.jpg",
+        ]
+
+
+def test_a_whole_bucket_can_be_the_input(gcs: Gcs) -> None:
+    bucket = gcs.new_bucket()
+    for name in ("a/1.jpg", "b/2.jpg"):
+        gcs.put(bucket, name, b"1")
+    assert sorted(ref.path for ref in all_images(config(f"gs://{bucket}"))) == ["a/1.jpg", "b/2.jpg"]
+
+
+# --- property: an image's split depends on its path alone
+
+
+def test_adding_and_removing_images_moves_none_to_another_split_whatever_the_seed(tmp_path: Path) -> None:
+    shares = "train=0.5,validation=0.3,test=rest"
+    touch(tmp_path, *(f"{label}/{number:03d}.jpg" for label in "abc" for number in range(60)))
+    before = {ref.path: ref.split for ref in all_images(config(tmp_path, splits=shares))}
+    assert set(before.values()) == {"train", "validation", "test"}
+    for number in range(0, 60, 3):
+        (tmp_path / "a" / f"{number:03d}.jpg").unlink()
+    touch(tmp_path, *(f"new/{number}.jpg" for number in range(100)))
+    after = {ref.path: ref.split for ref in all_images(config(tmp_path, splits=shares, seed=77, version="2.0.0"))}
+    assert {path: after[path] for path in after if path in before} == {
+        path: before[path] for path in before if path in after
+    }
+
+
+def test_split_by_keeps_what_belongs_together(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"a/patient{patient}_{frame}.jpg" for patient in range(12) for frame in range(5)))
+    some = config(tmp_path, splits="train=0.5,validation=0.5", split_by=r"(patient\d+)_")
+    found: dict[str, set[str]] = {}
+    for ref in all_images(some):
+        found.setdefault(ref.path.partition("_")[0], set()).add(ref.split)
+    assert all(len(splits) == 1 for splits in found.values())
+    assert len(set().union(*found.values())) == 2
+
+
+def test_a_path_that_split_by_does_not_match_is_dealt_by_itself(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"a/{number}.jpg" for number in range(30)))
+    shares = "train=0.5,validation=0.5"
+    with_pattern = {r.path: r.split for r in all_images(config(tmp_path, splits=shares, split_by=r"(patient)_|x()"))}
+    without = {r.path: r.split for r in all_images(config(tmp_path, splits=shares))}
+    assert with_pattern == without
+
+
+# --- which files are images
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "a.jpg",
+        "A.JPG",
+        "x/y.JPEG",
+        "é.Png",
+        "a.jpe",
+        "a.jfif",
+        "a b.c.jpg",
+        " .jpg x.png",
+        "x.y/a.jpg",
+        "a\n.jpg",
+        "a.jpg ",
+    ],
+)
+def test_images_by_name(path: str) -> None:
+    assert folders.why_skipped(path) is None
+
+
+@pytest.mark.parametrize(
+    "path", ["a.txt", "a.jpg.txt", "jpg", "x/png", "a", "Thumbs.db", "a.psd", "jpg/a", "x.jpg/a", "a."]
+)
+def test_no_images_by_name(path: str) -> None:
+    assert folders.why_skipped(path) == folders.OTHER_SUFFIX
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        *((path, folders.HIDDEN_IMAGES) for path in (".a.jpg", "x/.a.jpg", ".x/a.jpg", "x/.y/a.PNG", "._a.jpg")),
+        *((path, folders.HIDDEN) for path in (".DS_Store", "x/.jpg", ".git/config", "x/.y/a.txt")),
+    ],
+)
+def test_hidden_by_name(path: str, kind: str) -> None:
+    assert folders.why_skipped(path) == kind
+
+
+def told(**kinds: int) -> dict[str, int]:
+    return {"hidden": 0, "hidden_images": 0, "hidden_folders": 0, "outside_classes": 0} | kinds
+
+
+def test_what_is_skipped_is_counted_by_kind(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "a/2.txt", "a/x/3.psd", "a/.4.jpg", "a/.5/6.jpg", "a/.DS_Store", "a/7")
+    skipped = ListingSummary()
+    found = list(list_images(config(tmp_path), ClassFolder("a/", "a", None), skipped))
+    assert [ref.path for ref in found] == ["a/1.jpg"]
+    assert skipped.hidden == 3
+    assert skipped.skipped == {**told(hidden=1, hidden_images=2), "suffixes": {".txt": 1, ".psd": 1, "none": 1}}
+
+
+@pytest.mark.parametrize("layout", ["class_folders", "split_class_folders"])
+def test_what_lies_beside_the_class_folders_is_counted(gcs: Gcs, tmp_path: Path, layout: str) -> None:
+    names = ["train/a/1.jpg", "train/2.jpg", "3.PNG", "notes.txt", ".DS_Store", ".cat/4.jpg", ".5.jpg"]
+    bucket = gcs.new_bucket()
+    touch(tmp_path, *names)
+    for name in names:
+        gcs.put(bucket, f"in/{name}", b"1")
+    for place in (tmp_path, f"gs://{bucket}/in"):
+        skipped = ListingSummary()
+        class_folders(config(place, layout=layout), skipped)
+        outside = 2 if layout == "split_class_folders" else 1
+        kinds = told(hidden=1, hidden_images=1, hidden_folders=1, outside_classes=outside)
+        assert skipped.skipped == {**kinds, "suffixes": {".txt": 1}}
+
+
+def test_what_workers_skipped_adds_up() -> None:
+    one, other = ListingSummary(), ListingSummary()
+    for path in ("a/1.txt", "a/1.JPX", "a/.x"):
+        one.skip(folders.why_skipped(path) or "", path)
+    for path in ("b/1.JPX", "b/.x", "b/.y.jpg"):
+        other.skip(folders.why_skipped(path) or "", path)
+    other.skip(folders.OUTSIDE_CLASSES, "1.jpg")
+    total = ListingSummary.total([one, other])
+    assert total.skipped == {**told(hidden=2, hidden_images=1, outside_classes=1), "suffixes": {".JPX": 2, ".txt": 1}}
+
+
+def test_a_suffix_of_its_own_for_each_file_takes_no_memory() -> None:
+    skipped = ListingSummary()
+    for number in range(1000):
+        skipped.skip(folders.OTHER_SUFFIX, f"a/part.{number}")
+    suffixes = skipped.suffixes
+    assert len(suffixes) == 21
+    assert suffixes["others"] == 980
+
+
+def test_twins_in_both_normal_forms_are_two_images_of_one_place(tmp_path: Path) -> None:
+    twins = [unicodedata.normalize(form, "a/é.jpg") for form in ("NFC", "NFD")]
+    touch(tmp_path, *twins)
+    refs = list(all_images(config(tmp_path, splits="train=0.5,validation=0.5")))
+    assert sorted(ref.path for ref in refs) == sorted(twins), "stored as listed"
+    assert len({ref.order_key for ref in refs}) == 1
+    assert len({ref.split for ref in refs}) == 1
+
+
+def test_an_input_with_a_link_to_itself_is_listed(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
+    assert [ref.path for ref in all_images(config(tmp_path))] == ["a/1.jpg"]
+
+
+def test_a_link_to_the_input_gives_no_image_a_second_class(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "b/2.jpg")
+    (tmp_path / "a" / "loop").symlink_to("..")
+    (tmp_path / "all").symlink_to(".")
+    assert sorted(ref.path for ref in all_images(config(tmp_path))) == ["a/1.jpg", "b/2.jpg"]
+
+
+def test_links_that_lead_nowhere_and_pipes_are_listed_or_counted(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg")
+    for name in ("a/2.jpg", "a/folder", "a/.hidden", "b", "c.jpg"):
+        (tmp_path / name).symlink_to("gone")
+    os.mkfifo(tmp_path / "a" / "3.jpg")
+    skipped = ListingSummary()
+    (folder,) = class_folders(config(tmp_path), skipped)
+    found = {ref.path: ref.source_bytes for ref in list_images(config(tmp_path), folder, skipped)}
+    assert found == {"a/1.jpg": 1, "a/2.jpg": 0, "a/3.jpg": 0}
+    assert skipped.skipped == {**told(hidden=1, outside_classes=1), "suffixes": {"none": 2}}

@@ -1,0 +1,338 @@
+"""The same bytes from every way to run the job: runners, workers, storage, folder, order of the listing."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from beam_pipeline import storage
+from beam_pipeline.storage import ListedFile, LocalStorage
+from tests import make
+from tests.servers import S3, Gcs
+
+FLAGS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "train=3,validation=1", "--max_reject_fraction", "0.1")
+
+
+@pytest.fixture(scope="module")
+def input_folder(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`photos` with a broken image, so that rejects are compared too."""
+    folder = Path(shutil.copytree(photos, tmp_path_factory.mktemp("input") / "in"))
+    (folder / "bee" / "broken.jpg").write_bytes((photos / "bee" / "0000.jpg").read_bytes()[:300])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(input_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Every file but run.json of the plain job, in memory in this process."""
+    version = make.published(input_folder, tmp_path_factory.mktemp("reference"), *FLAGS)
+    found = make.same_each_time(version)
+    assert len(found["rejects.jsonl"].splitlines()) == 1
+    return found
+
+
+def test_the_job_again_elsewhere(input_folder: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
+    version = make.published(input_folder, tmp_path / "quite" / "another place", *FLAGS)
+    assert make.same_each_time(version) == reference
+
+
+def test_a_copy_of_the_input_with_other_times(input_folder: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
+    shutil.copytree(input_folder, tmp_path / "in", copy_function=shutil.copyfile)
+    assert make.same_each_time(make.published(tmp_path / "in", tmp_path / "out", *FLAGS)) == reference
+
+
+def test_relative_paths_from_another_folder(
+    input_folder: Path, reference: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(input_folder.parent)
+    make.published("in/", Path(os.path.relpath(tmp_path)), *FLAGS)
+    assert make.same_each_time(tmp_path / "photos" / "1.0.0") == reference
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--runner=DirectRunner",),
+        ("--runner=FnApiRunner", "--direct_running_mode=multi_threading", "--direct_num_workers=3"),
+        ("--fetch_concurrency=1", "--decode_threads=1"),
+        ("--fetch_concurrency=3", "--decode_threads=5"),
+    ],
+    ids=" ".join,
+)
+def test_other_runners_and_threads(
+    input_folder: Path, reference: dict[str, bytes], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    assert make.same_each_time(make.published(input_folder, tmp_path, *FLAGS, *flags)) == reference
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_shuffled_listings_in_small_pages(
+    input_folder: Path, reference: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    from beam_pipeline.pipeline import listing
+
+    files, names = LocalStorage.files, LocalStorage.names
+
+    def shuffled(self: LocalStorage, url: str, every_name: bool = False) -> Iterator[ListedFile]:
+        found = list(files(self, url, every_name))
+        random.Random(seed).shuffle(found)
+        return iter(found)
+
+    monkeypatch.setattr(LocalStorage, "files", shuffled)
+    monkeypatch.setattr(LocalStorage, "names", lambda self, url: sorted(names(self, url), reverse=seed == 1))
+    monkeypatch.setattr(listing, "PAGE_REFS", 4)
+    assert make.same_each_time(make.published(input_folder, tmp_path, *FLAGS)) == reference
+
+
+# A process in which TensorFlow can't be imported, and which notes that it lived: it is put before every process of the
+# job, workers included, as Python's own hook for that.
+NO_TENSORFLOW = """
+import os, sys
+from importlib.abc import MetaPathFinder
+
+class Refuse(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in ("tensorflow", "tensorflow_datasets", "keras"):
+            note("imported")
+            raise ImportError("this process must not import " + name)
+
+def note(what):
+    with open(os.path.join(os.environ["NOTES"], f"{os.getpid()}-{what}"), "w") as file:
+        file.write(" ".join(sys.orig_argv))
+
+sys.meta_path.insert(0, Refuse())
+note("lived")
+"""
+
+
+def test_worker_processes_write_the_same_and_none_imports_tensorflow(
+    input_folder: Path, reference: dict[str, bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(NO_TENSORFLOW)
+    command = [
+        sys.executable,
+        "-m",
+        "beam_pipeline",
+        "--input",
+        "in",
+        "--output",
+        "out",
+        "--name",
+        "photos",
+        "--image_size=24",
+    ]
+    command += [*FLAGS, "--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+    shutil.copytree(input_folder, tmp_path / "in")
+    search_path = os.pathsep.join([str(tmp_path / "hook"), str(make.ROOT)])
+    environment = {**os.environ, "PYTHONPATH": search_path, "NOTES": str(tmp_path / "notes")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    notes = {path.name: path.read_text() for path in (tmp_path / "notes").iterdir()}
+    assert not [name for name in notes if name.endswith("imported")]
+    workers = [name for name, arguments in notes.items() if "apache_beam.runners.worker.sdk_worker_main" in arguments]
+    assert len(workers) == 2, notes
+    assert make.same_each_time(tmp_path / "out" / "photos" / "1.0.0") == reference
+
+
+# --- gs://
+
+
+@pytest.fixture(scope="module")
+def remote(
+    gcs: Gcs, input_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, bytes], list, str]:
+    """The job from gs:// to gs://: its files, its requests, its bucket."""
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "in", input_folder)
+    for placeholder in ("in/", "in/ant/"):
+        gcs.put(bucket, placeholder, b"")
+    before = len(gcs.requests())
+    finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *FLAGS)
+    assert finished.code == 0, finished.err
+    requests = gcs.requests()[before:]
+    version = gcs.download(bucket, "out/photos/1.0.0", tmp_path_factory.mktemp("downloaded"))
+    assert not [name for name in gcs.names(bucket) if "_state" in name]
+    return make.same_each_time(version), requests, bucket
+
+
+def test_from_and_to_gs(remote, reference: dict[str, bytes]) -> None:
+    assert remote[0] == reference
+
+
+def test_one_object_read_an_image_and_one_a_sampled_image(remote, input_folder: Path) -> None:
+    # 41 images: all of them are sampled.
+    reads = Counter(
+        request.object_read for request in remote[1] if request.object_read and request.object_read.startswith("in/")
+    )
+    assert reads == {f"in/{name}": 2 for name in make.files(input_folder)}
+
+
+def test_the_input_is_listed_and_read_and_nothing_else(remote) -> None:
+    others = [
+        request
+        for request in remote[1]
+        if ("/o/in%2F" in request.target and not request.object_read) or request.method not in ("GET", "POST", "DELETE")
+    ]
+    assert others == [], "no request for metadata of an image"
+    pages = Counter(request.listed_prefix for request in remote[1] if (request.listed_prefix or "").startswith("in/"))
+    # The launcher looks for class folders and one image; the job lists the folders once more, and each class once.
+    assert pages["in/"] == 2
+    assert all(pages[f"in/{name}/"] in (1, 2) for name in ("ant", "bee", "cat"))
+    assert set(pages) == {"in/", "in/ant/", "in/bee/", "in/cat/"}
+
+
+def test_no_request_of_a_healthy_job_is_repeated_or_fails(remote) -> None:
+    assert not [request for request in remote[1] if request.status >= 400 and request.status != 404]
+    uploads = [request for request in remote[1] if request.method == "POST"]
+    shards, sidecars, beside = 4, 4, len(["owner", "no plan yet", "plan", "reject lines"])
+    notes = 4 + len(["16 sampled images", "16 more", "the last 9"])
+    indexes, metadata = 4 + 2, len(["labels", "features", "info", "rejects", "run", "manifest"])
+    assert len(uploads) == shards + sidecars + beside + notes + indexes + metadata
+
+
+def test_from_local_to_gs_and_back(gcs: Gcs, remote, input_folder: Path, reference, tmp_path: Path) -> None:
+    bucket = gcs.new_bucket()
+    assert make.job(input_folder, f"gs://{bucket}/out", *FLAGS).code == 0
+    assert make.same_each_time(gcs.download(bucket, "out/photos/1.0.0", tmp_path / "a")) == reference
+    make.published(f"gs://{remote[2]}/in/", tmp_path / "b", *FLAGS)
+    assert make.same_each_time(tmp_path / "b" / "photos" / "1.0.0") == reference
+
+
+def test_a_version_on_gs_is_compared_and_repaired_there(gcs: Gcs, remote, reference, tmp_path: Path) -> None:
+    bucket = remote[2]
+    command = (f"gs://{bucket}/in", f"gs://{bucket}/out", *FLAGS)
+    before = len(gcs.requests())
+    assert make.job(*command).out.startswith("already published")
+    assert {request.method for request in gcs.requests()[before:]} == {"GET"}, "nothing written"
+    name = "out/photos/1.0.0/photos-train.tfrecord-00001-of-00003"
+    data = bytearray(gcs.get(bucket, name))
+    data[100] ^= 1
+    gcs.put(bucket, name, bytes(data))
+    assert make.job(*command).code == 0, "the listing's crc32c shows it without --repair"
+    assert make.same_each_time(gcs.download(bucket, "out/photos/1.0.0", tmp_path)) == reference
+
+
+def test_moving_the_input_to_gs_is_the_same_input(gcs: Gcs, remote, input_folder: Path, tmp_path: Path) -> None:
+    version = make.published(input_folder, tmp_path, *FLAGS)
+    before = make.traces(version)
+    finished = make.job(f"gs://{remote[2]}/in", tmp_path, *FLAGS)
+    assert finished.out.startswith("already published"), finished.err
+    assert make.traces(version) == before
+
+
+# --- S3
+
+
+def test_s3_in_and_out(s3: S3, input_folder: Path, reference: dict[str, bytes]) -> None:
+    bucket = s3.new_bucket()
+    for name, data in make.files(input_folder).items():
+        s3.put(bucket, f"in/{name}", data)
+    finished = make.job(f"s3://{bucket}/in", f"s3://{bucket}/out", *FLAGS)
+    assert finished.code == 0, finished.err
+    url = f"s3://{bucket}/out/photos/1.0.0"
+    store = storage.open_storage(url)
+    found = {file.path: store.read(storage.join(url, file.path)) for file in store.files(url)}
+    del found["run.json"]
+    assert found == reference
+
+
+# --- odd names through the whole job
+
+
+def test_odd_names_become_records(gcs: Gcs, tmp_path: Path) -> None:
+    from tests.storage.names import ODD_NAMES
+
+    names = [name for name in ODD_NAMES if name.endswith(".jpg")]
+    folder, bucket = tmp_path / "in" / "größe [a]", gcs.new_bucket()
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(make.encoded(make.picture(seed=number)))
+    gcs.put_folder(bucket, "in", tmp_path / "in")
+    local = make.published(tmp_path / "in", tmp_path / "out")
+    remote = make.published(f"gs://{bucket}/in", tmp_path / "remote")
+    assert make.manifest(local)["records"] == len(names)
+    assert make.same_each_time(remote) == make.same_each_time(local)
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.jpg", b"new\nline.jpg", b"tab\t.jpg"])
+def test_odd_local_names_become_records(tmp_path: Path, name: bytes) -> None:
+    folder = make.class_folders(tmp_path / "in", {"a": 2})
+    with open(os.fsencode(folder / "a") + b"/" + name, "wb") as file:
+        file.write(make.encoded(make.picture(seed=9)))
+    version = make.published(folder, tmp_path / "out")
+    assert make.manifest(version)["records"] == 3
+    assert any(b"a/" + name in shard.read_bytes() for shard in make.shard_files(version))
+    assert make.job(folder, tmp_path / "out").out.startswith("already published")
+
+
+def test_twins_in_both_normal_forms_are_two_records_in_order_of_path(tmp_path: Path) -> None:
+    import unicodedata
+
+    folder = make.class_folders(tmp_path / "in", {"a": 3})
+    twins = [unicodedata.normalize(form, "é.jpg") for form in ("NFC", "NFD")]
+    for number, name in enumerate(twins):
+        (folder / "a" / name).write_bytes(make.encoded(make.picture(seed=50 + number)))
+    version = make.published(folder, tmp_path / "out", "--num_shards", "5")
+    assert make.manifest(version)["records"] == 5
+    assert len(make.shard_files(version)) == 4, "one key, so one shard for both"
+    holding = [
+        shard.read_bytes() for shard in make.shard_files(version) if f"a/{twins[0]}".encode() in shard.read_bytes()
+    ]
+    (shard,) = holding
+    first, second = (shard.index(f"a/{name}".encode()) for name in sorted(twins))
+    assert first < second
+
+
+def test_an_input_of_one_image(tmp_path: Path) -> None:
+    folder = make.class_folders(tmp_path / "in", {"a": 1})
+    version = make.published(folder, tmp_path / "out", "--num_shards", "8")
+    assert [path.name for path in make.shard_files(version)] == ["photos-train.tfrecord-00000-of-00001"]
+
+
+# --- the graph
+
+
+def test_the_steps_have_stable_names(photos: Path, tmp_path: Path) -> None:
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+    from apache_beam.pipeline import PipelineVisitor
+
+    from beam_pipeline.config import Config
+    from beam_pipeline.pipeline import graph
+
+    class Labels(PipelineVisitor):
+        def __init__(self) -> None:
+            self.found: list[str] = []
+
+        def enter_composite_transform(self, node) -> None:
+            if node.full_label and "/" not in node.full_label:
+                self.found.append(node.full_label)
+
+        def visit_transform(self, node) -> None:
+            if "/" not in node.full_label:
+                self.found.append(node.full_label)
+
+    job = beam.Pipeline(options=PipelineOptions(["--runner=FnApiRunner"]))
+    graph.build(job, Config(input=str(photos), output=str(tmp_path), name="x"), {})
+    labels = Labels()
+    job.visit(labels)
+    assert labels.found == [
+        "ListImages",
+        "SampleImages",
+        "PlanShards",
+        "AssignShards",
+        "GroupByShard",
+        "WriteShards",
+        "RunFacts",
+        "PublishDataset",
+    ]

@@ -1,0 +1,229 @@
+"""The transforms on the real in-process runner: what flows between them, and what they count."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from apache_beam.metrics import MetricsFilter
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing.util import assert_that, equal_to
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_pipeline.config import Config
+from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.inputs.folders import ListingSummary, all_images
+from beam_pipeline.inputs.references import ImageRef, sample_size
+from beam_pipeline.pipeline import elements, graph, listing, planning
+from beam_pipeline.pipeline.elements import Page, PageCoder
+from beam_pipeline.pipeline.listing import ListImages
+from tests import make
+from tests.servers import Gcs
+
+IN_PROCESS = ["--runner=FnApiRunner"]
+
+
+def config(input: Path, output: Path, **more: object) -> Config:
+    return Config(**{"input": str(input), "output": str(output), "name": "photos", "image_size": 24} | more)
+
+
+refs = st.lists(
+    st.builds(
+        ImageRef,
+        st.text(st.characters(codec="utf-8")),
+        st.integers(0, 1 << 50),
+        st.text(max_size=5),
+        st.text(st.characters(codec="utf-8"), max_size=5),
+        st.sampled_from(["train", "test"]),
+        st.integers(0, (1 << 64) - 1),
+        st.lists(st.binary(max_size=5), max_size=2).map(tuple),
+    ),
+    max_size=20,
+)
+
+
+@given(refs)
+def test_pages_travel_unchanged(some: list[ImageRef]) -> None:
+    coder = PageCoder()
+    copy = coder.decode(coder.encode(Page(some)))
+    assert isinstance(copy, Page)
+    assert copy == some
+    assert all(isinstance(ref, ImageRef) for ref in copy)
+
+
+def test_a_page_with_a_name_that_is_no_utf8_travels_unchanged() -> None:
+    page = Page([ImageRef(b"a/caf\xe9.jpg".decode("utf-8", "surrogateescape"), 1, "", "a", "train", 5)])
+    assert PageCoder().decode(PageCoder().encode(page)) == page
+
+
+def test_list_images_gives_every_image_once_and_one_summary(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PAGE_REFS", 5)
+    some = config(photos, tmp_path)
+    everything = sorted(all_images(some))
+    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
+        keyed, summary = job | "List" >> ListImages(some)
+        pages = keyed | beam.FlatMap(lambda pair: pair[1])
+        assert_that(pages | "Refs" >> beam.FlatMap(list), equal_to(everything), "every image")
+        assert_that(
+            pages | "Lengths" >> beam.Map(lambda page: 0 < len(page) <= 5) | beam.Distinct(), equal_to([True]), "pages"
+        )
+        facts = summary | beam.Map(lambda one: (one.images, one.classes, list(one.smallest)))
+        smallest = sorted(everything, key=lambda ref: (ref.order_key, ref.path))
+        assert_that(facts, equal_to([(40, ("ant", "bee", "cat"), smallest)]), "summary")
+
+
+def manifest_of(photos: Path, folder: Path) -> Path:
+    lines = [
+        json.dumps({"path": str(path.relative_to(photos)), "label": "x"}) for path in sorted(photos.rglob("*.jpg"))
+    ]
+    (folder / "m.jsonl").write_text("\n".join(lines))
+    return folder / "m.jsonl"
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_rows_of_a_manifest_in_several_buckets_come_once_with_their_sizes(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gcs: Gcs, remote: bool
+) -> None:
+    monkeypatch.setattr(listing, "PAGE_REFS", 5)
+    monkeypatch.setattr(listing, "_BUCKET_BYTES", 300)
+    path, source, bucket = manifest_of(photos, tmp_path), str(photos), gcs.new_bucket()
+    if remote:
+        gcs.put_folder(bucket, "in", photos)
+        source = f"gs://{bucket}/in"
+    some = Config(
+        input=source, output="/out", name="x", layout="manifest", manifest=str(path), header=("path", "label")
+    )
+    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
+        keyed, summary = job | "List" >> ListImages(some)
+        found = keyed | beam.FlatMap(lambda pair: pair[1])
+        assert_that(found | "Refs" >> beam.FlatMap(list), equal_to(list(all_images(some))), "every image")
+        assert_that(summary | beam.Map(lambda one: (one.images, one.classes)), equal_to([(40, ("x",))]), "summary")
+    sizes = {ref.path: (ref.source_bytes, ref.etag[:4]) for ref in all_images(some)}
+    kind = "md5:" if remote else "mtim"
+    assert sizes == {name: (len(data), kind) for name, data in make.files(photos).items()}
+
+
+def test_rows_are_compared_with_the_memory_before_they_are_grouped(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PAGE_REFS", 5)
+    more = {"layout": "manifest", "manifest": str(manifest_of(photos, tmp_path)), "header": ("path", "label")}
+    rows = listing._read_rows(None, config(photos, tmp_path, most_references=12, **more))
+    assert sum(len(page) for _, page in islice(rows, 2)) == 10
+    with pytest.raises(ImageShardsError, match=r"15 images are listed, .* holds references of 12 only"):
+        next(rows)
+
+
+@pytest.mark.parametrize("count", [10, 512, 700])
+def test_the_sample_is_the_smallest_keys_in_any_order_and_partition(count: int) -> None:
+    found = [ImageRef(f"{number}", 1, "", "a", "train", number * 7919 % 1009) for number in range(count)]
+    summaries = []
+    for seed in range(4):
+        shuffled = random.Random(seed).sample(found, count)
+        parts = [ListingSummary() for _ in range(0, count, 97)]
+        for number, part in enumerate(parts):
+            part.add(shuffled[97 * number : 97 * (number + 1)])
+        summaries.append(listing._checked(ListingSummary.total(parts), config(Path("/in"), Path("/out"))))
+    expected = sorted(found, key=lambda ref: (ref.order_key, ref.path))[: sample_size(count)]
+    assert all((one.images, one.classes, one.smallest) == (count, ("a",), expected) for one in summaries)
+
+
+def test_a_class_folder_without_images_is_a_class() -> None:
+    part, other = ListingSummary(Counter(empty=0)), ListingSummary()
+    other.add([ImageRef("a/1", 1, "", "a", "train", 5)])
+    total = listing._checked(ListingSummary.total([part, other]), config(Path("/in"), Path("/out")))
+    assert total.classes == ("a", "empty")
+
+
+def test_no_image_at_all_stops_the_job() -> None:
+    with pytest.raises(ImageShardsError, match="the input has no image: nothing is written"):
+        listing._checked(ListingSummary(), config(Path("/in"), Path("/out")))
+
+
+def test_pages_are_parted_by_shard_without_loss(photos: Path, tmp_path: Path) -> None:
+    from beam_pipeline.pipeline.writing import _part_by_shard
+    from beam_pipeline.planning.cuts import SplitPlan
+    from beam_pipeline.planning.plan import JobPlan
+
+    page = Page(all_images(config(photos, tmp_path, splits="train=0.5,validation=0.5")))
+    numbers = random.Random(1)
+    cuts = tuple(sorted(numbers.getrandbits(64) for _ in range(5)))
+    plan = JobPlan({}, (), (), {"train": SplitPlan(1, 1, cuts), "validation": SplitPlan(1, 1, ())}, {}, "", {})
+    parts = dict(_part_by_shard((0, [page]), plan))
+    assert sorted(ref for part in parts.values() for ref in part) == sorted(page)
+    for (split, index), part in parts.items():
+        assert {(ref.split, plan.splits[split].shard_of(ref.order_key)) for ref in part} == {(split, index)}
+        assert isinstance(part, Page)
+
+
+def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "in"))
+    (folder / "ant" / "bad.jpg").write_bytes(b"bad")
+    (folder / "ant" / "notes.txt").write_bytes(b"x")
+    (folder / "ant" / ".hidden.jpg").write_bytes(b"x")
+    (folder / "empty").mkdir()
+    (folder / "loose.jpeg").write_bytes(b"x")
+    some = config(folder, tmp_path / "out", num_shards=2, max_reject_fraction=0.1)
+    job = beam.Pipeline(options=PipelineOptions(IN_PROCESS))
+    graph.build(job, some, {"started_unix_s": 0})
+    result = job.run()
+    result.wait_until_finish()
+    found = result.metrics().query(MetricsFilter().with_namespace(elements.NAMESPACE))
+    counters: Counter[str] = Counter()
+    for one in found["counters"]:  # of each step
+        counters[one.key.metric.name] += one.committed
+    version = Path(some.dataset_url)
+    source_bytes = sum(path.stat().st_size for path in folder.rglob("*.jpg") if not path.name.startswith("."))
+    assert counters == {
+        elements.IMAGES_LISTED: 41,
+        elements.SKIPPED_HIDDEN: 1,
+        elements.SKIPPED_OTHER_SUFFIX: 1,
+        elements.SKIPPED_OUTSIDE_CLASSES: 1,
+        elements.CLASSES_EMPTY: 1,
+        elements.IMAGES_SAMPLED: 41,
+        elements.IMAGES_REJECTED: 1,
+        elements.RECORDS_WRITTEN: 40,
+        elements.SHARDS_WRITTEN: 2,
+        elements.SOURCE_BYTES: source_bytes,
+        elements.WRITTEN_BYTES: sum(path.stat().st_size for path in make.shard_files(version)),
+    }
+    (msec,) = (one for one in found["distributions"] if one.key.metric.name == elements.SHARD_MSEC)
+    assert msec.committed.count == 2
+
+
+def test_links_that_lead_nowhere_and_pipes_are_rejects(photos: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "in"))
+    (folder / "ant" / "annexed.jpg").symlink_to(tmp_path / "annex")
+    os.mkfifo(folder / "bee" / "pipe.jpg")
+    flags = ("--max_reject_fraction", "0.1")
+    version = make.published(folder, tmp_path / "out", *flags)
+    manifest = make.manifest(version)
+    assert (manifest["images"], manifest["records"]) == (42, 40)
+    assert manifest["rejects"] == {"by_reason": {"vanished": 2}, "environment": 2}
+    rejects = [json.loads(line) for line in (version / "rejects.jsonl").read_text().splitlines()]
+    assert sorted(reject["path"] for reject in rejects) == ["ant/annexed.jpg", "bee/pipe.jpg"]
+    assert make.job(folder, tmp_path / "out", *flags).out.startswith("already published")
+    few = make.job(folder, tmp_path / "few")
+    assert few.code == 1
+    assert "2 of 42 images rejected" in few.err
+    assert "(vanished: not found)" in few.err
+
+
+def test_wanted_shards_follow_the_flags(photos: Path, tmp_path: Path) -> None:
+    def wanted(split: str, total: int, **more: object) -> int:
+        return planning._wanted_shards(config(photos, tmp_path, splits="train=0.5,test=0.5", **more), split, total)
+
+    assert wanted("train", 5 << 20, num_shards=7) == wanted("test", 5 << 20, num_shards=7) == 7
+    assert wanted("train", 5 << 20, num_shards="train=3") == 3
+    assert wanted("test", 33 << 20, num_shards="train=3") == 4, "by size, where no number is given"
+    assert wanted("train", 5 << 20, target_shard_bytes="1MiB") == 5

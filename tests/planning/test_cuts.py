@@ -1,0 +1,293 @@
+"""Splits, order and the planner: pure arithmetic, the same under any order of the same images."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import unicodedata
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from beam_pipeline.inputs import references
+from beam_pipeline.inputs.references import KEY_BITS, ImageRef, ReferenceSum, Splits, order_key
+from beam_pipeline.planning.cuts import Histogram, SizeModel, SplitPlan, plan_split, shard_count
+
+keys = st.integers(0, (1 << KEY_BITS) - 1)
+paths = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+# Bins of one key each (up to 65,536 images), of 2^60 keys (16 bins) and the real ones of larger inputs.
+shifts = st.sampled_from([0, 48, 60, 63])
+images = st.lists(st.tuples(keys, st.integers(1, 10**6)), min_size=1, max_size=60)
+
+
+def histogram(shift: int, some: list[tuple[int, int]]) -> Histogram:
+    made = Histogram(shift)
+    for key, size in some:
+        made.add(key, size)
+    return made
+
+
+def dealt(plan: SplitPlan, some: list[tuple[int, int]]) -> list[list[int]]:
+    """Sizes of the images of each shard."""
+    shards: list[list[int]] = [[] for _ in range(plan.shards)]
+    for key, size in some:
+        shards[plan.shard_of(key)].append(size)
+    return shards
+
+
+# --- order
+
+
+def test_order_keys_are_pinned() -> None:
+    # A change of these is a change of the format: published versions could no longer be compared or repaired.
+    assert [order_key("cat/a.jpg", seed) for seed in (0, 1, -1)] == [
+        int.from_bytes(hashlib.blake2b(b"cat/a.jpg", digest_size=8, key=key).digest(), "big")
+        for key in (b"0", b"1", b"-1")
+    ]
+    assert order_key("cat/a.jpg", 0) == 1261326439714749828
+    assert order_key("hund/größe 1.jpg", 42) == 11223798172951222405
+
+
+def test_both_normal_forms_of_a_name_have_one_key() -> None:
+    composed, decomposed = "cat/é.jpg", unicodedata.normalize("NFD", "cat/é.jpg")
+    assert composed != decomposed
+    assert order_key(composed, 3) == order_key(decomposed, 3)
+
+
+def test_a_name_that_is_no_utf8_has_a_key_of_its_bytes() -> None:
+    path = b"a/caf\xe9.jpg".decode("utf-8", "surrogateescape")
+    expected = hashlib.blake2b(b"a/caf\xe9.jpg", digest_size=8, key=b"0").digest()
+    assert order_key(path, 0) == int.from_bytes(expected, "big")
+
+
+# --- splits
+
+THREE = Splits({"train": Fraction(8, 10), "validation": Fraction(1, 10), "test": Fraction(1, 10)})
+
+
+def test_splits_are_pinned() -> None:
+    signs = {"train": ".", "validation": "v", "test": "t"}
+    found = "".join(signs[THREE.of(f"cat/{number:04d}.jpg")] for number in range(40))
+    assert found == "t..t.....t.t.t......v.....v...v....t...."
+
+
+def test_a_splits_share_is_what_was_asked_for() -> None:
+    found = [THREE.of(f"{number}.jpg") for number in range(20_000)]
+    assert found.count("train") / 20_000 == pytest.approx(0.8, abs=0.012)  # 4 standard deviations
+    assert found.count("test") / 20_000 == pytest.approx(0.1, abs=0.009)
+
+
+@given(paths)
+def test_both_normal_forms_of_a_name_are_in_one_split(path: str) -> None:
+    assert THREE.of(unicodedata.normalize("NFC", path)) == THREE.of(unicodedata.normalize("NFD", path))
+
+
+@given(paths, st.integers(1, 98))
+def test_a_larger_first_share_only_adds_images_to_it(path: str, percent: int) -> None:
+    small, large = (
+        Splits({"train": Fraction(share, 100), "validation": 1 - Fraction(share, 100)})
+        for share in (percent, percent + 1)
+    )
+    assert not (small.of(path) == "train" and large.of(path) == "validation")
+
+
+@given(paths)
+def test_a_share_of_all_takes_every_image(path: str) -> None:
+    assert Splits({"train": Fraction(1)}).of(path) == "train"
+
+
+def test_thirds_leave_no_gap_at_the_end() -> None:
+    splits = Splits({"a": Fraction(1, 3), "b": Fraction(1, 3), "train": Fraction(1, 3)})
+    assert splits._limits[-1] == 1 << KEY_BITS
+
+
+# --- sums over references
+
+fields = st.lists(st.lists(st.binary(max_size=8), max_size=4), max_size=12)
+
+
+@given(fields, st.randoms(use_true_random=False), st.integers(0, 12))
+def test_a_sum_is_the_same_in_any_order_and_partition(some: list[list[bytes]], random, cut: int) -> None:
+    whole = ReferenceSum()
+    for one in some:
+        whole.add(one)
+    shuffled = random.sample(some, len(some))
+    parts = [ReferenceSum(), ReferenceSum()]
+    for number, one in enumerate(shuffled):
+        parts[number >= cut].add(one)
+    parts[1].merge(parts[0])
+    assert (parts[1].count, parts[1].hex) == (whole.count, whole.hex)
+
+
+@given(st.lists(st.binary(max_size=6), max_size=4), st.lists(st.binary(max_size=6), max_size=4))
+def test_different_images_have_different_sums(one: list[bytes], other: list[bytes]) -> None:
+    assume(one != other)
+    sums = [ReferenceSum(), ReferenceSum()]
+    sums[0].add(one)
+    sums[1].add(other)
+    assert sums[0].hex != sums[1].hex
+
+
+def test_the_listing_fingerprint_sees_path_size_label_split_and_features_but_no_etag() -> None:
+    ref = ImageRef("a/b.jpg", 10, "md5:1", "a", "train", 5, (b"f",))
+    changed = [
+        ref._replace(path="a/c.jpg"),
+        ref._replace(source_bytes=11),
+        ref._replace(label="b"),
+        ref._replace(split="test"),
+        ref._replace(features=(b"g",)),
+    ]
+    assert references.listing_fields(ref._replace(etag="mtime_ns:7", order_key=6)) == references.listing_fields(ref)
+    assert all(references.listing_fields(other) != references.listing_fields(ref) for other in changed)
+
+
+# --- the size model
+
+
+def test_a_sampled_image_counts_its_own_bytes_and_others_the_mean_of_their_size_class() -> None:
+    sizes = SizeModel.learn([("a", 1000, 100), ("b", 1001, 201), ("c", 70_000, 900)])
+    assert sizes.estimate("a", 1000) == 100
+    assert sizes.estimate("new", 1010) == 150
+    assert sizes.estimate("new", 69_000) == 900
+    assert sizes.estimate("new", 1 << 30) == 900, "the nearest class that was sampled"
+
+
+def test_rejects_and_an_empty_sample_still_count_a_byte() -> None:
+    assert SizeModel.learn([("bad", 10, 0)]).estimate("bad", 10) == 1
+    assert SizeModel.learn([]).estimate("any", 10) == 1
+
+
+sample = st.lists(
+    st.tuples(paths, st.integers(0, 1 << 40), st.integers(0, 1 << 30)), unique_by=lambda one: one[0], max_size=20
+)
+
+
+@given(sample, st.randoms(use_true_random=False), paths, st.integers(0, 1 << 41))
+def test_the_size_model_does_not_depend_on_the_samples_order(some, random, path: str, size: int) -> None:
+    shuffled = random.sample(some, len(some))
+    assert SizeModel.learn(shuffled).estimate(path, size) == SizeModel.learn(some).estimate(path, size)
+
+
+@pytest.mark.parametrize(
+    ("listed", "sampled"), [(1, 1), (512, 512), (513, 64), (5_000, 100), (25_600, 512), (10**9, 512)]
+)
+def test_sample_size(listed: int, sampled: int) -> None:
+    assert references.sample_size(listed) == sampled
+
+
+# --- how many shards
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("total", "target", "shards"),
+    [
+        (0, None, 1),
+        (1, None, 1),
+        (15 * MIB, None, 1),  # less than two of 8 MiB
+        (17 * MIB, None, 2),
+        (100 * MIB, None, 12),  # at least 16 while each keeps 8 MiB
+        (128 * MIB, None, 16),
+        (1024 * MIB, None, 16),
+        (2047 * MIB, None, 16),
+        (10_000 * MIB, None, 78),
+        (1 << 50, None, 1 << 23),
+        (1, 1 << 40, 1),
+        (10 * MIB, MIB, 10),  # an explicit target is taken as given
+        (int(10.4 * MIB), MIB, 10),
+        (int(10.6 * MIB), MIB, 11),
+    ],
+)
+def test_shard_count(total: int, target: int | None, shards: int) -> None:
+    assert shard_count(total, target) == shards
+
+
+# --- the planner
+
+
+@settings(max_examples=300)
+@given(shifts, images, st.integers(1, 70))
+def test_no_shard_comes_out_empty(shift: int, some: list[tuple[int, int]], wanted: int) -> None:
+    plan = plan_split(histogram(shift, some), wanted)
+    assert all(dealt(plan, some))
+
+
+@given(shifts, images, st.integers(1, 70))
+def test_cuts_increase_and_shards_are_as_many_as_wanted_or_as_bins(shift: int, some, wanted: int) -> None:
+    made = histogram(shift, some)
+    plan = plan_split(made, wanted)
+    assert all(first < second for first, second in itertools.pairwise(plan.cuts))
+    assert plan.shards == min(wanted, len(made.bins))
+    assert plan.images == len(some)
+    assert plan.estimated_bytes == sum(size for _, size in some)
+
+
+@given(shifts, images, st.integers(1, 30), st.randoms(use_true_random=False), st.lists(st.integers(0, 59), max_size=5))
+def test_a_plan_is_the_same_in_any_order_and_partition(shift: int, some, wanted: int, random, cuts: list[int]) -> None:
+    shuffled = random.sample(some, len(some))
+    bounds = [0, *sorted(min(cut, len(some)) for cut in cuts), len(some)]
+    parts = [histogram(shift, shuffled[start:end]) for start, end in itertools.pairwise(bounds)]
+    random.shuffle(parts)
+    total = Histogram(shift)
+    for part in parts:
+        total.merge(part)
+    assert plan_split(total, wanted) == plan_split(histogram(shift, some), wanted)
+
+
+@given(
+    st.lists(st.tuples(keys, st.integers(50, 100)), min_size=2, max_size=80, unique_by=lambda one: one[0]), st.data()
+)
+def test_shards_differ_from_the_mean_by_less_than_an_image(some, data: st.DataObject) -> None:
+    # Exact bins, no image larger than half a shard: each cut is the nearest place between two images.
+    wanted = data.draw(st.integers(1, max(1, len(some) // 4)))
+    plan = plan_split(histogram(0, some), wanted)
+    sizes = [sum(shard) for shard in dealt(plan, some)]
+    mean = sum(sizes) / len(sizes)
+    assert all(abs(size - mean) <= 101 for size in sizes), sizes
+
+
+@pytest.mark.parametrize("shards", [10, 100, 997])
+def test_interpolated_cuts_balance_a_large_input(shards: int) -> None:
+    # 200,000 images: more than one a bin, so cuts fall inside bins.
+    count = 200_000
+    assert Histogram.shift_for(count) == KEY_BITS - 16
+    some = [(order_key(str(number), 0), 1000) for number in range(count)]
+    plan = plan_split(histogram(Histogram.shift_for(count), some), shards)
+    sizes = [sum(shard) for shard in dealt(plan, some)]
+    mean = sum(sizes) / len(sizes)
+    assert max(abs(size - mean) for size in sizes) / 1000 < 8, "a bin holds 3 images: a cut is off by a few of them"
+
+
+def test_bins_are_exact_up_to_their_number() -> None:
+    assert Histogram.shift_for(1) == Histogram.shift_for(65_536) == 0
+    assert Histogram.shift_for(65_537) == 48
+
+
+def test_one_image_is_one_shard() -> None:
+    plan = plan_split(histogram(0, [(7, 100)]), 10)
+    assert plan == SplitPlan(1, 100, ())
+    assert plan.shard_of(0) == plan.shard_of((1 << 64) - 1) == 0
+
+
+def test_one_oversized_image_takes_a_shard_and_the_others_share_the_rest() -> None:
+    some = [(number << 50, 10) for number in range(40)]
+    some[20] = (20 << 50, 1_000_000)
+    shards = dealt(plan_split(histogram(0, some), 4), some)
+    assert all(shards)
+    assert sum(1_000_000 in shard for shard in shards) == 1
+
+
+def test_twins_of_one_key_are_never_parted() -> None:
+    twins = [(5, 10), (5, 10), (9, 10)]
+    plan = plan_split(histogram(0, twins), 3)
+    assert sorted(map(len, dealt(plan, twins))) == [1, 2]
+
+
+def test_images_whose_keys_are_the_extremes_are_dealt() -> None:
+    last = (1 << KEY_BITS) - 1
+    for shift in (0, 48):
+        plan = plan_split(histogram(shift, [(0, 1), (last, 1)]), 2)
+        assert (plan.shard_of(0), plan.shard_of(last)) == (0, 1)

@@ -1,0 +1,147 @@
+"""The sample: channel statistics exact and in any order, and an early stop before the money is spent."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from beam_pipeline.config import Config
+from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.images.statistics import ChannelSums, channel_sums
+from beam_pipeline.inputs.folders import all_images
+from beam_pipeline.planning import sampling
+from beam_pipeline.planning.sampling import Measurement, check_sample, statistics
+from beam_pipeline.schema import FRAME_BYTES
+from tests import make
+
+
+def of(sums: ChannelSums | None, split: str = "train", path: str = "a/b.jpg") -> Measurement:
+    return Measurement(path, split, 100, 50, sums, None)
+
+
+def bad(path: str) -> Measurement:
+    return Measurement(path, "train", 100, 0, None, Reject("truncated", "JPEG of 1x1 pixels, 9 bytes"))
+
+
+def test_sums_are_those_of_the_pixels() -> None:
+    image = make.noise(31, 17)
+    pixels = np.asarray(image).astype(np.int64).reshape(-1, 3)
+    assert channel_sums(image) == ChannelSums(
+        31 * 17, tuple(pixels.sum(0).tolist()), tuple((pixels * pixels).sum(0).tolist())
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 99))
+def test_statistics_are_numpys_over_all_pixels(sides: list[int], seed: int) -> None:
+    images = [make.noise(side, side + 1, seed + number) for number, side in enumerate(sides)]
+    found = statistics(of(channel_sums(image)) for image in images)
+    pixels = np.concatenate([np.asarray(image).reshape(-1, 3) for image in images]) / 255
+    assert [float(mean) for mean in found["mean"]] == pytest.approx(pixels.mean(0).tolist(), abs=1e-6)
+    assert [float(std) for std in found["std"]] == pytest.approx(pixels.std(0).tolist(), abs=1e-6)
+    assert found["sampled_images"] == len(images)
+
+
+def test_statistics_are_decimal_strings_of_six_digits() -> None:
+    found = statistics([of(channel_sums(Image.new("RGB", (3, 3), (255, 0, 51))))])
+    assert found == {
+        "mean": ["1.000000", "0.000000", "0.200000"],
+        "std": ["0.000000", "0.000000", "0.000000"],
+        "sampled_images": 1,
+    }
+
+
+def test_statistics_do_not_depend_on_the_order() -> None:
+    sample = [of(channel_sums(make.noise(9, 9, seed))) for seed in range(8)]
+    for seed in range(5):
+        assert statistics(random.Random(seed).sample(sample, 8)) == statistics(sample)
+
+
+def test_statistics_are_of_train_where_there_is_any() -> None:
+    black, white = (channel_sums(Image.new("RGB", (2, 2), color)) for color in ("black", "white"))
+    assert statistics([of(black), of(white, "test")])["mean"] == ["0.000000"] * 3
+    assert statistics([of(white, "test")])["mean"] == ["1.000000"] * 3
+    assert statistics([]) == {"mean": [], "std": [], "sampled_images": 0}
+
+
+def test_no_digit_is_lost_on_very_many_pixels() -> None:
+    # 10^14 pixels in a float would lose the last digits of the variance.
+    sums = ChannelSums(10**14, (255 * 10**14 // 2,), (255 * 255 * 10**14 // 2,))
+    assert statistics([of(sums)]) == {"mean": ["0.500000"], "std": ["0.500000"], "sampled_images": 1}
+    assert all(Decimal(value) for value in statistics([of(sums)])["mean"])
+
+
+# --- the early stop
+
+
+def test_few_rejects_of_a_part_pass() -> None:
+    sample = [bad(f"{number}") for number in range(6)] + [of(None)] * 94
+    check_sample(sample, 10_000, 0.01)  # 3 + 3 × 1
+
+
+def test_clearly_more_rejects_of_a_part_stop() -> None:
+    sample = [of(None)] * 93 + [bad(f"{number}") for number in range(7)]
+    with pytest.raises(ImageShardsError) as caught:
+        check_sample(sample, 10_000, 0.01)
+    assert str(caught.value) == (
+        "7 of 100 sampled images rejected, --max_reject_fraction is 0.01: "
+        "the first is '0' (truncated: JPEG of 1x1 pixels, 9 bytes); remove them or raise --max_reject_fraction"
+    )
+
+
+def test_where_all_were_sampled_the_limit_itself_counts() -> None:
+    sample = [of(None)] * 98 + [bad("a"), bad("b")]
+    check_sample(sample, 100, 0.02)
+    with pytest.raises(ImageShardsError, match=r"^2 of 100 images rejected"):
+        check_sample(sample, 100, 0.019)
+
+
+@pytest.mark.parametrize("percent", range(1, 100))
+def test_exactly_the_limit_is_not_over_it(percent: int) -> None:
+    # In floats 0.29 × 100 is 28.999999999999996.
+    sample = [bad("x")] * percent + [of(None)] * (100 - percent)
+    check_sample(sample, 100, float(f"0.{percent:02d}"))
+
+
+# --- measuring
+
+
+def test_a_measurement_is_of_the_record_that_will_be_written(photos: Path, tmp_path: Path) -> None:
+    flags = {"image_size": 24, "one_hot": True}
+    config = Config(input=str(photos), output=str(tmp_path), name="photos", **flags)
+    refs = list(all_images(config))
+    measured = {one.path: one for one in sampling.measure(config, 3, refs)}
+    version = make.published(photos, tmp_path, "--one_hot")
+    lengths = [int(line.split()[1]) for line in next(version.glob("index/*.idx")).read_text().splitlines()]
+    ordered = sorted(refs, key=lambda ref: (ref.order_key, ref.path))
+    slack = {ref.path: measured[ref.path].record_bytes - length for ref, length in zip(ordered, lengths, strict=True)}
+    assert set(slack.values()) == {0}
+    assert lengths[0] > FRAME_BYTES
+    plan = make.manifest(version)["plan"]["splits"]["train"]
+    assert plan["estimated_bytes"] == sum(lengths) == make.manifest(version)["splits"]["train"]["bytes"]
+
+
+def test_an_image_that_cannot_be_read_is_measured_as_a_reject(tmp_path: Path) -> None:
+    folder = make.class_folders(tmp_path / "in", {"a": 1})
+    (folder / "a" / "bad.jpg").write_bytes(b"bad")
+    config = Config(input=str(folder), output=str(tmp_path), name="x")
+    refs = [*all_images(config)]
+    size = refs[0].source_bytes
+    refs.append(refs[0]._replace(path="a/gone.jpg"))
+    (folder / "a" / "longer.jpg").write_bytes((folder / refs[0].path).read_bytes())
+    refs.append(refs[0]._replace(path="a/longer.jpg", source_bytes=size + 1))
+    found = {one.path: one for one in sampling.measure(config, 1, refs)}
+    rejects = {path: (one.reject.reason, one.reject.detail) for path, one in found.items() if one.reject}
+    assert rejects == {
+        "a/bad.jpg": ("not_an_image", "3 bytes, beginning 626164"),
+        "a/gone.jpg": ("vanished", "not found"),
+        "a/longer.jpg": ("changed", f"listed with {size + 1} bytes, read {size}"),
+    }
+    assert found["a/bad.jpg"].record_bytes == found["a/longer.jpg"].record_bytes == 0 < found["a/0000.jpg"].record_bytes

@@ -1,0 +1,212 @@
+"""manifest.json: what releases have published is accepted; of anything else one line says what is wrong."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_pipeline import schema
+from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError
+from beam_pipeline.schema.manifest import open_manifest, parse_manifest, seal_manifest
+from reader.features import features_of
+from reader.info import load_info
+from tests.reading.shards import make_dataset
+
+# Written by `beam_pipeline` and `reader index` as of commit aafac01, before manifests were typed.
+PUBLISHED = sorted((Path(__file__).parent / "manifests").glob("*.json"))
+KINDS = pytest.mark.parametrize("file", PUBLISHED, ids=lambda path: path.stem)
+
+# JSON text that takes the place of a value.
+WRONG = ["[]", "{}", '"x"', '""', "null", "-1", "0", "true", "1.5", "1e400", "Infinity", "NaN", str(10**30), "9" * 400]
+WRONG += ["9" * 5000, "[" * 100_000 + "]" * 100_000, '"\\ud800"', '["x"]', '{"x":-1}', '"' + "x" * 300 + '"', '"../x"']
+PLACE = "a value that no manifest has"
+
+Path_ = tuple[str | int, ...]
+
+
+def paths(value: Any, below: Path_ = ()) -> Iterator[Path_]:
+    """Where every value of a manifest is, but for its own hash, which is made again."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        if (*below, key) != ("self_sha256",):
+            yield (*below, key)
+            yield from paths(child, (*below, key))
+
+
+def at(manifest: Any, path: Path_) -> Any:
+    for key in path:
+        manifest = manifest[key]
+    return manifest
+
+
+def changed(manifest: dict[str, Any], path: Path_, value: Any) -> dict[str, Any]:
+    """A copy with another value; None of `value` is JSON's null."""
+    new = copy.deepcopy(manifest)
+    at(new, path[:-1])[path[-1]] = value
+    return new
+
+
+def sealed_with(manifest: dict[str, Any], path: Path_, text: str) -> bytes:
+    """A manifest with JSON text in place of a value, its hash correct."""
+    body = {key: value for key, value in changed(manifest, path, PLACE).items() if key != "self_sha256"}
+
+    def written(value: dict[str, Any]) -> bytes:
+        return schema.canonical_json(value).replace(json.dumps(PLACE).encode(), text.encode())
+
+    return written({**body, "self_sha256": schema.sha256(written(body))})
+
+
+def check_all_uses(folder: Path, data: bytes) -> bool:
+    """Whether a manifest is accepted; then nothing that it is used for ends in a traceback."""
+    (folder / schema.MANIFEST_FILE).write_bytes(data)
+    try:
+        info = load_info(folder)
+    except NotPublishedError as error:
+        assert len(str(error).splitlines()) == 1 and len(str(error)) < 400
+        return False
+    assert len(repr(info).splitlines()) == 1
+    features_of(info)
+    for split in info.splits:
+        try:
+            assert info.records(split) == info.position(split, global_batch_size=6, hosts=2).records
+            assert info.run_table(split).total == info.records(split)
+            info.wrong_sizes(split)
+        except ImageShardsError as error:  # another run index, say
+            assert len(str(error).splitlines()) == 1
+    return True
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(make_dataset(tmp_path_factory.mktemp("types") / "1.0.0", {"train": [70, 40], "validation": [9]}))
+
+
+@pytest.fixture(scope="module")
+def manifest(folder: Path) -> Any:
+    return json.loads((folder / schema.MANIFEST_FILE).read_bytes())
+
+
+@KINDS
+def test_what_has_been_published_is_accepted(file: Path) -> None:
+    data = file.read_bytes()
+    opened, typed = parse_manifest(data, "m")
+    assert opened == json.loads(data) == open_manifest(data, "m")
+    assert typed.records == opened["records"]
+    assert {name: len(split.shards) for name, split in typed.splits.items()} == {
+        name: len(split["shards"]) for name, split in opened["splits"].items()
+    }
+
+
+@KINDS
+def test_keys_of_a_later_release_are_ignored(file: Path) -> None:
+    manifest = json.loads(file.read_bytes())
+    manifest |= {"new": [1], "image": {**manifest["image"], "new": {}}}
+    for split in manifest["splits"].values():
+        split["shards"][0]["new"] = None
+    assert open_manifest(seal_manifest(manifest), "m")["new"] == [1]
+
+
+def test_no_wrong_value_anywhere_ends_in_a_traceback(folder: Path, manifest: Any) -> None:
+    cases = list(itertools.product(paths(manifest), WRONG))
+    assert len(cases) >= 1500
+    accepted = sum(check_all_uses(folder, sealed_with(manifest, *case)) for case in cases)
+    assert accepted < len(cases) / 10
+
+
+def test_no_missing_or_renamed_key_ends_in_a_traceback(folder: Path, manifest: Any) -> None:
+    for path in paths(manifest):
+        for name in (None, "\udc80", "", "a/../b", "x" * 300):
+            new = copy.deepcopy(manifest)
+            value = at(new, path[:-1]).pop(path[-1])
+            if name is not None and isinstance(path[-1], str):
+                at(new, path[:-1])[name] = value
+            check_all_uses(folder, seal_manifest(new))
+
+
+@KINDS
+def test_no_two_wrong_values_end_in_a_traceback(file: Path) -> None:
+    manifest = json.loads(file.read_bytes())
+    places, pick = list(paths(manifest)), random.Random(0)
+    for _ in range(400):
+        new = manifest
+        one, other = pick.choice(places), pick.choice(places)
+        if one[: len(other)] != other and other[: len(one)] != one:
+            new = changed(new, one, pick.choice([[], "x", None, -1, 7, "0", {}, [[]], "\udc80", 10**20]))
+        try:
+            open_manifest(sealed_with(new, other, pick.choice(WRONG)), "m")
+        except NotPublishedError as error:
+            assert len(str(error).splitlines()) == 1
+
+
+SHARD = ("splits", "train", "shards", 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ((*SHARD, "records"), "x", "$.splits.train.shards[0].records is 'x', not a whole number"),
+        (
+            (*SHARD, "crc32c"),
+            1 << 32,
+            "$.splits.train.shards[0].crc32c is 4294967296, not a whole number <= 4294967295",
+        ),
+        ((*SHARD, "file"), None, "$.splits.train.shards[0].file is None, not text"),
+        ((*SHARD, "images"), -1, "$.splits.train.shards[0].images is -1, not a whole number >= 0"),
+        ((*SHARD, "records"), 69, "$.splits.train: records is 110, its shards have 109"),
+        (("splits", "validation"), {}, "$.splits.validation lacks 'records'"),
+        (("splits", "validation", "class_counts"), [9], "$.splits.validation.class_counts has 1 numbers for 3 classes"),
+        (("splits", "train", "class_counts", 0), 99, "$.splits.train: class_counts sum to 172 of 110 records"),
+        (("records",), 5, "$.records is 5, the splits have 119"),
+        (("image", "max_size"), [], "$.image.max_size is [], not a list of length 2"),
+        (("image", "max_size"), [1, 1], "$.image: min_size is (16, 24), max_size (1, 1)"),
+        (("image", "mean", 0), "1e400", "$.image.mean[0] is '1e400', not text matching regex "),
+        (("image", "std"), ["0.5"], "$.image: mean and std have 3 and 1 numbers for 3 channels"),
+        (("image", "channels"), 2, "$.image.channels is 2, which this release doesn't know"),
+        (("files", schema.LABELS_FILE), "zz", "$.files.class.labels.txt is 'zz', not text matching regex "),
+        (("rejects", "environment"), 1, "$.rejects: environment is 1 of 0 rejects"),
+        (("configuration", "compression"), "\udc80", "it holds text that isn't UTF-8"),
+        (("configuration",), [], "$.configuration is [], not an object"),
+    ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else None,
+)
+def test_one_line_names_what_is_wrong(manifest: Any, path: Path_, value: Any, message: str) -> None:
+    with pytest.raises(NotPublishedError) as caught:
+        open_manifest(seal_manifest(changed(manifest, path, value)), "a/manifest.json")
+    assert str(caught.value).startswith(f"a/manifest.json: {message}")
+    assert str(caught.value).endswith("; run the job with --repair")
+    assert type(caught.value) is NotPublishedError
+
+
+def test_the_same_shard_twice_is_refused(manifest: Any) -> None:
+    new = changed(manifest, (*SHARD[:3], 1, "file"), manifest["splits"]["train"]["shards"][0]["file"])
+    with pytest.raises(NotPublishedError, match="-00000-of-00002' is the file of 2 shards"):
+        open_manifest(seal_manifest(new), "m")
+
+
+def test_a_plan_has_the_shards_that_there_are() -> None:
+    published = json.loads(PUBLISHED[-1].read_bytes())
+    published["plan"]["splits"]["train"]["cuts"] = ["5"]
+    with pytest.raises(NotPublishedError, match=r"\$\.plan has \{'train': 2, 'validation': 1\} shards"):
+        open_manifest(seal_manifest(published), "m")
+
+
+def test_of_an_index_the_fix_is_to_index_again() -> None:
+    manifest = json.loads(Path(PUBLISHED[0].parent, "indexed.json").read_bytes())
+    with pytest.raises(NotPublishedError, match=r"is 'x', not a whole number; index the files again$"):
+        open_manifest(seal_manifest({**manifest, "images": "x"}), "m")
+
+
+def test_another_format_is_no_damage_whatever_else_it_holds() -> None:
+    with pytest.raises(OtherFormatError, match="m has format_version 2, this release reads 1"):
+        open_manifest(seal_manifest({"format_version": 2, "splits": []}), "m")
+    for version in (True, "1", None, [], 1.0):
+        with pytest.raises(NotPublishedError) as caught:
+            open_manifest(seal_manifest({"format_version": version}), "m")
+        assert type(caught.value) is NotPublishedError

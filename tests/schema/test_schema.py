@@ -1,0 +1,224 @@
+"""The on-disk contract: names, framing, run rows, canonical JSON, the manifest's own hash."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beam_pipeline import schema
+from beam_pipeline.errors import CorruptRecordError, NotPublishedError
+from beam_pipeline.schema import ShardName
+from beam_pipeline.schema.manifest import open_manifest, seal_manifest
+
+# As a job wrote it.
+MANIFEST = json.loads((Path(__file__).parent / "manifests" / "photos.json").read_bytes())
+
+names = st.from_regex(r"[a-z][a-z0-9_]{0,20}", fullmatch=True)
+
+
+# --- names
+
+
+def test_a_shard_is_named_as_tfds_reads_it() -> None:
+    name = ShardName("photos", "train", 3, 12)
+    assert name.file == "photos-train.tfrecord-00003-of-00012"
+    assert name.index_file == "index/photos-train.tfrecord-00003-of-00012.idx"
+    assert schema.runs_file("train") == "index/train.runs.npy"
+
+
+@given(names, names, st.integers(0, 10**7), st.integers(1, 10**7))
+def test_every_shard_name_parses_back(dataset: str, split: str, index: int, count: int) -> None:
+    name = ShardName(dataset, split, index, count)
+    assert ShardName.parse(name.file) == name
+
+
+@given(names, names, st.integers(0, 99_998))
+def test_names_of_a_split_sort_in_order_of_their_numbers(dataset: str, split: str, index: int) -> None:
+    assert ShardName(dataset, split, index, 99_999).file < ShardName(dataset, split, index + 1, 99_999).file
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "manifest.json",
+        "photos-train.tfrecord-00003-of-00012.idx",
+        "photos-train.tfrecord-00003-of-00012.tmp",
+        "photos-train.tfrecord-3-of-12",
+        "Photos-train.tfrecord-00003-of-00012",
+        "photos.tfrecord-00003-of-00012",
+        "x/photos-train.tfrecord-00003-of-00012",
+        "photos-train.tfrecord-00003-of-00012\n",
+    ],
+)
+def test_other_files_are_no_shards(file: str) -> None:
+    assert ShardName.parse(file) is None
+
+
+# --- framing
+
+records = st.lists(st.binary(max_size=300), max_size=20)
+
+
+@settings(max_examples=25, deadline=None)
+@given(records)
+def test_tensorflow_writes_the_same_frames(tmp_path_factory: pytest.TempPathFactory, some: list[bytes]) -> None:
+    import tensorflow as tf
+
+    path = tmp_path_factory.mktemp("frames") / "some.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in some:
+            writer.write(record)
+    assert path.read_bytes() == b"".join(map(schema.frame, some))
+
+
+@settings(max_examples=25, deadline=None)
+@given(records)
+def test_tensorflow_reads_our_frames(tmp_path_factory: pytest.TempPathFactory, some: list[bytes]) -> None:
+    import tensorflow as tf
+
+    path = tmp_path_factory.mktemp("frames") / "some.tfrecord"
+    path.write_bytes(b"".join(map(schema.frame, some)))
+    assert [record.numpy() for record in tf.data.TFRecordDataset([str(path)])] == some
+
+
+def test_a_frame_has_known_bytes() -> None:
+    assert schema.frame(b"abc").hex() == "0300000000000000" + "b099490e" + "616263" + "6e57f121"
+    assert len(schema.frame(b"abc")) == 3 + schema.FRAME_BYTES
+
+
+@given(records)
+def test_frames_come_apart_into_the_records(some: list[bytes]) -> None:
+    assert list(schema.unframe(b"".join(map(schema.frame, some)))) == some
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=6), st.data())
+def test_any_flipped_bit_is_found_and_located(some: list[bytes], data: st.DataObject) -> None:
+    frames = [schema.frame(record) for record in some]
+    whole = bytearray(b"".join(frames))
+    position = data.draw(st.integers(0, len(whole) - 1))
+    whole[position] ^= 1 << data.draw(st.integers(0, 7))
+    number = next(n for n in range(len(frames)) if position < sum(map(len, frames[: n + 1])))
+    offset = sum(map(len, frames[:number]))
+    good = schema.unframe(bytes(whole), "shard", 100, 5000)
+    with pytest.raises(CorruptRecordError) as caught:
+        for seen, record in enumerate(good):
+            assert record == some[seen]
+    assert (caught.value.file, caught.value.record, caught.value.offset) == ("shard", 100 + number, 5000 + offset)
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=6), st.data())
+def test_a_cut_inside_a_record_is_found_and_located(some: list[bytes], data: st.DataObject) -> None:
+    frames = [schema.frame(record) for record in some]
+    starts = [sum(map(len, frames[:number])) for number in range(len(frames) + 1)]
+    length = data.draw(st.integers(1, starts[-1] - 1).filter(lambda cut: cut not in starts))
+    number = max(n for n, start in enumerate(starts) if start < length)
+    with pytest.raises(CorruptRecordError, match=f"record {number} at byte {starts[number]}: the file ends"):
+        list(schema.unframe(b"".join(frames)[:length]))
+
+
+# --- run rows
+
+
+@given(st.integers(0, 9), st.integers(0, 300), st.randoms(use_true_random=False))
+def test_runs_of_64_records_cover_a_shard_without_gaps(shard: int, count: int, random) -> None:
+    lengths = [random.randint(16, 10_000) for _ in range(count)]
+    rows = schema.run_rows(shard, lengths)
+    assert [row[3] for row in rows[:-1]] == [64] * (len(rows) - 1)
+    assert sum(row[3] for row in rows) == len(lengths)
+    assert all(row[3] > 0 for row in rows)
+    position = 0
+    for number, offset, byte_count, _ in rows:
+        assert (number, offset) == (shard, position)
+        position += byte_count
+    assert position == sum(lengths)
+
+
+def test_a_run_row_is_18_little_endian_bytes() -> None:
+    row = np.array([(1, 2, 3, 4)], schema.RUN_DTYPE)
+    assert row.tobytes().hex() == "01000000" + "0200000000000000" + "03000000" + "0400"
+
+
+# --- canonical JSON
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=15,
+)
+
+
+@given(values)
+def test_canonical_json_reads_back(value: object) -> None:
+    assert json.loads(schema.canonical_json(value)) == value
+
+
+@given(st.dictionaries(st.text(), st.integers(), min_size=2))
+def test_canonical_json_does_not_depend_on_insertion_order(value: dict[str, int]) -> None:
+    turned = dict(reversed(list(value.items())))
+    assert schema.canonical_json(turned) == schema.canonical_json(value)
+
+
+def test_canonical_json_has_known_bytes() -> None:
+    assert schema.canonical_json({"b": [1, None, True], "a": "é\n☃"}) == '{"a":"é\\n☃","b":[1,null,true]}\n'.encode()
+
+
+def test_a_name_that_is_no_utf8_survives_canonical_json() -> None:
+    name = b"caf\xe9.jpg".decode("utf-8", "surrogateescape")
+    text = schema.canonical_json({"path": name})
+    assert text == b'{"path":"caf\\udce9.jpg"}\n'
+    assert schema.relative_path_bytes(json.loads(text)["path"]) == b"caf\xe9.jpg"
+
+
+# --- the manifest's own hash
+
+
+def test_a_sealed_manifest_opens() -> None:
+    manifest = {key: value for key, value in MANIFEST.items() if key != "self_sha256"}
+    manifest |= {"classes": ["é", "b", "c"]}
+    data = seal_manifest(manifest)
+    opened = open_manifest(data, "m")
+    assert {key: value for key, value in opened.items() if key != "self_sha256"} == manifest
+    body = schema.canonical_json(manifest)
+    assert opened["self_sha256"] == schema.sha256(body)
+    assert seal_manifest(opened) == data, "sealing again changes nothing"
+
+
+@given(st.integers(min_value=0), st.integers(1, 255))
+def test_no_changed_byte_of_a_manifest_is_believed(position: int, change: int) -> None:
+    data = bytearray(seal_manifest(MANIFEST))
+    data[position % len(data)] ^= change
+    with pytest.raises(NotPublishedError):
+        open_manifest(bytes(data), "m")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"1", b'"text"', b"null", b"{}", b"\xff\xfe", b'{"format_version":1}']
+)
+def test_what_is_no_manifest_says_so(data: bytes) -> None:
+    with pytest.raises(
+        NotPublishedError, match=r"m is damaged: no manifest can be read from it; run the job with --repair"
+    ):
+        open_manifest(data, "m")
+
+
+def test_a_flipped_bit_in_the_format_version_is_damage() -> None:
+    data = seal_manifest({"format_version": 1}).replace(b'"format_version":1', b'"format_version":3')
+    with pytest.raises(NotPublishedError, match="its self_sha256 doesn't match; run the job with --repair") as caught:
+        open_manifest(data, "m")
+    assert type(caught.value) is NotPublishedError  # which --repair may mend
+
+
+def test_another_format_version_says_which() -> None:
+    with pytest.raises(NotPublishedError, match=r"m has format_version 2, this release reads 1"):
+        open_manifest(seal_manifest({"format_version": 2}), "m")
+
+
+def test_a_reformatted_manifest_is_not_believed(tmp_path: Path) -> None:
+    data = seal_manifest(MANIFEST)
+    with pytest.raises(NotPublishedError, match="self_sha256 doesn't match"):
+        open_manifest(json.dumps(json.loads(data), indent=1).encode(), "m")
