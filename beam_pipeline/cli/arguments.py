@@ -27,7 +27,7 @@ The same command again resumes a job that failed. Exit codes: 0 published, 1 the
 
 python -m beam_pipeline is the same command.
 """
-# A flag as like one of ours as this is a typo of it: the likest of Beam's has 0.76 (tests/test_command_line.py).
+# A flag as like one of ours as this is a typo of it: the likest of Beam's has 0.76 (tests/cli/test_arguments.py).
 _SURELY_OURS = 0.8
 _OURS = {f"--{field.name}": field for field in dataclasses.fields(Flags)}
 

@@ -1,7 +1,7 @@
 """How much memory an image takes at the most while it is converted, told from its header before any of it is taken.
 
 The figures are bytes for each pixel, the largest resident set of a process measured with glibc 2.36 and Pillow 12.3 on
-images of 6 and 9 million pixels and rounded up; tests/test_images_memory.py measures again. Formats differ by a factor
+images of 6 and 9 million pixels and rounded up; tests/images/test_memory.py measures again. Formats differ by a factor
 of 15: a JPEG is decoded row by row and smaller than it is, libwebp and libavif hold a picture three or four times over.
 """
 
