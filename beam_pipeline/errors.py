@@ -9,7 +9,7 @@
     └── CorruptRecordError      a record's framing or CRC is wrong (names file, record and byte offset)
     Reject                      one image gets no record; never reaches a user as an error
 
-An error's text is always one line that carries the bad value and the fix. `docs/format.md` lists them.
+An error's text is one line with the bad value and the fix.
 """
 
 from __future__ import annotations
