@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -229,7 +230,8 @@ def test_credentials_that_can_not_be_fetched_for_a_moment_are_fetched_again(
 @pytest.mark.parametrize("error", [ConnectionResetError(), TimeoutError(), BrokenPipeError()], ids=repr)
 def test_passing_failures_wait_longer_each_time(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
+    here, sleep = threading.current_thread(), time.sleep  # another thread of the process may sleep meanwhile
+    monkeypatch.setattr(time, "sleep", lambda s: (pauses.append if threading.current_thread() is here else sleep)(s))
     failures = iter([error, error, error])
 
     def request() -> str:
