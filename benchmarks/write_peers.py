@@ -110,6 +110,8 @@ def written(output: Path, images: int) -> dict[str, str]:
     for path in shards(output):
         sizes.append(path.stat().st_size)
         stored += [jpeg(record) for record in records(path)]
+    if not stored:
+        return {"lost": str(images)}
     assert all(Image.open(io.BytesIO(one)).size == (writers.SIZE, writers.SIZE) for one in stored[:100])
     mean = statistics.fmean(sizes)
     worst = max(abs(size / mean - 1) for size in sizes)
