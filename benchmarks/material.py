@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import beam_pipeline
-from beam_pipeline.sample_data import main as draw
+from beam_pipeline.sample_data import draw_folder
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 KEPT = Path(__file__).parent.parent / "build" / "bench"
@@ -28,7 +28,7 @@ def images(given: Path | None, scratch: Path, count: int) -> Path:
     """
     if given is None:
         given = scratch / "drawn"
-        assert draw([str(given), "--images=300", "--broken=0"]) == 0
+        draw_folder(given, images=300, broken=0)
     target = scratch / "images"
     files = sorted(path for path in given.rglob("*") if path.suffix.lower() in SUFFIXES)
     for number in range(count):

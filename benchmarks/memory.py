@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import resource
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,12 +40,13 @@ ENGINES: dict[str, Callable[[], Sequence[str]]] = {
 }
 
 
-class Peak(NamedTuple):
-    """The most memory that a job held, in bytes, and the seconds that it took."""
+class Usage(NamedTuple):
+    """The most memory that a job held, in bytes, and the seconds that it took, by the clock and of CPU."""
 
     rss: int
     pss: int
     seconds: float
+    cpu_s: float
 
 
 def main() -> None:
@@ -94,7 +96,7 @@ def _photos(counts: Sequence[int], scratch: Path) -> None:
     print()
 
 
-def _cell(peak: Peak) -> str:
+def _cell(peak: Usage) -> str:
     return f"{peak.rss / 1e6:,.0f} / {peak.pss / 1e6:,.0f} MB {peak.seconds:,.0f} s"
 
 
@@ -125,17 +127,25 @@ def _picture(seed: int, width: int, height: int) -> bytes:
     return out.getvalue()
 
 
-def measure(images: Path, output: Path, *flags: str) -> Peak:
-    """Run the job on a folder and watch the memory of all its processes.
+def measure(images: Path, output: Path, *flags: str) -> Usage:
+    """Run the job on a folder; it gives way to other programs."""
+    shutil.rmtree(output, ignore_errors=True)
+    command = ["nice", "-n", "10", sys.executable, "-m", "beam_pipeline"]
+    command += [f"--input={images}", f"--output={output}", "--name=bench", *flags]
+    usage = watch(command, output.with_suffix(".log"))
+    shutil.rmtree(output)
+    return usage
+
+
+def watch(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Usage:
+    """Run a command and measure it with all its processes.
 
     Raises:
-        SystemExit: the job failed; says its last line.
+        RuntimeError: it failed; says its last line.
     """
-    shutil.rmtree(output, ignore_errors=True)
-    log = output.with_suffix(".log")
-    command = ["nice", "-n", "10", sys.executable, "-m", "beam_pipeline"]
-    job = processes.start([*command, f"--input={images}", f"--output={output}", "--name=bench", *flags], log)
-    started, samples, rss, pss = time.monotonic(), 0, 0, 0
+    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    job = processes.start(command, log, environment)
+    samples, rss, pss = 0, 0, 0
     while job.poll() is None:
         tree = _tree(job.pid)
         rss = max(rss, sum(_rss(process) for process in tree))
@@ -144,11 +154,11 @@ def measure(images: Path, output: Path, *flags: str) -> Peak:
         samples += 1
         time.sleep(_EVERY_S)
     seconds = time.monotonic() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processes.kill(job)
     if job.returncode != 0:
-        raise SystemExit(f"error: exit {job.returncode}: {log.read_text().splitlines()[-1:]}")
-    shutil.rmtree(output)
-    return Peak(rss, pss, seconds)
+        raise RuntimeError(f"exit {job.returncode}: {log.read_text(errors='replace').splitlines()[-1:]}")
+    return Usage(rss, pss, seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 def _tree(process_id: int) -> list[psutil.Process]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import io
 import sys
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import turns
+from doors import sizes
 from PIL import Image
 from stored import BATCH, SHARDS, SHUFFLED, SIZE, WORKERS, stored
 
@@ -24,17 +25,6 @@ from stored import BATCH, SHARDS, SHUFFLED, SIZE, WORKERS, stored
 def decode(encoded: bytes) -> Any:
     """By Pillow, as a user of these libraries does."""
     return np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
-
-
-def sizes(batches: Iterable[Any]) -> turns.Reader:
-    """A reader of (images, labels); checks that they are what was asked for."""
-
-    def read() -> Iterable[int]:
-        for images, labels in batches:
-            assert list(images.shape).count(SIZE) == 2 and len(images) == len(labels) <= BATCH
-            yield len(images)
-
-    return read
 
 
 def _loader(dataset: Any, batch: int | None = BATCH) -> Any:

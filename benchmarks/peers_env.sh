@@ -1,20 +1,27 @@
 #!/usr/bin/env bash
-# Makes build/peers/.venv, which holds the other readers that benchmarks/peers_read.py measures.
+# Makes environments of other libraries; nothing of this package is in them.
 #
-#   benchmarks/peers_env.sh
+#   benchmarks/peers_env.sh          # build/peers/.venv: the readers that benchmarks/peers_read.py measures
+#   benchmarks/peers_env.sh write    # build/peers/write/.venv: img2dataset, for benchmarks/write_peers.py
 #
 # FFCV is compiled against Debian's OpenCV and libjpeg-turbo, which root installs here. What can't be installed is
 # named in build/peers/missing.txt, and in the benchmark's table.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+export UV_COMPILE_BYTECODE=1
+uv=$(command -v uv || echo .venv/bin/uv)
+
+if [[ ${1:-} == write ]]; then # whose versions contradict the readers'
+    venv=build/peers/write/.venv
+    [[ -x $venv/bin/python ]] || "$uv" venv --quiet --python .venv/bin/python "$venv"
+    exec "$uv" pip install --quiet --python "$venv/bin/python" --requirement benchmarks/peers_write.txt
+fi
+
 venv=build/peers/.venv
 missing=build/peers/missing.txt
 mkdir -p build/peers
 : >"$missing"
-export UV_COMPILE_BYTECODE=1
-uv=$(command -v uv || echo .venv/bin/uv)
-
 [[ -x $venv/bin/python ]] || "$uv" venv --quiet --python .venv/bin/python "$venv"
 install=("$uv" pip install --quiet --python "$venv/bin/python" --constraint benchmarks/peers.txt)
 

@@ -82,12 +82,12 @@ def rates(local: str, remote: str, proxy: str, count: int, repeats: int) -> None
             "gs://, stub": Case("doors.engine", {"url": remote, **two}),
         },
     ]
-    servers_there = psutil.Process().children(recursive=True)  # fake-gcs-server and the proxy
+    servers_there = psutil.Process().children()  # fake-gcs-server and the proxy
     splits = open_manifest((Path(local) / schema.MANIFEST_FILE).read_bytes(), local)["splits"]
     for cases in pairs:
-        before, servers_s = went_through(proxy), cpu_s(servers_there)
+        before, servers_s = went_through(proxy), sum(map(turns.cpu_s, servers_there))
         runs = turns.in_turns(cases, count, repeats)
-        after, servers_s = went_through(proxy), cpu_s(servers_there) - servers_s
+        after, servers_s = went_through(proxy), sum(map(turns.cpu_s, servers_there)) - servers_s
         _, far = cases
         images = sum(run.images for run in runs[far]) * (repeats + 1) / repeats  # and the warm-up
         used = sum(shard["bytes"] for shard in splits["train"]["shards"]) / splits["train"]["records"] * images
@@ -101,11 +101,6 @@ def went_through(proxy: str) -> dict[str, int]:
     """What the proxy counted so far."""
     with urllib.request.urlopen(f"{proxy}/proxied", timeout=10) as reply:
         return dict(json.load(reply))
-
-
-def cpu_s(processes: list[psutil.Process]) -> float:
-    """CPU seconds that they have taken so far."""
-    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def memory(local: str, remote: str, count: int, epochs: int) -> None:

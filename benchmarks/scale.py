@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,31 +87,16 @@ def row(name: str, arguments: list[str]) -> str:
 def served(folder: Path, root: Path) -> Iterator[str]:
     """Run fake-gcs-server over files, the dataset in its bucket `bench`; its shards stay links to one file."""
     root.mkdir()
-    port = servers.free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [
-        str(servers.fake_gcs_binary()),
-        "-scheme",
-        "http",
-        "-backend",
-        "filesystem",
-        "-filesystem-root",
-        str(root),
-    ]
-    command += ["-port", str(port), "-host", "127.0.0.1", "-external-url", url, "-public-host", f"127.0.0.1:{port}"]
-    with subprocess.Popen([*command, "-log-level", "error"]) as server:
-        try:
-            time.sleep(1)
-            servers.make_bucket(url, "bench")
-            shards = sorted(folder.glob("*.tfrecord-*"))
-            gcs = servers.Gcs(url, root.with_suffix(".log"))
-            for path in [shards[0], *(path for path in folder.rglob("*") if path.is_file() and path not in shards)]:
-                gcs.put("bench", f"1.0.0/{path.relative_to(folder)}", path.read_bytes())
-            for shard in shards[1:]:
-                os.link(root / "bench" / "1.0.0" / shards[0].name, root / "bench" / "1.0.0" / shard.name)
-            yield url
-        finally:
-            server.kill()
+    log = root.with_suffix(".log")
+    with servers.fake_gcs(log, root) as url:
+        servers.make_bucket(url, "bench")
+        shards = sorted(folder.glob("*.tfrecord-*"))
+        gcs = servers.Gcs(url, log)
+        for path in [shards[0], *(path for path in folder.rglob("*") if path.is_file() and path not in shards)]:
+            gcs.put("bench", f"1.0.0/{path.relative_to(folder)}", path.read_bytes())
+        for shard in shards[1:]:
+            os.link(root / "bench" / "1.0.0" / shards[0].name, root / "bench" / "1.0.0" / shard.name)
+        yield url
 
 
 def make(folder: Path, shards: int) -> Path:

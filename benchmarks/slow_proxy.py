@@ -19,6 +19,7 @@ from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import IO
 
 _HOST = re.compile(rb"^host:[^\r]*", re.IGNORECASE | re.MULTILINE)
+_LENGTH = re.compile(rb"^content-length: *(\d+)", re.IGNORECASE | re.MULTILINE)
 _PIPE_BYTES = 256 << 10  # a user may have 64 MB of them
 
 
@@ -89,6 +90,8 @@ class _Upstream:
         head = _head(self._replies)
         if not head:
             raise ConnectionError("the server closed the connection")
+        here, there = client.getsockname()[1], self._socket.getpeername()[1]
+        head = head.replace(b"127.0.0.1:%d" % there, b"127.0.0.1:%d" % here)  # where an upload goes on
         length = _length(head)
         if length is None:  # a listing: objects have a length
             chunks = list(_chunks(self._replies)) if b"chunked" in head.lower() else []
@@ -131,7 +134,7 @@ def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _length(head: bytes) -> int | None:
-    found = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
+    found = _LENGTH.search(head)
     return int(found[1]) if found else None
 
 

@@ -138,27 +138,27 @@ def main() -> None:
 
 
 def _serve(reader: Reader, answers: IO[str]) -> None:
-    end = _cpu_s()
+    end = cpu_s()
     for line in sys.stdin:
         wanted, count = int(line), 0
-        begin, begin_s = _cpu_s(), time.perf_counter()
+        begin, begin_s = cpu_s(), time.perf_counter()
         while count < 0.95 * wanted:
             for size in (batches := iter(reader())):
                 count += size
                 if count >= wanted:
                     break
-        wall_s, cpu_s = time.perf_counter() - begin_s, _cpu_s() - begin
-        run = Run(count, wall_s, cpu_s, begin - end, _peak_rss_mb())
-        end = begin + cpu_s
+        wall_s, spent_s = time.perf_counter() - begin_s, cpu_s() - begin
+        run = Run(count, wall_s, spent_s, begin - end, _peak_rss_mb())
+        end = begin + spent_s
         del batches  # with tf.data's autotuning, closing may take as long as reading did: `between_s` has it
         print(json.dumps(run), file=answers, flush=True)
 
 
-def _cpu_s() -> float:
-    """CPU seconds of this process, of its children, and of those that have ended."""
-    own = psutil.Process()
+def cpu_s(parent: psutil.Process | None = None) -> float:
+    """CPU seconds of a process, this one by default, of its children, and of those that have ended."""
+    parent = parent or psutil.Process()
     total = 0.0
-    for process in (own, *own.children(recursive=True)):
+    for process in (parent, *parent.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):  # one that ended just now counts among its parent's children
             total += sum(process.cpu_times()[:4])
     return total
@@ -178,13 +178,17 @@ def _peak_kb(pid: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
 
 
-def table(runs: Mapping[str, Sequence[Run]], base: Sequence[str]) -> str:
+def table(
+    runs: Mapping[str, Sequence[Run]], base: Sequence[str], more: Mapping[str, Mapping[str, str]] | None = None
+) -> str:
     """A Markdown line a case: medians, in brackets the slowest and the fastest turn, and the ratio to `base`.
 
     Args:
         base: cases of which the best is 1.00, turn by turn, each time by clock and by CPU.
+        more: further columns: name → case → cell.
     """
     columns = ["", "images/s", "CPU µs an image", "peak MB", *(["× base by clock", "× base by CPU"] if base else [])]
+    columns += more or {}
     lines = [_line(columns), _line(["---"] * len(columns))]
     bases = [name for name in base if name in runs]
     for name, own in runs.items():
@@ -197,7 +201,7 @@ def table(runs: Mapping[str, Sequence[Run]], base: Sequence[str]) -> str:
             clock = [own[turn].rate / max(runs[b][turn].rate for b in bases) for turn in turns]
             cpu = [min(runs[b][turn].cpu_us for b in bases) / own[turn].cpu_us for turn in turns]
             cells += [_spread(clock, ".2f"), _spread(cpu, ".2f")]
-        lines.append(_line(cells))
+        lines.append(_line([*cells, *(column.get(name, "") for column in (more or {}).values())]))
     return "\n".join(lines)
 
 

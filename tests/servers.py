@@ -37,16 +37,18 @@ def free_port() -> int:
 
 
 @contextmanager
-def fake_gcs(log: Path) -> Iterator[str]:
-    """Runs the server with an empty memory backend; yields its URL.
+def fake_gcs(log: Path, root: Path | None = None) -> Iterator[str]:
+    """Runs the server without any bucket; yields its URL.
 
     Args:
         log: where it writes a line a request.
+        root: a folder that holds its objects as files, in memory by default.
     """
     binary, port = fake_gcs_binary(), free_port()
     assert binary is not None
     url = f"http://127.0.0.1:{port}"
-    command = [str(binary), "-scheme", "http", "-backend", "memory", "-port", str(port), "-host", "127.0.0.1"]
+    command = [str(binary), "-scheme", "http", "-port", str(port), "-host", "127.0.0.1"]
+    command += ["-backend", "filesystem", "-filesystem-root", str(root)] if root else ["-backend", "memory"]
     command += ["-external-url", url, "-public-host", f"127.0.0.1:{port}", "-log-level", "info"]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
         try:
