@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, some
 from reader import order
 from reader.records import InvalidRecordError, Rows, Run, RunReader
-from reader.words import count, some
+from reader.words import count
 
 _LOG = logging.getLogger("reader")
 

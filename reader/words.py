@@ -1,8 +1,6 @@
-"""What is said to people in a few words: numbers, lists of names, a package that isn't installed."""
+"""What is said to people in a few words: numbers, a package that isn't installed."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 # What `import` calls it → what people call it, and the extra that brings it.
 _PACKAGES = {
@@ -32,11 +30,6 @@ def size(number: int) -> str:
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
     return f"{value:,.{max(0, 3 - len(str(int(value))))}f} {_UNITS[unit]}"
-
-
-def some(names: Sequence[str], most: int = 3) -> str:
-    """`a, b, c and 7 more`: the first names of many."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def explained(error: ModuleNotFoundError) -> ModuleNotFoundError:

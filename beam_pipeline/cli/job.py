@@ -23,7 +23,6 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.runner import PipelineState
 
 from beam_pipeline import __version__
-from beam_pipeline.cli import job
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.dataset.progress import ProgressLine
 from beam_pipeline.dataset.published import Damage
@@ -99,7 +98,7 @@ class Job:
             "python": platform.python_version(),
         }
         facts = {
-            "command": job.without_secrets(command),
+            "command": without_secrets(command),
             "runner": _runner_of(self._options),
             "started_unix_s": int(time.time()),
             "versions": versions,
@@ -134,12 +133,12 @@ def _new_pipeline(options: PipelineOptions) -> beam.Pipeline:
         raise ImageShardsError(f"--runner {runner!r}: {one_line(error)}; nothing was begun") from error
 
 
-def _execute(job: beam.Pipeline, config: Config, local: bool) -> None:
+def _execute(pipeline: beam.Pipeline, config: Config, local: bool) -> None:
     """Run a pipeline to its end; a worker's error comes back as ours."""
     result: Any = None
     try:
         with ProgressLine() if local else nullcontext():
-            result = job.run()
+            result = pipeline.run()
             state = result.wait_until_finish()
         if state not in (None, "DONE", "UNKNOWN"):
             raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any
 
 from beam_pipeline.config import Config
-from beam_pipeline.errors import plural
+from beam_pipeline.errors import plural, some
 
 PUBLISHED = "published"
 REPAIRED = "repaired"
@@ -153,19 +152,19 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
         )
     if empty:
         have = f"{plural(len(empty), 'class')} {'has' if len(empty) == 1 else 'have'}"
-        found.append(f"{have} no record: {_first([repr(manifest.classes[number]) for number in empty])}")
+        found.append(f"{have} no record: {some([repr(manifest.classes[number]) for number in empty])}")
     for split, count in counts.items() if len(counts) > 1 else ():
         few = [number for number, records in enumerate(count) if records < _FEW and number not in empty]
         if few:
             have = f"{plural(len(few), 'class')} {'has' if len(few) == 1 else 'have'}"
-            some = _first([f"{manifest.classes[number]!r} {count[number]}" for number in few])
-            found.append(f"{have} fewer than {_FEW} records in split {split!r}: {some}")
+            named = some([f"{manifest.classes[number]!r} {count[number]}" for number in few])
+            found.append(f"{have} fewer than {_FEW} records in split {split!r}: {named}")
     found += [
         f"split {split!r} got no image and is left out"
         for split in (config.split_fractions or {})
         if split not in data["splits"]
     ]
-    wanted = config.shard_counts
+    wanted = config.num_shards
     for split, content in data["splits"].items():
         asked = wanted if isinstance(wanted, int) else (wanted or {}).get(split, 0)
         if asked > len(content["shards"]):
@@ -174,10 +173,6 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
     if config.compression == "gzip":
         found.append("gzip shards have no index and no TFDS metadata: read them with reader.record_dataset")
     return found
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:5]) + ", …" * (len(names) > 5)
 
 
 _UNITS = (("GB", 1e9, 2), ("MB", 1e6, 1), ("kB", 1e3, 1))
@@ -189,21 +184,3 @@ def size_text(byte_count: float) -> str:
         if byte_count >= size:
             return f"{byte_count / size:.{digits}f} {unit}"
     return plural(round(byte_count), "byte")
-
-
-def say(text: str, stream: TextIO | None = None) -> None:
-    """Print; a reader who has gone, or reads no Unicode, doesn't fail the command.
-
-    Args:
-        text: one or more lines.
-        stream: stdout if it is None.
-    """
-    stream = stream or sys.stdout
-    if stream is None:  # closed when the process began
-        return
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
-    except (OSError, ValueError):
-        with suppress(OSError, ValueError):
-            stream.close()  # else Python would try once more at its end, and exit 120

@@ -12,24 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import beam_pipeline
 from beam_pipeline import schema, storage
-from beam_pipeline.cli.messages import (
-    ALREADY_PUBLISHED,
-    PUBLISHED,
-    REPAIRED,
-    Manifest,
-    plan_text,
-    say,
-)
+from beam_pipeline.cli.messages import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates, published
 from beam_pipeline.dataset.output import check_names, check_places, check_unpublished
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.errors import (
-    ImageShardsError,
-    NotPublishedError,
-    OtherFormatError,
-    StorageError,
-)
+from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, say
 from beam_pipeline.inputs import checks, manifest_rows
 from beam_pipeline.schema.manifest import open_manifest
 from beam_pipeline.storage.identity import Identity
@@ -83,25 +71,21 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
             check_unpublished(config)
     if manifest is not None and found is not None and not found.damage:
         _tidy(config)
-        return _result(config, manifest, ALREADY_PUBLISHED, found.checked, found.touched)
+        return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
     job = job or _job(None)
     config = job.configured(config)
     with _sole_writer(config):
         if manifest is not None and found is not None:
             say(f"repairing {found.damage}", sys.stderr)
             job.repair(config, manifest, found.damage)
-            return _result(config, manifest, REPAIRED, touched=found.touched)
+            return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
         if notice := duplicates.notice(config):
             say(f"warning: {notice}", sys.stderr)
         job.write(config, command)
     manifest = read_manifest(config)
-    return None if manifest is None else _result(config, manifest, PUBLISHED)
-
-
-def _result(
-    config: Config, manifest: dict[str, Any], outcome: str, checked: str = "", touched: bool = False
-) -> Manifest:
-    return Manifest(config.dataset_url, manifest, outcome, published.run_facts(config), checked, touched)
+    if manifest is None:
+        return None
+    return Manifest(config.dataset_url, manifest, PUBLISHED, published.run_facts(config))
 
 
 def _job(options: PipelineOptions | None) -> Job:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError, UsageError, one_line
+from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError, UsageError, one_line, some
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader.commands.flags import REQUIRED, Command, Flag, Result, positive, whole_number
 from reader.info import DatasetInfo, load_info
 from reader.limits import cpu_count
 from reader.tools.copy import checked_sizes, copy, dataset_hash
-from reader.words import count, size, some
+from reader.words import count, size
 
 _SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
 
