@@ -275,8 +275,8 @@ class Config:
         _PLACES, "", _place, "folder or URL of your datasets; this one goes to ROOT/NAME/VERSION/ (required)", "ROOT",
         this_run=True)
     name: Text = Flag(
-        _PLACES, "", _name, "of the dataset: a-z, 0-9 and _, a letter first (required)", "NAME", this_run=True)
-    version: Text = Flag(_PLACES, "1.0.0", _version, "of the dataset", "N.N.N", this_run=True)
+        _PLACES, "", _name, "name of the dataset: a-z, 0-9 and _, a letter first (required)", "NAME", this_run=True)
+    version: Text = Flag(_PLACES, "1.0.0", _version, "version of the dataset", "N.N.N", this_run=True)
     layout: Text = Flag(
         _PLACES, "class_folders", ("class_folders", "split_class_folders", "manifest"),
         "where class and split come from: DIR/CLASS/image.jpg, DIR/SPLIT/CLASS/image.jpg, or the rows of --manifest")
@@ -286,7 +286,7 @@ class Config:
         "age:int64, score:float32, caption:bytes, box:float32[]. Paths are relative to --input (the file's folder) or "
         "full URLs", "FILE", this_run=True)
     labels_file: Place = Flag(
-        _PLACES, "", _place, "class names in the order of their ids, one per line (the folders' names, sorted)", "FILE",
+        _PLACES, "", _place, "class names in the order of their ids, one per line (the folder names, sorted)", "FILE",
         this_run=True)
     extensions: Flag[str | Iterable[str], frozenset[str]] = Flag(
         _PLACES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images", "LIST")
@@ -303,7 +303,7 @@ class Config:
 
     image_size: Flag[int | str | Sequence[int] | None, tuple[int, int] | None] = Flag(
         _IMAGES, "224", _size,
-        "of the stored images in pixels: 224, 224x320 (height x width), or none to keep each one's own", "SIZE")
+        "size of the stored images in pixels: 224, 224x320 (height x width), or none to keep each one's own", "SIZE")
     resize_mode: Text = Flag(
         _IMAGES, "stretch", geometry.RESIZE_MODES,
         "for images of another aspect ratio: stretch distorts them, crop keeps the middle, pad adds borders. shorter "
@@ -315,16 +315,16 @@ class Config:
     channels: Whole = Flag(_IMAGES, 3, (1, 3), "3 stores RGB, 1 stores gray")
     image_format: Text = Flag(
         _IMAGES, "jpeg", tuple(images.FORMATS), "format of the stored images; png is lossless")
-    jpeg_quality: Whole = Flag(_IMAGES, 90, _between(int, 1, 100), "from 1 to 100", "N")
+    jpeg_quality: Whole = Flag(_IMAGES, 90, _between(int, 1, 100), "quality of the stored JPEGs, from 1 to 100", "N")
     jpeg_subsampling: Text = Flag(
-        _IMAGES, "4:2:0", tuple(images.SUBSAMPLING), "resolution of colours; 4:4:4 is the full one")
+        _IMAGES, "4:2:0", tuple(images.SUBSAMPLING), "chroma subsampling of the stored JPEGs; 4:4:4 is none")
     optimize: Switch = Flag(_IMAGES, False, _SWITCH, "make JPEGs 3 % smaller, in three times the encoding time")
     max_pixels: Whole = Flag(
         _IMAGES, 178_956_970, _between(int, 1, 1 << 40),
         "reject images of more pixels, or of more memory than 6 bytes for each of these, before they are decoded", "N")
     max_image_bytes: Whole = Flag(_IMAGES, "256MiB", _bytes, "reject larger files, before they are fetched", "BYTES")
     allow_truncated: Switch = Flag(
-        _IMAGES, False, _SWITCH, "store what there is of a file that ends early, instead of rejecting it")
+        _IMAGES, False, _SWITCH, "store the readable part of a truncated file instead of rejecting it")
 
     target_shard_bytes: Flag[int | str | None, int | None] = Flag(
         _SHARDS, None, _bytes,
@@ -332,20 +332,20 @@ class Config:
     num_shards: Flag[int | str | Mapping[str, int] | None, int | dict[str, int] | None] = Flag(
         _SHARDS, None, _shards, "number of shards, instead of a size: 8 for each split, or train=64,validation=4", "N")
     compression: Text = Flag(
-        _SHARDS, "none", ("none", "gzip"), "gzip saves nothing on JPEGs and costs reading speed")
-    one_hot: Switch = Flag(_SHARDS, False, _SWITCH, "also store one_hot_class, 4 bytes for each class in every record")
+        _SHARDS, "none", ("none", "gzip"), "of the shards: gzip saves nothing on JPEGs and slows down reading")
+    one_hot: Switch = Flag(_SHARDS, False, _SWITCH, "also store one_hot_class: 4 bytes per class in every record")
     seed: Whole = Flag(
-        _SHARDS, 0, _between(int, -(1 << 63), (1 << 63) - 1), "another seed, another order of the records", "N")
+        _SHARDS, 0, _between(int, -(1 << 63), (1 << 63) - 1), "seed of the order of the records", "N")
 
     max_reject_fraction: Fractional = Flag(
-        _JOB, 0.01, _between(float, 0, 1), "publish nothing if more of the images than this are rejected, from 0 to 1",
-        "X", this_run=True)
+        _JOB, 0.01, _between(float, 0, 1),
+        "publish nothing if a larger fraction of the images is rejected, from 0 to 1", "X", this_run=True)
     strict: Switch = Flag(
         _JOB, False, _SWITCH, "fail if an image vanishes or changes while the job runs", this_run=True)
     fetch_concurrency: Whole = Flag(
-        _JOB, 32, _between(int, 1, 1024), "requests at a time in a worker process", "N", this_run=True)
+        _JOB, 32, _between(int, 1, 1024), "concurrent requests of a worker process", "N", this_run=True)
     decode_threads: Whole = Flag(
-        _JOB, 0, _between(int, 0, 1024), "images decoded at a time in a worker process (one for each core)", "N",
+        _JOB, 0, _between(int, 0, 1024), "images that a worker process decodes at a time (one for each core)", "N",
         this_run=True)
     io_deadline: Fractional = Flag(
         _JOB, storage.DEFAULT_DEADLINE_S, _between(float, 0, 86_400),

@@ -86,31 +86,27 @@ class Job:
             most_references=limits.most_references(bytes_each),
         )
 
-    def plan(self, config: Config) -> None:
-        """Leave the plan in the state."""
-        self._run(config, {})
+    def write(self, config: Config, command: Sequence[str] = ()) -> None:
+        """Convert the images and publish, or with `--plan_only` leave the plan in the state.
 
-    def write(self, config: Config, command: Sequence[str]) -> None:
-        """Convert the images and publish; `command` is for run.json."""
-        versions = {
-            "imageshards": __version__,
-            "apache_beam": beam.__version__,
-            "python": platform.python_version(),
-        }
+        Args:
+            command: the command line, for run.json.
+        """
         facts = {
             "command": without_secrets(command),
             "runner": _runner_of(self._options),
             "started_unix_s": int(time.time()),
-            "versions": versions,
+            "versions": {
+                "imageshards": __version__,
+                "apache_beam": beam.__version__,
+                "python": platform.python_version(),
+            },
         }
-        self._run(config, facts)
-
-    def _run(self, config: Config, facts: dict[str, Any]) -> None:
         graph.build(self._pipeline, config, facts)
         _execute(self._pipeline, config, is_local(self._options))
 
     def repair(self, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
-        """Write again what of a published version is damaged."""
+        """Rewrite what is corrupt of a published version."""
         repair.build_repair(self._pipeline, config, manifest, damage)
         _execute(self._pipeline, config, is_local(self._options))
 
@@ -130,7 +126,7 @@ def _new_pipeline(options: PipelineOptions) -> beam.Pipeline:
             raise wrong("--runner", runner, f"choose one of {_RUNNERS}, or leave it out") from None
         raise wrong("--runner", runner, one_line(error)) from None
     except Exception as error:  # Dataflow's asks Google about what it is given
-        raise ImageShardsError(f"--runner {runner!r}: {one_line(error)}; nothing was begun") from error
+        raise ImageShardsError(f"--runner {runner!r}: {one_line(error)}; nothing was started") from error
 
 
 def _execute(pipeline: beam.Pipeline, config: Config, local: bool) -> None:

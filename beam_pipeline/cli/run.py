@@ -32,8 +32,9 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     """Convert the images of `config.input` and publish the dataset.
 
     A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
-    same call in a new one resumes, and decodes that image apart); where the caller must survive it, call this in a
-    process of its own.
+    same call in a new one resumes, and decodes that image in isolation); if the caller must survive that, call this in
+    a process of its own. Ctrl-C raises KeyboardInterrupt; threads of Beam's multi_threading and multi_processing modes
+    may delay that, and the end of the process, until the shards at work are done. The command doesn't wait for them.
 
     Args:
         config: what to convert and how.
@@ -41,7 +42,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         command: the command line, for run.json.
 
     Returns:
-        What is published; None with `--plan_only`, or where the runner doesn't wait for the job.
+        What is published; None with `--plan_only`, or if the runner doesn't wait for the job.
 
     Raises:
         UsageError: the configuration or the input can't be used; nothing was read but listings.
@@ -98,7 +99,7 @@ def _plan(config: Config, job: Job) -> None:
     config = job.configured(config)
     is_new = storage.is_local(config.output) and not os.path.exists(config.output)
     try:
-        job.plan(config)
+        job.write(config)
         text = plan_text(JobState(config).take_plan_only())
     finally:
         if is_new:
@@ -114,7 +115,7 @@ def _nothing_begun() -> Iterator[None]:
         yield
     except StorageError as error:
         fix = error.fix or "check the URL and the network"
-        raise StorageError(error.reason, f"{fix}; nothing was begun") from error
+        raise StorageError(error.reason, f"{fix}; nothing was started") from error
 
 
 @contextmanager
@@ -152,8 +153,7 @@ def resolve(config: Config) -> Config:
     """Check the input and read the small files that the configuration names.
 
     Raises:
-        UsageError: as `checks.check_input`, `check_places` and the readers of labels and manifests
-            say.
+        UsageError: as `checks.check_input`, `check_places` and the readers of labels and manifests say.
     """
     seconds = config.first_contact_s
     if config.labels_file:
@@ -166,7 +166,7 @@ def resolve(config: Config) -> Config:
 
 
 def read_manifest(config: Config) -> dict[str, Any] | None:
-    """The manifest of the version, or None where none is published.
+    """The manifest of the version, or None if none is published.
 
     Raises:
         NotPublishedError: there is one that can't be believed, and neither `--repair` nor `--overwrite` was asked for.
@@ -180,5 +180,5 @@ def read_manifest(config: Config) -> dict[str, Any] | None:
         return open_manifest(data, url)
     except NotPublishedError as error:
         if config.overwrite or (config.repair and not isinstance(error, OtherFormatError)):
-            return None  # the whole job runs anew, in place
+            return None  # all of it is rewritten, in place
         raise

@@ -97,7 +97,7 @@ def test_a_plan_tells_images_shards_and_their_size() -> None:
     assert plan_text({"splits": splits, "classes": ["a", "b"]}).splitlines() == [
         "test: 1 image in 1 shard of about 12.0 kB",
         "train: 1,200 images in 2 shards of about 2.0 MB",
-        "2 classes; nothing is written",
+        "2 classes; nothing was written",
     ]
 
 
@@ -139,12 +139,12 @@ def test_nothing_to_warn_about() -> None:
 @pytest.mark.parametrize(
     ("flags", "changes", "line"),
     [
-        ({"splits": "train=0.8,validation=0.1,test=0.1"}, {}, "split 'test' got no image and is left out"),
-        ({"num_shards": 2}, {}, "--num_shards 2: split 'validation' is written in 1 shard, it has no more images"),
-        ({"num_shards": "train=9"}, {}, "--num_shards 9: split 'train' is written in 2 shards, it has no more images"),
+        ({"splits": "train=0.8,validation=0.1,test=0.1"}, {}, "split 'test' got no images and was left out"),
+        ({"num_shards": 2}, {}, "--num_shards 2: split 'validation' has only 1 image: wrote 1 shard"),
+        ({"num_shards": "train=9"}, {}, "--num_shards 9: split 'train' has only 2 images: wrote 2 shards"),
         ({}, {"classes": ["a", "b"], "splits": {"train": {"class_counts": [0, 5], "shards": []},
                                                "validation": {"class_counts": [0, 5], "shards": []}}},
-         "1 class has no record: 'a'"),
+         "1 class has no records: 'a'"),
         ({}, {"splits": {"train": {"class_counts": [5, 5], "shards": []},
                          "validation": {"class_counts": [4, 0], "shards": []}}},
          "2 classes have fewer than 5 records in split 'validation': 'a' 4, 'b' 0"),
@@ -163,4 +163,4 @@ def test_a_class_of_few_images_is_nothing_to_tell_if_no_split_was_asked_for() ->
 
 def test_images_that_were_not_encoded_anew_are_told() -> None:
     text = published_text(manifest(image={"passed_through": {"whole": 1200, "without_metadata": 3}}))
-    assert "  1,203 stored without re-encoding (1,200 byte for byte)" in text.splitlines()
+    assert "  1,203 images stored without re-encoding (1,200 byte for byte)" in text.splitlines()

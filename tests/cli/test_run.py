@@ -579,10 +579,10 @@ def test_plan_only_leaves_a_published_version_alone(photos: Path, copy: Path) ->
 @pytest.mark.parametrize(
     ("images", "flags", "line"),
     [
-        ({"a": 2}, ("--splits", "train=rest,validation=0.000001"), "split 'validation' got no image and is left out"),
-        ({"a": 2, "b": 0}, (), "1 class has no record: 'b'"),
+        ({"a": 2}, ("--splits", "train=rest,validation=0.000001"), "split 'validation' got no images and was left out"),
+        ({"a": 2, "b": 0}, (), "1 class has no records: 'b'"),
         ({"a": 3}, ("--num_shards", "10"),
-         "--num_shards 10: split 'train' has only 3 images: writing 3 shards"),
+         "--num_shards 10: split 'train' has only 3 images: wrote 3 shards"),
         ({"a": 2}, ("--compression", "gzip"),
          "gzip shards have no index and no TFDS metadata: read them with reader.record_dataset"),
     ],
@@ -635,7 +635,7 @@ def test_files_that_are_skipped_are_told_and_change_no_byte_of_the_dataset(
     assert line in finished.out.splitlines()
     assert "  1 image skipped: not inside a class folder" in finished.out.splitlines()
     for what in ("image", "folder"):
-        assert f"  1 {what} skipped: hidden, the name begins with a dot" in finished.out.splitlines()
+        assert f"  1 {what} skipped: hidden, its name begins with a dot" in finished.out.splitlines()
     version = tmp_path / "out/photos/1.0.0"
     assert json.loads((version / schema.RUN_FILE).read_bytes())["skipped"] == {
         "hidden": 1,
@@ -731,7 +731,7 @@ def test_ctrl_c_while_a_job_runs_in_this_process(photos: Path, tmp_path: Path) -
         timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            while True:
+            for _ in range(100):
                 beam_pipeline.run(Config(input=str(photos), output=str(tmp_path), name="photos", overwrite=True))
 
 
@@ -823,5 +823,5 @@ def test_a_store_that_does_not_answer_is_told_before_anything_is_begun(
         forget_clients()
     assert finished.code == 1
     assert finished.err.startswith("error: gs://bucket/photos: no success for 0 s: ")
-    assert finished.err.endswith("; check the URL and the network; nothing was begun\n")
+    assert finished.err.endswith("; check the URL and the network; nothing was started\n")
     assert "resumes" not in finished.err
