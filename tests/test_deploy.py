@@ -283,4 +283,4 @@ def test_without_an_image_the_workers_get_the_package_and_its_requirements(cloud
     assert cloud.read("package-out", "requirements.txt") == (ROOT / "deploy" / "requirements-worker.txt").read_bytes()
     with tarfile.open(fileobj=io.BytesIO(cloud.read("package-out", "workflow.tar.gz"))) as package:
         names = {name.partition("/")[2] for name in package.getnames()}
-    assert {"setup.py", "beam_pipeline/pipeline.py", "beam_pipeline/py.typed"} <= names
+    assert {"setup.py", "beam_pipeline/pipeline/graph.py", "beam_pipeline/py.typed"} <= names

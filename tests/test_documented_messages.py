@@ -77,9 +77,9 @@ def test_message_is_printed_as_documented(
 ) -> None:
     monkeypatch.chdir(data)
     capsys.readouterr()
-    before = make.traces(data)
+    before = make.files(data)
     assert write_command(arguments.split()) == code
-    assert code == 1 or make.traces(data) == before, "bad usage writes nothing"
+    assert code == 1 or make.files(data) == before, "bad usage writes nothing"
     out, err = capsys.readouterr()
     assert out == ""
     printed = [text for text in err.splitlines() if not text.startswith("warning:")]

@@ -41,7 +41,7 @@ def sealed(manifest: dict[str, Any], files: dict[str, str]) -> bytes:
 def test_a_manifest_that_names_a_file_outside_its_folder_is_not_believed(name: str) -> None:
     said = "is outside its folder: don't use this dataset"
     for kind in ("photos", "indexed"):
-        published = json.loads((make.ROOT / "tests" / "manifests" / f"{kind}.json").read_bytes())
+        published = json.loads((make.ROOT / "tests" / "schema" / "manifests" / f"{kind}.json").read_bytes())
         shards = copy.deepcopy(published)
         next(iter(shards["splits"].values()))["shards"][0]["file"] = name
         files = {**published, "files": {**published["files"], name: "0" * 64}, "file_sizes": {}}
