@@ -368,7 +368,7 @@ class Config:
         if self.layout == "manifest":
             if not self.manifest:
                 raise UsageError("--manifest is missing: --layout manifest needs a CSV or JSONL file")
-            object.__setattr__(self, "input", self.input or self.manifest.rpartition("/")[0])
+            object.__setattr__(self, "input", self.input or self.manifest.rpartition("/")[0] or "/")
         elif self.manifest:
             raise wrong("--manifest", self.manifest, "it goes with --layout manifest")
         if not self.input:

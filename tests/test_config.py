@@ -261,6 +261,12 @@ def test_a_config_is_frozen_and_travels_to_workers() -> None:
     assert copy.fingerprint() == some.fingerprint()
 
 
+@pytest.mark.parametrize(("manifest", "folder"), [("/in/m.csv", "/in"), ("/m.csv", "/"), ("gs://b/m.csv", "gs://b")])
+def test_paths_of_a_manifest_are_relative_to_its_folder(manifest: str, folder: str) -> None:
+    assert config(input=None, layout="manifest", manifest=manifest).input == folder
+    assert config(layout="manifest", manifest=manifest).input == "/in"
+
+
 def test_replacing_a_value_checks_it() -> None:
     with pytest.raises(UsageError):
         dataclasses.replace(config(), seed=1 << 70)
