@@ -166,6 +166,16 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{ending}"
 
 
+def size(byte_count: float) -> str:
+    """`512 bytes`, `4.20 kB`, `131 MB`: three digits, decimal units."""
+    if byte_count < 1000:
+        return plural(round(byte_count), "byte")
+    value, units = float(byte_count), ["kB", "MB", "GB", "TB"]
+    while (value := value / 1000) >= 999.5 and len(units) > 1:
+        units.pop(0)
+    return f"{value:,.{max(0, 3 - len(str(int(value))))}f} {units[0]}"
+
+
 def why_unreadable(error: Exception) -> str:
     """Why a small file that a flag names can't be used."""
     kinds = {

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from beam_pipeline.config import Config
-from beam_pipeline.errors import plural, some
+from beam_pipeline.errors import plural, size, some
 
 PUBLISHED = "published"
 REPAIRED = "repaired"
@@ -70,7 +70,7 @@ def plan_text(document: dict[str, Any]) -> str:
     lines = []
     for split, plan in sorted(document["splits"].items()):
         shards = len(plan["cuts"]) + 1
-        mean = size_text(plan["estimated_bytes"] / shards)
+        mean = size(plan["estimated_bytes"] / shards)
         lines.append(f"{split}: {plural(plan['images'], 'image')} in {plural(shards, 'shard')} of about {mean}")
     return "\n".join([*lines, f"{plural(len(document['classes']), 'class')}; nothing was written"])
 
@@ -131,11 +131,11 @@ def _sizes_text(sizes: list[int]) -> str:
     """The mean of the shards' sizes, and how far they are from it."""
     mean = sum(sizes) / len(sizes)
     if len(sizes) == 1:
-        return size_text(mean)
-    low, high = ((size / mean - 1) * 100 if mean else 0.0 for size in (min(sizes), max(sizes)))
+        return size(mean)
+    low, high = ((one / mean - 1) * 100 if mean else 0.0 for one in (min(sizes), max(sizes)))
     if round(low, 1) == round(high, 1) == 0:
-        return f"{size_text(mean)} each"
-    return f"{size_text(mean)} ({low:+.1f} % to {high:+.1f} %)"
+        return f"{size(mean)} each"
+    return f"{size(mean)} ({low:+.1f} % to {high:+.1f} %)"
 
 
 def warnings(config: Config, manifest: Manifest) -> list[str]:
@@ -171,14 +171,3 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
 
 def _classes_have(numbers: list[int]) -> str:
     return f"{plural(len(numbers), 'class')} {'has' if len(numbers) == 1 else 'have'}"
-
-
-_UNITS = (("GB", 1e9, 2), ("MB", 1e6, 1), ("kB", 1e3, 1))
-
-
-def size_text(byte_count: float) -> str:
-    """Bytes in the unit that leaves the fewest digits."""
-    for unit, size, digits in _UNITS:
-        if byte_count >= size:
-            return f"{byte_count / size:.{digits}f} {unit}"
-    return plural(round(byte_count), "byte")

@@ -45,8 +45,8 @@ def config(**more: object) -> Config:
 def test_the_text_names_records_shards_and_balance() -> None:
     assert published_text(manifest()).splitlines() == [
         "published gs://b/x/1.0.0",
-        "  train: 900 records in 2 shards of 100.0 MB (-1.0 % to +1.0 %)",
-        "  validation: 100 records in 1 shard of 5.0 MB",
+        "  train: 900 records in 2 shards of 100 MB (-1.0 % to +1.0 %)",
+        "  validation: 100 records in 1 shard of 5.00 MB",
         "  1,003 images listed = 1,000 records + 3 rejects (decode_error 2, truncated 1; see rejects.jsonl)",
         "  2 classes",
     ]
@@ -68,10 +68,10 @@ def test_the_first_line_says_what_happened(outcome: str, line: str) -> None:
     ("sizes", "text"),
     [
         ([0, 0], "2 shards of 0 bytes each"),
-        ([9_000, 9_000], "2 shards of 9.0 kB each"),
-        ([100_000, 100_010], "2 shards of 100.0 kB each"),  # what is shown is equal
-        ([1_000, 3_000], "2 shards of 2.0 kB (-50.0 % to +50.0 %)"),
-        ([9_300], "1 shard of 9.3 kB"),
+        ([9_000, 9_000], "2 shards of 9.00 kB each"),
+        ([100_000, 100_010], "2 shards of 100 kB each"),  # what is shown is equal
+        ([1_000, 3_000], "2 shards of 2.00 kB (-50.0 % to +50.0 %)"),
+        ([9_300], "1 shard of 9.30 kB"),
     ],
 )
 def test_shards_of_every_size_are_told_in_their_unit(sizes: list[int], text: str) -> None:
@@ -96,7 +96,7 @@ def test_a_plan_tells_images_shards_and_their_size() -> None:
     }
     assert plan_text({"splits": splits, "classes": ["a", "b"]}).splitlines() == [
         "test: 1 image in 1 shard of about 12.0 kB",
-        "train: 1,200 images in 2 shards of about 2.0 MB",
+        "train: 1,200 images in 2 shards of about 2.00 MB",
         "2 classes; nothing was written",
     ]
 
