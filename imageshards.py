@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import beam_pipeline
-from beam_pipeline.errors import EXIT_OK, EXIT_USAGE, UsageError, one_line
+from beam_pipeline.errors import EXIT_OK, EXIT_USAGE, UsageError, tell
 
 if TYPE_CHECKING:  # for editors
     from beam_pipeline import *  # noqa: F403
@@ -62,17 +62,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments))
     except UsageError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return error.exit_code
+        return tell(error)
 
 
 def _run(given: list[str]) -> int:
     name = given[0] if given else ""
     if name == "write":
         beam_pipeline.require_pipeline()
-        from beam_pipeline.cli.main import main as write
+        from beam_pipeline.cli.main import command
 
-        return write(given[1:])
+        return command(given[1:])
     if name == "--version":
         print(f"imageshards {beam_pipeline.__version__}")
         return EXIT_OK

@@ -15,6 +15,10 @@ An error's text is one line with the bad value and the fix.
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TextIO
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -126,10 +130,50 @@ def one_line(error: BaseException) -> str:
     return text or type(error).__name__
 
 
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print; a reader who has gone, or reads no Unicode, doesn't fail the command.
+
+    Args:
+        text: one or more lines.
+        stream: stdout if it is None.
+    """
+    stream = stream or sys.stdout
+    if stream is None:  # closed when the process began
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            stream.close()  # else Python would try once more at its end, and exit 120
+
+
+def tell(error: ImageShardsError) -> int:
+    """Print the line that ends a command which failed; returns its exit code."""
+    say(f"error: {one_line(error)}", sys.stderr)
+    return error.exit_code
+
+
+def some(names: Collection[str], most: int = 3) -> str:
+    """`a, b, c and 7 more`: the first names of many."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(list(names)[:most]) + more
+
+
 def plural(count: int, noun: str) -> str:
     """`1 shard`, `1,200 shards`, `2 classes`."""
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{ending}"
+
+
+def size(byte_count: float) -> str:
+    """`512 bytes`, `4.20 kB`, `131 MB`: three digits, decimal units."""
+    if byte_count < 1000:
+        return plural(round(byte_count), "byte")
+    value, units = float(byte_count), ["kB", "MB", "GB", "TB"]
+    while (value := value / 1000) >= 999.5 and len(units) > 1:
+        units.pop(0)
+    return f"{value:,.{max(0, 3 - len(str(int(value))))}f} {units[0]}"
 
 
 def why_unreadable(error: Exception) -> str:

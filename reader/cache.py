@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beam_pipeline import schema
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import UsageError, size, some
 from beam_pipeline.schema.manifest import open_manifest
 from reader.limits import free_memory_bytes
 from reader.records import RunCache, RunTable
-from reader.words import size, some
 
 if TYPE_CHECKING:
     from reader.info import DatasetInfo

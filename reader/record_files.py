@@ -15,10 +15,9 @@ from typing import IO, Any, NamedTuple
 import google_crc32c
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError, some
 from reader.example import Value, parse_example
 from reader.records import frame_bounds
-from reader.words import some
 
 PathLike = str | os.PathLike[str]
 Pattern = PathLike | Sequence[PathLike]

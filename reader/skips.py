@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, plural, some
 from reader import order
 from reader.records import InvalidRecordError, Rows, Run, RunReader
-from reader.words import count, some
 
 _LOG = logging.getLogger("reader")
 
@@ -47,7 +46,7 @@ class Skips:
             self._reported += len(new)
         if new:
             shown = some(list(map(str, new)), _SHOWN_RECORDS)
-            _LOG.warning("skipped %s, %d so far: %s", count(len(new), "corrupt record"), self.count, shown)
+            _LOG.warning("skipped %s, %d so far: %s", plural(len(new), "corrupt record"), self.count, shown)
 
     def __reduce__(self) -> Any:
         return Skips, ()  # another process counts for itself

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from beam_pipeline import schema
+from beam_pipeline.errors import some
 from beam_pipeline.storage import Storage
-from reader.words import some
 
 _SEARCHED_FOLDERS = 3
 _MISTYPED_URL = re.compile(r"(?P<scheme>gs|gcs|s3|az|abfs|https?):?/+(?P<rest>[^/].*)")

@@ -1,8 +1,6 @@
-"""What is said to people in a few words: numbers, lists of names, a package that isn't installed."""
+"""Says how to install a package that is missing."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 # What `import` calls it → what people call it, and the extra that brings it.
 _PACKAGES = {
@@ -16,27 +14,6 @@ _PACKAGES = {
     "tensorflow": ("TensorFlow", "tensorflow"),
     "torch": ("PyTorch", "torch"),
 }
-_UNITS = ("bytes", "kB", "MB", "GB", "TB")
-
-
-def count(number: int, noun: str, plural: str = "") -> str:
-    """`1 shard`, `1,200 shards`."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def size(number: int) -> str:
-    """`512 bytes`, `4.2 kB`, `131 MB`: three digits, decimal units."""
-    if number < 1000:
-        return count(number, "byte")
-    value, unit = float(number), 0
-    while value >= 999.5 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{value:,.{max(0, 3 - len(str(int(value))))}f} {_UNITS[unit]}"
-
-
-def some(names: Sequence[str], most: int = 3) -> str:
-    """`a, b, c and 7 more`: the first names of many."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def explained(error: ModuleNotFoundError) -> ModuleNotFoundError:

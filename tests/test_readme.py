@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from beam_pipeline.config import FLAGS, Config
+
 README = Path(__file__).parent.parent / "README.md"
 INSTALLS = "pip install"
 
@@ -81,3 +83,20 @@ def test_there_are_recipes_for_both_sides() -> None:
         "tfds.",
     ):
         assert wanted in texts
+
+
+def test_the_table_of_flags_says_what_the_flags_are() -> None:
+    rows = re.findall(r"^\| (`--.*?) \| .* \| (.*?) ?\|$", README.read_text(), re.MULTILINE)
+    told = {name: (value.replace("\\|", "|"), default) for cell, default in rows for name, value in _flags(cell)}
+    assert len(told) > 12
+    for name, (value, default) in told.items():
+        flag = FLAGS[name]
+        if isinstance(flag.values, tuple):
+            assert value == ("" if flag.default is False else "|".join(map(str, flag.values)))
+        else:
+            Config(**{"input": "in", "output": "out", "name": "x", name: value})
+        assert flag.default in (None, "", False) or str(flag.default) in default.split(", "), name
+
+
+def _flags(cell: str) -> list[tuple[str, str]]:
+    return re.findall(r"`--(\w+)(?: ([^`]+))?`", cell)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 import re
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from platform import python_version
 from typing import Any
 
 import apache_beam as beam
@@ -23,7 +23,6 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.runner import PipelineState
 
 from beam_pipeline import __version__
-from beam_pipeline.cli import job
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.dataset.progress import ProgressLine
 from beam_pipeline.dataset.published import Damage
@@ -39,12 +38,7 @@ _RUNNERS = "DataflowRunner, FlinkRunner, SparkRunner, PrismRunner, PortableRunne
 
 def is_local(options: PipelineOptions) -> bool:
     """Whether the job ends with this process."""
-    return _short(_runner_of(options) or _IN_PROCESS) in _LOCAL
-
-
-def _runner_of(options: PipelineOptions) -> str | None:
-    runner: str | None = options.view_as(StandardOptions).runner
-    return runner
+    return _short(options.view_as(StandardOptions).runner or _IN_PROCESS) in _LOCAL
 
 
 def _short(runner: str) -> str:
@@ -65,12 +59,13 @@ class Job:
     def __init__(self, options: PipelineOptions | None) -> None:
         self._options = options or PipelineOptions([])
         standard = self._options.view_as(StandardOptions)
-        standard.runner = standard.runner or _IN_PROCESS
+        self._runner: str = standard.runner or _IN_PROCESS
+        standard.runner = self._runner
         # Our types are checked before; it costs 60 ms a start.
         self._options.view_as(TypeOptions).pipeline_type_check = False
         # All that a worker unpickles lies in this package.
         self._options.view_as(SetupOptions).save_main_session = False
-        self._pipeline = _new_pipeline(self._options)
+        self._pipeline = _new_pipeline(self._options, self._runner)
         with suppress(OSError):
             os.rmdir(self._pipeline.local_tempdir)  # for steps in other languages; a killed job would leave it
 
@@ -79,7 +74,7 @@ class Job:
         if not is_local(self._options):
             return dataclasses.replace(config, identity=Identity.new())
         several = self._options.view_as(DirectOptions).direct_running_mode == "multi_processing"
-        one_process = not several and _runner_of(self._options) == _IN_PROCESS
+        one_process = not several and self._runner == _IN_PROCESS
         bytes_each = limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES
         return dataclasses.replace(
             config,
@@ -87,37 +82,28 @@ class Job:
             most_references=limits.most_references(bytes_each),
         )
 
-    def plan(self, config: Config) -> None:
-        """Leave the plan in the state."""
-        self._run(config, {})
+    def write(self, config: Config, command: Sequence[str] = ()) -> None:
+        """Convert the images and publish, or with `--plan_only` leave the plan in the state.
 
-    def write(self, config: Config, command: Sequence[str]) -> None:
-        """Convert the images and publish; `command` is for run.json."""
-        versions = {
-            "imageshards": __version__,
-            "apache_beam": beam.__version__,
-            "python": platform.python_version(),
-        }
+        Args:
+            command: the command line, for run.json.
+        """
         facts = {
-            "command": job.without_secrets(command),
-            "runner": _runner_of(self._options),
+            "command": without_secrets(command),
+            "runner": self._runner,
             "started_unix_s": int(time.time()),
-            "versions": versions,
+            "versions": {"imageshards": __version__, "apache_beam": beam.__version__, "python": python_version()},
         }
-        self._run(config, facts)
-
-    def _run(self, config: Config, facts: dict[str, Any]) -> None:
         graph.build(self._pipeline, config, facts)
         _execute(self._pipeline, config, is_local(self._options))
 
     def repair(self, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
-        """Write again what of a published version is damaged."""
+        """Rewrite what is corrupt of a published version."""
         repair.build_repair(self._pipeline, config, manifest, damage)
         _execute(self._pipeline, config, is_local(self._options))
 
 
-def _new_pipeline(options: PipelineOptions) -> beam.Pipeline:
-    runner = str(_runner_of(options))
+def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
     if _short(runner) == "dataflow":
         cloud = options.view_as(GoogleCloudOptions)
         # Beam would look for them, or make them, over the network.
@@ -127,19 +113,19 @@ def _new_pipeline(options: PipelineOptions) -> beam.Pipeline:
     try:
         return beam.Pipeline(options=options)
     except ValueError as error:
-        if str(error).startswith("Unexpected pipeline runner"):
-            raise wrong("--runner", runner, f"choose one of {_RUNNERS}, or leave it out") from None
-        raise wrong("--runner", runner, one_line(error)) from None
+        is_unknown = str(error).startswith("Unexpected pipeline runner")
+        fix = f"choose one of {_RUNNERS}, or leave it out" if is_unknown else one_line(error)
+        raise wrong("--runner", runner, fix) from None
     except Exception as error:  # Dataflow's asks Google about what it is given
-        raise ImageShardsError(f"--runner {runner!r}: {one_line(error)}; nothing was begun") from error
+        raise ImageShardsError(f"--runner {runner!r}: {one_line(error)}; nothing was started") from error
 
 
-def _execute(job: beam.Pipeline, config: Config, local: bool) -> None:
+def _execute(pipeline: beam.Pipeline, config: Config, local: bool) -> None:
     """Run a pipeline to its end; a worker's error comes back as ours."""
     result: Any = None
     try:
         with ProgressLine() if local else nullcontext():
-            result = job.run()
+            result = pipeline.run()
             state = result.wait_until_finish()
         if state not in (None, "DONE", "UNKNOWN"):
             raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")

@@ -1,36 +1,74 @@
-"""The command line: `Config`, exit codes, and one line for whatever goes wrong."""
+"""The command line: arguments → `Config` and Beam's options, exit codes, and one line for whatever goes wrong."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from apache_beam.options.pipeline_options import PipelineOptions
-
-
+import argparse
 import atexit
+import difflib
 import gc
 import logging
 import os
+import re
+import signal
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from beam_pipeline.cli.arguments import parse
-from beam_pipeline.cli.messages import (
-    published_text,
-    say,
-    warnings,
-)
+from beam_pipeline.cli.messages import published_text, warnings
 from beam_pipeline.cli.run import run
-from beam_pipeline.errors import (
-    EXIT_FAILED,
-    EXIT_OK,
-    ImageShardsError,
-    UnforeseenError,
-    one_line,
-)
+from beam_pipeline.config import FLAGS, REMOVED, Config, Flag, wrong
+from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, one_line, say, tell
+from beam_pipeline.images.formats import hide_warnings
+
+_LAST_S = 4.0  # that a job has to stop after Ctrl-C
+_USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
+_EPILOG = """\
+Any option of Beam works too: --runner, --project, --region, --temp_location, --direct_num_workers, ...
+Without --runner the job runs in this process. deploy/dataflow.sh fills in what Dataflow needs.
+The same command again resumes a job that failed. Exit codes: 0 published, 1 the job failed, 2 bad usage.
+
+  imageshards write --input photos --output datasets --name photos --splits train=0.9,validation=0.1
+  imageshards write --input gs://bucket/photos --output gs://bucket/datasets --name photos
+
+python -m beam_pipeline is the same command.
+"""
+# A flag as similar to one of ours as this is a typo of it; Beam's most similar has 0.76 (tests/cli/test_main.py).
+_SURELY_OURS = 0.8
+_OURS = {f"--{name}": flag for name, flag in FLAGS.items()}
+
+
+def command(arguments: Sequence[str] | None = None) -> int:
+    """`main` in a process of its own: Ctrl-C ends it soon, and in silence, whatever Beam's threads are still doing."""
+    before = signal.getsignal(signal.SIGINT), threading.excepthook
+    if before[0] is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        return main(arguments)
+    interrupted = threading.Event()
+
+    def end() -> None:
+        os._exit(tell(_interrupted()))
+
+    def interrupt(*_: object) -> None:
+        if interrupted.is_set():
+            return
+        interrupted.set()
+        threading.excepthook = lambda _: None
+        deadline = threading.Timer(_LAST_S, end)
+        deadline.daemon = True
+        deadline.start()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        code = main(arguments)
+        if interrupted.is_set():
+            os._exit(code)  # Python would wait for threads that nothing stops
+        return code
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        threading.excepthook = before[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,15 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     level = logging.root.level
     try:
         config, beam_arguments = parse(given)
-        options = None
+        options, is_local = None, True
         if beam_arguments:
             from apache_beam.options.pipeline_options import PipelineOptions
 
-            options = PipelineOptions(beam_arguments)
-        if options is None or _is_local(options):
-            logging.root.setLevel(logging.CRITICAL)  # a local runner's tracebacks would bury our one line
-        from beam_pipeline.images.formats import hide_warnings
+            from beam_pipeline.cli import job
 
+            options = PipelineOptions(beam_arguments)
+            is_local = job.is_local(options)
+        if is_local:
+            logging.root.setLevel(logging.CRITICAL)  # a local runner's tracebacks would bury our one line
         hide_warnings()
         manifest = run(config, options, ["python", "-m", "beam_pipeline", *given])
         if manifest is not None:
@@ -59,22 +98,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(published_text(manifest))
         return EXIT_OK
     except UnforeseenError as error:
-        say(f"error: {one_line(error)}; its traceback is in {_kept_traceback(error)}", sys.stderr)
-        return error.exit_code
+        return tell(ImageShardsError(f"{one_line(error)}; its traceback is in {_kept_traceback(error)}"))
     except ImageShardsError as error:
-        say(f"error: {one_line(error)}", sys.stderr)
-        return error.exit_code
+        return tell(error)
     except KeyboardInterrupt:
-        say("error: interrupted; the same command resumes", sys.stderr)
-        return EXIT_FAILED
+        return tell(_interrupted())
     finally:
         logging.root.setLevel(level)
 
 
-def _is_local(options: PipelineOptions) -> bool:
-    from beam_pipeline.cli.job import is_local
-
-    return is_local(options)
+def _interrupted() -> ImageShardsError:
+    return ImageShardsError("interrupted; the same command resumes")
 
 
 def _kept_traceback(error: BaseException) -> str:
@@ -82,3 +116,126 @@ def _kept_traceback(error: BaseException) -> str:
     with tempfile.NamedTemporaryFile("w", prefix="imageshards-", suffix=".log", delete=False) as file:
         file.writelines(traceback.format_exception(error))
     return file.name
+
+
+def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
+    """Split the command line.
+
+    Our own flags are read and checked without Beam, whose import takes seconds: `--help` and most mistakes are answered
+    at once. A dash in a flag is read as an underscore: `--image-size 224` is `--image_size 224`.
+
+    Args:
+        arguments: without the program's name.
+
+    Returns:
+        Our configuration, and the arguments for Beam's `PipelineOptions`.
+
+    Raises:
+        UsageError: a bad value, or a flag that neither we nor Beam know, with the nearest one that exists.
+    """
+    arguments = _with_underscores(arguments, _OURS)
+    try:
+        ours, rest = _our_parser().parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise _bad_value(str(error.argument_name), arguments) from None
+    for number, argument in enumerate(rest):
+        name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
+        if argument.startswith("--") and name in REMOVED:
+            raise UsageError(f"--{name} is gone: leave it out, {REMOVED[name][1]}")
+        is_ours = argument.startswith("--") and _nearest(argument, _OURS, _SURELY_OURS)
+        is_short = argument.startswith("-") and not argument.startswith("--")  # Beam has no such flag
+        is_word = number == 0 and not argument.startswith("-")  # behind a flag of Beam it may be its value
+        if is_ours or is_short or is_word:
+            raise _unknown(argument, _OURS)
+    config = Config(**vars(ours))
+    return config, _beams(rest) if rest else []
+
+
+def _with_underscores(arguments: Sequence[str], known: Collection[str]) -> list[str]:
+    """The arguments, each flag as it is `known`, if only dashes for underscores keep it from that."""
+    found = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        name = f"--{flag[2:].replace('-', '_')}"
+        found.append(name + equals + value if flag.startswith("--") and name in known else argument)
+    return found
+
+
+def _our_parser() -> argparse.ArgumentParser:
+    """Every value is text, which `Config` reads."""
+    parser = argparse.ArgumentParser(
+        usage=_USAGE,
+        description="Turn images in class folders into TFRecord shards of equal size.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,  # what isn't given is left to `Config`
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    groups: dict[str, Any] = {}
+    for name, flag in _OURS.items():
+        if flag.group not in groups:
+            groups[flag.group] = parser.add_argument_group(flag.group)
+        text, metavar = flag.help, _metavar(flag)
+        if metavar and flag.default not in (None, "") and not text.endswith(")"):
+            text += f" ({flag.default:g})" if isinstance(flag.default, float) else f" ({flag.default})"
+        more: Any = {"metavar": metavar} if metavar else {"action": "store_true"}
+        groups[flag.group].add_argument(name, help=text.replace("%", "%%"), **more)
+    return parser
+
+
+def _metavar(flag: Flag[Any, Any]) -> str:
+    """What stands for a flag's value; "" if it has none."""
+    if isinstance(flag.values, tuple) and flag.default is not False:
+        return "|".join(map(str, flag.values))
+    return flag.metavar
+
+
+def _bad_value(flag: str, arguments: Sequence[str]) -> UsageError:
+    """What argparse refuses of ours: a flag without its value, or a value of a flag that has none."""
+    if metavar := _metavar(_OURS[flag]):
+        return UsageError(f"{flag} has no value: write {flag} {metavar}")
+    value = next(one for one in arguments if one.startswith(f"{flag}=")).partition("=")[2]
+    return wrong(flag, value, "leave it out, this flag has no value")
+
+
+def _beams(arguments: list[str]) -> list[str]:
+    """The arguments as Beam spells them, if it knows every flag; `PipelineOptions` would only warn.
+
+    Raises:
+        UsageError: there is one that it doesn't know, or whose value it can't read.
+    """
+    parser, flags = beams_parser()
+    arguments = _with_underscores(arguments, flags)
+    try:
+        unknown = parser.parse_known_args(arguments)[1]
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{str(error).removeprefix('argument ')} (an option of Beam)") from None
+    if unknown:
+        raise _unknown(unknown[0], [*_OURS, *flags])
+    return arguments
+
+
+def beams_parser() -> tuple[argparse.ArgumentParser, list[str]]:
+    """A parser of every option of Beam, and their flags."""
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    found: list[argparse.ArgumentParser] = []
+    PipelineOptions([]).get_all_options(add_extra_args_fn=found.append)
+    found[0].exit_on_error = False
+    return found[0], re.findall(r"(?:^  |, )(--[\w-]+)", found[0].format_help(), re.MULTILINE)
+
+
+def _unknown(argument: str, known: Collection[str]) -> UsageError:
+    flag = argument.partition("=")[0]
+    if not flag.startswith("-"):
+        return UsageError(f"unexpected argument {flag!r}: every value belongs to a flag; see --help")
+    nearest = _nearest(argument, known, 0.5)
+    return UsageError(f"unknown flag {flag!r}: {f'did you mean {nearest}?' if nearest else 'see --help'}")
+
+
+def _nearest(argument: str, known: Collection[str], likeness: float) -> str | None:
+    name = argument.partition("=")[0].lstrip("-").replace("-", "_")
+    if len(name) == 1:
+        return next((flag for flag in known if flag.startswith(f"--{name}")), None)
+    return next(iter(difflib.get_close_matches(f"--{name}", known, n=1, cutoff=likeness)), None)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any
 
 from beam_pipeline.config import Config
-from beam_pipeline.errors import plural
+from beam_pipeline.errors import plural, size, some
 
 PUBLISHED = "published"
 REPAIRED = "repaired"
@@ -23,8 +22,8 @@ class Manifest:
     Attributes:
         url: folder or URL of the version.
         data: content of manifest.json, as `docs/format.md` describes it.
-        outcome: `published`, `repaired`, or `already published` where nothing was written.
-        run: content of run.json: how the job went that published it; empty where that can't be read.
+        outcome: `published`, `repaired`, or `already published` if nothing was written.
+        run: content of run.json: how the job went that published it; empty if that can't be read.
         checked: what was compared of a version that was published already, in one line.
         touched: the etag or mtime of an image has changed since it was published, and contents were not compared.
     """
@@ -71,9 +70,9 @@ def plan_text(document: dict[str, Any]) -> str:
     lines = []
     for split, plan in sorted(document["splits"].items()):
         shards = len(plan["cuts"]) + 1
-        mean = size_text(plan["estimated_bytes"] / shards)
+        mean = size(plan["estimated_bytes"] / shards)
         lines.append(f"{split}: {plural(plan['images'], 'image')} in {plural(shards, 'shard')} of about {mean}")
-    return "\n".join([*lines, f"{plural(len(document['classes']), 'class')}; nothing is written"])
+    return "\n".join([*lines, f"{plural(len(document['classes']), 'class')}; nothing was written"])
 
 
 def published_text(manifest: Manifest) -> str:
@@ -94,10 +93,9 @@ def published_text(manifest: Manifest) -> str:
     with suppress(AttributeError, TypeError, ValueError):  # no hash covers run.json: anything may be in it
         lines += _skipped_text(manifest.run.get("skipped", {}))
     passed = data["image"].get("passed_through", {})
-    if any(passed.values()):
-        lines.append(
-            f"  {sum(passed.values()):,} stored without re-encoding ({passed.get('whole', 0):,} byte for byte)"
-        )
+    if stored := sum(passed.values()):
+        images = plural(stored, "image")
+        lines.append(f"  {images} stored without re-encoding ({passed.get('whole', 0):,} byte for byte)")
     lines.append(f"  {plural(len(manifest.classes), 'class')}")
     found = data.get("duplicates", {})
     if found.get("groups"):
@@ -125,7 +123,7 @@ def _skipped_text(skipped: dict[str, Any]) -> list[str]:
         lines.append(f"  {plural(outside, 'image')} skipped: not inside a class folder")
     for kind, noun in (("hidden_images", "image"), ("hidden_folders", "folder")):
         if hidden := skipped.get(kind):
-            lines.append(f"  {plural(hidden, noun)} skipped: hidden, the name begins with a dot")
+            lines.append(f"  {plural(hidden, noun)} skipped: hidden, its name begins with a dot")
     return lines
 
 
@@ -133,11 +131,11 @@ def _sizes_text(sizes: list[int]) -> str:
     """The mean of the shards' sizes, and how far they are from it."""
     mean = sum(sizes) / len(sizes)
     if len(sizes) == 1:
-        return size_text(mean)
-    low, high = ((size / mean - 1) * 100 if mean else 0.0 for size in (min(sizes), max(sizes)))
+        return size(mean)
+    low, high = ((one / mean - 1) * 100 if mean else 0.0 for one in (min(sizes), max(sizes)))
     if round(low, 1) == round(high, 1) == 0:
-        return f"{size_text(mean)} each"
-    return f"{size_text(mean)} ({low:+.1f} % to {high:+.1f} %)"
+        return f"{size(mean)} each"
+    return f"{size(mean)} ({low:+.1f} % to {high:+.1f} %)"
 
 
 def warnings(config: Config, manifest: Manifest) -> list[str]:
@@ -152,58 +150,24 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
             "run.json; --repair compares their contents"
         )
     if empty:
-        have = f"{plural(len(empty), 'class')} {'has' if len(empty) == 1 else 'have'}"
-        found.append(f"{have} no record: {_first([repr(manifest.classes[number]) for number in empty])}")
+        found.append(f"{_classes_have(empty)} no records: {some([repr(manifest.classes[number]) for number in empty])}")
     for split, count in counts.items() if len(counts) > 1 else ():
         few = [number for number, records in enumerate(count) if records < _FEW and number not in empty]
         if few:
-            have = f"{plural(len(few), 'class')} {'has' if len(few) == 1 else 'have'}"
-            some = _first([f"{manifest.classes[number]!r} {count[number]}" for number in few])
-            found.append(f"{have} fewer than {_FEW} records in split {split!r}: {some}")
-    found += [
-        f"split {split!r} got no image and is left out"
-        for split in (config.split_fractions or {})
-        if split not in data["splits"]
-    ]
-    wanted = config.shard_counts
+            named = some([f"{manifest.classes[number]!r} {count[number]}" for number in few])
+            found.append(f"{_classes_have(few)} fewer than {_FEW} records in split {split!r}: {named}")
+    lacking = [split for split in config.split_fractions or {} if split not in data["splits"]]
+    found += [f"split {split!r} got no images and was left out" for split in lacking]
+    wanted = config.num_shards
     for split, content in data["splits"].items():
         asked = wanted if isinstance(wanted, int) else (wanted or {}).get(split, 0)
-        if asked > len(content["shards"]):
-            got = plural(len(content["shards"]), "shard")
-            found.append(f"--num_shards {asked}: split {split!r} is written in {got}, it has no more images")
+        if asked > (shards := len(content["shards"])):  # one for each image
+            only = f"has only {plural(shards, 'image')}: wrote {plural(shards, 'shard')}"
+            found.append(f"--num_shards {asked}: split {split!r} {only}")
     if config.compression == "gzip":
         found.append("gzip shards have no index and no TFDS metadata: read them with reader.record_dataset")
     return found
 
 
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:5]) + ", …" * (len(names) > 5)
-
-
-_UNITS = (("GB", 1e9, 2), ("MB", 1e6, 1), ("kB", 1e3, 1))
-
-
-def size_text(byte_count: float) -> str:
-    """Bytes in the unit that leaves the fewest digits."""
-    for unit, size, digits in _UNITS:
-        if byte_count >= size:
-            return f"{byte_count / size:.{digits}f} {unit}"
-    return plural(round(byte_count), "byte")
-
-
-def say(text: str, stream: TextIO | None = None) -> None:
-    """Print; a reader who has gone, or reads no Unicode, doesn't fail the command.
-
-    Args:
-        text: one or more lines.
-        stream: stdout if it is None.
-    """
-    stream = stream or sys.stdout
-    if stream is None:  # closed when the process began
-        return
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
-    except (OSError, ValueError):
-        with suppress(OSError, ValueError):
-            stream.close()  # else Python would try once more at its end, and exit 120
+def _classes_have(numbers: list[int]) -> str:
+    return f"{plural(len(numbers), 'class')} {'has' if len(numbers) == 1 else 'have'}"

@@ -12,24 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import beam_pipeline
 from beam_pipeline import schema, storage
-from beam_pipeline.cli.messages import (
-    ALREADY_PUBLISHED,
-    PUBLISHED,
-    REPAIRED,
-    Manifest,
-    plan_text,
-    say,
-)
+from beam_pipeline.cli.messages import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates, published
 from beam_pipeline.dataset.output import check_names, check_places, check_unpublished
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.errors import (
-    ImageShardsError,
-    NotPublishedError,
-    OtherFormatError,
-    StorageError,
-)
+from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, say
 from beam_pipeline.inputs import checks, manifest_rows
 from beam_pipeline.schema.manifest import open_manifest
 from beam_pipeline.storage.identity import Identity
@@ -44,8 +32,9 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     """Convert the images of `config.input` and publish the dataset.
 
     A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
-    same call in a new one resumes, and decodes that image apart); where the caller must survive it, call this in a
-    process of its own.
+    same call in a new one resumes, and decodes that image in isolation); if the caller must survive that, call this in
+    a process of its own. Ctrl-C raises KeyboardInterrupt at once; with `--direct_running_mode=multi_processing` Beam
+    first waits for its workers, which may take minutes. The command ends in seconds.
 
     Args:
         config: what to convert and how.
@@ -53,7 +42,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         command: the command line, for run.json.
 
     Returns:
-        What is published; None with `--plan_only`, or where the runner doesn't wait for the job.
+        What is published; None with `--plan_only`, or if the runner doesn't wait for the job.
 
     Raises:
         UsageError: the configuration or the input can't be used; nothing was read but listings.
@@ -83,25 +72,21 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
             check_unpublished(config)
     if manifest is not None and found is not None and not found.damage:
         _tidy(config)
-        return _result(config, manifest, ALREADY_PUBLISHED, found.checked, found.touched)
+        return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
     job = job or _job(None)
     config = job.configured(config)
     with _sole_writer(config):
         if manifest is not None and found is not None:
             say(f"repairing {found.damage}", sys.stderr)
             job.repair(config, manifest, found.damage)
-            return _result(config, manifest, REPAIRED, touched=found.touched)
+            return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
         if notice := duplicates.notice(config):
             say(f"warning: {notice}", sys.stderr)
         job.write(config, command)
     manifest = read_manifest(config)
-    return None if manifest is None else _result(config, manifest, PUBLISHED)
-
-
-def _result(
-    config: Config, manifest: dict[str, Any], outcome: str, checked: str = "", touched: bool = False
-) -> Manifest:
-    return Manifest(config.dataset_url, manifest, outcome, published.run_facts(config), checked, touched)
+    if manifest is None:
+        return None
+    return Manifest(config.dataset_url, manifest, PUBLISHED, published.run_facts(config))
 
 
 def _job(options: PipelineOptions | None) -> Job:
@@ -114,7 +99,7 @@ def _plan(config: Config, job: Job) -> None:
     config = job.configured(config)
     is_new = storage.is_local(config.output) and not os.path.exists(config.output)
     try:
-        job.plan(config)
+        job.write(config)
         text = plan_text(JobState(config).take_plan_only())
     finally:
         if is_new:
@@ -130,7 +115,7 @@ def _nothing_begun() -> Iterator[None]:
         yield
     except StorageError as error:
         fix = error.fix or "check the URL and the network"
-        raise StorageError(error.reason, f"{fix}; nothing was begun") from error
+        raise StorageError(error.reason, f"{fix}; nothing was started") from error
 
 
 @contextmanager
@@ -168,8 +153,7 @@ def resolve(config: Config) -> Config:
     """Check the input and read the small files that the configuration names.
 
     Raises:
-        UsageError: as `checks.check_input`, `check_places` and the readers of labels and manifests
-            say.
+        UsageError: as `checks.check_input`, `check_places` and the readers of labels and manifests say.
     """
     seconds = config.first_contact_s
     if config.labels_file:
@@ -182,7 +166,7 @@ def resolve(config: Config) -> Config:
 
 
 def read_manifest(config: Config) -> dict[str, Any] | None:
-    """The manifest of the version, or None where none is published.
+    """The manifest of the version, or None if none is published.
 
     Raises:
         NotPublishedError: there is one that can't be believed, and neither `--repair` nor `--overwrite` was asked for.
@@ -196,5 +180,5 @@ def read_manifest(config: Config) -> dict[str, Any] | None:
         return open_manifest(data, url)
     except NotPublishedError as error:
         if config.overwrite or (config.repair and not isinstance(error, OtherFormatError)):
-            return None  # the whole job runs anew, in place
+            return None  # all of it is rewritten, in place
         raise

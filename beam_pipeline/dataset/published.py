@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import REMOVED, Config
 from beam_pipeline.conversion.fetch import convert_all, listed_md5
-from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural
+from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural, some
 from beam_pipeline.inputs import folders
 from beam_pipeline.inputs.references import ImageRef, ReferenceSum, content_fields, listing_fields, reference_fields
 from beam_pipeline.planning.plan import split_plans
@@ -37,13 +37,8 @@ class Damage:
     def __str__(self) -> str:
         shards = [plural(len(self.shards), "corrupt shard")] * bool(self.shards)
         named = ((self.files, "other file", ""), (self.foreign, "file", " too many"))
-        files = [f"{plural(len(names), noun)}{more} ({_some(names)})" for names, noun, more in named if names]
+        files = [f"{plural(len(names), noun)}{more} ({some(sorted(names))})" for names, noun, more in named if names]
         return " and ".join(shards + files)
-
-
-def _some(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    return ", ".join(ordered[:3]) + ", …" * (len(ordered) > 3)
 
 
 class Check(NamedTuple):
@@ -53,11 +48,13 @@ class Check(NamedTuple):
         damage: to be repaired.
         checked: what was compared, and what wasn't, in one line.
         touched: the etag or mtime of an image isn't the one that was published, and contents were not compared.
+        run: content of run.json.
     """
 
     damage: Damage
     checked: str
     touched: bool
+    run: dict[str, Any]
 
 
 def check(config: Config, manifest: dict[str, Any]) -> Check:
@@ -85,8 +82,9 @@ def check(config: Config, manifest: dict[str, Any]) -> Check:
     compared, references = _check_inputs(config, manifest)
     damage, by = _find_damage(config, manifest)
     others = 0 if config.repair else manifest["images"] - compared
-    touched = others > 0 and run_facts(config).get("inputs", references) != references
-    return Check(damage, _told(manifest, compared, others, by), touched)
+    run = run_facts(config)
+    touched = others > 0 and run.get("inputs", references) != references
+    return Check(damage, _told(manifest, compared, others, by), touched, run)
 
 
 def _told(manifest: dict[str, Any], compared: int, others: int, by: str) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import islice
 
 from beam_pipeline import storage
-from beam_pipeline.config import Config
+from beam_pipeline.config import Config, splits_text, wrong
 from beam_pipeline.errors import UsageError, plural, why_unreadable
 from beam_pipeline.inputs.folders import (
     HIDDEN_FOLDERS,
@@ -34,7 +34,6 @@ def check_input(config: Config) -> None:
     if config.layout == "manifest":
         _check_manifest(config)
         return
-    assert config.input is not None
     if storage.is_local(config.input) and not os.path.isdir(config.input):
         raise UsageError(
             f"--input {config.input!r}: {'a file, not a folder' if os.path.exists(config.input) else 'no such folder'}"
@@ -50,7 +49,7 @@ def check_input(config: Config) -> None:
             raise UsageError(
                 f"--input {config.input!r}: no image in {plural(len(folders), 'class folder')} ("
                 f"{plural(summary.suffixes.total(), 'file')} without an image suffix, {summary.hidden} hidden); "
-                f"images end in {', '.join(sorted(config.suffixes))}"
+                f"images end in {', '.join(sorted(config.extensions))}"
             )
     except FileNotFoundError:
         raise UsageError(f"--input {config.input!r}: no such bucket") from None
@@ -58,19 +57,18 @@ def check_input(config: Config) -> None:
 
 def _check_manifest(config: Config) -> None:
     if "split" in config.header and config.splits is not None:
-        raise UsageError(f"--splits {config.splits!r}: leave it out, the manifest has a column 'split'")
+        raise wrong("--splits", splits_text(config.splits), "leave it out, the manifest has a column 'split'")
     if next(row_refs(config), None) is None:
         raise UsageError(f"--manifest {config.manifest!r}: it has a header but no row; add a row for each image")
 
 
 def _no_classes(config: Config, hidden: int) -> UsageError:
     """What lies there in place of class folders, and the likely reason."""
-    assert config.input is not None
     of_splits = config.layout == "split_class_folders"
     wanted = "DIR/SPLIT/CLASS/image.jpg" if of_splits else "DIR/CLASS/image.jpg"
     store = storage.open_storage(config.input, config.io_deadline)
     files = [file.path for file in islice(store.files(config.input), _LOOKED_AT)]
-    direct = sum("/" not in path and why_skipped(path, config.suffixes) is None for path in files)
+    direct = sum("/" not in path and why_skipped(path, config.extensions) is None for path in files)
     parent, _, name = config.input.rpartition("/")
     if direct and parent and not parent.endswith("/") and not of_splits:
         many = plural(direct, "image") + " or more" * (len(files) == _LOOKED_AT)

@@ -139,7 +139,7 @@ def _folders(config: Config, prefix: str, summary: ListingSummary) -> list[str]:
     found = []
     for name in storage.open_storage(url, config.io_deadline).names(url):
         if not name.endswith("/"):
-            summary.skip(why_skipped(name, config.suffixes) or OUTSIDE_CLASSES, name)
+            summary.skip(why_skipped(name, config.extensions) or OUTSIDE_CLASSES, name)
         elif name.startswith("."):
             summary.skip(HIDDEN_FOLDERS, name)
         else:
@@ -165,7 +165,7 @@ def class_name(name: str) -> str:
 def list_images(config: Config, folder: ClassFolder, summary: ListingSummary) -> Iterator[ImageRef]:
     """The images below one class folder, nested folders included, streamed; other files go to `summary` as skipped."""
     assert config.input is not None
-    make, suffixes = ref_maker(config), config.suffixes
+    make, suffixes = ref_maker(config), config.extensions
     store = storage.open_storage(config.input, config.io_deadline)
     # Every name: an image whose link leads nowhere must not go unseen. It becomes a reject when it is read.
     for file in store.files(storage.join(config.input, folder.prefix.rstrip("/")), every_name=True):

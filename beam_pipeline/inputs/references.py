@@ -135,7 +135,7 @@ def sample_size(images: int) -> int:
 
 def ref_maker(config: Config) -> Callable[..., ImageRef]:
     """Makes references, with the keys that decide an image's split and place in the order."""
-    seed, pattern, splits = config.seed, config.split_pattern, Splits(config.split_fractions or {"train": Fraction(1)})
+    seed, pattern, splits = config.seed, config.split_by, Splits(config.split_fractions or {"train": Fraction(1)})
 
     def make(
         path: str, byte_count: int, etag: str, label: str, split: str | None, features: tuple[bytes, ...] = ()

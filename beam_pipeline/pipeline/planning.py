@@ -184,9 +184,9 @@ def _plan_splits(histograms: dict[str, Histogram], config: Config) -> dict[str, 
 
 
 def _wanted_shards(config: Config, split: str, total_bytes: int) -> int:
-    counts = config.shard_counts
+    counts = config.num_shards
     if isinstance(counts, int):
         return counts
     if counts is not None and split in counts:
         return counts[split]
-    return shard_count(total_bytes, config.shard_bytes)
+    return shard_count(total_bytes, config.target_shard_bytes)

@@ -105,10 +105,11 @@ def _varint(value: int) -> bytes:
 
 
 OWN_COLUMNS = ("path", "label", "split", "bytes", "md5")
+DTYPES = ("int64", "float32", "bytes")
 
 
 class Column(NamedTuple):
-    """One feature column: its key in the record, `int64`, `float32` or `bytes`, and whether each cell is a list."""
+    """One feature column: its key in the record, one of `DTYPES`, and whether each cell is a list."""
 
     name: str
     dtype: str
@@ -123,20 +124,20 @@ def columns(header: Sequence[str], url: str = "") -> tuple[Column, ...]:
     """
     found: dict[str, Column] = {}
     for written in header:
-        if written in OWN_COLUMNS:
-            if header.count(written) > 1:
-                raise UsageError(f"--manifest {url!r}: column {written!r} is repeated: keep one")
-            continue
         name, dtype = name_and_type(written)
-        if not name or name in schema.RECORD_KEYS or name in OWN_COLUMNS:
-            raise UsageError(f"--manifest {url!r}: column {written!r} has a reserved name: rename it")
-        if not schema.is_utf8(name):
-            raise UsageError(f"--manifest {url!r}: column {written!r} has a name that isn't UTF-8: rename it")
-        if name in found:
-            raise UsageError(f"--manifest {url!r}: column {name!r} is repeated: keep one")
-        if dtype not in DTYPES:
-            raise UsageError(f"--manifest {url!r}: column {written!r} has no type int64, float32 or bytes: declare one")
-        found[name] = Column(name, dtype, written.endswith("[]"))
+        if written in OWN_COLUMNS:
+            fault = "is repeated: keep one" if header.count(written) > 1 else ""
+        elif not name or name in schema.RECORD_KEYS or name in OWN_COLUMNS:
+            fault = "has a reserved name: rename it"
+        elif not schema.is_utf8(name):
+            fault = "has a name that isn't UTF-8: rename it"
+        elif name in found:
+            written, fault = name, "is repeated: keep one"
+        else:
+            fault = "" if dtype in DTYPES else "has no type int64, float32 or bytes: declare one"
+            found[name] = Column(name, dtype, written.endswith("[]"))
+        if fault:
+            raise UsageError(f"--manifest {url!r}: column {written!r} {fault}")
     return tuple(found[name] for name in sorted(found))
 
 
@@ -144,6 +145,3 @@ def name_and_type(written: str) -> tuple[str, str]:
     """`age:int64` → age, int64; `tags[]` → tags, bytes."""
     name, _, dtype = written.removesuffix("[]").partition(":")
     return name, dtype or "bytes"
-
-
-DTYPES = ("int64", "float32", "bytes")

@@ -6,15 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from beam_pipeline.errors import (
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_USAGE,
-    CorruptRecordError,
-    ImageShardsError,
-    UsageError,
-    one_line,
-)
+from beam_pipeline.errors import EXIT_OK, CorruptRecordError, ImageShardsError, UsageError, tell
 from reader.commands import verbs
 from reader.commands.flags import suggestion
 from reader.words import explained
@@ -27,19 +19,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments))
     except ImageShardsError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return error.exit_code
+        return tell(error)
     except ModuleNotFoundError as error:
         said = explained(error)
         if said is error:
             raise
-        print(f"error: {said}", file=sys.stderr)
-        return EXIT_USAGE
+        return tell(UsageError(said))
     except BrokenPipeError:
         return EXIT_OK
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return EXIT_FAILED
+        return tell(ImageShardsError("interrupted"))
 
 
 def _run(given: list[str]) -> int:

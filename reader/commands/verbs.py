@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError, UsageError, one_line
+from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError, UsageError, one_line, plural, size, some
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader.commands.flags import REQUIRED, Command, Flag, Result, positive, whole_number
 from reader.info import DatasetInfo, load_info
 from reader.limits import cpu_count
 from reader.tools.copy import checked_sizes, copy, dataset_hash
-from reader.words import count, size, some
 
 _SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
 
@@ -41,19 +40,19 @@ def _describe(info: DatasetInfo) -> str:
 
 def _lines(info: DatasetInfo) -> Iterator[str]:
     image, manifest = info.image, info.manifest
-    classes = count(info.num_classes, "class", "classes")
-    yield f"{count(manifest['records'], 'record')} of {count(manifest['images'], 'image')}, {classes}"
+    classes = plural(info.num_classes, "class")
+    yield f"{plural(manifest['records'], 'record')} of {plural(manifest['images'], 'image')}, {classes}"
     pixels = " to ".join(
         f"{height}x{width}" for height, width in sorted({*filter(None, (image.min_size, image.max_size))})
     )
-    yield f"{image.format}, {count(image.channels, 'channel')}, {pixels or 'no image'} (height x width)"
+    yield f"{image.format}, {plural(image.channels, 'channel')}, {pixels or 'no image'} (height x width)"
     if manifest["features"]:
         columns = (f"{one['name']} ({'list of ' * one['list']}{one['dtype']})" for one in manifest["features"])
         yield f"columns: {', '.join(columns)}"
     for split in info.splits.values():
         sizes = [shard.bytes for shard in split.shards]
         range_ = " to ".join(dict.fromkeys(map(size, (min(sizes), max(sizes)))))
-        yield f"{split.name}: {count(split.records, 'record')} in {count(len(sizes), 'shard')} of {range_}"
+        yield f"{split.name}: {plural(split.records, 'record')} in {plural(len(sizes), 'shard')} of {range_}"
     files = [shard.file for split in info.splits.values() for shard in split.shards]
     folders = sorted({file.rpartition("/")[0] for file in files if info.path(file) == file})
     if folders:
@@ -62,10 +61,10 @@ def _lines(info: DatasetInfo) -> Iterator[str]:
         counts = ", ".join(f"{split.name} {split.class_counts[number]:,}" for split in info.splits.values())
         yield f"class {number} {label!r}: {counts}"
     if info.num_classes > _SHOWN_CLASSES:
-        yield f"… and {count(info.num_classes - _SHOWN_CLASSES, 'more class', 'more classes')}; --json names them all"
+        yield f"… and {plural(info.num_classes - _SHOWN_CLASSES, 'more class')}; --json names them all"
     if image.mean:
         mean, std = (" ".join(f"{value:.4f}" for value in values) for values in (image.mean, image.std))
-        yield f"mean {mean}, std {std} (of [0, 1], from {count(manifest['image']['sampled_images'], 'image')})"
+        yield f"mean {mean}, std {std} (of [0, 1], from {plural(manifest['image']['sampled_images'], 'image')})"
     rejects = manifest["rejects"]["by_reason"]
     if rejects:
         name = "left out" if FOREIGN_KEY in manifest else "rejected"
@@ -108,7 +107,7 @@ def _show(values: dict[str, Any]) -> Result:
     if not values["json"]:
         with _written("--out", out):
             grid(records).save(out, "PNG")
-    return Result({"split": split, "records": shown}, f"{count(len(records), 'image')} of {split} in {out}")
+    return Result({"split": split, "records": shown}, f"{plural(len(records), 'image')} of {split} in {out}")
 
 
 @contextmanager
@@ -139,7 +138,7 @@ def _bench(values: dict[str, Any]) -> Result:
     names = ("split", "images", "batch_size", "image_size", "repeats", "against")
     conditions = {name: values[name] for name in names} | {"dataset": info.url, "split_images": there}
     conditions |= {"cores": cpu_count(), "python": platform.python_version()}
-    title = f"{info.name} {info.version}, {side} px, {count(cpu_count(), 'core')}"
+    title = f"{info.name} {info.version}, {side} px, {plural(cpu_count(), 'core')}"
     try:
         bench.chart(rows, title, out)
         drawn = f"chart: {out}"
@@ -147,7 +146,7 @@ def _bench(values: dict[str, Any]) -> Result:
         drawn = "no chart: Matplotlib is not installed"
     again = f" ({values['split']} has {there:,}, read again and again)" if there < images else ""
     runs = "1 run" if values["repeats"] == 1 else f"median of {values['repeats']} runs in turns"
-    lines = [f"{title}, {count(images, 'image')} a run{again}, {runs}"]
+    lines = [f"{title}, {plural(images, 'image')} a run{again}, {runs}"]
     lines += [f"individual files: {originals}"] if originals else []
     lines += [bench.table(rows), drawn]
     return Result({**conditions, "rows": [*map(bench.as_json, rows)]}, "\n".join(lines))
@@ -163,7 +162,7 @@ def _copy(values: dict[str, Any]) -> Result:
     copied = copy(values["dataset"], values["dir"])
     there = "all of them" if copied.kept == copied.files else f"{copied.kept:,} of them"
     kept = f", {there} already there" if copied.kept else ""
-    text = f"OK: {count(copied.files, 'file')}, {size(copied.bytes)} in {copied.folder}{kept}; all checksums match"
+    text = f"OK: {plural(copied.files, 'file')}, {size(copied.bytes)} in {copied.folder}{kept}; all checksums match"
     return Result(dataclasses.asdict(copied), text)
 
 

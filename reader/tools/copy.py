@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import google_crc32c
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
+from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural
 from beam_pipeline.schema.manifest import seal_manifest
 from reader.info import DatasetInfo, as_info
-from reader.words import count
 
 _FILES_AT_ONCE = 8  # with requests of 16 MiB, eight hide 50 ms of latency at 1 GB/s
 _PART = ".copying"
@@ -108,7 +107,7 @@ def checked_sizes(info: DatasetInfo) -> dict[str, int]:
             says = f"has {sizes[file]} bytes, the manifest says {published[file]['bytes']}"
             wrong.append(f"{info.path(file)} {says}")
     if wrong:
-        more = f" (and {count(len(wrong) - 1, 'more file')})" if len(wrong) > 1 else ""
+        more = f" (and {plural(len(wrong) - 1, 'more file')})" if len(wrong) > 1 else ""
         raise ImageShardsError(f"{wrong[0]}{more}: run the job again with --repair")
     return sizes
 

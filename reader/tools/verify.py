@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError, plural
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo, SplitInfo, as_info
 from reader.record_files import FileScan, Frame
 from reader.records import InvalidRecordError
 from reader.tools.scan import Scanners, decode_image, only_bytes, only_integer, type_name
-from reader.words import count
 
 DECODE = ("all", "sample", "none")
 _MAX_FAULTS = 100  # of a shard
@@ -74,9 +73,9 @@ class Report:
 
     def __str__(self) -> str:
         if self.faults:
-            return f"{count(len(self.faults), 'fault')} in {self.dataset}"
+            return f"{plural(len(self.faults), 'fault')} in {self.dataset}"
         decoded = {"all": "all images decode", "sample": "1 image in 64 decoded", "none": "no image decoded"}
-        return f"OK: {count(self.records, 'record')} in {count(self.shards, 'shard')}, {decoded[self.decode]}"
+        return f"OK: {plural(self.records, 'record')} in {plural(self.shards, 'shard')}, {decoded[self.decode]}"
 
 
 def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") -> Report:
@@ -155,15 +154,15 @@ def _check_split(
     for (_, shard), found in zip(present, scanners.files(check, present), strict=True):
         yield from found.faults[:_MAX_FAULTS]
         if (more := len(found.faults) - _MAX_FAULTS) > 0:
-            left_out = f"{count(more, 'more fault')} of this shard {'is' if more == 1 else 'are'} left out"
+            left_out = f"{plural(more, 'more fault')} of this shard {'is' if more == 1 else 'are'} left out"
             yield _of_file(info.path(shard.file), left_out)
         is_complete = is_complete and not found.faults
         classes.update(found.classes)
     wrong = [number for number, published in enumerate(split.class_counts) if classes[number] != published]
     if wrong and is_complete:  # else a shard's fault explains it
         first, more = wrong[0], len(wrong) - 1
-        has = f"{split.name} has {count(classes[first], 'record')} of class {first} {info.classes[first]!r}"
-        others = f"; and {count(more, 'more class differs', 'more classes differ')}" if more else ""
+        has = f"{split.name} has {plural(classes[first], 'record')} of class {first} {info.classes[first]!r}"
+        others = f"; and {plural(more, 'more class')} {'differs' if more == 1 else 'differ'}" if more else ""
         what = f"{has}, the manifest says {split.class_counts[first]:,}{others}"
         yield _of_file(info.path(schema.MANIFEST_FILE), what)
 
@@ -213,10 +212,10 @@ class _ShardChecker:
         offsets = [offset for block in blocks for offset in block.offsets]
         corrupt = sum(block.corrupt for block in blocks)
         if size != shard.bytes:
-            faults.insert(0, _of_file(path, f"it has {count(size, 'byte')}, the manifest says {shard.bytes:,}"))
+            faults.insert(0, _of_file(path, f"it has {plural(size, 'byte')}, the manifest says {shard.bytes:,}"))
         elif not corrupt:  # which would explain all of these
             if len(offsets) != shard.records:
-                has = count(len(offsets), "record")
+                has = plural(len(offsets), "record")
                 faults.append(_of_file(path, f"it has {has}, the manifest says {shard.records:,}"))
             if scan.crc32c != shard.crc32c:
                 faults.append(_of_file(path, "its CRC-32C isn't the one that was published"))

@@ -45,8 +45,8 @@ def config(**more: object) -> Config:
 def test_the_text_names_records_shards_and_balance() -> None:
     assert published_text(manifest()).splitlines() == [
         "published gs://b/x/1.0.0",
-        "  train: 900 records in 2 shards of 100.0 MB (-1.0 % to +1.0 %)",
-        "  validation: 100 records in 1 shard of 5.0 MB",
+        "  train: 900 records in 2 shards of 100 MB (-1.0 % to +1.0 %)",
+        "  validation: 100 records in 1 shard of 5.00 MB",
         "  1,003 images listed = 1,000 records + 3 rejects (decode_error 2, truncated 1; see rejects.jsonl)",
         "  2 classes",
     ]
@@ -68,10 +68,10 @@ def test_the_first_line_says_what_happened(outcome: str, line: str) -> None:
     ("sizes", "text"),
     [
         ([0, 0], "2 shards of 0 bytes each"),
-        ([9_000, 9_000], "2 shards of 9.0 kB each"),
-        ([100_000, 100_010], "2 shards of 100.0 kB each"),  # what is shown is equal
-        ([1_000, 3_000], "2 shards of 2.0 kB (-50.0 % to +50.0 %)"),
-        ([9_300], "1 shard of 9.3 kB"),
+        ([9_000, 9_000], "2 shards of 9.00 kB each"),
+        ([100_000, 100_010], "2 shards of 100 kB each"),  # what is shown is equal
+        ([1_000, 3_000], "2 shards of 2.00 kB (-50.0 % to +50.0 %)"),
+        ([9_300], "1 shard of 9.30 kB"),
     ],
 )
 def test_shards_of_every_size_are_told_in_their_unit(sizes: list[int], text: str) -> None:
@@ -96,8 +96,8 @@ def test_a_plan_tells_images_shards_and_their_size() -> None:
     }
     assert plan_text({"splits": splits, "classes": ["a", "b"]}).splitlines() == [
         "test: 1 image in 1 shard of about 12.0 kB",
-        "train: 1,200 images in 2 shards of about 2.0 MB",
-        "2 classes; nothing is written",
+        "train: 1,200 images in 2 shards of about 2.00 MB",
+        "2 classes; nothing was written",
     ]
 
 
@@ -139,12 +139,12 @@ def test_nothing_to_warn_about() -> None:
 @pytest.mark.parametrize(
     ("flags", "changes", "line"),
     [
-        ({"splits": "train=0.8,validation=0.1,test=0.1"}, {}, "split 'test' got no image and is left out"),
-        ({"num_shards": 2}, {}, "--num_shards 2: split 'validation' is written in 1 shard, it has no more images"),
-        ({"num_shards": "train=9"}, {}, "--num_shards 9: split 'train' is written in 2 shards, it has no more images"),
+        ({"splits": "train=0.8,validation=0.1,test=0.1"}, {}, "split 'test' got no images and was left out"),
+        ({"num_shards": 2}, {}, "--num_shards 2: split 'validation' has only 1 image: wrote 1 shard"),
+        ({"num_shards": "train=9"}, {}, "--num_shards 9: split 'train' has only 2 images: wrote 2 shards"),
         ({}, {"classes": ["a", "b"], "splits": {"train": {"class_counts": [0, 5], "shards": []},
                                                "validation": {"class_counts": [0, 5], "shards": []}}},
-         "1 class has no record: 'a'"),
+         "1 class has no records: 'a'"),
         ({}, {"splits": {"train": {"class_counts": [5, 5], "shards": []},
                          "validation": {"class_counts": [4, 0], "shards": []}}},
          "2 classes have fewer than 5 records in split 'validation': 'a' 4, 'b' 0"),
@@ -163,4 +163,4 @@ def test_a_class_of_few_images_is_nothing_to_tell_if_no_split_was_asked_for() ->
 
 def test_images_that_were_not_encoded_anew_are_told() -> None:
     text = published_text(manifest(image={"passed_through": {"whole": 1200, "without_metadata": 3}}))
-    assert "  1,203 stored without re-encoding (1,200 byte for byte)" in text.splitlines()
+    assert "  1,203 images stored without re-encoding (1,200 byte for byte)" in text.splitlines()

@@ -14,6 +14,7 @@ from beam_pipeline import Config
 from beam_pipeline.cli.main import main as write_command
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.storage.identity import Identity
+from tests import make
 
 MESSAGES = Path(__file__).with_name("messages.txt").read_text()
 
@@ -75,7 +76,11 @@ def test_each_mistake_is_told_in_one_line_with_its_exit_code(
 ) -> None:
     monkeypatch.chdir(data)
     capsys.readouterr()
+    before = make.files(data)
     assert write_command(arguments.split()) == code
-    printed = [text for text in capsys.readouterr().err.splitlines() if not text.startswith("warning:")]
+    assert code == 1 or make.files(data) == before, "bad usage writes nothing"
+    out, err = capsys.readouterr()
+    assert out == ""
+    printed = [text for text in err.splitlines() if not text.startswith("warning:")]
     told = [text.replace(str(data), "/data").replace(f"(process {os.getpid()})", "(process 4711)") for text in printed]
     assert [re.sub(r"begun \d+ s ago", "begun 0 s ago", text) for text in told] == [line]

@@ -8,25 +8,17 @@ import sys
 
 import pytest
 
-from beam_pipeline.cli.messages import size_text
-from beam_pipeline.errors import plural
+from beam_pipeline.errors import plural, size
 from tests import make
 
 
 @pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 bytes"),
-        (1, "1 byte"),
-        (999, "999 bytes"),
-        (1_000, "1.0 kB"),
-        (12_345, "12.3 kB"),
-        (12_345_678, "12.3 MB"),
-        (2_500_000_000, "2.50 GB"),
-    ],
-)
-def test_sizes(size: int, text: str) -> None:
-    assert size_text(size) == text
+    ("byte_count", "text"),
+    [(0, "0 bytes"), (1, "1 byte"), (999, "999 bytes"), (1_000, "1.00 kB"), (12_345, "12.3 kB"), (999_499, "999 kB"),
+     (999_500, "1.00 MB"), (131_000_000, "131 MB"), (2_500_000_000, "2.50 GB"), (5e15, "5,000 TB")],
+)  # fmt: skip
+def test_sizes(byte_count: float, text: str) -> None:
+    assert size(byte_count) == text
 
 
 @pytest.mark.parametrize(

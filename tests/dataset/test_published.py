@@ -109,7 +109,7 @@ def test_damage_says_what_it_is() -> None:
     assert str(Damage(frozenset({("train", 1)}), frozenset())) == "1 corrupt shard"
     assert str(Damage(frozenset(), frozenset({"a"}))) == "1 other file (a)"
     some = Damage(frozenset({("train", 1), ("train", 2)}), frozenset("abcd"))
-    assert str(some) == "2 corrupt shards and 4 other files (a, b, c, …)"
+    assert str(some) == "2 corrupt shards and 4 other files (a, b, c and 1 more)"
 
 
 def test_the_first_flag_that_differs_and_how_many_more(photos: Path, version: Path) -> None:

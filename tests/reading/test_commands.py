@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from beam_pipeline import schema
+from beam_pipeline.errors import size
 from beam_pipeline.schema.example import int64_feature
 from reader.commands import COMMANDS, main
-from reader.words import count, size
 from tests.make import ROOT
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
@@ -171,11 +171,3 @@ def test_no_hash_of_a_dataset_that_lacks_a_file(tmp_path: Path, capsys: pytest.C
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith(f"error: {shard} has ")
     assert captured.err.endswith(f" (and 1 more file){fix}\n")
-
-
-def test_numbers_read_as_people_write_them() -> None:
-    assert (count(1, "shard"), count(1200, "shard")) == ("1 shard", "1,200 shards")
-    assert count(2, "class", "classes") == "2 classes"
-    sizes = (1, 999, 1000, 43_210, 999_499, 999_600, 5 * 10**15)
-    said = ["1 byte", "999 bytes", "1.00 kB", "43.2 kB", "999 kB", "1.00 MB", "5,000 TB"]
-    assert [size(number) for number in sizes] == said

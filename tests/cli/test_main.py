@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
+import re
 
 import pytest
 
-from beam_pipeline.cli.arguments import _SURELY_OURS, beams_parser, parse
-from beam_pipeline.config import Config
+from beam_pipeline.cli.main import _SURELY_OURS, beams_parser, parse
+from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import UsageError
 
 GOOD = ["--input", "/in", "--output", "/out", "--name", "photos"]
@@ -24,24 +24,19 @@ def test_without_more_flags_every_default_is_the_configs() -> None:
     assert parse(GOOD) == (Config(input="/in", output="/out", name="photos"), [])
 
 
-def test_every_field_of_the_config_but_what_the_launcher_finds_is_a_flag() -> None:
-    values = {"bool": [], "int": ["7"], "float": ["0.5"]}
+def test_every_flag_is_read_as_python_would_give_it() -> None:
     special = {
         "input": "/a", "output": "/b", "name": "n", "version": "2.0.0", "layout": "class_folders", "splits": "train=1",
         "split_by": "(a)", "image_size": "64", "resize_mode": "crop", "resample": "box", "image_format": "png",
         "jpeg_subsampling": "4:4:4", "max_image_bytes": "5MB", "num_shards": "3", "compression": "gzip",
-        "labels_file": "/l", "background": "red", "channels": "1", "extensions": "png",
-        "duplicates": "report",
+        "labels_file": "/l", "background": "red", "channels": "1", "extensions": "png", "duplicates": "report",
     }  # fmt: skip
-    apart = {"manifest", "target_shard_bytes", "overwrite"}  # exclude others; see test_options
-    arguments, expected = [], {}
-    for field in dataclasses.fields(Config):
-        if "help" not in field.metadata or field.name in apart:
-            continue
-        given = [special[field.name]] if field.name in special else values[str(field.type)]
-        arguments += [f"--{field.name}", *given]
-        kind = {"int": int, "float": float}.get(str(field.type), str)
-        expected[field.name] = kind(given[0]) if given else True
+    arguments: list[str] = []
+    expected: dict[str, object] = {}
+    for name in FLAGS.keys() - {"manifest", "target_shard_bytes", "overwrite"}:  # which exclude others
+        switch = FLAGS[name].default is False
+        expected[name] = True if switch else special.get(name, "1")
+        arguments += [f"--{name}"] if switch else [f"--{name}", str(expected[name])]
     config, rest = parse(arguments)
     assert rest == []
     assert config == Config(**expected)
@@ -100,7 +95,7 @@ def test_short_flags_are_told_before_what_is_missing() -> None:
 
 def test_dashes_in_a_flag_are_underscores() -> None:
     config, beams = parse([*GOOD, "--image-size", "64", "--split-by=(a-b)", "--one-hot", "--temp-location=gs://a-b"])
-    assert (config.image_size, config.split_by, config.one_hot) == ("64", "(a-b)", True)
+    assert (config.image_size, config.split_by, config.one_hot) == ((64, 64), re.compile("(a-b)"), True)
     assert beams == ["--temp_location=gs://a-b"]
 
 
@@ -118,7 +113,7 @@ def test_a_word_is_not_taken_for_a_beam_flag() -> None:
 
 def test_no_flag_of_beams_is_as_like_ours_as_a_slip_is() -> None:
     # So a slip is told at once, without the seconds that Beam's import takes.
-    ours = [f"--{field.name}" for field in dataclasses.fields(Config) if "help" in field.metadata]
+    ours = [f"--{name}" for name in FLAGS]
     beams = beams_parser()[1]
     assert {"--runner", "--experiments", "--experiment", "--no_use_public_ips"} <= set(beams)
     assert not [flag for flag in beams if difflib.get_close_matches(flag, ours, cutoff=_SURELY_OURS)]
