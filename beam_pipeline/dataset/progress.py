@@ -1,7 +1,7 @@
 """A live progress line for local runs, whose runners show nothing while they work.
 
-The launcher names a UDP port of this machine in an environment variable that worker processes inherit. Each process sends
-its own counts there now and then, and the launcher adds up the latest ones. On a cluster nobody sets the variable.
+The launcher names a UDP port of this machine in an environment variable that worker processes inherit. Each process
+sends its own counts there now and then, and the launcher adds up the latest. On a cluster nobody sets the variable.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def test_the_first_error_in_order_is_raised_and_the_pool_works_on(fetches: int, 
         for result in results:
             seen.append(result)
     assert seen == list(range(16)), "the batches before it"
-    assert shared._budget._taken == 0, "an abandoned window gives its bytes back"
+    assert shared._budget._reserved == 0, "an abandoned window gives its bytes back"
     assert list(shared.map(range(20), unchanged, fetched_only, one_byte)) == list(range(20))
 
 
@@ -185,7 +185,7 @@ def test_a_consumer_that_stops_early_gives_everything_back() -> None:
     results = shared.map(range(100), unchanged, fetched_only, lambda item: 5)
     next(results)
     results.close()  # type: ignore[attr-defined]
-    assert shared._budget._taken == 0
+    assert shared._budget._reserved == 0
 
 
 def test_after_an_error_requests_that_wait_for_a_thread_are_not_begun() -> None:

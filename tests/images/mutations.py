@@ -132,4 +132,4 @@ def outcome(some: Case) -> tuple[str, str]:
     assert image.data[:2] == (b"\xff\xd8" if options.format == "jpeg" else b"\x89P")
     if options.size is not None and options.resize_mode in ("stretch", "crop", "pad"):
         assert (image.height, image.width) == options.size
-    return "passed" if image.passed else "converted", hashlib.sha256(image.data).hexdigest()[:16]
+    return "passed" if image.passthrough else "converted", hashlib.sha256(image.data).hexdigest()[:16]

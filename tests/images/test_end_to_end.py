@@ -126,7 +126,7 @@ def test_tensorflow_sees_the_pixels_of_what_is_stored_as_it_was() -> None:
     import tensorflow as tf
 
     kept = {kind: convert(data, OWN_SIZE._replace(format="jpeg")) for kind, data in JPEGS.items()}
-    passed = {kind: image.data for kind, image in kept.items() if image.passed}
+    passed = {kind: image.data for kind, image in kept.items() if image.passthrough}
     assert passed.keys() == {"jpeg", "jpeg_444", "jpeg_422", "jpeg_411", "jpeg_restarts"} | {"jpeg_two_pictures"}
     for kind, data in passed.items():
         decoded = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE").numpy()
