@@ -92,13 +92,14 @@ def jpeg_parts(data: bytes) -> Iterator[Part]:
 
 
 def ended_jpeg(data: bytes) -> bytes:
-    """A JPEG that ends early, with an end behind its last complete segment or what there is of a scan: decoders need one."""
+    """A JPEG that ends early, cut after its last complete segment or inside a scan, with the end that decoders need."""
     end = 0
     try:
         for part in jpeg_parts(data):
             end = part.end
     except EndsEarly:
-        return (data if data[end : end + 2] == bytes([0xFF, SOS]) else data[:end]) + bytes([0xFF, EOI])
+        scan = data.startswith(bytes([0xFF, SOS]), end) and end + 2 + int.from_bytes(data[end + 2 : end + 4], "big")
+        return (data if scan and scan <= len(data) else data[:end]) + bytes([0xFF, EOI])
     except ValueError:
         pass
     return data
