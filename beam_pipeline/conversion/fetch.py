@@ -69,7 +69,7 @@ def convert_all(
             if config.strict and reject.reason in (RejectReason.VANISHED, RejectReason.CHANGED):
                 raise ImageShardsError(
                     f"--strict: {ref.path!r} is not as it was listed ({reject.reason}: {reject.detail}); "
-                    "run the same command again, which lists anew"
+                    "run the same command again, which lists them again"
                 ) from None
             # Another one, since the frames of this one's traceback hold the image's bytes.
             return Converted(ref, Reject(reject.reason, reject.detail), md5, len(data))
