@@ -132,15 +132,10 @@ class _Child:
                 return Reject(RejectReason(reason), detail)
             case {"error": str(text)}:
                 return ImageShardsError(text)
-            case {
-                "size": [int(height), int(width)],
-                "source": [str(format), int(source_height), int(source_width)],
-                "passthrough": None | str() as passthrough,
-                "sums": [int(count), [*totals], [*squares]],
-            } if passthrough in (None, *PASSTHROUGH):
-                source = Source(format, source_height, source_width)
-                sums = ChannelSums(count, tuple(totals), tuple(squares))
-                return EncodedImage(encoded, height, width, source, passthrough, sums)
+            case {"image": [[int(), int()] as size, [str(), int(), int()] as source, how, [int(), [*_], [*_]] as sums]}:
+                if how in (None, *PASSTHROUGH):
+                    sums = ChannelSums(sums[0], tuple(sums[1]), tuple(sums[2]))
+                    return EncodedImage(encoded, size[0], size[1], Source(*source), how, sums)
         raise ValueError("no answer of `serve`")
 
 
@@ -180,6 +175,6 @@ def _answer(path: str, data: bytes, options: ImageOptions) -> tuple[Any, bytes]:
         return {"reject": [reject.reason, reject.detail]}, b""
     except Exception as error:  # no image's fault: to be heard of, not to be mistaken for a crash
         return {"error": program_error(path, error)}, b""
-    sums = image.sums and [image.sums.count, image.sums.totals, image.sums.squares]
-    size, source = [image.height, image.width], image.source
-    return {"size": size, "source": source, "passthrough": image.passthrough, "sums": sums}, image.data
+    assert image.sums is not None
+    sums = [image.sums.count, image.sums.totals, image.sums.squares]
+    return {"image": [[image.height, image.width], image.source, image.passthrough, sums]}, image.data

@@ -249,7 +249,7 @@ def encode(pixels: Image.Image, options: ImageOptions) -> bytes:
         except OSError:
             if not options.optimize:
                 raise
-            # libjpeg wants room for the whole file where it searches for codes, and Pillow gives it a byte a pixel (two
+            # libjpeg wants room for all of the file when it searches for codes, and Pillow gives it a byte a pixel (two
             # from quality 95 on): enough for photos. Noise, which has no smaller codes, gets the usual ones.
             out = io.BytesIO()
             pixels.save(out, "JPEG", **how)

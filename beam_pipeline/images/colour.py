@@ -67,7 +67,7 @@ def is_jpeg(image: Image.Image) -> bool:
 
 
 def _from_16_bits(image: ImageFile.ImageFile, key: int | None) -> Image.Image:
-    """`L`, or `LA` where one value is transparent; by bands of rows: a large image would be in memory thrice."""
+    """`L`, or `LA` if one value is transparent; by bands of rows, or a large image would be in memory three times."""
     tags = getattr(image, "tag_v2", {})
     bits = tags.get(_TIFF_BITS, (16,))[0]  # 12 are read too, as values up to 4095
     white = (1 << bits) - 1
@@ -153,7 +153,7 @@ def profile_to_convert(image: Image.Image) -> bytes | None:
 
 @lru_cache(_CACHED_PROFILES)
 def _conversion(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | list[int] | None:
-    """How pixels of a mode become sRGB: a transform, a table for `L`, or None where they stay as they are.
+    """How pixels of a mode become sRGB: a transform, a table for `L`, or None if they stay unchanged.
 
     Threads may share a transform: lcms2 keeps what it changes while it runs on the stack.
     """

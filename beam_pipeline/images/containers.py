@@ -36,7 +36,7 @@ class EndsEarly(ValueError):
 
 
 class Part(NamedTuple):
-    """A JPEG segment or a PNG chunk: its kind, and where it lies in the file, marker or length included."""
+    """A JPEG segment or a PNG chunk: its kind, and its bytes in the file, marker or length included."""
 
     kind: int | bytes
     start: int
@@ -106,7 +106,7 @@ def ended_jpeg(data: bytes) -> bytes:
 
 
 def jpeg_frame(data: bytes) -> JpegFrame | None:
-    """The first frame header of a JPEG, or None where there is none."""
+    """The first frame header of a JPEG, or None if there is none."""
     try:
         for kind, start, end in jpeg_parts(data):
             if kind in _FRAMES and end - start >= 10:  # marker 2, length 2, bits 1, height 2, width 2, channels 1

@@ -162,7 +162,7 @@ def why_broken(data: bytes, name: str, size: tuple[int, int] | None, error: Exce
 
     Args:
         data, name: the file and its format.
-        size: (width, height), or None where it couldn't even be opened.
+        size: (width, height), or None if it couldn't even be opened.
         error: whatever Pillow raised; nothing of its text gets out, it holds addresses.
     """
     frame = containers.jpeg_frame(data) if name == "JPEG" else None

@@ -99,7 +99,7 @@ def _to_decode(image: ImageFile.ImageFile, data: bytes, pixels: int) -> int:
 
 
 def _coefficients(image: Any, data: bytes, pixels: int) -> int:
-    """What a JPEG in several scans takes beside its pixels, however small it is decoded."""
+    """What a JPEG in several scans takes besides its pixels, however small it is decoded."""
     if "progressive" not in image.info and containers.first_scan_channels(data) == image.layers:
         return 0
     factors = [across * down for _, across, down, _ in image.layer]

@@ -115,8 +115,8 @@ def test_what_kills_two_child_processes_is_rejected(kind: str, reason: str, deta
         "{",
         '{"reject": ["no_such_reason", "detail"]}',
         '{"error": 1}',
-        '{"size": [1, 1], "source": ["JPEG", 1, 1], "passthrough": "other", "sums": [1, [1], [1]]}',
-        '{"size": ["1", 1], "source": ["JPEG", 1, 1], "passthrough": null, "sums": [1, [1], [1]]}',
+        '{"image": [[1, 1], ["JPEG", 1, 1], "other", [1, [1], [1]]]}',
+        '{"image": [["1", 1], ["JPEG", 1, 1], null, [1, [1], [1]]]}',
     ],
 )
 def test_an_answer_that_no_child_gives_is_a_crash(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,12 +139,6 @@ def test_decoding_at_a_fraction_gives_the_same_picture(
     assert np.abs(cheap - exact).max() <= 16
 
 
-def test_decoding_at_a_fraction_really_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = encoded(noise(800, 800))
-    options = DEFAULTS._replace(size=(50, 50))
-    assert not np.array_equal(pixels(convert(data, options).data), without_draft(data, options, monkeypatch))
-
-
 def test_jpeg_is_what_pillow_writes_of_the_same_pixels() -> None:
     options = DEFAULTS._replace(format="jpeg", jpeg_quality=77, jpeg_subsampling="4:4:4")
     source = encoded(picture(60, 40), "PNG")

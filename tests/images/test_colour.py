@@ -135,12 +135,6 @@ def test_two_threads_get_what_one_gets() -> None:
         assert list(pool.map(lambda data: convert(data, options), sources * 5)) == alone * 5
 
 
-def test_the_cache_of_profiles_is_bounded() -> None:
-    for number in range(40):
-        stored(RAMP, gray_profile(1 + number / 50))
-    assert colour._conversion.cache_info().currsize <= 32
-
-
 def test_a_32_bit_integer_tiff_is_rejected_whatever_its_values() -> None:
     from tests.images.test_codec import rejected
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from beam_pipeline.errors import Reject
 from beam_pipeline.images import EncodedImage, convert
-from tests.images.kinds import HEIGHT, UPRIGHT, WIDTH, broken, every_kind, heic_kinds, png, png_chunk, with_alpha
+from tests.images.kinds import UPRIGHT, broken, every_kind, heic_kinds, png, png_chunk, with_alpha
 from tests.images.profiles import srgb_of_adobe_rgb
 from tests.images.test_codec import DEFAULTS, OWN_SIZE
 from tests.make import ROOT, encoded
@@ -254,11 +254,3 @@ def test_the_transparent_gray_of_a_png_counts_in_its_own_depth(depth: int, key: 
     transparent = {1: [1], 2: [3], 4: [1], 8: [1], 16: [1]}[depth]
     for place in range(4):
         assert found[place].tolist() == (list(background) if place in transparent else shown[place].tolist()), place
-
-
-def test_sizes_of_the_fixtures() -> None:
-    for kind, data in KINDS.items():
-        source = convert(data, OWN_SIZE).source
-        expected = (18, 24) if kind in ("jpeg_411", "jpeg_arithmetic") else (HEIGHT, WIDTH)
-        assert (source.height, source.width) == expected, kind
-        assert source.format == {"HEIC": "HEIF"}.get(kind.split("_")[0].upper(), kind.split("_")[0].upper()), kind
