@@ -120,15 +120,10 @@ def jpeg_frame(data: bytes) -> JpegFrame | None:
 
 def first_scan_channels(data: bytes) -> int:
     """How many channels the first scan of a JPEG holds, without a look at its compressed data; 0 if it isn't found."""
-    position = 2
-    while position + 5 <= len(data) and data[position] == 0xFF:
-        kind = data[position + 1]
-        if kind == SOS:
-            return data[position + 4]
-        if kind == 0xFF:
-            position += 1
-        else:
-            position += 2 if kind in _WITHOUT_LENGTH else 2 + struct.unpack_from(">H", data, position + 2)[0]
+    with contextlib.suppress(ValueError):
+        for part in jpeg_parts(data):
+            if data.startswith(bytes([0xFF, SOS]), part.end):
+                return int.from_bytes(data[part.end + 4 : part.end + 5], "big")
     return 0
 
 
