@@ -31,9 +31,9 @@ class Decoder:
 
     Args:
         options: what to make of them.
-        attempts: the job's; None to read and leave none.
+        attempts: the job's markers; None for a decoder that goes by none and leaves none.
         isolated: whether to use a child process.
-        with_sums: whether to sum the pixels of each image up.
+        with_sums: whether to sum up the pixels of each image.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Decoder:
                 _unwatch()
 
     def _image(self, md5: bytes) -> str:
-        """Identifies an image and what is to be made of it."""
+        """What identifies an image and what is to be made of it."""
         return hashlib.blake2b(md5 + json.dumps(self._options).encode(), digest_size=16).hexdigest()
 
 

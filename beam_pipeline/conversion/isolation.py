@@ -22,11 +22,11 @@ from beam_pipeline.images import PASSTHROUGH, ChannelSums, EncodedImage, ImageOp
 from beam_pipeline.images.formats import hide_warnings
 from beam_pipeline.schema import RejectReason
 
-# What becomes of an image whose child process died; `out_of_memory` may also be an exception in it.
+# Reasons of images whose child process died; `out_of_memory` may also be an exception in it.
 DEATHS = (RejectReason.DECODER_CRASH, RejectReason.DECODER_TIMEOUT, RejectReason.OUT_OF_MEMORY)
 # By the wall clock, which other work on the machine stretches.
 _WALL_FACTOR = 2.0
-_MOST_BYTES = 4 << 30  # of an answer: more than any image has, and nothing is allocated for a claim
+_MOST_BYTES = 4 << 30  # of an answer: more than any image has
 
 _one_at_a_time = threading.Lock()  # in a process: all children together take no more memory than one image may
 
@@ -65,7 +65,7 @@ class IsolatedDecoder:
             return self._convert(path, data)
 
     def _convert(self, path: str, data: bytes) -> EncodedImage:
-        # Only a child that has answered is used again: the next answer of another may be the one to this request.
+        # Only a child that has answered is used again: else its next answer may be the one to this request.
         child, self._child = self._child or _Child(self._options, _WALL_FACTOR * self._limit_s), None
         try:
             answer = child.answer(path, data)
@@ -161,7 +161,7 @@ def serve() -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             path, data = pipe.recv_bytes().decode("utf-8", "surrogateescape"), pipe.recv_bytes()
-            # It stays set: one that is idle for so long ends too, and one whose parent waits for more than it has sent.
+            # It stays set: a child that is idle for so long ends too, as does one whose parent waits for more bytes.
             signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
             answer, encoded = _answer(path, data, options)
             pipe.send_bytes(json.dumps(answer).encode())
