@@ -91,7 +91,6 @@ def test_a_child_process_rejects_for_the_same_reason_and_goes_on() -> None:
         ("segfault", "decoder_crash", "its decoder ended by signal SIGSEGV, twice"),
         ("exit", "decoder_crash", "its decoder ended with exit code 3, twice"),
         ("killed", "out_of_memory", "its decoder was killed by the system, twice"),
-        ("spin", "decoder_timeout", "no end in 2 s, twice"),
         ("sleep with the interpreter", "decoder_timeout", "no end in 2 s, twice"),
         ("nonsense", "decoder_crash", "its decoder gave no valid answer, twice"),
         ("out of step", "decoder_crash", "its decoder gave no valid answer, twice"),

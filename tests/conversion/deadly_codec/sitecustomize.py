@@ -49,9 +49,6 @@ def _deadly_load(image: ImageFile.ImageFile) -> Any:
         os.kill(os.getpid(), 9)
     if b"DEADLY: sleep with the interpreter" in data:
         ctypes.PyDLL(None).sleep(3600)
-    if b"DEADLY: spin" in data:
-        while True:
-            pass
     if b"DEADLY: sleep" in data:
         time.sleep(3600)
     return _load(image)
