@@ -21,6 +21,7 @@ SOF_BASELINE, SOF_EXTENDED, SOF_PROGRESSIVE = 0xC0, 0xC1, 0xC2
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {DHT, 0xC8, 0xCC}  # SOFn: all of the row but DHT, JPG and DAC
 _COMMON_FRAMES = frozenset({SOF_BASELINE, SOF_EXTENDED, SOF_PROGRESSIVE, 0xC9, 0xCA})  # the last two: arithmetic
 _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})  # TEM, RSTn, SOI
+_MOST_SCAN_HEADER_BYTES = 16  # of four channels
 # In compressed data 0xFF is followed by 0, a restart marker or another 0xFF; all else ends it.
 _END_OF_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _ORIENTATION = 0x0112
@@ -98,8 +99,8 @@ def ended_jpeg(data: bytes) -> bytes:
         for part in jpeg_parts(data):
             end = part.end
     except EndsEarly:
-        scan = data.startswith(bytes([0xFF, SOS]), end) and end + 2 + int.from_bytes(data[end + 2 : end + 4], "big")
-        return (data if scan and scan <= len(data) else data[:end]) + bytes([0xFF, EOI])
+        in_scan = data.startswith(bytes([0xFF, SOS]), end) and len(data) >= end + _MOST_SCAN_HEADER_BYTES
+        return (data if in_scan else data[:end]) + bytes([0xFF, EOI])
     except ValueError:
         pass
     return data
