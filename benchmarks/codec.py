@@ -28,7 +28,7 @@ from reference import psnr, resize, ssim
 
 import beam_pipeline
 from beam_pipeline import images
-from beam_pipeline.conversion.decoder import Decoding
+from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.images import ImageOptions, geometry
 
 GAPS = (1.0, 1.5, 2.0, 3.0, 4.0)
@@ -174,11 +174,11 @@ def overheads_us() -> tuple[float, float]:
         pixels = image.resize((8, 8), Image.Resampling.BILINEAR, reducing_gap=geometry.REDUCING_GAP)
         pixels.save(io.BytesIO(), "JPEG", quality=90, subsampling=2)
 
-    decoding = Decoding(options, None, is_careful=False, plan="")
+    decoder = Decoder(options, None, isolated=False)
     ways: tuple[Callable[[], object], ...] = (
         bare,
         lambda: images.convert(data, options),
-        lambda: decoding.convert("a.jpg", data, b""),
+        lambda: decoder.convert("a.jpg", data, b""),
     )
     rounds = [[timeit.timeit(way, number=300, timer=time.process_time) / 300 * 1e6 for way in ways] for _ in range(30)]
     pillow, codec, worker = (min(times) for times in zip(*rounds, strict=True))

@@ -1,113 +1,127 @@
-"""How a worker decodes: here, watched; or in a child process, if an earlier attempt at the same images ended badly."""
+"""How a worker decodes: here, under a watchdog; or isolated in a child process, if an earlier attempt died of it."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
+import os
+import sys
 import threading
-from collections.abc import Iterator
-
-from PIL import Image
+import time
 
 from beam_pipeline import images
-from beam_pipeline.conversion import isolation, watchdog
-from beam_pipeline.conversion.attempts import Inflight
-from beam_pipeline.errors import ImageShardsError, Reject, one_line
+from beam_pipeline.conversion.attempts import Attempts
+from beam_pipeline.conversion.isolation import DEATHS, IsolatedDecoder, program_error
+from beam_pipeline.conversion.pool import MemoryBudget
+from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import EncodedImage, ImageOptions
-from beam_pipeline.images.statistics import ChannelSums, channel_sums
 
-# Large images share 1 GiB, which is what one may take at the default --max_pixels: one that takes more has it alone.
-_PART_BYTES = 32 << 20
-_PARTS = 32
-_free_parts = threading.Semaphore(_PARTS)
-_first_in_line = threading.Lock()  # of those who wait: two that have some parts each would wait for each other
-
-
-@contextlib.contextmanager
-def memory_for(count: int) -> Iterator[None]:
-    """So many bytes of what the large images of this process share; waits until they are free."""
-    parts = min(-(-count // _PART_BYTES), _PARTS)
-    with _first_in_line:
-        for _ in range(parts):
-            _free_parts.acquire()
-    try:
-        yield
-    finally:
-        _free_parts.release(parts)
+# Pillow decodes and resizes a permitted pixel in about 0.02 µs; 50 times that, for a machine that is busy with more.
+LEAST_S = 60.0
+SECONDS_A_PIXEL = 1e-6
+_LOOK_EVERY_S = 1.0
+# Large images share what one may take at the default --max_pixels; one that takes more has it alone.
+_MEMORY = MemoryBudget(1 << 30)
 
 
-class Decoding:
+class Decoder:
     """Decodes the images of one shard, or of a part of the sample.
 
     Args:
         options: what to make of them.
-        inflight: the job's notes; None to go by none and leave none.
-        is_careful: whether to use a child process.
-        plan: the job's hash, or "" while there is none.
+        attempts: the job's markers; None for a decoder that goes by none and leaves none.
+        isolated: whether to use a child process.
+        with_sums: whether to sum up the pixels of each image.
     """
 
-    def __init__(self, options: ImageOptions, inflight: Inflight | None, is_careful: bool, plan: str) -> None:
+    def __init__(
+        self, options: ImageOptions, attempts: Attempts | None, isolated: bool, with_sums: bool = False
+    ) -> None:
         self._options = options
-        self._inflight = inflight
-        self._isolated = isolation.IsolatedDecoder(options) if is_careful else None
-        self._rejected = inflight.rejected(plan) if inflight else {}
-        self._limit_s = watchdog.limit_s(options)
+        self._attempts = attempts
+        self._with_sums = with_sums
+        self._limit_s = limit_s(options)
+        self._isolated = IsolatedDecoder(options, self._limit_s) if isolated else None
+        self._rejects = attempts.rejects() if attempts else {}
 
     def convert(self, path: str, data: bytes, md5: bytes) -> EncodedImage:
-        """`images.convert`; `path` and `md5` tell which image it is.
+        """`images.convert`; `path` and `md5` say which image it is. Safe from any thread.
 
         Raises:
-            Reject: as `images.convert`; also if its decoder dies, or died of it in an earlier attempt.
+            Reject: as `images.convert`; also if its decoder dies, or died in an earlier attempt.
             ImageShardsError: this program fails on it.
         """
-        return self._convert(path, data, md5)
-
-    def measure(self, path: str, data: bytes, md5: bytes) -> tuple[EncodedImage, ChannelSums]:
-        """As `convert`, and the sums of the image's pixels."""
-        sums: list[ChannelSums] = []
-        return self._convert(path, data, md5, sums), sums[0]
-
-    def _convert(self, path: str, data: bytes, md5: bytes, sums: list[ChannelSums] | None = None) -> EncodedImage:
-        if self._rejected and (noted := self._rejected.get(self._content(md5))):
-            raise Reject(*noted)
+        if self._rejects and (known := self._rejects.get(self._image(md5))):
+            raise Reject(known.reason, known.detail)
+        if self._isolated is None:
+            return self._convert_here(path, data)
         try:
-            if self._isolated is None:
-                return self._here(path, data, sums)
-            image, found = self._isolated.convert(data)
-        except isolation.Died as died:
-            if self._inflight:
-                self._inflight.reject(self._content(md5), died.reason, died.detail)
+            return self._isolated.convert(path, data)
+        except Reject as reject:
+            if reject.reason in DEATHS and self._attempts:
+                self._attempts.add_reject(self._image(md5), reject)
             raise
-        except (Reject, ImageShardsError):
-            raise
-        except Exception as error:  # no image's fault: it ends the job with a line that names the image
-            text = str(error) if isinstance(error, isolation.Failed) else f"{type(error).__name__}: {one_line(error)}"
-            raise ImageShardsError(f"{path!r} makes this program fail, please report it: {text}") from error
-        if sums is not None:
-            sums.append(found)
-        return image
 
-    def _here(self, path: str, data: bytes, sums: list[ChannelSums] | None) -> EncodedImage:
+    def _convert_here(self, path: str, data: bytes) -> EncodedImage:
         with contextlib.ExitStack() as held:
 
-            def claim(count: int) -> None:
-                watchdog.end()  # who waits doesn't hang
+            def reserve(size: int) -> None:
+                _unwatch()  # a thread that waits for memory doesn't hang
                 try:
-                    held.enter_context(memory_for(count))
+                    _MEMORY.reserve(size)
+                    held.callback(_MEMORY.release, size)
                 finally:
-                    watchdog.begin(path, self._limit_s)
+                    _watch(path, self._limit_s)
 
-            def look(pixels: Image.Image) -> None:
-                assert sums is not None
-                sums.append(channel_sums(pixels))
-
-            watchdog.begin(path, self._limit_s)
+            _watch(path, self._limit_s)
             try:
-                return images.convert(data, self._options, None if sums is None else look, claim)
+                return images.convert(data, self._options, reserve, self._with_sums)
+            except (Reject, ImageShardsError):
+                raise
+            except Exception as error:
+                raise ImageShardsError(program_error(path, error)) from error
             finally:
-                watchdog.end()
+                _unwatch()
 
-    def _content(self, md5: bytes) -> str:
-        """What tells an image, and what is to be made of it."""
+    def _image(self, md5: bytes) -> str:
+        """What identifies an image and what is to be made of it."""
         return hashlib.blake2b(md5 + json.dumps(self._options).encode(), digest_size=16).hexdigest()
+
+
+# --- the watchdog: nothing but the end of the process stops a thread that hangs inside a C library
+
+_watched: dict[int, tuple[float, float, str]] = {}  # thread → since when, seconds it may take, path
+
+
+def limit_s(options: ImageOptions) -> float:
+    """Seconds after which the decoder of an image counts as hanging: 239 with the default `--max_pixels`."""
+    return LEAST_S + options.max_pixels * SECONDS_A_PIXEL
+
+
+def _watch(path: str, seconds: float) -> None:
+    """The process ends if this thread isn't done with an image in time; the next attempt decodes it isolated."""
+    _start_watchdog()
+    _watched[threading.get_ident()] = (time.monotonic(), seconds, path)
+
+
+def _unwatch() -> None:
+    del _watched[threading.get_ident()]
+
+
+@functools.cache
+def _start_watchdog() -> None:
+    threading.Thread(target=_look, name="watchdog", daemon=True).start()
+
+
+def _look() -> None:
+    while True:
+        time.sleep(_LOOK_EVERY_S)
+        now = time.monotonic()
+        for start, seconds, path in list(_watched.values()):
+            if now - start > seconds:
+                line = f"error: {path!r} has been decoded for {now - start:.0f} s and more: this process ends"
+                sys.stderr.write(f"\n{line}; the same command resumes, and decodes it in one of its own\n")
+                sys.stderr.flush()
+                os._exit(1)

@@ -1,4 +1,4 @@
-"""From references to what is made of their images: fetched in one request each, compared with the listing, converted.
+"""From references to converted images: fetched in one request each, compared with the listing, decoded and encoded.
 
 Sample, shards, duplicates and repair all take their images from `convert_all`.
 """
@@ -29,8 +29,8 @@ class Converted(NamedTuple, Generic[Result]):
     """What became of one image.
 
     Attributes:
-        ref: which.
-        result: what was made of it, or why there is nothing.
+        ref: the image.
+        result: what was made of it, or why it gets no record.
         md5: of the bytes that were read; b"" if none were.
         source_bytes: how many were read.
     """
@@ -69,7 +69,7 @@ def convert_all(
             if config.strict and reject.reason in (RejectReason.VANISHED, RejectReason.CHANGED):
                 raise ImageShardsError(
                     f"--strict: {ref.path!r} is not as it was listed ({reject.reason}: {reject.detail}); "
-                    "run the same command again, which lists anew"
+                    "run the same command again, which lists them again"
                 ) from None
             # Another one, since the frames of this one's traceback hold the image's bytes.
             return Converted(ref, Reject(reject.reason, reject.detail), md5, len(data))

@@ -24,6 +24,35 @@ _BATCH_ITEMS = 8
 _BATCH_BYTES = 4 << 20
 
 
+class MemoryBudget:
+    """Bytes that threads may hold together; more than all of it is given when nobody else holds any.
+
+    Args:
+        limit: bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._reserved = 0
+        self._changed = threading.Condition()
+
+    def reserve(self, size: int, wait: bool = True) -> bool:
+        """Reserve bytes; returns whether they were free. A caller that holds some mustn't wait, maybe for itself."""
+        with self._changed:
+            while self._reserved and self._reserved + size > self._limit:
+                if not wait:
+                    return False
+                self._changed.wait()
+            self._reserved += size
+            return True
+
+    def release(self, size: int) -> None:
+        """Give bytes back."""
+        with self._changed:
+            self._reserved -= size
+            self._changed.notify_all()
+
+
 class Pool:
     """Fetch and decode threads of one process.
 
@@ -40,7 +69,7 @@ class Pool:
         self._decoders = ThreadPoolExecutor(decode_threads, "decode")
         self._most_decoding = 2 * decode_threads  # batches
         self._most_batches = self._most_decoding + -(-fetch_concurrency // _BATCH_ITEMS)
-        self._budget = _Budget(_PAYLOAD_BYTES)
+        self._budget = MemoryBudget(_PAYLOAD_BYTES)
 
     def map(
         self,
@@ -73,12 +102,12 @@ class Pool:
                 fetching.popleft()
                 return []
             results = decoding[0][0].result()
-            self._budget.give(decoding.popleft()[1])
+            self._budget.release(decoding.popleft()[1])
             return results
 
         try:
             for batch, size in _batches(items, cost):
-                while len(fetching) + len(decoding) >= self._most_batches or not self._budget.take(
+                while len(fetching) + len(decoding) >= self._most_batches or not self._budget.reserve(
                     size, wait=not (fetching or decoding)
                 ):
                     yield from advance()
@@ -90,11 +119,11 @@ class Pool:
                 yield from advance()
         finally:
             for _, futures, size in fetching:
-                self._budget.give(size)
+                self._budget.release(size)
                 for request in futures:
                     request.cancel()
             for future, size in decoding:
-                self._budget.give(size)
+                self._budget.release(size)
                 future.cancel()
 
 
@@ -111,30 +140,6 @@ def _batches(items: Iterable[Item], cost: Callable[[Item], int]) -> Iterator[tup
         size += item_bytes
     if batch:
         yield batch, size
-
-
-class _Budget:
-    """Bytes that may be in flight; a caller that holds none always gets some, so that none waits for its own."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._taken = 0
-        self._changed = threading.Condition()
-
-    def take(self, size: int, wait: bool) -> bool:
-        """Take `size` bytes if they fit; with `wait` (the caller holds none) wait for them, however large."""
-        with self._changed:
-            while self._taken and self._taken + size > self._limit:
-                if not wait:
-                    return False
-                self._changed.wait()
-            self._taken += size
-            return True
-
-    def give(self, size: int) -> None:
-        with self._changed:
-            self._taken -= size
-            self._changed.notify_all()
 
 
 @functools.cache

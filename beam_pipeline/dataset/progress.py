@@ -1,57 +1,54 @@
 """A live progress line for local runs, whose runners show nothing while they work.
 
-The launcher names a folder in an environment variable that worker processes inherit; each process keeps its own counts
-in one small file there, and the launcher adds them up. On a cluster nobody sets the variable and nothing is written.
+The launcher names a UDP port of this machine in an environment variable that worker processes inherit. Each process
+sends its own counts there now and then, and the launcher adds up the latest. On a cluster nobody sets the variable.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import socket
 import sys
 import threading
 import time
+import uuid
 from contextlib import suppress
-from types import TracebackType
 from typing import TextIO
 
-from beam_pipeline.dataset import scratch
-
-_FOLDER_VARIABLE = "IMAGESHARDS_PROGRESS"
-_WRITE_EVERY_S = 0.25
+_VARIABLE = "IMAGESHARDS_PROGRESS"  # the port, and which job it is for, since ports are used again
+_HOST = "127.0.0.1"
+_DATAGRAM_BYTES = 4096
+_SEND_EVERY_S = 0.25
 _REDRAW_EVERY_S = 0.5
 _LOG_LINE_EVERY_S = 15.0
 _lock = threading.Lock()
-_counts: dict[str, int] = {}  # this process's, for the job whose folder is _folder
-_folder = ""
-_written = 0.0
+_counts: dict[str, int] = {}  # what this process did for the job in _sender
+_sender = ("", 0)
+_sent = 0.0
 
 
 def report(now: bool = False, **counts: int) -> None:
-    """Add to this process's counts, if anybody watches; from any thread.
+    """Add to this process's counts, if a launcher shows them; from any thread.
 
     Args:
-        now: write them at once; otherwise at most every quarter of a second.
-        counts: `images`, `shards` done; `images_planned`, `shards_planned`.
+        now: send them at once; otherwise at most every quarter of a second.
+        counts: `images`, `shards` done; `images_planned`, `shards_planned`, `images_listed`.
     """
-    global _folder, _written
-    folder = os.environ.get(_FOLDER_VARIABLE)
-    if not folder:
+    global _sender, _sent
+    job = os.environ.get(_VARIABLE)
+    if not job:
         return
     with _lock:
-        if folder != _folder:
-            _folder, _written = folder, 0.0
+        if _sender != (job, os.getpid()):  # another job, or a forked process
+            _sender, _sent = (job, os.getpid()), 0.0
             _counts.clear()
         for name, number in counts.items():
             _counts[name] = _counts.get(name, 0) + number
-        if now or time.monotonic() - _written > _WRITE_EVERY_S:
-            _written = time.monotonic()
-            path = os.path.join(folder, f"{os.getpid()}.json")
-            with suppress(OSError):  # the launcher is gone, or its disk is full: progress is not worth a failure
-                with open(path + ".tmp", "w") as file:
-                    json.dump(_counts, file)
-                os.replace(path + ".tmp", path)
+        if now or time.monotonic() - _sent > _SEND_EVERY_S:
+            _sent = time.monotonic()
+            with suppress(OSError, ValueError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                sender.sendto(json.dumps([*_sender, _counts]).encode(), (_HOST, int(job.partition("-")[0])))
 
 
 class ProgressLine:
@@ -64,26 +61,29 @@ class ProgressLine:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty()
-        scratch.delete_abandoned()
-        self._folder = scratch.new_path()
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._job = ""
+        self._latest: dict[int, dict[str, int]] = {}  # process → its counts
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._start = (0.0, 0)  # when the first images were seen done, and how many
 
     def __enter__(self) -> ProgressLine:
-        os.mkdir(self._folder, 0o700)
-        os.environ[_FOLDER_VARIABLE] = self._folder
-        self._thread.start()
+        with suppress(OSError):  # without a port there is no progress
+            self._socket.bind((_HOST, 0))
+            self._socket.setblocking(False)
+            self._job = f"{self._socket.getsockname()[1]}-{uuid.uuid4().hex}"
+            os.environ[_VARIABLE] = self._job
+            self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-        os.environ.pop(_FOLDER_VARIABLE, None)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        if self._terminal:
+    def __exit__(self, *_: object) -> None:
+        if self._job:
+            os.environ.pop(_VARIABLE, None)
+            self._stop.set()
+            self._thread.join()
+        self._socket.close()
+        if self._job and self._terminal:
             print("\r\033[K", end="", file=self._stream, flush=True)
 
     def _watch(self) -> None:
@@ -97,11 +97,17 @@ class ProgressLine:
                 print(text, file=self._stream, flush=True)
 
     def _sum(self) -> dict[str, int]:
+        with suppress(BlockingIOError):  # all that came is read
+            while True:
+                datagram = self._socket.recv(_DATAGRAM_BYTES)
+                with suppress(ValueError, TypeError, AttributeError, RecursionError):  # somebody else's
+                    job, process, counts = json.loads(datagram)
+                    if job == self._job:
+                        self._latest[process] = {str(name): int(number) for name, number in counts.items()}
         total: dict[str, int] = {}
-        for entry in os.scandir(self._folder):
-            with suppress(OSError, ValueError), open(entry.path) as file:
-                for name, number in json.load(file).items():
-                    total[name] = total.get(name, 0) + number
+        for counts in list(self._latest.values()):
+            for name, number in counts.items():
+                total[name] = total.get(name, 0) + number
         return total
 
     def _text(self, total: dict[str, int]) -> str:

@@ -21,7 +21,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import Converted
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, Reject
-from beam_pipeline.images import WHOLE, WITHOUT_METADATA, EncodedImage
+from beam_pipeline.images import PASSTHROUGH, EncodedImage
 from beam_pipeline.inputs.references import ReferenceSum, content_fields, listing_fields
 from beam_pipeline.planning.plan import JobPlan, split_documents
 from beam_pipeline.schema import ENVIRONMENT_REASONS, RejectReason, ShardName
@@ -78,7 +78,7 @@ class ShardResult:
         rejects: reason → images.
         source_bytes: read.
         min_size, …: least or greatest height and width of records and of their sources; None without records.
-        source_formats, passed_through: format, and `EncodedImage.passed` → records.
+        source_formats, passed_through: format, and `EncodedImage.passthrough` → records.
     """
 
     kept: bool = False
@@ -119,8 +119,8 @@ class ShardResult:
         self.records += 1
         self.class_counts[str(class_id)] += 1
         self.source_formats[image.source.format] += 1
-        if image.passed is not None:
-            self.passed_through[image.passed] += 1
+        if image.passthrough is not None:
+            self.passed_through[image.passthrough] += 1
         size, source_size = (image.height, image.width), (image.source.height, image.source.width)
         self._extend_sizes(size, size, source_size, source_size)
 
@@ -233,7 +233,7 @@ class Joined:
                 "channels": self._config.channels,
                 "min_size": total.min_size,
                 "max_size": total.max_size,
-                "passed_through": {way: total.passed_through[way] for way in (WHOLE, WITHOUT_METADATA)},
+                "passed_through": {way: total.passed_through[way] for way in PASSTHROUGH},
                 **plan.statistics,
             },
             "source": {

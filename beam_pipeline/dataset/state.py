@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.attempts import Inflight
+from beam_pipeline.conversion.attempts import Attempts
 from beam_pipeline.dataset import scratch
 from beam_pipeline.dataset.owner import OWNER_FILE, owner_of
 from beam_pipeline.errors import ImageShardsError
@@ -43,7 +43,7 @@ class JobState:
 
     Attributes:
         owner: the right to write the version and this folder.
-        inflight: notes of what is being decoded.
+        attempts: markers of what is being decoded.
     """
 
     def __init__(self, config: Config) -> None:
@@ -53,7 +53,7 @@ class JobState:
         self._name_url = storage.join(config.output, config.name)
         self._folder = storage.join(self._name_url, STATE_FOLDER)
         self.url = config.state_url
-        self.inflight = Inflight(config)
+        self.attempts = Attempts(config)
         self.owner = owner_of(self.url, config.dataset_url, config.identity, config.io_deadline)
 
     def exists(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.decoder import Decoding
+from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.conversion.fetch import convert_all
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.result import ShardResult, SummedFile
@@ -79,14 +79,14 @@ class ShardWriter:
         return ShardResult.from_json({**sidecar, "kept": True})
 
     def _write(self, name: ShardName, refs: list[ImageRef]) -> ShardResult:
-        decoding = self._begin(name)
+        decoder = self._begin(name)
         _refuse_repeated_paths(refs)
         result = ShardResult(plan=self._plan_hash, file=name.file)
         record_bytes: list[int] = []
         reject_lines: list[bytes] = []
 
         def convert(ref: ImageRef, data: bytes, md5: bytes) -> EncodedImage:
-            image = decoding.convert(ref.path, data, md5)
+            image = decoder.convert(ref.path, data, md5)
             return image._replace(data=schema.frame(self._record(ref, image)))
 
         with self._state.temporary_file() as file:
@@ -120,11 +120,11 @@ class ShardWriter:
         self._state.save_sidecar(name, result.to_json(), b"".join(reject_lines))
         return result
 
-    def _begin(self, name: ShardName) -> Decoding:
-        if self._promised is not None:  # a repair's attempts share no plan: no note tells what an earlier one died of
-            return Decoding(self._config.image_options, None, True, self._plan_hash)
-        inflight = self._state.inflight
-        return Decoding(self._config.image_options, inflight, inflight.begin_shard(name), self._plan_hash)
+    def _begin(self, name: ShardName) -> Decoder:
+        if self._promised is not None:  # a repair's attempts share no plan: no marker tells what an earlier one died of
+            return Decoder(self._config.image_options, None, isolated=True)
+        attempts = self._state.attempts
+        return Decoder(self._config.image_options, attempts, isolated=attempts.begin_shard(name))
 
     def _record(self, ref: ImageRef, image: EncodedImage) -> bytes:
         return example.image_example(

@@ -1,25 +1,12 @@
 """One image in, one image out, with Pillow: bytes to bytes, no storage, no Beam. `codec` is the way through."""
 
-from beam_pipeline.images.codec import (
-    WHOLE,
-    WITHOUT_METADATA,
-    EncodedImage,
-    Source,
-    check_size,
-    codec_versions,
-    convert,
-)
-from beam_pipeline.images.options import FORMATS, SUBSAMPLING, ImageOptions
-
-__all__ = [
-    "FORMATS",
-    "SUBSAMPLING",
-    "WHOLE",
-    "WITHOUT_METADATA",
-    "EncodedImage",
-    "ImageOptions",
-    "Source",
-    "check_size",
-    "codec_versions",
-    "convert",
-]
+from beam_pipeline.images.codec import FORMATS as FORMATS
+from beam_pipeline.images.codec import PASSTHROUGH as PASSTHROUGH
+from beam_pipeline.images.codec import SUBSAMPLING as SUBSAMPLING
+from beam_pipeline.images.codec import ChannelSums as ChannelSums
+from beam_pipeline.images.codec import EncodedImage as EncodedImage
+from beam_pipeline.images.codec import ImageOptions as ImageOptions
+from beam_pipeline.images.codec import Source as Source
+from beam_pipeline.images.codec import check_size as check_size
+from beam_pipeline.images.codec import codec_versions as codec_versions
+from beam_pipeline.images.codec import convert as convert

@@ -1,11 +1,12 @@
 """From whatever an image file holds to 8-bit sRGB or gray: depth, palettes, transparency, CMYK, ICC profiles.
 
-A profile is ignored where it is broken, made for another kind of image, or larger than 4 MiB.
+A profile is ignored if it is broken, made for another kind of image, or larger than 4 MiB.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 from functools import lru_cache
 from typing import Any
 
@@ -65,13 +66,8 @@ def is_jpeg(image: Image.Image) -> bool:
     return image.format in ("JPEG", "MPO")
 
 
-def png_depth(image: Image.Image, data: bytes) -> int:
-    """Bits a channel of a PNG; 8 for any other file."""
-    return data[_PNG_DEPTH_BYTE] if image.format == "PNG" else 8
-
-
 def _from_16_bits(image: ImageFile.ImageFile, key: int | None) -> Image.Image:
-    """`L`, or `LA` where one value is transparent; by bands of rows: a large image would be in memory thrice."""
+    """`L`, or `LA` if one value is transparent; by bands of rows, or a large image would be in memory three times."""
     tags = getattr(image, "tag_v2", {})
     bits = tags.get(_TIFF_BITS, (16,))[0]  # 12 are read too, as values up to 4095
     white = (1 << bits) - 1
@@ -90,7 +86,7 @@ def _from_16_bits(image: ImageFile.ImageFile, key: int | None) -> Image.Image:
 
 def _with_transparent_colour(image: Image.Image, key: int | Rgb, data: bytes) -> Image.Image:
     """The one transparent colour of a GIF or PNG (tRNS, in the file's depth, which Pillow overlooks) as alpha."""
-    depth = png_depth(image, data)
+    depth = data[_PNG_DEPTH_BYTE] if image.format == "PNG" else 8
 
     def scaled(value: int) -> int:
         return value >> 8 if depth == 16 else value * 255 // ((1 << depth) - 1)
@@ -146,27 +142,24 @@ def to_srgb(pixels: Image.Image, profile: bytes | None) -> Image.Image:
     return conversion.apply(pixels)
 
 
-def is_srgb(profile: bytes, mode: str) -> bool:
-    """Whether converting `L` or `RGB` pixels from a profile changes nothing, or the profile is ignored."""
-    return _conversion(profile, mode) is None
-
-
-def fits(profile: bytes, mode: str) -> bool:
-    """Whether a profile says that it is one for `L`, `RGB` or `CMYK` pixels."""
-    return _PROFILE_SPACES.get(profile[16:20]) == mode
+def profile_to_convert(image: Image.Image) -> bytes | None:
+    """The ICC profile that an image's pixels are converted from; None if it has none, an unusable one or sRGB's."""
+    profile: bytes | None = image.info.get("icc_profile")
+    if not profile or image.mode == "CMYK":
+        return profile
+    gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
+    return profile if _conversion(profile, "L" if gray else "RGB") else None
 
 
 @lru_cache(_CACHED_PROFILES)
 def _conversion(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | list[int] | None:
-    """How pixels of a mode become sRGB: a transform, a table for `L`, or None where they stay as they are.
+    """How pixels of a mode become sRGB: a transform, a table for `L`, or None if they stay unchanged.
 
     Threads may share a transform: lcms2 keeps what it changes while it runs on the stack.
     """
-    if len(profile) > _MOST_PROFILE_BYTES:
-        return None
+    space = _PROFILE_SPACES.get(profile[16:20])
     # Gray pixels with an RGB profile are common, and mean R = G = B.
-    space = "RGB" if mode == "L" and fits(profile, "RGB") else mode
-    if not fits(profile, space):
+    if len(profile) > _MOST_PROFILE_BYTES or space is None or (space != mode and (mode, space) != ("L", "RGB")):
         return None
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
@@ -178,20 +171,9 @@ def _conversion(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | list[
     if mode == "CMYK":
         return transform
     if mode == "L":
-        table = list(transform.apply(_gray_ramp().convert(space)).convert("L").tobytes())
+        ramp = Image.frombytes("L", (256, 1), bytes(range(256)))
+        table = list(transform.apply(ramp.convert(space)).convert("L").tobytes())
         return None if max(abs(value - number) for number, value in enumerate(table)) <= _SAME_COLOUR else table
-    grid = _colour_grid()
+    grid = Image.frombytes("RGB", (256, 16), bytes(itertools.chain(*itertools.product(range(0, 256, 17), repeat=3))))
     moved: Any = ImageChops.difference(grid, transform.apply(grid)).getextrema()
     return None if max(most for _, most in moved) <= _SAME_COLOUR else transform
-
-
-def _gray_ramp() -> Image.Image:
-    return Image.frombytes("L", (256, 1), bytes(range(256)))
-
-
-def _colour_grid() -> Image.Image:
-    """Each combination of 16 steps a channel."""
-    steps = range(0, 256, 17)
-    return Image.frombytes(
-        "RGB", (256, 16), bytes(value for r in steps for g in steps for b in steps for value in (r, g, b))
-    )

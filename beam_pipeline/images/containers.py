@@ -6,6 +6,7 @@ https://www.w3.org/TR/png-3/#5DataRep, EXIF: https://www.cipa.jp/std/documents/e
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
 import zlib
@@ -14,19 +15,21 @@ from typing import NamedTuple
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 SOI, EOI, SOS, DHT, COM = 0xD8, 0xD9, 0xDA, 0xC4, 0xFE
-APP0, APP2, APP14, APP15 = 0xE0, 0xE2, 0xEE, 0xEF
+APP0, APP14 = 0xE0, 0xEE
+_APPS = frozenset(range(0xE0, 0xF0))
 SOF_BASELINE, SOF_EXTENDED, SOF_PROGRESSIVE = 0xC0, 0xC1, 0xC2
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {DHT, 0xC8, 0xCC}  # SOFn: all of the row but DHT, JPG and DAC
 _COMMON_FRAMES = frozenset({SOF_BASELINE, SOF_EXTENDED, SOF_PROGRESSIVE, 0xC9, 0xCA})  # the last two: arithmetic
 _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})  # TEM, RSTn, SOI
+_MOST_SCAN_HEADER_BYTES = 16  # of four channels
 # In compressed data 0xFF is followed by 0, a restart marker or another 0xFF; all else ends it.
 _END_OF_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _ORIENTATION = 0x0112
 _SHORT = 3
 _EXIF_PREFIX = b"Exif\0\0"
 _TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
-PNG_EXIF_TEXT = "Raw profile type exif"  # keyword of the text that ImageMagick writes EXIF into
 _MOST_PROFILE_BYTES = 1 << 20  # PngImagePlugin.MAX_TEXT_CHUNK
+PNG_EXIF_TEXT = "Raw profile type exif"  # keyword of the text that ImageMagick writes EXIF into
 
 
 class EndsEarly(ValueError):
@@ -34,7 +37,7 @@ class EndsEarly(ValueError):
 
 
 class Part(NamedTuple):
-    """A JPEG segment or a PNG chunk: its kind, and where it lies in the file, marker or length included."""
+    """A JPEG segment or a PNG chunk: its kind, and its bytes in the file, marker or length included."""
 
     kind: int | bytes
     start: int
@@ -90,24 +93,21 @@ def jpeg_parts(data: bytes) -> Iterator[Part]:
 
 
 def ended_jpeg(data: bytes) -> bytes:
-    """A JPEG that ends early, with an end: its whole segments and what there is of a scan, for decoders to show."""
+    """A JPEG that ends early, cut after its last complete segment or inside a scan, with the end that decoders need."""
     end = 0
     try:
         for part in jpeg_parts(data):
             end = part.end
     except EndsEarly:
-        in_scan = data[end : end + 2] == bytes([0xFF, SOS]) and len(data) >= end + 4
-        whole = (
-            data if in_scan and end + 2 + int.from_bytes(data[end + 2 : end + 4], "big") <= len(data) else data[:end]
-        )
-        return whole + bytes([0xFF, EOI])
+        in_scan = data.startswith(bytes([0xFF, SOS]), end) and len(data) >= end + _MOST_SCAN_HEADER_BYTES
+        return (data if in_scan else data[:end]) + bytes([0xFF, EOI])
     except ValueError:
         pass
     return data
 
 
 def jpeg_frame(data: bytes) -> JpegFrame | None:
-    """The first frame header of a JPEG, or None where there is none."""
+    """The first frame header of a JPEG, or None if there is none."""
     try:
         for kind, start, end in jpeg_parts(data):
             if kind in _FRAMES and end - start >= 10:  # marker 2, length 2, bits 1, height 2, width 2, channels 1
@@ -121,24 +121,18 @@ def jpeg_frame(data: bytes) -> JpegFrame | None:
 
 def first_scan_channels(data: bytes) -> int:
     """How many channels the first scan of a JPEG holds, without a look at its compressed data; 0 if it isn't found."""
-    position = 2
-    while position + 5 <= len(data) and data[position] == 0xFF:
-        kind = data[position + 1]
-        if kind == SOS:
-            return data[position + 4]
-        if kind == 0xFF:
-            position += 1
-        else:
-            position += 2 if kind in _WITHOUT_LENGTH else 2 + struct.unpack_from(">H", data, position + 2)[0]
+    with contextlib.suppress(ValueError):
+        for part in jpeg_parts(data):
+            if data.startswith(bytes([0xFF, SOS]), part.end):
+                return int.from_bytes(data[part.end + 4 : part.end + 5], "big")
     return 0
 
 
 def png_parts(data: bytes) -> Iterator[Part]:
-    """The chunks of a PNG from IHDR to IEND, each with its CRC checked.
+    """The chunks of a PNG from IHDR to IEND; their CRCs are for its decoder to check.
 
     Raises:
         EndsEarly: no IEND.
-        ValueError: a CRC is wrong.
     """
     position = len(PNG_SIGNATURE)
     while position + 12 <= len(data):
@@ -146,8 +140,6 @@ def png_parts(data: bytes) -> Iterator[Part]:
         end = position + 12 + length
         if end > len(data):
             break
-        if zlib.crc32(memoryview(data)[position + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
-            raise ValueError("wrong CRC")
         yield Part(kind, position, end)
         if kind == b"IEND":
             return
@@ -159,29 +151,23 @@ def plain_png(data: bytes) -> bytes:
     """A PNG without texts but EXIF's, and without a colour profile that is too large for Pillow to read.
 
     Pillow files texts with what it finds out itself, under any keyword: `transparency` or `interlace` would decide. It
-    gives up an image for a text or profile of more than 1 MiB. A wrong CRC stays, for Pillow to find.
+    gives up an image for a text or profile of more than 1 MiB.
     """
-    kept, start, position = [], 0, len(PNG_SIGNATURE)
-    while position + 12 <= len(data):
-        length, kind = struct.unpack_from(">I4s", data, position)
-        end = position + 12 + length
-        if (kind in _TEXTS or kind == b"iCCP") and end <= len(data):
-            body = data[position + 8 : end - 4]
-            is_kept = body.startswith(PNG_EXIF_TEXT.encode() + b"\0") if kind in _TEXTS else not _is_too_large(body)
-            if not is_kept and zlib.crc32(kind + body) == int.from_bytes(data[end - 4 : end], "big"):
-                kept.append(data[start:position])
-                start = end
-        position = end
-    return b"".join([*kept, data[start:]]) if kept else data
+    dropped = []
+    with contextlib.suppress(EndsEarly):
+        for part in png_parts(data):
+            is_text = part.kind in _TEXTS and not data.startswith(f"{PNG_EXIF_TEXT}\0".encode(), part.start + 8)
+            if is_text or (part.kind == b"iCCP" and _is_too_large(data[part.start + 8 : part.end - 4])):
+                dropped.append(part)
+    starts, ends = [0, *(part.end for part in dropped)], [*(part.start for part in dropped), len(data)]
+    return b"".join(data[start:end] for start, end in zip(starts, ends, strict=True)) if dropped else data
 
 
 def _is_too_large(profile: bytes) -> bool:
     """Whether what an iCCP chunk holds (a name, 0, method 0, zlib's data) is more than Pillow reads."""
     inflate = zlib.decompressobj()
-    try:
+    with contextlib.suppress(zlib.error):
         inflate.decompress(profile.partition(b"\0")[2][1:], _MOST_PROFILE_BYTES)
-    except zlib.error:
-        return False
     return bool(inflate.unconsumed_tail)
 
 
@@ -196,12 +182,7 @@ def webp_canvas(data: bytes) -> tuple[int, int] | None:
 
 
 def ends_early(data: bytes, format: str) -> bool:
-    """Whether a JPEG or PNG that can't be decoded is cut off; of other formats Pillow says it.
-
-    Args:
-        data: the file.
-        format: Pillow's name of its format.
-    """
+    """Whether a JPEG or PNG that can't be decoded is cut off; of other formats Pillow says it."""
     parts = {"JPEG": jpeg_parts, "PNG": png_parts}.get(format)
     try:
         for _ in parts(data) if parts else ():
@@ -237,46 +218,34 @@ _JFIF, _JFIF_BYTES = b"JFIF\0", 14  # without a thumbnail
 _ADOBE, _ADOBE_BYTES, _ADOBE_YCBCR = b"Adobe", 12, 1
 
 
-def passed_jpeg(data: bytes, channels: int) -> bytes | None:
-    """A JPEG without its metadata, or None if it must be encoded anew.
+def jpeg_without_metadata(data: bytes, channels: int) -> bytes | None:
+    """A JPEG without its metadata and what follows the picture, or None if it must be encoded again.
 
-    It passes if it is baseline or extended Huffman-coded with 8 bits, YCbCr or gray, well-formed up to its end, and has
-    no thumbnail in its JFIF header. What follows the picture goes.
+    Its compressed pixels can stay if they are baseline or extended Huffman-coded with 8 bits, YCbCr or gray, and it is
+    well-formed up to its end and has no thumbnail in its JFIF header.
 
     Args:
         data: the file.
         channels: that are stored, 1 or 3.
     """
     frame = jpeg_frame(data)
-    if (
-        frame is None
-        or frame.kind not in (SOF_BASELINE, SOF_EXTENDED)
-        or (frame.bits, frame.components) != (8, channels)
-    ):
+    if frame is None or frame.kind not in (SOF_BASELINE, SOF_EXTENDED) or frame.ids == b"RGB":
+        return None
+    if (frame.bits, frame.components) != (8, channels):
         return None
     kept = []
     try:
         for part in jpeg_parts(data):
             body = data[part.start + 4 : part.end]
-            if _is_unusual(int(part.kind), body, frame):
-                return None
-            if _stays(int(part.kind), body):
-                kept.append(data[part.start : part.end])
+            if part.kind == APP0 and body.startswith(_JFIF):
+                if len(body) != _JFIF_BYTES:
+                    return None
+            elif part.kind == APP14 and body.startswith(_ADOBE):
+                if len(body) != _ADOBE_BYTES or body[-1] != (_ADOBE_YCBCR if channels == 3 else 0):
+                    return None
+            elif part.kind == COM or part.kind in _APPS:
+                continue
+            kept.append(data[part.start : part.end])
     except ValueError:
         return None
     return b"".join(kept)
-
-
-def _is_unusual(kind: int, body: bytes, frame: JpegFrame) -> bool:
-    """Whether a segment of a JPEG makes its colours something else than YCbCr or gray, or hides a thumbnail."""
-    if kind == APP0 and body.startswith(_JFIF):
-        return len(body) != _JFIF_BYTES
-    if kind == APP14 and body.startswith(_ADOBE):
-        return len(body) != _ADOBE_BYTES or body[-1] != (_ADOBE_YCBCR if frame.components == 3 else 0)
-    return frame.ids == b"RGB"
-
-
-def _stays(kind: int, body: bytes) -> bool:
-    if kind == COM or APP0 <= kind <= APP15:
-        return (kind == APP0 and body.startswith(_JFIF)) or (kind == APP14 and body.startswith(_ADOBE))
-    return True

@@ -11,7 +11,6 @@ import logging
 import re
 import warnings
 from collections.abc import Callable
-from functools import lru_cache
 from typing import IO
 
 from PIL import (
@@ -29,28 +28,33 @@ from beam_pipeline.errors import Reject
 from beam_pipeline.images import containers
 from beam_pipeline.schema import RejectReason
 
-# Pillow's name of each format that is read → suffixes of its files.
-SUFFIXES: dict[str, tuple[str, ...]] = {
-    AvifImagePlugin.AvifImageFile.format: ("avif",),
-    BmpImagePlugin.BmpImageFile.format: ("bmp", "dib"),
-    GifImagePlugin.GifImageFile.format: ("gif",),
-    "HEIF": ("heic", "heif"),  # with the extra
-    JpegImagePlugin.JpegImageFile.format: ("jfif", "jpe", "jpeg", "jpg"),
-    PngImagePlugin.PngImageFile.format: ("png",),
-    TiffImagePlugin.TiffImageFile.format: ("tif", "tiff"),
-    WebPImagePlugin.WebPImageFile.format: ("webp",),
-}
-_Reader = Callable[[IO[bytes]], ImageFile.ImageFile]
-_READERS: dict[str, _Reader] = {
+# Suffixes of what is read.
+EXTENSIONS = (
+    *("avif", "bmp", "dib", "gif", "heic", "heif"),
+    *("jfif", "jpe", "jpeg", "jpg", "png", "tif", "tiff", "webp"),
+)
+
+
+def _heif(file: IO[bytes]) -> ImageFile.ImageFile:
+    try:
+        import pillow_heif
+    except ImportError:
+        raise Reject(RejectReason.UNSUPPORTED, "HEIF: install imageshards[heic] on the workers") from None
+    image: ImageFile.ImageFile = pillow_heif.HeifImageFile(file)
+    return image
+
+
+# Pillow's name of each format that is read → what opens it.
+_READERS: dict[str, Callable[[IO[bytes]], ImageFile.ImageFile]] = {
     "AVIF": AvifImagePlugin.AvifImageFile,
     "BMP": BmpImagePlugin.BmpImageFile,
     "GIF": GifImagePlugin.GifImageFile,
+    "HEIF": _heif,
     "JPEG": JpegImagePlugin.jpeg_factory,  # also of several pictures
     "PNG": PngImagePlugin.PngImageFile,
     "TIFF": TiffImagePlugin.TiffImageFile,
     "WEBP": WebPImagePlugin.WebPImageFile,
 }
-EXTENSIONS = tuple(sorted(suffix for suffixes in SUFFIXES.values() for suffix in suffixes))
 
 # First bytes of what is read, and of what is known but isn't.
 _SIGNATURES = re.compile(
@@ -65,7 +69,6 @@ _SIGNATURES = re.compile(
 )
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _AVIF_BRANDS = (b"avif", b"avis")
-_HEIF_EXTRA = "HEIF: install imageshards[heic] on the workers"
 _FIRST_BYTES = 512
 _DNG_VERSION = 50706
 
@@ -86,9 +89,7 @@ def recognise(data: bytes) -> str:
     name = found.lastgroup if found else None
     if name == "ISO":
         name = _iso_format(data)
-    if name in SUFFIXES:
-        if name == "HEIF" and _heif_reader() is None:
-            raise Reject(RejectReason.UNSUPPORTED, _HEIF_EXTRA)
+    if name in _READERS:
         return name
     if name is None:
         raise Reject(RejectReason.NOT_AN_IMAGE, f"{len(data)} bytes, beginning {data[:8].hex() or 'nowhere'}")
@@ -106,16 +107,6 @@ def _iso_format(data: bytes) -> str:
     return "CR3" if brands[0] == b"crx " else "film"
 
 
-@lru_cache(1)
-def _heif_reader() -> _Reader | None:
-    try:
-        import pillow_heif
-    except ImportError:
-        return None
-    reader: _Reader = pillow_heif.HeifImageFile
-    return reader
-
-
 def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
     """Read a file's header.
 
@@ -124,12 +115,10 @@ def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
         name: what `recognise` said.
 
     Raises:
-        Reject: `unsupported`.
+        Reject: `unsupported`: raw camera data, or HEIF without its extra.
         Exception: whatever Pillow raises for a broken file.
     """
-    reader = _heif_reader() if name == "HEIF" else _READERS[name]
-    assert reader is not None, "recognise says so"
-    image = reader(io.BytesIO(containers.plain_png(data) if name == "PNG" else data))
+    image = _READERS[name](io.BytesIO(containers.plain_png(data) if name == "PNG" else data))
     if name == "TIFF":
         if _DNG_VERSION in image.tag_v2:  # type: ignore[attr-defined]
             raise Reject(RejectReason.UNSUPPORTED, f"DNG, {len(data)} bytes")  # what Pillow opens is a thumbnail
@@ -145,8 +134,7 @@ def load(image: ImageFile.ImageFile, data: bytes, allow_truncated: bool) -> None
     Args:
         image: opened.
         data: its file.
-        allow_truncated: take what there is of a file that ends early; what is missing stays black. A JPEG needs
-            `containers.ended_jpeg` for this.
+        allow_truncated: take what there is of a file that ends early; what is missing stays black.
 
     Raises:
         Exception: whatever Pillow raises for a broken file.
@@ -158,12 +146,15 @@ def load(image: ImageFile.ImageFile, data: bytes, allow_truncated: bool) -> None
         image.load()
     except Exception as error:
         # Pillow's own switch for this is a global of the process, so it isn't used.
-        if image._im is None or not _is_truncated(data, str(image.format), error):
+        if not _is_truncated(data, str(image.format), error):
             raise
         image.tile = []  # nothing more to read: the rows that were decoded stay
         with contextlib.suppress(Exception):
             image.load_end()
-        image.load()
+        try:
+            image.load()
+        except Exception:
+            raise error from None  # there are none
 
 
 def why_broken(data: bytes, name: str, size: tuple[int, int] | None, error: Exception) -> Reject:
@@ -171,7 +162,7 @@ def why_broken(data: bytes, name: str, size: tuple[int, int] | None, error: Exce
 
     Args:
         data, name: the file and its format.
-        size: (width, height), or None where it couldn't even be opened.
+        size: (width, height), or None if it couldn't even be opened.
         error: whatever Pillow raised; nothing of its text gets out, it holds addresses.
     """
     frame = containers.jpeg_frame(data) if name == "JPEG" else None

@@ -40,7 +40,7 @@ Box = tuple[float, float, float, float]
 
 
 class Fit(NamedTuple):
-    """How an image as it lies in its file becomes the stored one.
+    """How an image, not yet upright, becomes the stored one.
 
     Attributes:
         box: (left, top, right, bottom) of the part that is scaled, in source pixels.
@@ -61,19 +61,19 @@ def fit(source: Size, target: tuple[int, int] | None, mode: str, orientation: in
     """Plan the way of one image.
 
     Args:
-        source: (width, height) as it lies in its file.
+        source: (width, height) in its file, where it may be on its side.
         target: (height, width) of the upright result, or None to keep the image's own.
         mode: one of `RESIZE_MODES`.
-        orientation: EXIF's; an image is resized as it lies, then turned: the small image is the cheap one to turn.
+        orientation: EXIF's; an image is resized, then turned: the small image is the cheap one to turn.
     """
     width, height = source
-    whole = (0.0, 0.0, float(width), float(height))
+    everything = (0.0, 0.0, float(width), float(height))
     if target is None:
-        return Fit(whole, source, source)
+        return Fit(everything, source, source)
     target_width, target_height = target if orientation in _SIDEWAYS else (target[1], target[0])
     fixed = (target_width, target_height)
     if mode == "stretch":
-        return Fit(whole, fixed, fixed)
+        return Fit(everything, fixed, fixed)
     if mode == "crop":
         # The largest centred box with the target's proportions.
         crop_width = min(float(width), height * target_width / target_height)
@@ -83,7 +83,7 @@ def fit(source: Size, target: tuple[int, int] | None, mode: str, orientation: in
     ratios = (target_width / width, target_height / height)
     ratio = min(1.0, max(ratios) if mode == "shorter" else min(ratios))  # these never enlarge
     size = (max(1, round(width * ratio)), max(1, round(height * ratio)))
-    return Fit(whole, size, fixed if mode == "pad" else size)
+    return Fit(everything, size, fixed if mode == "pad" else size)
 
 
 def shrink_on_load(image: ImageFile.ImageFile, plan: Fit, mode: str) -> float:
@@ -113,7 +113,7 @@ def resize(pixels: Image.Image, plan: Fit, scale: float, resample: str) -> Image
 
     Args:
         pixels: decoded, of any mode that can be averaged.
-        plan: of the image as it lies in its file.
+        plan: of the image in its file.
         scale: what `shrink_on_load` said.
         resample: a key of `RESAMPLING`.
     """
@@ -156,7 +156,7 @@ def upright_size(size: Size, orientation: int) -> Size:
 
 
 def pad(pixels: Image.Image, canvas: Size, colour: int | tuple[int, ...]) -> Image.Image:
-    """An image in the middle of a canvas; where that is half a pixel, nearer to the top left."""
+    """An image in the middle of a canvas; if that is half a pixel off, nearer to the top left."""
     if pixels.size == canvas:
         return pixels
     padded = Image.new(pixels.mode, canvas, colour)

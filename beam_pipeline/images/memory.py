@@ -1,4 +1,4 @@
-"""How much memory an image takes at the most while it is converted, told from its header before any of it is taken.
+"""How much memory an image takes at most while it is converted, estimated from its header before any of it is taken.
 
 The figures are bytes for each pixel, the largest resident set of a process measured with glibc 2.36 and Pillow 12.3 on
 images of 6 and 9 million pixels and rounded up; tests/images/test_memory.py measures again. Formats differ by a factor
@@ -7,20 +7,23 @@ of 15: a JPEG is decoded row by row and smaller than it is, libwebp and libavif 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from PIL import ImageFile
 
 from beam_pipeline.errors import Reject
-from beam_pipeline.images import containers, geometry
-from beam_pipeline.images.options import ImageOptions
+from beam_pipeline.images import colour, containers, geometry
 from beam_pipeline.schema import RejectReason
+
+if TYPE_CHECKING:
+    from beam_pipeline.images.codec import ImageOptions
 
 # What one image may take: as much as --max_pixels pixels of 6 bytes, a JPEG that isn't resized. At the default limit
 # that is 1 GiB too; a lower one is meant for pixels, not for memory.
 _BYTES_OF_A_PERMITTED_PIXEL = 6
 _LEAST_BOUND = 1 << 30
-# Images that take less aren't worth a look at their header, nor waiting for each other.
+# Images that take less needn't wait for each other.
 LARGE = 100 << 20
 _MOST_BYTES_A_PIXEL = 50
 
@@ -50,32 +53,38 @@ def bound(options: ImageOptions) -> int:
     return max(_LEAST_BOUND, _BYTES_OF_A_PERMITTED_PIXEL * options.max_pixels)
 
 
-def is_small(image: ImageFile.ImageFile, size: geometry.Size, options: ImageOptions) -> bool:
-    """Whether an image takes less than `LARGE` whatever it is: quickly, for nearly all of them."""
-    target = options.size[0] * options.size[1] if options.size else 0
-    most = (size[0] * size[1] + target) * _MOST_BYTES_A_PIXEL
-    return most < LARGE and image.format != "TIFF"  # whose tiles may be larger than it is
-
-
-def check(image: ImageFile.ImageFile, size: geometry.Size, data: bytes, orientation: int, options: ImageOptions) -> int:
-    """Bytes that an image takes beside its file, at the most.
+def check(
+    image: ImageFile.ImageFile,
+    size: geometry.Size,
+    data: bytes,
+    orientation: int,
+    options: ImageOptions,
+    reserve: Callable[[int], None] | None = None,
+) -> None:
+    """Reserve what an image takes besides its file, if it is large.
 
     Args:
         image: opened, and set to the scale that it will be decoded at.
-        size: (width, height) as it lies in its file.
+        size: (width, height) in its file.
         data: its file.
         orientation: EXIF's.
         options: what is made of it.
+        reserve: called with bytes, an upper limit, if they are more than `LARGE`.
 
     Raises:
         Reject: `too_many_pixels`, they are more than `bound`.
     """
+    target = options.size[0] * options.size[1] if options.size else 0
+    # Quickly, for nearly all images. The tiles of a TIFF may be larger than it is.
+    if (size[0] * size[1] + target) * _MOST_BYTES_A_PIXEL < LARGE and image.format != "TIFF":
+        return
     needed = _to_decode(image, data, size[0] * size[1]) + _to_store(image, size, orientation, options)
     if needed > bound(options):
         what = f"{size[0]}x{size[1]} pixels of {image.format} {image.mode} take {needed >> 20} MiB"
         limit = f"--max_pixels {options.max_pixels} permits {bound(options) >> 20} MiB"
         raise Reject(RejectReason.TOO_MANY_PIXELS, f"{what}, {limit}")
-    return needed
+    if reserve is not None and needed > LARGE:
+        reserve(needed)
 
 
 def _to_decode(image: ImageFile.ImageFile, data: bytes, pixels: int) -> int:
@@ -83,14 +92,14 @@ def _to_decode(image: ImageFile.ImageFile, data: bytes, pixels: int) -> int:
     a_pixel = _WHOLE_PICTURES.get(str(image.format)) or _BY_MODE.get(image.mode, _OTHER_MODES)
     if "transparency" in image.info:
         a_pixel = max(a_pixel, _WITH_TRANSPARENT_COLOUR)
-    if image.format in ("JPEG", "MPO"):
+    if colour.is_jpeg(image):
         a_pixel += _INVERTED if image.mode == "CMYK" else 0
         return decoded * a_pixel + _coefficients(image, data, pixels)
     return decoded * a_pixel + (_of_a_tiff(image) if image.format == "TIFF" else 0)
 
 
 def _coefficients(image: Any, data: bytes, pixels: int) -> int:
-    """What a JPEG in several scans takes beside its pixels, however small it is decoded."""
+    """What a JPEG in several scans takes besides its pixels, however small it is decoded."""
     if "progressive" not in image.info and containers.first_scan_channels(data) == image.layers:
         return 0
     factors = [across * down for _, across, down, _ in image.layer]

@@ -145,7 +145,7 @@ def _plan_and_prepare(
 ) -> JobPlan:
     _, listed = joined
     state = JobState(config)
-    state.inflight.end_sampling()
+    state.attempts.end_sampling()
     ordered = sorted(sample, key=lambda one: relative_path_bytes(one.path))
     sampling.check_sample(ordered, survey.images, config.max_reject_fraction)
     plan = JobPlan(
@@ -160,9 +160,10 @@ def _plan_and_prepare(
     if config.plan_only:
         state.save_plan_only(plan)
     else:
-        noted = state.inflight.rejected("sampled")
-        state.prepare(plan)
-        state.inflight.keep(noted)
+        rejects = state.attempts.rejects()
+        state.prepare(plan)  # may delete all that an earlier attempt left
+        for image, reject in rejects.items():
+            state.attempts.add_reject(image, reject)
         report(now=True, shards_planned=plan.shards, images_planned=survey.images)
     return plan
 

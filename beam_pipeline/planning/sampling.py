@@ -11,11 +11,11 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.attempts import Inflight
-from beam_pipeline.conversion.decoder import Decoding
+from beam_pipeline.conversion.attempts import Attempts
+from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.conversion.fetch import convert_all
 from beam_pipeline.errors import ImageShardsError, Reject
-from beam_pipeline.images.statistics import ChannelSums
+from beam_pipeline.images import ChannelSums
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import FRAME_BYTES, example
 
@@ -49,12 +49,13 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
         refs: sampled references.
     """
     refs = list(refs)
-    inflight = Inflight(config)
-    decoding = Decoding(config.image_options, inflight, inflight.begin_sampling(ref.path for ref in refs), plan="")
+    attempts = Attempts(config)
+    isolated = attempts.begin_sampling(ref.path for ref in refs)
+    decoder = Decoder(config.image_options, attempts, isolated, with_sums=True)
     column_names = [column["name"] for column in config.columns]
 
-    def convert(ref: ImageRef, data: bytes, md5: bytes) -> tuple[int, ChannelSums]:
-        image, sums = decoding.measure(ref.path, data, md5)
+    def convert(ref: ImageRef, data: bytes, md5: bytes) -> tuple[int, ChannelSums | None]:
+        image = decoder.convert(ref.path, data, md5)
         record = example.image_example(
             image=image.data,
             size=(image.height, image.width),
@@ -64,7 +65,7 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
             one_hot_classes=class_count if config.one_hot else 0,
             extra=dict(zip(column_names, ref.features, strict=True)),
         )
-        return len(record) + FRAME_BYTES, sums
+        return len(record) + FRAME_BYTES, image.sums
 
     for ref, result, _, _ in convert_all(config, refs, convert):
         reject = result if isinstance(result, Reject) else None

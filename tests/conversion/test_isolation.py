@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -10,28 +9,36 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing.connection import Pipe
 from pathlib import Path
-from typing import IO
 
 import pytest
 from PIL import Image
 
 from beam_pipeline import images, schema
 from beam_pipeline.config import Config
-from beam_pipeline.conversion import decoder, isolation, watchdog
-from beam_pipeline.conversion.attempts import Inflight
-from beam_pipeline.conversion.decoder import Decoding
-from beam_pipeline.conversion.isolation import Died, IsolatedDecoder
+from beam_pipeline.conversion import decoder, isolation
+from beam_pipeline.conversion.decoder import Decoder
+from beam_pipeline.conversion.isolation import IsolatedDecoder
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.inputs.references import order_key
 from reader.example import parse_example
 from tests import make
 
 CODEC = Path(__file__).parent / "deadly_codec"
+GOOD = make.encoded(make.picture())
 
 
 def options(**more: object) -> images.ImageOptions:
     return Config(output="out", name="photos", input="in", **more).image_options  # type: ignore[arg-type]
+
+
+def isolated(**more: object) -> IsolatedDecoder:
+    return IsolatedDecoder(options(**more), decoder.limit_s(options(**more)))
+
+
+def converted(data: bytes, **more: object) -> images.EncodedImage:
+    return images.convert(data, options(**more), with_sums=True)
 
 
 def deadly(kind: str) -> bytes:
@@ -45,9 +52,9 @@ def deadly(kind: str) -> bytes:
 @pytest.fixture
 def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The codec that dies, and its limits, in this process too: a hang is one after 2 s, in a child after 4 s."""
-    monkeypatch.setenv("PYTHONPATH", str(CODEC))
-    monkeypatch.setattr(watchdog, "LEAST_S", 2.0)
-    monkeypatch.setattr(watchdog, "SECONDS_A_PIXEL", 0.0)
+    monkeypatch.syspath_prepend(CODEC)
+    monkeypatch.setattr(decoder, "LEAST_S", 2.0)
+    monkeypatch.setattr(decoder, "SECONDS_A_PIXEL", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -61,25 +68,20 @@ def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_child_process_makes_the_same_bytes(more: dict[str, object]) -> None:
-    isolated = IsolatedDecoder(options(**more))
-    for data in (
-        make.encoded(make.picture()),
-        make.encoded(make.noise(300, 200), "PNG"),
-        make.encoded(make.picture().convert("L")),
-        make.encoded(make.noise(900, 700)),
-    ):
-        assert isolated.convert(data) == Decoding(options(**more), None, False, "").measure("here", data, b"")
+    child, here = isolated(**more), Decoder(options(**more), None, isolated=False, with_sums=True)
+    noise = make.noise(900, 700)
+    for data in (GOOD, make.encoded(noise, "PNG"), make.encoded(make.picture().convert("L")), make.encoded(noise)):
+        assert child.convert("a", data) == here.convert("a", data, b"") == converted(data, **more)
 
 
 def test_a_child_process_rejects_for_the_same_reason_and_goes_on() -> None:
-    isolated = IsolatedDecoder(options())
-    for data in (b"", b"not an image", make.encoded(make.picture())[:500]):
+    child = isolated(max_pixels=1_000_000)
+    for data in (b"", b"not an image", GOOD[:500], make.encoded(Image.new("L", (1001, 1000)))):
         with pytest.raises(Reject) as expected:
-            images.convert(data, options())
+            converted(data, max_pixels=1_000_000)
         with pytest.raises(Reject) as caught:
-            isolated.convert(data)
+            child.convert("a", data)
         assert caught.value.args == expected.value.args
-        assert not isinstance(caught.value, Died)
 
 
 @pytest.mark.parametrize(
@@ -89,145 +91,121 @@ def test_a_child_process_rejects_for_the_same_reason_and_goes_on() -> None:
         ("segfault", "decoder_crash", "its decoder ended by signal SIGSEGV, twice"),
         ("exit", "decoder_crash", "its decoder ended with exit code 3, twice"),
         ("killed", "out_of_memory", "its decoder was killed by the system, twice"),
-        ("spin", "decoder_timeout", "no end in 2 s, twice"),
         ("sleep with the interpreter", "decoder_timeout", "no end in 2 s, twice"),
         ("nonsense", "decoder_crash", "its decoder gave no valid answer, twice"),
-        ("out of step", "decoder_timeout", "no end in 2 s, twice"),
+        ("out of step", "decoder_crash", "its decoder gave no valid answer, twice"),
         ("half an answer", "decoder_crash", "its decoder ended with exit code 0, twice"),
     ],
 )
 @pytest.mark.usefixtures("quick_limits")
 def test_what_kills_two_child_processes_is_rejected(kind: str, reason: str, detail: str) -> None:
-    isolated = IsolatedDecoder(options())
-    with pytest.raises(Died) as caught:
-        isolated.convert(deadly(kind))
-    assert (caught.value.reason, caught.value.detail) == (reason, detail)
-    good = make.encoded(make.picture())
-    assert isolated.convert(good)[0] == images.convert(good, options())
-
-
-def answer(*values: int, text: bytes = b"", data: bytes = b"") -> IO[bytes]:
-    kind, image_bytes = values
-    return io.BytesIO(isolation._ANSWER.pack(kind, len(text), image_bytes, *range(11)) + text + data)
+    child = isolated()
+    with pytest.raises(Reject) as caught:
+        child.convert("a", deadly(kind))
+    assert caught.value.args == (reason, detail)
+    assert child.convert("a", GOOD) == converted(GOOD)
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    "answer",
     [
-        (answer(0, 0), ValueError),
-        (answer(4, 0), ValueError),
-        (answer(1, 1 << 40), ValueError),
-        (answer(1, 9, text=b"JPEG\0"), EOFError),
-        (answer(1, 1, text=b"JPEG\0other", data=b"x"), ValueError),
-        (answer(2, 0, text=b"no_such_reason\0detail"), ValueError),
-        (answer(2, 0, text=b"\xff"), ValueError),
-        (io.BytesIO(b"\2"), EOFError),
-        (io.BytesIO(), EOFError),
+        "null",
+        "[" * 100_000,
+        "{",
+        '{"reject": ["no_such_reason", "detail"]}',
+        '{"error": 1}',
+        '{"image": [[1, 1], ["JPEG", 1, 1], "other", [1, [1], [1]]]}',
+        '{"image": [["1", 1], ["JPEG", 1, 1], null, [1, [1], [1]]]}',
     ],
 )
-def test_an_answer_that_no_child_gives_is_none(given: IO[bytes], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        isolation._received(given, options())
+def test_an_answer_that_no_child_gives_is_a_crash(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Liar(isolation._Child):
+        def __init__(self, *_: object) -> None:
+            self._pipe, self.other = Pipe()
+            for message in (answer.encode(), b""):
+                self.other.send_bytes(message)
 
-
-def test_an_interrupt_is_no_image_s_fault() -> None:
-    isolated = IsolatedDecoder(options())
-    good = make.encoded(make.picture())
-    isolated.convert(good)
-    assert isolated._child is not None
-    isolated._child.send_signal(signal.SIGINT)
-    with pytest.raises(ImageShardsError, match="was ended by signal SIGINT; the same command resumes"):
-        isolated.convert(good)
-    assert isolated.convert(good)[0] == images.convert(good, options())
+    monkeypatch.setattr(isolation, "_Child", Liar)
+    with pytest.raises(Reject) as caught:
+        isolated().convert("a", b"")
+    assert caught.value.args == ("decoder_crash", "its decoder gave no valid answer, twice")
 
 
 def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    isolated = IsolatedDecoder(options())
+    child = isolated()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(isolation, "_received", interrupted)
-        isolated.convert(make.encoded(make.picture(seed=1)))
-    good = make.encoded(make.picture(seed=2))
-    assert isolated.convert(good)[0] == images.convert(good, options())
+        patch.setattr(json, "loads", interrupted)
+        child.convert("a", make.encoded(make.picture(seed=1)))
+    assert child.convert("a", GOOD) == converted(GOOD)
 
 
 def test_a_child_process_ends_with_its_decoder() -> None:
-    isolated = IsolatedDecoder(options())
-    isolated.convert(make.encoded(make.picture()))
-    assert isolated._child is not None
-    child = Path(f"/proc/{isolated._child.pid}")
+    parent = isolated()
+    parent.convert("a", GOOD)
+    assert parent._child is not None
+    child = Path(f"/proc/{parent._child.process.pid}")
     assert child.exists()
-    del isolated
+    del parent
     assert not child.exists()
 
 
 HOLD = """
-import signal, sys
-from beam_pipeline.decoding.careful import IsolatedDecoder
-from tests.conversion.test_isolation import options
-isolated = IsolatedDecoder(options())
+import sys
+from tests.conversion.test_isolation import isolated
+decoder = isolated()
 try:
     with open(sys.argv[1], "rb") as file:
-        isolated.convert(file.read())
+        decoder.convert("a", file.read())
 except Exception as error:
-    print("converted:", error)
-print(isolated._child and isolated._child.pid, flush=True)
+    print("not converted:", error)
+print(decoder._child and decoder._child.process.pid, flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("how", ["its end", "a kill", "an interrupt"])
+@pytest.mark.parametrize("how", ["its end", "a kill", "an interrupt", "a kill while it hangs"])
 def test_no_child_process_outlives_its_parent(tmp_path: Path, how: str) -> None:
-    (tmp_path / "good.jpg").write_bytes(make.encoded(make.picture()))
-    command = [sys.executable, "-c", HOLD, str(tmp_path / "good.jpg")]
-    process = subprocess.Popen(command, cwd=make.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    hangs = how.endswith("hangs")
+    (tmp_path / "image").write_bytes(deadly("sleep with the interpreter") if hangs else GOOD)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(CODEC), str(make.ROOT)))}
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "image")]
+    process = subprocess.Popen(
+        command, env=environment, cwd=make.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdin is not None
-    child = Path(f"/proc/{process.stdout.readline().strip()}")
-    assert child.exists()
+    child = "" if hangs else process.stdout.readline().strip()
+    while not child:
+        time.sleep(0.05)
+        child = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().strip()
+    assert Path(f"/proc/{child}").exists()
     if how == "its end":
         process.stdin.close()
     else:
-        process.send_signal(signal.SIGKILL if how == "a kill" else signal.SIGINT)
+        process.send_signal(signal.SIGINT if how == "an interrupt" else signal.SIGKILL)
     process.wait()
-    wait_until_gone(child)
-
-
-def wait_until_gone(process: Path) -> None:
+    process.stdin.close()
+    process.stdout.close()
     end = time.monotonic() + 10
-    while process.exists() and "\nState:\tZ" not in (process / "status").read_text():
-        assert time.monotonic() < end, process
+    while Path(f"/proc/{child}").exists() and "\nState:\tZ" not in Path(f"/proc/{child}/status").read_text():
+        assert time.monotonic() < end, child
         time.sleep(0.05)
-
-
-@pytest.mark.usefixtures("quick_limits")
-def test_a_child_process_that_hangs_ends_without_its_parent(tmp_path: Path) -> None:
-    (tmp_path / "deadly.jpg").write_bytes(deadly("sleep with the interpreter"))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(CODEC), str(make.ROOT)))}
-    command = [sys.executable, "-c", HOLD, str(tmp_path / "deadly.jpg")]
-    process = subprocess.Popen(command, cwd=make.ROOT, env=environment)
-    children: list[str] = []
-    while not children:
-        time.sleep(0.05)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    process.kill()
-    process.wait()
-    wait_until_gone(Path(f"/proc/{children[0]}"))
 
 
 def of_colour(colour: tuple[int, int, int]) -> bytes:
     return make.encoded(Image.new("RGB", (9, 9), colour), "PNG")
 
 
-def test_an_error_of_this_program_is_no_reject_in_a_child_process_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(CODEC))
-    decoding = Decoding(options(), None, is_careful=True, plan="")
+def test_an_error_of_this_program_is_no_reject(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(CODEC)
+    child = Decoder(options(), None, isolated=True)
     with pytest.raises(ImageShardsError) as caught:
-        decoding.convert("a/b.png", of_colour((1, 2, 3)), b"")
+        child.convert("a/b.png", of_colour((1, 2, 3)), b"")
     assert str(caught.value) == "'a/b.png' makes this program fail, please report it: TypeError: no image's fault"
     good = of_colour((4, 5, 6))
-    assert decoding.convert("a/c.png", good, b"") == images.convert(good, options()), "the child goes on"
+    assert child.convert("a/c.png", good, b"") == converted(good), "the child goes on"
 
 
 def test_a_job_that_an_error_of_this_program_ends_is_ended_by_it_each_time(tmp_path: Path) -> None:
@@ -247,22 +225,21 @@ def test_one_death_is_not_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         "    except FileExistsError:\n        return load(image)\n    os.abort()\n"
         "ImageFile.ImageFile.load = once\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    good = make.encoded(make.picture())
-    assert IsolatedDecoder(options()).convert(good)[0] == images.convert(good, options())
+    monkeypatch.syspath_prepend(tmp_path)
+    assert isolated().convert("a", GOOD) == converted(GOOD)
     assert (tmp_path / "died").exists()
 
 
 def test_a_process_that_cannot_start_is_no_image_s_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nos._exit(3)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImageShardsError, match="can't start a process to decode in: it ended with exit code 3"):
-        IsolatedDecoder(options()).convert(make.encoded(make.picture()))
+        isolated().convert("a", GOOD)
 
 
 def test_the_limit_grows_with_the_pixels_that_are_permitted() -> None:
-    assert watchdog.limit_s(options()) == pytest.approx(239, abs=1)
-    assert watchdog.limit_s(options(max_pixels=10**9)) == pytest.approx(1060, abs=1)
+    assert decoder.limit_s(options()) == pytest.approx(239, abs=1)
+    assert decoder.limit_s(options(max_pixels=10**9)) == pytest.approx(1060, abs=1)
 
 
 # --- memory
@@ -271,93 +248,37 @@ def test_the_limit_grows_with_the_pixels_that_are_permitted() -> None:
 LARGE = make.encoded(Image.new("RGB", (7000, 4000), (10, 20, 30)), "PNG", compress_level=1)  # takes more than 100 MiB
 
 
-def test_large_images_share_memory_and_one_that_wants_more_than_all_of_it_gets_it_alone() -> None:
-    begun: list[int] = []
-    go_on = {mebibytes: threading.Event() for mebibytes in (600, 424, 5000, 1)}
-    threads = {}
-
-    def take(mebibytes: int) -> None:
-        with decoder.memory_for(mebibytes << 20):
-            begun.append(mebibytes)
-            go_on[mebibytes].wait()
-
-    for mebibytes in go_on:
-        threads[mebibytes] = threading.Thread(target=take, args=(mebibytes,))
-        threads[mebibytes].start()
-        time.sleep(0.2)
-    for mebibytes, expected in ((600, [600, 424]), (424, [600, 424, 5000]), (5000, [600, 424, 5000, 1])):
-        go_on[mebibytes].set()
-        threads[mebibytes].join()
-        time.sleep(0.2)
-        assert begun == expected
-    go_on[1].set()
-    threads[1].join()
-
-
 def test_large_images_wait_for_memory_and_small_ones_do_not() -> None:
-    decoding = Decoding(options(), None, is_careful=False, plan="")
+    here = Decoder(options(), None, isolated=False, with_sums=True)
     found: list[images.EncodedImage] = []
-    thread = threading.Thread(target=lambda: found.append(decoding.convert("large", LARGE, b"")))
-    with decoder.memory_for(1 << 30):
-        thread.start()
-        time.sleep(1.0)
-        small = make.encoded(make.picture())
-        assert decoding.convert("small", small, b"") == images.convert(small, options())
-        assert not found
-        assert not watchdog._watched, "who waits doesn't hang"
+    thread = threading.Thread(target=lambda: found.append(here.convert("large", LARGE, b"")))
+    decoder._MEMORY.reserve(1 << 30)
+    thread.start()
+    time.sleep(1.0)
+    assert here.convert("small", GOOD, b"") == converted(GOOD)
+    assert not found
+    assert not decoder._watched, "a thread that waits doesn't hang"
+    decoder._MEMORY.release(1 << 30)
     thread.join()
-    assert found == [images.convert(LARGE, options())]
+    assert found == [converted(LARGE)]
+    assert decoder._MEMORY._reserved == 0
 
 
 def test_child_processes_decode_one_image_at_a_time() -> None:
-    decoders = [IsolatedDecoder(options()) for _ in range(2)]
     found: list[images.EncodedImage] = []
+    children = [isolated(), isolated()]
     with isolation._one_at_a_time:
-        threads = [threading.Thread(target=lambda one=one: found.append(one.convert(LARGE)[0])) for one in decoders]
+        threads = [threading.Thread(target=lambda one=one: found.append(one.convert("a", GOOD))) for one in children]
         for thread in threads:
             thread.start()
         time.sleep(0.5)
         assert not found
     for thread in threads:
         thread.join()
-    assert found == [images.convert(LARGE, options())] * 2
+    assert found == [converted(GOOD)] * 2
 
 
-def test_a_child_process_has_the_limits_of_its_options() -> None:
-    more = {"max_pixels": 27_999_999}
-    with pytest.raises(Reject) as caught:
-        IsolatedDecoder(options(**more)).convert(LARGE)
-    assert caught.value.args == ("too_many_pixels", "7000x4000 pixels, --max_pixels 27999999")
-
-
-# --- the notes of those who sample
-
-
-def test_only_a_part_that_was_begun_before_and_an_earlier_job_s_sample_are_suspect(tmp_path: Path) -> None:
-    def inflight() -> Inflight:
-        return Inflight(Config(input="in", output=str(tmp_path), name="photos"))
-
-    first = inflight()
-    assert not first.begin_sampling(["a/1.jpg", "a/2.jpg"])
-    assert not first.begin_sampling(["a/3.jpg"]), "another process of the same job"
-    assert first.begin_sampling(["a/1.jpg", "a/2.jpg"]), "a retry"
-    second = inflight()
-    assert second.begin_sampling(["a/4.jpg"])
-    second.end_sampling()
-    assert not inflight().begin_sampling(["a/4.jpg"])
-
-
-def test_a_note_that_is_not_whole_is_none(tmp_path: Path) -> None:
-    inflight = Inflight(Config(input="in", output=str(tmp_path), name="photos"))
-    inflight.reject("whole", "decoder_crash", "signal 6")
-    folder = tmp_path / "state/inflight/rejected"
-    broken = (b"", b"{}", b"[]", b'{"detail":"sig', b'{"detail":"","reason":"other"}')
-    for number, data in enumerate(broken):
-        (folder / f"{number}.json").write_bytes(data)
-    assert inflight.rejected("") == {"whole": ("decoder_crash", "signal 6")}
-
-
-# --- whole jobs, killed by their codec
+# --- jobs that are killed by their codec
 
 
 def job(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -427,11 +348,11 @@ def test_a_repair_decodes_in_child_processes_from_its_first_attempt(
     make.class_folders(tmp_path / "in", {"a": 3})
     (tmp_path / "in/a/9.jpg").write_bytes(deadly("crash"))
     version = make.published(tmp_path / "in", tmp_path)
-    whole = make.files(version)
+    before = make.files(version)
     make.shard_files(version)[0].unlink()
-    monkeypatch.setenv("PYTHONPATH", str(CODEC))
+    monkeypatch.syspath_prepend(CODEC)
     finished = make.job(tmp_path / "in", tmp_path)
     assert (finished.code, "comes out with other bytes" in finished.err) == (1, True)  # without this picture
     monkeypatch.undo()
     assert make.job(tmp_path / "in", tmp_path).code == 0
-    assert make.files(version) == whole
+    assert make.files(version) == before

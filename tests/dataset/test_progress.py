@@ -1,14 +1,13 @@
-"""The progress line: processes count into files, the launcher adds them up, nothing is left behind."""
+"""The progress line: processes send their counts, the launcher adds them up, nothing is left behind."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
+import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -29,12 +28,9 @@ def wait_for(text: str, stream: io.StringIO) -> None:
     raise AssertionError(f"{text!r} never came: {stream.getvalue()!r}")
 
 
-def folder() -> Path:
-    return Path(os.environ["IMAGESHARDS_PROGRESS"])
-
-
-def test_without_a_launcher_that_watches_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("IMAGESHARDS_PROGRESS", raising=False)
+@pytest.mark.parametrize("variable", ["", "no port", "1-of a launcher that is gone"])
+def test_without_a_launcher_that_listens_a_report_does_nothing(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv("IMAGESHARDS_PROGRESS", variable)
     report(now=True, images=1)
 
 
@@ -86,28 +82,39 @@ def test_a_log_gets_whole_lines_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
     assert "\r" not in stream.getvalue()
 
 
-def test_nothing_is_left_behind_also_after_an_error() -> None:
+def test_the_environment_is_as_before_also_after_an_error() -> None:
+    before = dict(os.environ)
     with pytest.raises(ValueError, match="x"), ProgressLine(io.StringIO()):
-        report(now=True, images=1)
-        where = folder()
-        assert where.exists()
+        assert dict(os.environ) != before
         raise ValueError("x")
-    assert not where.exists()
-    assert "IMAGESHARDS_PROGRESS" not in os.environ
+    assert dict(os.environ) == before
 
 
-def test_counts_start_anew_for_the_next_job() -> None:
+def test_each_job_begins_at_0() -> None:
     for _ in range(2):
         with ProgressLine(io.StringIO()) as line:
             report(now=True, images=2)
             assert line._sum() == {"images": 2}
 
 
-def test_a_half_written_count_is_passed_over() -> None:
-    with ProgressLine(io.StringIO()) as line:
-        (folder() / "1.json").write_text("{")
-        (folder() / "2.json").write_text(json.dumps({"images": 3}))
+def test_what_others_send_is_ignored() -> None:
+    with ProgressLine(io.StringIO()) as line, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        job = os.environ["IMAGESHARDS_PROGRESS"]
+        here = ("127.0.0.1", int(job.partition("-")[0]))
+        datagrams = ["", "{", "[" * 4000, "[]", '["another job", 1, {"images": 9}]', "\0" * 9000]
+        for datagram in [*datagrams, f'["{job}", [], {{}}]', f'["{job}", 1, 2]', f'["{job}", 1, {{"images": "x"}}]']:
+            other.sendto(datagram.encode(), here)
+        report(now=True, images=3)
         assert line._sum() == {"images": 3}
+
+
+def test_without_a_port_there_is_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_HOST", "192.0.2.1")  # of documentation: no machine has it
+    stream, before = Terminal(), dict(os.environ)
+    with ProgressLine(stream):
+        assert dict(os.environ) == before
+        report(now=True, images=1)
+    assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3_723, "1 h 02 min")])

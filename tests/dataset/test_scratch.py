@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from beam_pipeline.dataset import scratch
-from beam_pipeline.dataset.progress import ProgressLine
 from tests import make
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc to know a dead process")
@@ -50,11 +49,3 @@ def test_only_what_the_dead_left_is_deleted(folder: Path) -> None:
     process.communicate()
     scratch.delete_abandoned()
     assert sorted(folder.iterdir()) == sorted([mine, *others])
-
-
-def test_a_progress_line_deletes_it_and_leaves_nothing(folder: Path) -> None:
-    subprocess.run([sys.executable, "-c", LEAVE], cwd=make.ROOT, stdin=subprocess.DEVNULL, check=True)
-    assert len(list(folder.iterdir())) == 2
-    with ProgressLine():
-        assert len(list(folder.iterdir())) == 1
-    assert not list(folder.iterdir())

@@ -225,8 +225,8 @@ def test_a_local_temporary_file_is_on_the_outputs_disk(tmp_path: Path) -> None:
 def test_plan_only_leaves_the_users_empty_output_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     state = JobState(Config(input="/in", output=str(tmp_path / "mine"), name="photos"))
-    state.inflight.begin_sampling()
-    state.inflight.end_sampling()
+    state.attempts.begin_sampling([])
+    state.attempts.end_sampling()
     for _ in range(2):
         state.save_plan_only(PLAN)
         state.take_plan_only()
@@ -235,7 +235,7 @@ def test_plan_only_leaves_the_users_empty_output_folder(tmp_path: Path) -> None:
 
 def test_what_a_killed_plan_only_left_makes_a_version_nobodys_own(config: Config) -> None:
     state = JobState(config)
-    state.inflight.begin_sampling()
+    state.attempts.begin_sampling([])
     assert state.has_leftovers()
     assert not state.exists(), "the next job would delete files of another program"
 

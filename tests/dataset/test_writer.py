@@ -18,7 +18,7 @@ from PIL import Image
 
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.decoder import Decoding
+from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.conversion.fetch import Converted, convert_all
 from beam_pipeline.dataset import owner
 from beam_pipeline.dataset.result import ShardResult
@@ -279,7 +279,7 @@ def test_the_right_to_write_is_refreshed_during_one_slow_step(
             time.sleep(0.05)
         raise AssertionError("nobody has refreshed it for 30 s")
 
-    place, method = {"image": (Decoding, "convert"), "request": (storage.LocalStorage, "read")}[slow]
+    place, method = {"image": (Decoder, "convert"), "request": (storage.LocalStorage, "read")}[slow]
     real = getattr(place, method)
     monkeypatch.setattr(place, method, lambda *arguments: (wait(), real(*arguments))[1])
     assert ShardWriter(some, plan).write("train", 0, refs).records == 1

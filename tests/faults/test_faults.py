@@ -268,7 +268,7 @@ def test_an_image_that_is_not_as_listed_is_a_reject_or_with_strict_an_error(
     if strict:
         assert finished.code == 1
         assert finished.err.startswith(f"error: --strict: {path!r} is not as it was listed ({kind}: ")
-        assert finished.err.endswith("); run the same command again, which lists anew\n")
+        assert finished.err.endswith("); run the same command again, which lists them again\n")
         assert not list(tmp_path.rglob("manifest.json"))
     else:
         assert finished.code == 0, finished.err

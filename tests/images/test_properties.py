@@ -16,7 +16,7 @@ from beam_pipeline.images import FORMATS, SUBSAMPLING, ImageOptions, convert, ge
 from beam_pipeline.images.geometry import RESAMPLING, RESIZE_MODES
 from benchmarks import reference
 from tests.images.kinds import cmyk, heic_kinds, turned
-from tests.images.mutations import Case, case, outcome
+from tests.images.mutations import case, outcome
 from tests.images.profiles import gray_profile, ink_profile, wide_profile
 from tests.images.test_codec import DEFAULTS, pixels
 from tests.make import encoded, noise, picture
@@ -124,8 +124,8 @@ def test_any_image_gives_the_promised_shape_and_the_same_bytes_twice(image: Draw
     assert (found.format, found.mode) == (options.format.upper(), {1: "L", 3: "RGB"}[options.channels])
     assert found.size == (first.width, first.height)
     assert found.getexif().get(0x0112, 1) == 1
-    assert first.passed or "icc_profile" not in found.info
-    if options.format == "jpeg" and not first.passed:
+    assert first.passthrough or "icc_profile" not in found.info
+    if options.format == "jpeg" and not first.passthrough:
         assert "progressive" not in found.info
         if options.channels == 3:
             assert JpegImagePlugin.get_sampling(found) == SUBSAMPLING[options.jpeg_subsampling]
@@ -145,13 +145,6 @@ def test_pixels_are_where_a_float_resize_puts_them(mode: str, resample: str, siz
     options = DEFAULTS._replace(size=target, resize_mode=mode, resample=resample)
     found = pixels(convert(encoded(image, "PNG"), options).data)
     assert np.abs(found - np.clip(exact, 0, 255)).mean() < 1.2, "half a pixel off would be more than 2"
-
-
-def test_half_a_pixel_off_would_be_seen() -> None:
-    image = picture(90, 60, seed=3)
-    shifted = reference.resize(np.asarray(image), (24, 16), (1.5, 1.5, 90, 60), "bilinear")
-    found = pixels(convert(encoded(image, "PNG"), DEFAULTS._replace(size=(16, 24))).data)
-    assert np.abs(found - np.clip(shifted, 0, 255)).mean() > 2
 
 
 @pytest.mark.parametrize("sides", [(500, 375), (1000, 750), (2000, 1500)])
@@ -184,15 +177,6 @@ def test_damaged_files_are_rejected_or_converted_and_nothing_else() -> None:
         if number % 10 == 0 and some.kind != KNOWN_TO_VARY:
             assert outcome(some) == what, number
     assert outcomes >= {"converted", "decode_error", "truncated", "not_an_image", "unsupported", "too_many_pixels"}
-
-
-def test_the_fuzz_would_notice_a_wrong_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tests.images.mutations
-
-    wrong = convert(encoded(picture()), DEFAULTS)._replace(height=1)
-    monkeypatch.setattr(tests.images.mutations, "convert", lambda data, options: wrong)
-    with pytest.raises(AssertionError):
-        outcome(Case("x", b"", DEFAULTS))
 
 
 def test_limits_come_before_the_memory() -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from beam_pipeline.config import Config
 from beam_pipeline.errors import ImageShardsError, Reject
-from beam_pipeline.images.statistics import ChannelSums, channel_sums
+from beam_pipeline.images.codec import ChannelSums, channel_sums
 from beam_pipeline.inputs.folders import all_images
 from beam_pipeline.planning import sampling
 from beam_pipeline.planning.sampling import Measurement, check_sample, statistics

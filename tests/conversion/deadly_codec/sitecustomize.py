@@ -13,9 +13,9 @@ from typing import Any
 
 from PIL import Image, ImageFile
 
-from beam_pipeline.conversion import watchdog
+from beam_pipeline.conversion import decoder
 
-watchdog.LEAST_S, watchdog.SECONDS_A_PIXEL = 2.0, 0.0  # a hang is one after 2 s
+decoder.LEAST_S, decoder.SECONDS_A_PIXEL = 2.0, 0.0  # a hang is one after 2 s
 
 _load = ImageFile.ImageFile.load
 
@@ -24,7 +24,7 @@ def answer(data: bytes) -> None:
     """What a decoder that was taken over might send from a child process."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if int(name) > 2 and "pipe" in os.readlink(f"/proc/self/fd/{name}"):
+            if int(name) > 2 and "socket" in os.readlink(f"/proc/self/fd/{name}"):
                 os.write(int(name), data)
 
 
@@ -49,9 +49,6 @@ def _deadly_load(image: ImageFile.ImageFile) -> Any:
         os.kill(os.getpid(), 9)
     if b"DEADLY: sleep with the interpreter" in data:
         ctypes.PyDLL(None).sleep(3600)
-    if b"DEADLY: spin" in data:
-        while True:
-            pass
     if b"DEADLY: sleep" in data:
         time.sleep(3600)
     return _load(image)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zlib
 
 import numpy as np
@@ -10,9 +11,10 @@ from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from beam_pipeline.errors import Reject
 from beam_pipeline.images import ImageOptions, containers, convert
+from beam_pipeline.images.codec import channel_sums
 from beam_pipeline.images.containers import COM, EndsEarly, jpeg_parts, png_parts
 from tests.images.kinds import UPRIGHT, animation, every_kind, png_chunk, turned, without_part
-from tests.images.profiles import gray_profile, wide_profile
+from tests.images.profiles import gray_profile
 from tests.images.test_codec import OWN_SIZE, pixels
 from tests.make import encoded, noise, picture
 
@@ -48,10 +50,9 @@ def with_everything() -> bytes:
 )
 def test_what_fits_goes_in_bit_for_bit(kind: str, options: ImageOptions) -> None:
     data = every_kind()[kind]
-    seen: list[Image.Image] = []
-    image = convert(data, options, look=seen.append)
-    assert (image.data, image.passed) == (data, "whole")
-    assert np.array_equal(np.asarray(seen[0].convert("RGB")), pixels(data)), "the pixels are still looked at"
+    image = convert(data, options, with_sums=True)
+    assert (image.data, image.passthrough) == (data, "whole")
+    assert image.sums == channel_sums(Image.open(io.BytesIO(data))), "the pixels are still looked at"
 
 
 @pytest.mark.parametrize(
@@ -75,26 +76,27 @@ def test_what_fits_goes_in_bit_for_bit(kind: str, options: ImageOptions) -> None
     ],
 )
 def test_what_does_not_fit_is_encoded_anew(data: bytes, options: ImageOptions) -> None:
-    assert convert(data, options).passed is None
+    assert convert(data, options).passthrough is None
 
 
 def test_a_thumbnail_in_the_jfif_header_is_not_let_through() -> None:
     data = encoded(UPRIGHT)
     thumbnail = b"\xff\xe0" + (16 + 3).to_bytes(2, "big") + data[6:18] + b"\1\1" + b"\x99\x98\x97"
     image = convert(data[:2] + thumbnail + data[20:], JPEG)
-    assert image.passed is None
+    assert image.passthrough is None
     assert b"\x99\x98\x97" not in image.data
 
 
 @pytest.mark.parametrize("data", [with_everything(), animation("MPO", exif=EXIF)], ids=["everything", "two pictures"])
 def test_metadata_is_cut_out_and_the_compressed_pixels_stay(data: bytes) -> None:
     image = convert(data, JPEG)
-    assert image.passed == "without_metadata"
+    assert image.passthrough == "without_metadata"
     assert b"SECRET" not in image.data
     assert image.data.endswith(b"\xff\xd9")
     assert image.data.count(b"\xff\xd8\xff") == 1
     assert np.array_equal(pixels(image.data), pixels(data))
-    assert convert(image.data, JPEG)[::4] == (image.data, "whole")
+    again = convert(image.data, JPEG)
+    assert (again.data, again.passthrough) == (image.data, "whole")
 
 
 def png_with(*chunks: bytes) -> bytes:
@@ -111,16 +113,12 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-@pytest.mark.parametrize(
-    "key", [b"exif", b"xmp", b"transparency", b"icc_profile", b"interlace", b"bbox", b"comment", b"gamma", b"dpi"]
-)
+@pytest.mark.parametrize("key", [b"exif", b"xmp", b"transparency", b"icc_profile", b"interlace", b"bbox", b"gamma"])
 def test_a_text_of_a_png_is_nothing_but_a_text(kind: str, key: bytes) -> None:
     """Whatever its keyword is: Pillow files it with what it found out itself."""
-    before, behind = png_with(TEXTS[kind](key)), png_with()
-    behind = behind[:-12] + TEXTS[kind](key) + behind[-12:]
+    before, after = png_with(TEXTS[kind](key)), png_with()[:-12] + TEXTS[kind](key) + png_with()[-12:]
     for options in (OWN_SIZE._replace(channels=1), JPEG):
-        plain = convert(png_with(), options)
-        assert convert(before, options) == convert(behind, options) == plain
+        assert convert(before, options) == convert(after, options) == convert(png_with(), options)
 
 
 def test_a_text_hides_no_true_orientation_or_colour() -> None:
@@ -160,20 +158,20 @@ def test_metadata_of_a_tiff_that_is_of_another_type_is_ignored(tag: int, kind: i
     assert convert(data, options).data == convert(plain, options).data
 
 
-def test_no_text_or_profile_of_a_png_costs_the_picture_by_its_size() -> None:
+def test_no_text_of_a_png_costs_the_picture_by_its_size() -> None:
     text = PngImagePlugin.PngInfo()
     text.add_text("history", "x" * 3_000_000, zip=True)
     plain = convert(encoded(UPRIGHT, "PNG"), PNG)
     assert convert(encoded(UPRIGHT, "PNG", pnginfo=text), PNG) == plain
-    assert convert(encoded(UPRIGHT, "PNG", icc_profile=wide_profile() + bytes(30_000_000)), PNG) == plain
 
 
-@pytest.mark.parametrize("chunk", [b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"tIME"])
-def test_a_png_with_a_wrong_crc_is_rejected(chunk: bytes) -> None:
-    wrong = png_chunk(chunk, b"key\0\0\0\0")[:-1] + b"\0"
-    with pytest.raises(Reject) as caught:
-        convert(png_with(wrong), PNG)
-    assert caught.value.reason == "decode_error"
+def test_a_png_with_a_wrong_crc_is_rejected_unless_it_is_of_a_text() -> None:
+    for chunk in (b"iCCP", b"tIME"):
+        with pytest.raises(Reject) as caught:
+            convert(png_with(png_chunk(chunk, b"key\0\0\0\0")[:-1] + b"\0"), PNG)
+        assert caught.value.reason == "decode_error"
+    wrong = png_chunk(b"tEXt", b"key\0\0\0\0")[:-1] + b"\0"
+    assert convert(png_with(wrong), PNG) == convert(png_with(), PNG)
 
 
 # --- the containers themselves
@@ -222,8 +220,8 @@ def test_a_jpeg_without_an_end_ends_early() -> None:
     data = encoded(picture())
     with pytest.raises(EndsEarly):
         list(jpeg_parts(data[:-2]))
-    assert containers.ended_jpeg(data[:-2]) == data
-    assert containers.ended_jpeg(data) == data
+    truncated = JPEG._replace(allow_truncated=True, jpeg_quality=100)
+    assert np.abs(pixels(convert(data[:-2], truncated).data).astype(int) - pixels(data)).max() < 9
 
 
 @pytest.mark.parametrize("order", ["II", "MM"])

@@ -1,4 +1,4 @@
-"""What bounds memory by the number of images; benchmarks/memory.py measures the whole job."""
+"""What bounds memory by the number of images: references as they are grouped; and the benchmark that measures jobs."""
 
 from __future__ import annotations
 
