@@ -1,8 +1,9 @@
-"""Elements that flow between the transforms, and how they are encoded."""
+"""Elements that flow between the transforms, how they are encoded, added up and counted."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import apache_beam as beam
@@ -55,8 +56,35 @@ class PageCoder(beam.coders.Coder):  # type: ignore[misc]
 registry.register_coder(Page, PageCoder)
 
 
+class Merge(beam.CombineFn):  # type: ignore[misc]
+    """Adds up parts that have a method `merge`, first on each worker.
+
+    Args:
+        empty: makes a part that holds nothing.
+    """
+
+    def __init__(self, empty: Callable[[], Any]) -> None:
+        self._empty = empty
+
+    def create_accumulator(self) -> Any:
+        return self._empty()
+
+    def add_input(self, total: Any, part: Any) -> Any:
+        total.merge(part)
+        return total
+
+    def merge_accumulators(self, parts: Iterable[Any]) -> Any:
+        total = self._empty()
+        for part in parts:
+            total.merge(part)
+        return total
+
+    def extract_output(self, total: Any) -> Any:
+        return total
+
+
 def counter(name: str) -> Any:
-    """One of the counters of `metrics`."""
+    """One of the counters below."""
     return Metrics.counter(NAMESPACE, name)
 
 

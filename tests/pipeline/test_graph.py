@@ -330,6 +330,7 @@ def test_the_steps_have_stable_names(photos: Path, tmp_path: Path) -> None:
         "ListImages",
         "SampleImages",
         "PlanShards",
+        "PrepareOutput",
         "AssignShards",
         "GroupByShard",
         "WriteShards",
