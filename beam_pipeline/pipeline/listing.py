@@ -37,8 +37,8 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
         start = pipeline | "Start" >> beam.Impulse()
         is_manifest = self.config.layout == "manifest"
         pages, parts = self._read_manifest(start) if is_manifest else self._list_folders(start)
-        merged = parts | "MergeSummaries" >> beam.CombineGlobally(Merge(ListingSummary)).without_defaults()
-        summary = merged | "CompleteSummary" >> beam.Map(complete, self.config)
+        merged = parts | "MergeSummaries" >> beam.CombinePerKey(Merge(ListingSummary))
+        summary = merged | "CompleteSummary" >> beam.MapTuple(lambda _, one: complete(one, self.config))
         return pages | "SameListForAll" >> beam.GroupByKey(), summary
 
     def _list_folders(self, start: Any) -> tuple[Any, Any]:
@@ -68,7 +68,9 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
 
 def _with_summaries(step: Any, main: Any) -> Any:
     """A step with elements of the type `main`, and an output of `ListingSummary`s."""
-    return step.with_output_types(main, summaries=ListingSummary).with_outputs("summaries", main="main")
+    return step.with_output_types(main, summaries=beam.typehints.KV[None, ListingSummary]).with_outputs(
+        "summaries", main="main"
+    )
 
 
 def _list_class_folders(_: Any, config: Config) -> Iterator[Any]:
@@ -102,7 +104,7 @@ def _counted(summary: ListingSummary) -> beam.pvalue.TaggedOutput:
     counter(elements.SKIPPED_HIDDEN).inc(summary.hidden)
     counter(elements.SKIPPED_OTHER_SUFFIX).inc(summary.suffixes.total())
     counter(elements.SKIPPED_OUTSIDE_CLASSES).inc(summary.counts[folders.OUTSIDE_CLASSES])
-    return beam.pvalue.TaggedOutput("summaries", summary)
+    return beam.pvalue.TaggedOutput("summaries", (None, summary))
 
 
 def _read_rows(_: Any, config: Config) -> Iterator[Any]:

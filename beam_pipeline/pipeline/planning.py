@@ -9,6 +9,8 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.pvalue import AsList, AsSingleton
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import report
@@ -80,16 +82,27 @@ class PlanShards(beam.PTransform):  # type: ignore[misc]
         summary, sample = AsSingleton(self.summary), AsSingleton(self.sample)
         return (
             pages
-            | "EstimateSizes" >> beam.Map(_estimate, summary, sample)
+            | "EstimateSizes" >> beam.ParDo(_EstimateSizesFn(), summary, sample)
             | "MergeEstimates" >> beam.CombineGlobally(Merge(EstimatedSizes)).without_defaults()
             | "CutShards" >> beam.Map(_plan, self.config, summary, sample)
         )
 
 
-def _estimate(pages: tuple[int, Iterable[Page]], summary: ListingSummary, sample: list[Measurement]) -> EstimatedSizes:
-    sizes, model = EstimatedSizes(), SizeModel.learn((one.path, one.source_bytes, one.record_bytes) for one in sample)
-    sizes.add(chain.from_iterable(pages[1]), model, summary.images)
-    return sizes
+class _EstimateSizesFn(beam.DoFn):  # type: ignore[misc]
+    """Adds up a bundle's references: one element a bundle leaves this step."""
+
+    def start_bundle(self) -> None:
+        self._total = EstimatedSizes()
+        self._model: SizeModel | None = None
+
+    def process(self, pages: tuple[int, Iterable[Page]], summary: ListingSummary, sample: list[Measurement]) -> None:
+        if self._model is None:
+            self._model = SizeModel.learn((one.path, one.source_bytes, one.record_bytes) for one in sample)
+        self._total.add(chain.from_iterable(pages[1]), self._model, summary.images)
+
+    def finish_bundle(self) -> Iterator[Any]:
+        window = GlobalWindow()
+        yield WindowedValue(self._total, window.max_timestamp(), (window,))
 
 
 def _plan(sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample: list[Measurement]) -> JobPlan:
