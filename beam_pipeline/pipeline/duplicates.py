@@ -15,8 +15,10 @@ from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.duplicates import Group, SavedGroups, Verdict
 from beam_pipeline.inputs.folders import ListingSummary, smallest
 from beam_pipeline.inputs.references import sample_size
-from beam_pipeline.pipeline.elements import KEYED_PAGE, PAGE_REFS, Page, keyed
+from beam_pipeline.pipeline.elements import KEYED_PAGE, PAGE_REFS, Page, keyed, with_tag
 from beam_pipeline.planning.plan import JobPlan
+
+_GROUPS = "groups"
 
 
 @dataclasses.dataclass
@@ -35,13 +37,12 @@ class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, pages: Any) -> tuple[Any, Any, Any]:
         config = self.config
-        mark = beam.FlatMap(_mark, config).with_output_types(KEYED_PAGE, groups=Any)
-        marked, groups = (
+        hashed = (
             pages
             | "HashImages" >> beam.FlatMap(_hash_pages, config, AsSingleton(self.summary)).with_output_types(KEYED_PAGE)
             | "GroupByDigest" >> beam.GroupByKey()
-            | "MarkAllButFirst" >> mark.with_outputs("groups", main="pages")
         )
+        marked, groups = with_tag(hashed, "MarkAllButFirst", beam.FlatMap(_mark, config), KEYED_PAGE, _GROUPS)
         verdict = (
             groups
             | "Judge" >> beam.Map(lambda bucketed: Verdict.of(config, bucketed[1]))
@@ -72,14 +73,14 @@ def _hash_pages(
 
 
 def _mark(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[Any]:
-    """Keyed `Page`s of a bucket; its groups to the output `groups`."""
+    """Keyed `Page`s of a bucket; its groups to the output `_GROUPS`."""
     number, pages = bucket
     groups = duplicates.find_groups(chain.from_iterable(pages), config.image_options.max_image_bytes)
     marked = duplicates.marked(chain.from_iterable(pages), groups if config.duplicates == "drop" else [])
     while page := Page(islice(marked, PAGE_REFS)):
         yield keyed(page)
     if groups:
-        yield beam.pvalue.TaggedOutput("groups", (number, groups))
+        yield beam.pvalue.TaggedOutput(_GROUPS, (number, groups))
 
 
 def _unmarked(keyed_page: tuple[int, Page]) -> Page:

@@ -56,6 +56,13 @@ class PageCoder(beam.coders.Coder):  # type: ignore[misc]
 registry.register_coder(Page, PageCoder)
 
 
+def with_tag(elements: Any, label: str, step: Any, element_type: Any, tag: str) -> tuple[Any, Any]:
+    """Apply a step with two outputs: the main one, with elements of a type, and one with a tag."""
+    main, tagged = elements | label >> step.with_outputs(tag, main="main")
+    main.element_type = element_type  # Beam infers none for several outputs: without it, pages would be pickled
+    return main, tagged
+
+
 class Merge(beam.CombineFn):  # type: ignore[misc]
     """Adds up parts that have a method `merge`, first on each worker.
 

@@ -17,8 +17,9 @@ from beam_pipeline.inputs import folders, manifest_rows
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary
 from beam_pipeline.inputs.references import ImageRef, sample_size
 from beam_pipeline.pipeline import elements, limits
-from beam_pipeline.pipeline.elements import KEYED_PAGE, PAGE_REFS, Merge, Page, counter, keyed
+from beam_pipeline.pipeline.elements import KEYED_PAGE, PAGE_REFS, Merge, Page, counter, keyed, with_tag
 
+_FOLDERS, _SUMMARIES = "folders", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
 _MOST_OPEN = 50  # pages whose references are held while they are sorted into buckets
 
@@ -37,40 +38,29 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
         start = pipeline | "Start" >> beam.Impulse()
         is_manifest = self.config.layout == "manifest"
         pages, parts = self._read_manifest(start) if is_manifest else self._list_folders(start)
-        merged = parts | "MergeSummaries" >> beam.CombinePerKey(Merge(ListingSummary))
-        summary = merged | "CompleteSummary" >> beam.MapTuple(lambda _, one: complete(one, self.config))
+        merged = parts | "MergeSummaries" >> beam.CombineGlobally(Merge(ListingSummary)).without_defaults()
+        summary = merged | "CompleteSummary" >> beam.Map(complete, self.config)
         return pages | "SameListForAll" >> beam.GroupByKey(), summary
 
     def _list_folders(self, start: Any) -> tuple[Any, Any]:
-        numbered, outside = start | "ListClassFolders" >> _with_summaries(
-            beam.FlatMap(_list_class_folders, self.config), beam.typehints.KV[int, ClassFolder]
-        )
-        pages, parts = (
-            numbered
-            | "SpreadFolders" >> beam.GroupByKey()
-            | "ListFolder" >> _with_summaries(beam.FlatMap(_list_folders, self.config), KEYED_PAGE)
-        )
+        numbered_folder = beam.typehints.KV[int, ClassFolder]
+        list_all, list_one = beam.FlatMap(_list_class_folders, self.config), beam.FlatMap(_list_folders, self.config)
+        numbered, outside = with_tag(start, "ListClassFolders", list_all, numbered_folder, _SUMMARIES)
+        spread = numbered | "SpreadFolders" >> beam.GroupByKey()
+        pages, parts = with_tag(spread, "ListFolder", list_one, KEYED_PAGE, _SUMMARIES)
         return pages, (parts, outside) | "AllSummaries" >> beam.Flatten()
 
     def _read_manifest(self, start: Any) -> tuple[Any, Any]:
         """Rows are grouped by a hash of their path, so that a repeated path is found: it may be in two splits."""
-        read = beam.FlatMap(_read_rows, self.config).with_output_types(KEYED_PAGE, folders=tuple[str, int])
-        rows, to_list = start | "ReadRows" >> read.with_outputs("folders", main="pages")
+        read, join = beam.FlatMap(_read_rows, self.config), beam.FlatMap(_join_sizes, self.config)
+        rows, to_list = with_tag(start, "ReadRows", read, KEYED_PAGE, _FOLDERS)
         sizes = (
             to_list
             | "SpreadFolders" >> beam.Reshuffle()
             | "ListSizes" >> beam.FlatMap(_list_sizes, self.config).with_output_types(KEYED_PAGE)
         )
         buckets = (rows, sizes) | "RowsAndSizes" >> beam.Flatten() | "GroupByPath" >> beam.GroupByKey()
-        pages, parts = buckets | "JoinSizes" >> _with_summaries(beam.FlatMap(_join_sizes, self.config), KEYED_PAGE)
-        return pages, parts
-
-
-def _with_summaries(step: Any, main: Any) -> Any:
-    """A step with elements of the type `main`, and an output of `ListingSummary`s."""
-    return step.with_output_types(main, summaries=beam.typehints.KV[None, ListingSummary]).with_outputs(
-        "summaries", main="main"
-    )
+        return with_tag(buckets, "JoinSizes", join, KEYED_PAGE, _SUMMARIES)
 
 
 def _list_class_folders(_: Any, config: Config) -> Iterator[Any]:
@@ -104,11 +94,11 @@ def _counted(summary: ListingSummary) -> beam.pvalue.TaggedOutput:
     counter(elements.SKIPPED_HIDDEN).inc(summary.hidden)
     counter(elements.SKIPPED_OTHER_SUFFIX).inc(summary.suffixes.total())
     counter(elements.SKIPPED_OUTSIDE_CLASSES).inc(summary.counts[folders.OUTSIDE_CLASSES])
-    return beam.pvalue.TaggedOutput("summaries", (None, summary))
+    return beam.pvalue.TaggedOutput(_SUMMARIES, summary)
 
 
 def _read_rows(_: Any, config: Config) -> Iterator[Any]:
-    """(bucket, `Page`) of a manifest's rows; to the output `folders` (folder whose sizes are listed, buckets).
+    """(bucket, `Page`) of a manifest's rows; to the output `_FOLDERS` (folder whose sizes are listed, buckets).
 
     One worker reads them all, and stops before more are grouped than there is memory for.
     """
@@ -120,7 +110,7 @@ def _read_rows(_: Any, config: Config) -> Iterator[Any]:
         limits.check(images, config.most_references)
         to_list = {folder for ref in page if (folder := manifest_rows.folder_to_list(config, ref))} - known
         known |= to_list
-        yield from (beam.pvalue.TaggedOutput("folders", (folder, buckets)) for folder in sorted(to_list))
+        yield from (beam.pvalue.TaggedOutput(_FOLDERS, (folder, buckets)) for folder in sorted(to_list))
         yield bucket, page
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions, TypeOptions
 from apache_beam.pipeline import PipelineVisitor
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.pipeline import graph, listing
+from beam_pipeline.pipeline.elements import Page
 from beam_pipeline.storage import ListedFile, LocalStorage
 from tests import make
 from tests.servers import S3, Gcs
@@ -279,31 +280,52 @@ def test_twins_in_both_normal_forms_are_two_records_in_order_of_path(tmp_path: P
 # --- the graph
 
 
-def test_the_steps_have_stable_names(photos: Path, tmp_path: Path) -> None:
-    class Labels(PipelineVisitor):
-        def __init__(self) -> None:
-            self.found: list[str] = []
+class Steps(PipelineVisitor):
+    """Labels of the steps at the top, and the types of what goes into each step."""
 
-        def enter_composite_transform(self, node) -> None:
-            if node.full_label and "/" not in node.full_label:
-                self.found.append(node.full_label)
+    def __init__(self) -> None:
+        self.top: list[str] = []
+        self.types: dict[str, str] = {}
 
-        def visit_transform(self, node) -> None:
-            if "/" not in node.full_label:
-                self.found.append(node.full_label)
+    def enter_composite_transform(self, node) -> None:
+        self.visit_transform(node)
 
-    job = beam.Pipeline(options=PipelineOptions(["--runner=FnApiRunner"]))
-    graph.build(job, Config(input=str(photos), output=str(tmp_path), name="x"), {})
-    labels = Labels()
-    job.visit(labels)
-    assert labels.found == [
+    def visit_transform(self, node) -> None:
+        if node.full_label and "/" not in node.full_label:
+            self.top.append(node.full_label)
+        self.types[node.full_label] = str([one.element_type for one in node.inputs])
+
+
+@pytest.fixture(params=["class_folders", "manifest"])
+def steps(request: pytest.FixtureRequest, photos: Path, tmp_path: Path) -> Steps:
+    manifest = {"layout": "manifest", "manifest": "/m.csv"} if request.param == "manifest" else {}
+    some = Config(input=str(photos), output=str(tmp_path), name="x", duplicates="drop", **manifest)
+    options = PipelineOptions(["--runner=FnApiRunner"])
+    options.view_as(TypeOptions).pipeline_type_check = False  # as the job has it
+    job, found = beam.Pipeline(options=options), Steps()
+    graph.build(job, some, {})
+    job.visit(found)
+    return found
+
+
+def test_the_steps_have_stable_names(steps: Steps) -> None:
+    assert steps.top == [
         "ListImages",
+        "MarkDuplicates",
         "SampleImages",
         "PlanShards",
         "PrepareOutput",
         "AssignShards",
         "GroupByShard",
         "WriteShards",
+        "SaveDuplicates",
         "RunFacts",
         "PublishDataset",
     ]
+
+
+def test_pages_are_encoded_as_pages_wherever_they_are_grouped(steps: Steps) -> None:
+    groups = ("SameListForAll", "GroupByPath", "GroupByDigest", "SameMarksForAll", "SpreadSample", "GroupByShard")
+    found = {label: kind for label, kind in steps.types.items() if label.endswith(groups)}
+    assert len(found) >= 5
+    assert all(str(Page) in kind for kind in found.values()), found
