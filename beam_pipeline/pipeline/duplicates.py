@@ -15,7 +15,7 @@ from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.duplicates import Group, SavedGroups, Verdict
 from beam_pipeline.inputs.folders import ListingSummary, smallest
 from beam_pipeline.inputs.references import sample_size
-from beam_pipeline.pipeline.elements import KEYED_PAGE, PAGE_REFS, Page, keyed, with_tag
+from beam_pipeline.pipeline.elements import PAGE_REFS, Page, grouped, keyed
 from beam_pipeline.planning.plan import JobPlan
 
 _GROUPS = "groups"
@@ -37,27 +37,18 @@ class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, pages: Any) -> tuple[Any, Any, Any]:
         config = self.config
-        hashed = (
-            pages
-            | "HashImages" >> beam.FlatMap(_hash_pages, config, AsSingleton(self.summary)).with_output_types(KEYED_PAGE)
-            | "GroupByDigest" >> beam.GroupByKey()
-        )
-        marked, groups = with_tag(hashed, "MarkAllButFirst", beam.FlatMap(_mark, config), KEYED_PAGE, _GROUPS)
+        hashed = pages | "HashImages" >> beam.FlatMap(_hash_pages, config, AsSingleton(self.summary))
+        mark = beam.FlatMap(_mark, config).with_outputs(_GROUPS, main="pages")
+        marked, groups = grouped(hashed, "GroupByDigest") | "MarkAllButFirst" >> mark
         verdict = (
             groups
             | "Judge" >> beam.Map(lambda bucketed: Verdict.of(config, bucketed[1]))
             | "TotalVerdict" >> beam.CombineGlobally(Verdict.total)
         )
-        checked = marked | "CheckVerdict" >> beam.Map(_checked, AsSingleton(verdict), config).with_output_types(
-            KEYED_PAGE
-        )
-        unmarked = (
-            marked
-            | "Unmarked" >> beam.Map(_unmarked).with_output_types(Page)
-            | "SmallestUnmarked" >> beam.CombineGlobally(_smallest_of)
-        )
+        checked = marked | "CheckVerdict" >> beam.Map(_checked, AsSingleton(verdict), config)
+        unmarked = marked | "Unmarked" >> beam.Map(_unmarked) | "SmallestUnmarked" >> beam.CombineGlobally(_smallest_of)
         summary = self.summary | "SampleUnmarked" >> beam.Map(_resampled, AsSingleton(unmarked))
-        return checked | "SameMarksForAll" >> beam.GroupByKey(), summary, groups
+        return grouped(checked, "SameMarksForAll"), summary, groups
 
 
 def _hash_pages(

@@ -27,9 +27,6 @@ def keyed(page: Page) -> tuple[int, Page]:
     return page[0].order_key >> 1, page  # Beam's integers have a sign
 
 
-KEYED_PAGE = beam.typehints.KV[int, Page]
-
-
 class PageCoder(beam.coders.Coder):  # type: ignore[misc]
     """References as plain tuples, a third of the bytes and time of pickling named ones, and these compressed.
 
@@ -56,11 +53,12 @@ class PageCoder(beam.coders.Coder):  # type: ignore[misc]
 registry.register_coder(Page, PageCoder)
 
 
-def with_tag(elements: Any, label: str, step: Any, element_type: Any, tag: str) -> tuple[Any, Any]:
-    """Apply a step with two outputs: the main one, with elements of a type, and one with a tag."""
-    main, tagged = elements | label >> step.with_outputs(tag, main="main")
-    main.element_type = element_type  # Beam infers none for several outputs: without it, pages would be pickled
-    return main, tagged
+def grouped(pages: Any, label: str, key: Any = int) -> Any:
+    """(key, `Page`) → (key, iterable of `Page`), both with the coder of pages: Beam infers no types, and would pickle."""
+    pages.element_type = beam.typehints.KV[key, Page]
+    groups = pages | label >> beam.GroupByKey()
+    groups.element_type = beam.typehints.KV[key, beam.typehints.Iterable[Page]]
+    return groups
 
 
 class Merge(beam.CombineFn):  # type: ignore[misc]

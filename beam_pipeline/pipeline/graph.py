@@ -36,8 +36,8 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
     # the same plan; from here on this job alone writes the version, and nothing of another plan is left
     if config.plan_only:
         return
-    shards = images | "AssignShards" >> AssignShards(config, plan) | "GroupByShard" >> beam.GroupByKey()
-    # (("train", 3), pages): references only, never pixels
+    shards = images | "AssignShards" >> AssignShards(config, plan)
+    # (("train", 3), page): references are grouped by shard, never pixels
     written = shards | "WriteShards" >> WriteShards(config, plan)
     # ("train", 3): its result is in the state
     if groups is not None:

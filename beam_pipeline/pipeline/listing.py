@@ -17,7 +17,7 @@ from beam_pipeline.inputs import folders, manifest_rows
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary
 from beam_pipeline.inputs.references import ImageRef, sample_size
 from beam_pipeline.pipeline import elements, limits
-from beam_pipeline.pipeline.elements import KEYED_PAGE, PAGE_REFS, Merge, Page, counter, keyed, with_tag
+from beam_pipeline.pipeline.elements import PAGE_REFS, Merge, Page, counter, grouped, keyed
 
 _FOLDERS, _SUMMARIES = "folders", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
@@ -40,27 +40,24 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
         pages, parts = self._read_manifest(start) if is_manifest else self._list_folders(start)
         merged = parts | "MergeSummaries" >> beam.CombineGlobally(Merge(ListingSummary)).without_defaults()
         summary = merged | "CompleteSummary" >> beam.Map(complete, self.config)
-        return pages | "SameListForAll" >> beam.GroupByKey(), summary
+        return grouped(pages, "SameListForAll"), summary
 
     def _list_folders(self, start: Any) -> tuple[Any, Any]:
-        numbered_folder = beam.typehints.KV[int, ClassFolder]
-        list_all, list_one = beam.FlatMap(_list_class_folders, self.config), beam.FlatMap(_list_folders, self.config)
-        numbered, outside = with_tag(start, "ListClassFolders", list_all, numbered_folder, _SUMMARIES)
-        spread = numbered | "SpreadFolders" >> beam.GroupByKey()
-        pages, parts = with_tag(spread, "ListFolder", list_one, KEYED_PAGE, _SUMMARIES)
+        list_all = beam.FlatMap(_list_class_folders, self.config).with_outputs(_SUMMARIES, main="folders")
+        list_one = beam.FlatMap(_list_folders, self.config).with_outputs(_SUMMARIES, main="pages")
+        numbered, outside = start | "ListClassFolders" >> list_all
+        pages, parts = numbered | "SpreadFolders" >> beam.GroupByKey() | "ListFolder" >> list_one
         return pages, (parts, outside) | "AllSummaries" >> beam.Flatten()
 
     def _read_manifest(self, start: Any) -> tuple[Any, Any]:
         """Rows are grouped by a hash of their path, so that a repeated path is found: it may be in two splits."""
-        read, join = beam.FlatMap(_read_rows, self.config), beam.FlatMap(_join_sizes, self.config)
-        rows, to_list = with_tag(start, "ReadRows", read, KEYED_PAGE, _FOLDERS)
-        sizes = (
-            to_list
-            | "SpreadFolders" >> beam.Reshuffle()
-            | "ListSizes" >> beam.FlatMap(_list_sizes, self.config).with_output_types(KEYED_PAGE)
-        )
-        buckets = (rows, sizes) | "RowsAndSizes" >> beam.Flatten() | "GroupByPath" >> beam.GroupByKey()
-        return with_tag(buckets, "JoinSizes", join, KEYED_PAGE, _SUMMARIES)
+        read = beam.FlatMap(_read_rows, self.config).with_outputs(_FOLDERS, main="rows")
+        rows, to_list = start | "ReadRows" >> read
+        sizes = to_list | "SpreadFolders" >> beam.Reshuffle() | "ListSizes" >> beam.FlatMap(_list_sizes, self.config)
+        buckets = grouped((rows, sizes) | "RowsAndSizes" >> beam.Flatten(), "GroupByPath")
+        join = beam.FlatMap(_join_sizes, self.config).with_outputs(_SUMMARIES, main="pages")
+        pages, parts = buckets | "JoinSizes" >> join
+        return pages, parts
 
 
 def _list_class_folders(_: Any, config: Config) -> Iterator[Any]:

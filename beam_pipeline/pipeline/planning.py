@@ -17,7 +17,7 @@ from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline import elements
-from beam_pipeline.pipeline.elements import KEYED_PAGE, Merge, Page, counter, keyed
+from beam_pipeline.pipeline.elements import Merge, Page, counter, grouped, keyed
 from beam_pipeline.planning import sampling
 from beam_pipeline.planning.cuts import SizeModel
 from beam_pipeline.planning.plan import EstimatedSizes, JobPlan, plan_job
@@ -38,12 +38,8 @@ class SampleImages(beam.PTransform):  # type: ignore[misc]
     config: Config
 
     def expand(self, summary: Any) -> Any:
-        measured = (
-            summary
-            | "ChunkSample" >> beam.FlatMap(_chunks).with_output_types(KEYED_PAGE)
-            | "SpreadSample" >> beam.GroupByKey()
-            | "MeasureImages" >> beam.FlatMap(_measure, self.config, AsSingleton(summary))
-        )
+        chunks = grouped(summary | "ChunkSample" >> beam.FlatMap(_chunks), "SpreadSample")
+        measured = chunks | "MeasureImages" >> beam.FlatMap(_measure, self.config, AsSingleton(summary))
         return summary | "EndSampling" >> beam.Map(_end_sampling, self.config, AsList(measured))
 
 

@@ -67,6 +67,5 @@ def _rewritten(pages: Any, config: Config, plans: Any, manifest: dict[str, Any],
         pages
         | "AssignShards" >> AssignShards(config, plans)
         | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
-        | "GroupByShard" >> beam.GroupByKey()
         | "WriteShards" >> WriteShards(config, plans, promised)
     )

@@ -20,7 +20,7 @@ from beam_pipeline.dataset.writer import ShardWriter
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.pipeline import elements
-from beam_pipeline.pipeline.elements import Page, ShardId, counter
+from beam_pipeline.pipeline.elements import Page, ShardId, counter, grouped
 from beam_pipeline.planning.plan import JobPlan
 
 ExpectedChecksums = Mapping[ShardId, tuple[int, int]]  # bytes and CRC-32C of published shards
@@ -28,14 +28,13 @@ ExpectedChecksums = Mapping[ShardId, tuple[int, int]]  # bytes and CRC-32C of pu
 
 @dataclasses.dataclass
 class AssignShards(beam.PTransform):  # type: ignore[misc]
-    """Input: (key, iterable of `Page`). Output: (`ShardId`, `Page`): the pages parted by shard, in no order."""
+    """Input: (key, iterable of `Page`). Output: (`ShardId`, `Page`): each page's references by shard, in no order."""
 
     config: Config
     plan: Any
 
     def expand(self, pages: Any) -> Any:
-        assigned = beam.FlatMap(_assign_and_keep, AsSingleton(self.plan), self.config)
-        return pages | "BisectKeys" >> assigned.with_output_types(tuple[tuple[str, int], Page])
+        return pages | "BisectKeys" >> beam.FlatMap(_assign_and_keep, AsSingleton(self.plan), self.config)
 
 
 def _assign_and_keep(
@@ -56,7 +55,7 @@ def assigned(refs: Iterable[ImageRef], plan: JobPlan) -> dict[ShardId, Page]:
 
 @dataclasses.dataclass
 class WriteShards(beam.PTransform):  # type: ignore[misc]
-    """Input: (`ShardId`, iterable of `Page`). Output: the `ShardId` of each, finished; a retry writes the same bytes.
+    """Input: (`ShardId`, `Page`). Output: the `ShardId` of each, finished; a retry writes the same bytes.
 
     `expected_checksums`: for a repair, see `ShardWriter`.
     """
@@ -65,10 +64,9 @@ class WriteShards(beam.PTransform):  # type: ignore[misc]
     plan: Any
     expected_checksums: ExpectedChecksums | None = None
 
-    def expand(self, shards: Any) -> Any:
-        return shards | "WriteShard" >> beam.Map(
-            _write_shard, AsSingleton(self.plan), self.config, self.expected_checksums
-        )
+    def expand(self, pages: Any) -> Any:
+        write = beam.Map(_write_shard, AsSingleton(self.plan), self.config, self.expected_checksums)
+        return grouped(pages, "GroupByShard", tuple[str, int]) | "WriteShard" >> write
 
 
 def _write_shard(

@@ -316,7 +316,6 @@ def test_the_steps_have_stable_names(steps: Steps) -> None:
         "PlanShards",
         "PrepareOutput",
         "AssignShards",
-        "GroupByShard",
         "WriteShards",
         "SaveDuplicates",
         "RunFacts",
