@@ -20,14 +20,12 @@ def check_places(config: Config) -> None:
     """
     version, state = config.dataset_url, storage.join(storage.join(config.output, config.name), STATE_FOLDER)
     if config.layout != "manifest" and _is_in(version, config.input or ""):
-        raise UsageError(f"--output {config.output!r}: it lies inside --input {config.input!r}; choose another place")
+        raise UsageError(f"--output {config.output!r}: it is inside --input {config.input!r}; choose another place")
     for flag in ("manifest", "labels_file", "input"):
         place = getattr(config, flag)
         for folder in (version, state):
             if place and _is_in(place, folder):
-                raise UsageError(
-                    f"--{flag} {place!r}: it lies in {folder}, which belongs to the job; move it elsewhere"
-                )
+                raise UsageError(f"--{flag} {place!r}: it is in {folder}, which belongs to the job; move it elsewhere")
 
 
 def _is_in(place: str, folder: str) -> bool:
@@ -87,8 +85,8 @@ def check_unpublished(config: Config) -> None:
         )
     if not config.repair:
         raise UsageError(
-            f"--output {config.output!r}: {config.dataset_url} has shards but no manifest.json: --repair writes them "
-            "anew in place, or choose another --version"
+            f"--output {config.output!r}: {config.dataset_url} has shards but no manifest.json: --repair rewrites "
+            "them in place, or choose another --version"
         )
 
 

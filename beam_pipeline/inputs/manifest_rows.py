@@ -290,7 +290,7 @@ def folder_to_list(config: Config, ref: ImageRef) -> str | None:
 
 
 def listed_refs(config: Config, folder: str) -> Iterator[ImageRef]:
-    """Everything below a folder, with sizes and etags; without a label, which tells it from a row."""
+    """Everything below a folder, with sizes and etags; unlike a row, without a label."""
     store = storage.open_storage(folder, config.io_deadline)
     for file in store.files(folder):
         path = storage.join(folder, file.path).removeprefix(f"{config.input}/")

@@ -54,7 +54,7 @@ registry.register_coder(Page, PageCoder)
 
 
 def grouped(pages: Any, label: str, key: Any = int) -> Any:
-    """(key, `Page`) → (key, iterable of `Page`), both with the coder of pages: Beam infers no types, and would pickle."""
+    """(key, `Page`) → (key, iterable of `Page`), encoded as pages: Beam infers no types here, and would pickle."""
     pages.element_type = beam.typehints.KV[key, Page]
     groups = pages | label >> beam.GroupByKey()
     groups.element_type = beam.typehints.KV[key, beam.typehints.Iterable[Page]]

@@ -64,7 +64,7 @@ class Split(Struct, frozen=True):
 
 
 class Column(Struct, frozen=True):
-    """A feature that records hold beside the image: its key, its type, and whether each record has a list of it."""
+    """A further feature of the records: its key, its type, and whether each record has a list of it."""
 
     name: str
     dtype: Literal["int64", "float32", "bytes"]

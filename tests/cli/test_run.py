@@ -131,7 +131,7 @@ USAGE = [
         ("GOOD", "--labels_file", "LABELS"),
         "--labels_file 'LABELS': class folder 'b' is not in it; add a line for each or move the folder away",
     ),
-    (("GOOD", "--output", "IN/out"), "--output 'IN/out': it lies inside --input 'IN'; choose another place"),
+    (("GOOD", "--output", "IN/out"), "--output 'IN/out': it is inside --input 'IN'; choose another place"),
 ]
 
 
@@ -482,7 +482,7 @@ def test_a_version_without_its_manifest_is_ours_and_repair_is_the_fix(photos: Pa
     finished = again(photos, copy)
     assert finished.code == 2
     assert finished.err == (
-        f"error: --output '{copy.parent.parent}': {copy} has shards but no manifest.json: --repair writes them anew in "
+        f"error: --output '{copy.parent.parent}': {copy} has shards but no manifest.json: --repair rewrites them in "
         "place, or choose another --version\n"
     )
     assert make.traces(copy) == before

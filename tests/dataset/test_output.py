@@ -97,7 +97,7 @@ def test_an_input_inside_the_version_is_refused(
     before = make.files(version.parent)
     line = line_of(make.job(source, version.parent.parent, *flags))
     folder = version.parent / "_state" if place.startswith("_") else version
-    assert line == f"--input '{source}': it lies in {folder}, which belongs to the job; move it elsewhere"
+    assert line == f"--input '{source}': it is in {folder}, which belongs to the job; move it elsewhere"
     assert make.files(version.parent) == before
 
 
@@ -107,7 +107,7 @@ def test_a_file_of_the_input_inside_the_version_is_refused(photos: Path, version
     file.write_text("path,label\nant/0000.jpg,ant\n" if flag == "--manifest" else "ant\nbee\ncat\n")
     more = ("--layout", "manifest") if flag == "--manifest" else ()
     line = line_of(make.job(photos, version.parent.parent, flag, file, *more, "--overwrite"))
-    assert line == f"{flag} '{file}': it lies in {version}, which belongs to the job; move it elsewhere"
+    assert line == f"{flag} '{file}': it is in {version}, which belongs to the job; move it elsewhere"
     assert file.exists()
 
 
@@ -124,7 +124,7 @@ def test_an_output_inside_the_input_is_seen_through_a_link(photos: Path, tmp_pat
     source, output = (images, link) if linked == "output" else (link, images)
     before = make.files(tmp_path)
     line = line_of(make.job(source, output))
-    assert line == f"--output '{output}': it lies inside --input '{source}'; choose another place"
+    assert line == f"--output '{output}': it is inside --input '{source}'; choose another place"
     assert make.files(tmp_path) == before
 
 
