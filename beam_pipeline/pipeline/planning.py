@@ -80,7 +80,7 @@ class PlanShards(beam.PTransform):  # type: ignore[misc]
             pages
             | "EstimateSizes" >> beam.ParDo(_EstimateSizesFn(), summary, sample)
             | "MergeEstimates" >> beam.CombineGlobally(Merge(EstimatedSizes)).without_defaults()
-            | "CutShards" >> beam.Map(_plan, self.config, summary, sample)
+            | "CutShards" >> beam.Map(plan_job, self.config, summary, sample)
         )
 
 
@@ -99,10 +99,6 @@ class _EstimateSizesFn(beam.DoFn):  # type: ignore[misc]
     def finish_bundle(self) -> Iterator[Any]:
         window = GlobalWindow()
         yield WindowedValue(self._total, window.max_timestamp(), (window,))
-
-
-def _plan(sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample: list[Measurement]) -> JobPlan:
-    return plan_job(config, summary, sample, sizes)
 
 
 def prepare_output(plan: JobPlan, config: Config) -> JobPlan:

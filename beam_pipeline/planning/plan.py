@@ -113,7 +113,7 @@ class EstimatedSizes:
 
 
 def plan_job(
-    config: Config, summary: ListingSummary, sample: Sequence[sampling.Measurement], sizes: EstimatedSizes
+    sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample: Sequence[sampling.Measurement]
 ) -> JobPlan:
     """Cut every split into shards.
 

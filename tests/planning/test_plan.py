@@ -27,7 +27,7 @@ def sizes_of(refs: list[ImageRef]) -> EstimatedSizes:
 def test_a_plan_has_every_image_and_is_the_same_from_any_parts() -> None:
     summary = ListingSummary(classes=("a",))
     summary.add(REFS)
-    plan = plan_job(config(num_shards=3), summary, [], sizes_of(REFS))
+    plan = plan_job(sizes_of(REFS), config(num_shards=3), summary, [])
     assert {split: (one.images, one.shards) for split, one in plan.splits.items()} == {
         "test": (30, 3),
         "train": (10, 3),
@@ -37,20 +37,20 @@ def test_a_plan_has_every_image_and_is_the_same_from_any_parts() -> None:
     total = EstimatedSizes()
     for part in (REFS[30:], REFS[:7], [], REFS[7:30]):
         total.merge(sizes_of(part))
-    assert plan_job(config(num_shards=3), summary, [], total).sha256 == plan.sha256
+    assert plan_job(total, config(num_shards=3), summary, []).sha256 == plan.sha256
 
 
 def test_a_dropped_duplicate_takes_no_bytes_but_changes_the_plan() -> None:
     summary = ListingSummary()
     dropped = [REFS[0]._replace(duplicate_of=b"a/4"), *REFS[1:]]
-    one, other = (plan_job(config(num_shards=1), summary, [], sizes_of(refs)) for refs in (REFS, dropped))
+    one, other = (plan_job(sizes_of(refs), config(num_shards=1), summary, []) for refs in (REFS, dropped))
     assert one.splits["train"].estimated_bytes - other.splits["train"].estimated_bytes == (1 << 20) - 1
     assert one.references != other.references
 
 
 def test_a_job_without_an_image_in_train_ends() -> None:
     with pytest.raises(ImageShardsError, match=r"no image is in split 'train' \(found test\): see --splits and"):
-        plan_job(config(), ListingSummary(), [], sizes_of(REFS[1:4]))
+        plan_job(sizes_of(REFS[1:4]), config(), ListingSummary(), [])
 
 
 def test_wanted_shards_follow_the_flags() -> None:
