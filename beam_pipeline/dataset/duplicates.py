@@ -1,21 +1,20 @@
 """Images with the same bytes: groups of them by MD5, what `duplicates.jsonl` says of each, what `--duplicates` does.
 
-Images are dealt to buckets by the first bits of their MD5, so that a bucket is grouped and sorted in memory and the
-buckets, one behind the other, are in order of the MD5. Empty files are no duplicates of each other: they have no
-content to share.
+Images go to buckets by the first bits of their MD5: each is grouped and sorted in memory, and the buckets one after the
+other are in order of the MD5. Empty files are no duplicates of each other: they have no content to share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.fetch import listed_md5
+from beam_pipeline.conversion.fetch import UNCONFIRMED_MD5, convert_all, listed_md5
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import canonical_json, relative_path_bytes
 
@@ -43,6 +42,15 @@ class Group(NamedTuple):
         """How many splits the images are in."""
         return len({split for _, _, split in self.images})
 
+    @property
+    def line(self) -> bytes:
+        """Its line of `duplicates.jsonl`."""
+        images = [
+            {"path": path.decode("utf-8", "surrogateescape"), "label": label, "split": split}
+            for path, label, split in self.images
+        ]
+        return canonical_json({"md5": self.md5.hex(), "classes": self.classes, "splits": self.splits, "images": images})
+
 
 class Counts(NamedTuple):
     """What the manifest says of duplicates.
@@ -59,16 +67,14 @@ class Counts(NamedTuple):
     across_splits: int = 0
 
     @classmethod
-    def of(cls, groups: Iterable[Group]) -> Counts:
-        """The counts of some groups."""
-        some = list(groups)
-        several = (sum(group.classes > 1 for group in some), sum(group.splits > 1 for group in some))
-        return cls(len(some), sum(len(group.images) for group in some), *several)
+    def of(cls, group: Group) -> Counts:
+        """The counts of one group."""
+        return cls(1, len(group.images), group.classes > 1, group.splits > 1)
 
     @classmethod
     def total(cls, parts: Iterable[Counts]) -> Counts:
         """The sum of counts."""
-        return cls(*map(sum, zip(*parts, strict=True))) if (parts := list(parts)) else cls()
+        return cls(*map(sum, zip(cls(), *parts, strict=True)))
 
 
 class SavedGroups(NamedTuple):
@@ -78,22 +84,41 @@ class SavedGroups(NamedTuple):
     counts: Counts
 
 
+def with_md5s(config: Config, refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
+    """References with MD5s as etags; images whose MD5 isn't known are read.
+
+    The MD5s of a store's listing are believed. A manifest's are not: if one is wrong, an image could be dropped that
+    has no duplicate.
+    """
+    unknown: list[ImageRef] = []
+    for ref in refs:
+        if listed_md5(ref) and "md5" not in config.header:
+            yield ref
+        else:
+            unknown.append(ref)
+    for ref, result, md5, _ in convert_all(config, unknown, lambda *_: None):
+        is_rejected = isinstance(result, Reject)  # as it will be again when its shard is written
+        yield ref._replace(etag=ref.etag.replace("md5:", UNCONFIRMED_MD5) if is_rejected else f"md5:{md5.hex()}")
+
+
 def buckets_for(images: int) -> int:
-    """How many buckets an input of this many images is dealt to."""
+    """How many buckets an input of this many images has."""
     return max(1, images // _BUCKET_IMAGES)
 
 
-def bucket_of(md5: bytes, buckets: int) -> int:
-    """The bucket of a digest: ascending with it."""
-    return int.from_bytes(md5[:8], "big") * buckets >> 64
+def bucket_of(ref: ImageRef, buckets: int) -> int:
+    """The bucket of an image: ascending with its MD5; of its path if it has none."""
+    md5 = listed_md5(ref)
+    key = int.from_bytes(md5[:8], "big") if md5 else ref.order_key
+    return key * buckets >> 64
 
 
 def find_groups(refs: Iterable[ImageRef], most_bytes: int) -> list[Group]:
     """Contents that several images have, in order of their MD5.
 
     Args:
-        refs: with MD5s as etags, as far as they are known.
-        most_bytes: larger images have none: a local one wasn't read.
+        refs: with MD5s as etags, if known.
+        most_bytes: larger images have no duplicates: a local one wasn't read.
     """
     known = ((listed_md5(ref), ref) for ref in refs if 0 < ref.source_bytes <= most_bytes)
     ordered = sorted((md5, relative_path_bytes(ref.path), ref.label, ref.split) for md5, ref in known if md5)
@@ -101,23 +126,18 @@ def find_groups(refs: Iterable[ImageRef], most_bytes: int) -> list[Group]:
     return [Group(md5, images) for md5, images in grouped if len(images) > 1]
 
 
-def lines(groups: Iterable[Group]) -> bytes:
-    """A part of `duplicates.jsonl`: one line a group."""
-    return b"".join(canonical_json(_document(group)) for group in groups)
-
-
-def _document(group: Group) -> dict[str, Any]:
-    images = [
-        {"path": path.decode("utf-8", "surrogateescape"), "label": label, "split": split}
-        for path, label, split in group.images
-    ]
-    return {"md5": group.md5.hex(), "classes": group.classes, "splits": group.splits, "images": images}
+def marked(refs: Iterable[ImageRef], groups: Iterable[Group]) -> Iterator[ImageRef]:
+    """References, those of a group's images but its first with `duplicate_of`."""
+    first = {path: group.images[0][0] for group in groups for path, _, _ in group.images[1:]}
+    for ref in refs:
+        kept = first.get(relative_path_bytes(ref.path))
+        yield ref._replace(duplicate_of=kept) if kept is not None else ref
 
 
 def save(config: Config, bucket: int, groups: list[Group]) -> SavedGroups:
     """Keep a bucket's lines in the state folder, for the publisher."""
-    JobState(config).write(_file(bucket), lines(groups))
-    return SavedGroups(bucket, Counts.of(groups))
+    JobState(config).write(_file(bucket), b"".join(group.line for group in groups))
+    return SavedGroups(bucket, Counts.total(map(Counts.of, groups)))
 
 
 def saved_lines(config: Config, saved: Iterable[SavedGroups]) -> Iterator[bytes]:
@@ -132,24 +152,27 @@ def _file(bucket: int) -> str:
 
 
 class Verdict(NamedTuple):
-    """Why `--duplicates drop` or `fail` can't go on: the first pair by path, and how many groups are like it."""
+    """Why `--duplicates drop` or `fail` ends the job.
+
+    Attributes:
+        groups: how many groups do.
+        pair: path and label of two images of one of them, the first by path; None without a group.
+    """
 
     groups: int = 0
     pair: tuple[bytes, str, bytes, str] | None = None
 
     @classmethod
     def of(cls, config: Config, groups: Iterable[Group]) -> Verdict:
-        """Of some groups: all of them with `fail`, those of several classes with `drop`, else none."""
-        wrong = [
-            one for one in groups if config.duplicates == "fail" or (config.duplicates == "drop" and one.classes > 1)
-        ]
+        """On some groups: with `fail` each ends the job, with `drop` one of several classes, else none."""
         pairs = []
-        for group in wrong:
-            path, label, _ = group.images[0]
-            # With several classes, the first image and the first of another class.
-            other = next((one for one in group.images if one[1] != label), group.images[1])
-            pairs.append((path, label, *other[:2]))
-        return cls(len(wrong), min(pairs, default=None))
+        for group in groups:
+            if config.duplicates == "fail" or (config.duplicates == "drop" and group.classes > 1):
+                path, label, _ = group.images[0]
+                # With several classes, the first image and the first of another class.
+                other = next((one for one in group.images if one[1] != label), group.images[1])
+                pairs.append((path, label, *other[:2]))
+        return cls(len(pairs), min(pairs, default=None))
 
     @classmethod
     def total(cls, parts: Iterable[Verdict]) -> Verdict:
@@ -158,8 +181,10 @@ class Verdict(NamedTuple):
         return cls(sum(one.groups for one in some), min((one.pair for one in some if one.pair), default=None))
 
     def check(self, config: Config) -> None:
-        """Raises:
-        ImageShardsError: there is a pair; names both paths.
+        """End the job if there is a pair.
+
+        Raises:
+            ImageShardsError: names both paths.
         """
         if self.pair is None:
             return

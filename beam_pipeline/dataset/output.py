@@ -1,4 +1,4 @@
-"""Looks at the output before there is a job: whether it lies apart from the input, and what is there already."""
+"""Checks the output before there is a job: that it is apart from the input, and what is there already."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from beam_pipeline.schema import INDEX_FOLDER, REJECTS_FILE, STATE_FOLDER, Shard
 
 
 def check_places(config: Config) -> None:
-    """The output must not be listed as input the next time, nor what is read be deleted with an old version.
+    """Check that the output won't be listed as input the next time, and no input is deleted with an old version.
 
     Raises:
-        UsageError: one lies inside the other, symbolic links followed.
+        UsageError: one is inside the other, symbolic links followed.
     """
     version, state = config.dataset_url, storage.join(storage.join(config.output, config.name), STATE_FOLDER)
-    if config.layout != "manifest" and _lies_in(version, config.input or ""):
-        raise UsageError(f"--output {config.output!r}: it lies inside --input {config.input!r}; choose another place")
+    if config.layout != "manifest" and _is_in(version, config.input or ""):
+        raise UsageError(f"--output {config.output!r}: it is inside --input {config.input!r}; choose another place")
     for flag in ("manifest", "labels_file", "input"):
         place = getattr(config, flag)
         for folder in (version, state):
-            if place and _lies_in(place, folder):
-                raise UsageError(
-                    f"--{flag} {place!r}: it lies in {folder}, which belongs to the job; move it elsewhere"
-                )
+            if place and _is_in(place, folder):
+                raise UsageError(f"--{flag} {place!r}: it is in {folder}, which belongs to the job; move it elsewhere")
 
 
-def _lies_in(place: str, folder: str) -> bool:
-    """Whether a file or folder is another, or lies anywhere in it."""
+def _is_in(place: str, folder: str) -> bool:
+    """Whether a file or folder is `folder`, or anywhere inside it."""
     return f"{_real(place)}/".startswith(f"{_real(folder).rstrip('/')}/")
 
 
@@ -40,10 +38,10 @@ def _real(place: str) -> str:
 
 
 def check_names(config: Config) -> None:
-    """Where the job writes files, nothing else has their names; in an object store nothing can.
+    """Check that no folder has the name of a file that the job writes; in an object store none can.
 
     Raises:
-        UsageError: a folder has, or a file is in place of the folder of the indexes.
+        UsageError: one has, or a file has the name of the folder of indexes.
     """
     if not storage.is_local(config.output):
         return
@@ -62,7 +60,7 @@ def _in_the_way(config: Config, name: str, what: str) -> UsageError:
 
 
 def check_unpublished(config: Config) -> None:
-    """The output can be written to, and what lies there without a manifest is ours to replace.
+    """Check that the output can be written to, and that an unpublished version there is a job's, so may be replaced.
 
     Raises:
         UsageError: no such bucket, a folder that can't be made, or files that no job of ours left.
@@ -87,12 +85,12 @@ def check_unpublished(config: Config) -> None:
         )
     if not config.repair:
         raise UsageError(
-            f"--output {config.output!r}: {config.dataset_url} has shards but no manifest.json: --repair writes them "
-            "anew in place, or choose another --version"
+            f"--output {config.output!r}: {config.dataset_url} has shards but no manifest.json: --repair rewrites "
+            "them in place, or choose another --version"
         )
 
 
 def _was_published(files: Collection[str]) -> bool:
-    """Whether these files tell of a job of ours: TFDS names its shards and metadata as we do, but has no more."""
+    """Whether a job of ours wrote some of these files: TFDS names its shards and metadata as we do, but has no more."""
     indexes = any(file.startswith(f"{INDEX_FOLDER}/") and file.endswith(".idx") for file in files)
     return indexes or (REJECTS_FILE in files and any(map(ShardName.parse, files)))

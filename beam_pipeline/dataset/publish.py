@@ -14,7 +14,7 @@ from typing import Any
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.duplicates import Counts, SavedGroups, saved_lines
-from beam_pipeline.dataset.result import Joined, SummedFile
+from beam_pipeline.dataset.result import DatasetTotals, SummedFile
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, NotPublishedError
 from beam_pipeline.planning.plan import JobPlan, split_documents
@@ -61,16 +61,16 @@ def _publish(config: Config, plan: JobPlan, run: dict[str, Any], saved: Sequence
         store.write(storage.join(config.dataset_url, file), data)
 
     with state.temporary_file() as reject_file, state.temporary_file() as duplicate_file:
-        joined = Joined(config, plan, SummedFile(reject_file))
+        totals = DatasetTotals(config, plan, SummedFile(reject_file))
         for name, sidecar in _sidecars(config, plan, found):
             state.owner.keep()
-            joined.add(name, sidecar, state.rejects(name) if sidecar["rejects"] else b"")
-        joined.check(config.max_reject_fraction)
+            totals.add(name, sidecar, state.rejects(name) if sidecar["rejects"] else b"")
+        totals.check(config.max_reject_fraction)
         reject_file.close()
-        manifest = joined.manifest()
-        run_indexes = joined.run_indexes()
+        manifest = totals.manifest()
+        run_indexes = totals.run_indexes()
         metadata = metadata_files(manifest)
-        sums = joined.file_sums() | {file: schema.file_sums(data) for file, data in {**run_indexes, **metadata}.items()}
+        sums = totals.file_sums() | {file: schema.file_sums(data) for file, data in {**run_indexes, **metadata}.items()}
         if saved is not None:
             lines = SummedFile(duplicate_file)
             for part in saved_lines(config, saved):
@@ -88,7 +88,7 @@ def _publish(config: Config, plan: JobPlan, run: dict[str, Any], saved: Sequence
         store.publish(reject_file.name, storage.join(config.dataset_url, schema.REJECTS_FILE))
         if saved is not None:
             store.publish(duplicate_file.name, storage.join(config.dataset_url, schema.DUPLICATES_FILE))
-    put(schema.RUN_FILE, canonical_json({**run, **joined.run_totals()}))
+    put(schema.RUN_FILE, canonical_json({**run, **totals.run_totals()}))
     if dataset_info is not None:
         put(schema.DATASET_INFO_FILE, dataset_info)
     state.owner.check()

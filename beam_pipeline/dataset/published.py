@@ -1,4 +1,4 @@
-"""A version that is published already: is it what this command would make, and are its files valid?"""
+"""Compares a published version with the command, its input and its own files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from beam_pipeline.schema import ShardName, canonical_json, is_ours
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-    """What of a published version must be written again.
+    """The files of a published version that are not as they were published.
 
     Attributes:
         shards: (split, index) of shards whose images are converted again.
-        files: other files, by name.
-        foreign: shards and indexes that don't belong to the version, by name: they are deleted.
+        files: names of other files that are restored.
+        foreign: names of shards and indexes that don't belong to the version: they are deleted.
     """
 
     shards: frozenset[tuple[str, int]]
@@ -81,26 +81,26 @@ def check(config: Config, manifest: dict[str, Any]) -> Check:
             )
     compared, references = _check_inputs(config, manifest)
     damage, by = _find_damage(config, manifest)
-    others = 0 if config.repair else manifest["images"] - compared
+    unread = 0 if config.repair else manifest["images"] - compared
     run = run_facts(config)
-    touched = others > 0 and run.get("inputs", references) != references
-    return Check(damage, _told(manifest, compared, others, by), touched, run)
+    touched = unread > 0 and run.get("inputs", references) != references
+    return Check(damage, _summary(manifest, compared, unread, by), touched, run)
 
 
-def _told(manifest: dict[str, Any], compared: int, others: int, by: str) -> str:
-    """What was compared, and what wasn't.
+def _summary(manifest: dict[str, Any], compared: int, unread: int, by: str) -> str:
+    """What was compared, and what wasn't, in one line.
 
     Args:
         manifest: of the version.
-        compared: images with the MD5s that were published.
-        others: images that were neither compared nor read.
+        compared: images that have the MD5s that were published.
+        unread: images whose contents are unknown.
         by: what of the files was compared.
     """
     shards, files = plural(len(shards_of(manifest)), "shard"), plural(len(manifest["files"]), "other file")
-    told = [f"{shards} and {files} have the {by} of the manifest"]
-    told += [f"{plural(compared, 'image')} the MD5s that were published"] * bool(compared)
-    unread = ["files"] * (by == _SIZES) + [plural(others, "image")] * bool(others)
-    return ", ".join(told) + f"; contents of {' and '.join(unread)} were not read: --repair reads them" * bool(unread)
+    parts = [f"{shards} and {files} have the {by} of the manifest"]
+    parts += [f"{plural(compared, 'image')} the MD5s that were published"] * bool(compared)
+    others = ["files"] * (by == _SIZES) + [plural(unread, "image")] * bool(unread)
+    return ", ".join(parts) + f"; contents of {' and '.join(others)} were not read: --repair reads them" * bool(others)
 
 
 def run_facts(config: Config) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def run_facts(config: Config) -> dict[str, Any]:
 
 
 def _check_name(config: Config, manifest: dict[str, Any]) -> None:
-    """A renamed folder's shards and metadata keep the old name, so what repair wrote would lie beside them."""
+    """A renamed folder's files keep the old name: repair would write others next to them."""
     for flag, ours in (("name", config.name), ("version", config.version)):
         if manifest[flag] != ours:
             raise UsageError(
@@ -140,7 +140,7 @@ def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
 
 
 def _as_written(name: str, value: Any) -> str:
-    """A value of the configuration as its flag is written."""
+    """A value of the configuration as a user gives it."""
     if name == "image_size":
         return "none" if value is None else "x".join(map(str, value if value[0] != value[1] else value[:1]))
     if name == "columns":
@@ -149,12 +149,13 @@ def _as_written(name: str, value: Any) -> str:
 
 
 def _check_inputs(config: Config, manifest: dict[str, Any]) -> tuple[int, str]:
-    """Compare today's input with the published one, shard by shard: listings, and contents if they are known.
-
-    A listing that gives MD5s tells contents; with `--repair` every image is read.
+    """Compare today's input with the published one, shard by shard: listings, and contents if their MD5s are known.
 
     Returns:
-        How many images have the contents that were published; what run.json keeps of such a listing.
+        How many images have the contents that were published; `ListingSummary.references` as run.json keeps it.
+
+    Raises:
+        ImageShardsError: images were added, removed or changed.
     """
     shards, plans = shards_of(manifest), split_plans(manifest["plan"]["splits"])
     sums: dict[tuple[str, int], tuple[ReferenceSum, ReferenceSum]] = {}
@@ -187,9 +188,9 @@ def _check_inputs(config: Config, manifest: dict[str, Any]) -> tuple[int, str]:
 
 
 def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
-    """Every image of the input with its MD5, None if it isn't known; b"" if the job couldn't read it.
+    """Every image of the input with its MD5, as listed or, with `--repair`, read; None if it isn't known.
 
-    The MD5 is the listing's; with `--repair` the image is read.
+    b"" is the MD5 of an image that a job wouldn't or couldn't read.
     """
     options, refs = config.image_options, folders.all_images(config)
     if not config.repair:
@@ -199,7 +200,7 @@ def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
 
 
 def shards_of(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
-    """(split, number) → what the manifest says of that shard."""
+    """(split, number) → the manifest's entry of that shard."""
     return {
         (split, index): shard
         for split, content in manifest["splits"].items()
@@ -211,21 +212,21 @@ _SIZES, _SIZES_AND_CRCS = "sizes", "sizes and CRCs"
 
 
 def _find_damage(config: Config, manifest: dict[str, Any]) -> tuple[Damage, str]:
-    """Compare the files with the manifest, by a listing or with `--repair` by every byte; and by what that was."""
+    """Compare files with the manifest, by a listing or with `--repair` every byte; also says what was compared."""
     store = storage.open_storage(config.output, config.io_deadline)
     found = {file.path: file for file in store.files(config.dataset_url)}
     shards = shards_of(manifest)
-    promised = manifest["file_sizes"] | {one["file"]: one for one in shards.values()}
+    expected = manifest["file_sizes"] | {one["file"]: one for one in shards.values()}
     corrupt = set()
-    for name, one in promised.items():
+    for name, one in expected.items():
         url = storage.join(config.dataset_url, name)
         if not storage.is_whole(store, url, found.get(name), one["bytes"], one["crc32c"], read=config.repair):
             corrupt.add(name)
     damaged = {key for key, one in shards.items() if one["file"] in corrupt}
     if schema.REJECTS_FILE in corrupt:  # its lines come from the shards that had rejects
         damaged |= {key for key, one in shards.items() if one["records"] < one["images"]}
-    left_over = [name for name in found.keys() - promised.keys() if is_ours(name, config.name)]
-    foreign = (name for name in left_over if ShardName.parse(name) or name.startswith(f"{schema.INDEX_FOLDER}/"))
+    not_expected = [name for name in found.keys() - expected.keys() if is_ours(name, config.name)]
+    foreign = (name for name in not_expected if ShardName.parse(name) or name.startswith(f"{schema.INDEX_FOLDER}/"))
     damage = Damage(frozenset(damaged), frozenset(corrupt & manifest["files"].keys()), frozenset(foreign))
-    has_crcs = config.repair or all(found[name].crc32c is not None for name in promised.keys() & found.keys())
+    has_crcs = config.repair or all(found[name].crc32c is not None for name in expected.keys() & found.keys())
     return damage, _SIZES_AND_CRCS if has_crcs else _SIZES

@@ -1,14 +1,11 @@
-"""What became of a shard's images: counted one by one, kept as its sidecar, merged with others for the manifest.
-
-Under 4 kB a shard stay in the publisher's memory.
-"""
+"""What became of a shard's images: counted one by one, kept as its sidecar, merged with others for the manifest."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import IO, Any
@@ -28,14 +25,16 @@ from beam_pipeline.schema import ENVIRONMENT_REASONS, RejectReason, ShardName
 from beam_pipeline.schema.manifest import FORMAT_VERSION
 
 Size = Sequence[int]  # height, width
+_COUNTS = ("rejects", "class_counts", "source_formats", "passed_through")
+_SIZES = {"min_size": min, "max_size": max, "source_min_size": min, "source_max_size": max}
 _SHARD_KEYS = ("file", "records", "bytes", "crc32c", "images", "listing_fingerprint", "content_fingerprint")
 
 
 class SummedFile:
-    """Counts bytes and their sums on the way into a file, however many there are.
+    """Counts bytes and their sums on the way into a file of any size.
 
     Args:
-        file: takes them.
+        file: is written to.
         with_sha256: whether their SHA-256 is wanted, too.
     """
 
@@ -73,7 +72,7 @@ class ShardResult:
         plan: the plan's hash.
         file, bytes, crc32c, etag: of the shard's file.
         runs, index: of its records: `schema.run_rows`, and `schema.file_sums` of the text index; none if compressed.
-        images, listing, content: listed images, and sums over them and what was read of them.
+        listing, content: sums over all listed images, and over what was read of them.
         records, class_counts: written, by class id as JSON has it.
         rejects: reason → images.
         source_bytes: read.
@@ -104,7 +103,7 @@ class ShardResult:
 
     @property
     def images(self) -> int:
-        """How many were listed."""
+        """How many images were listed."""
         return self.listing.count
 
     def add(self, converted: Converted[EncodedImage], class_id: int) -> None:
@@ -122,7 +121,7 @@ class ShardResult:
         if image.passthrough is not None:
             self.passed_through[image.passthrough] += 1
         size, source_size = (image.height, image.width), (image.source.height, image.source.width)
-        self._extend_sizes(size, size, source_size, source_size)
+        self._extend(dict(zip(_SIZES, (size, size, source_size, source_size), strict=True)))
 
     def merge(self, other: ShardResult) -> None:
         """Count all that another one counted."""
@@ -131,14 +130,15 @@ class ShardResult:
         self.records += other.records
         self.bytes += other.bytes
         self.source_bytes += other.source_bytes
-        for counts in ("rejects", "class_counts", "source_formats", "passed_through"):
+        for counts in _COUNTS:
             getattr(self, counts).update(getattr(other, counts))
-        self._extend_sizes(other.min_size, other.max_size, other.source_min_size, other.source_max_size)
+        self._extend(vars(other))
 
-    def _extend_sizes(self, least: Size | None, greatest: Size | None, *source: Size | None) -> None:
-        self.min_size, self.max_size = _each(min, self.min_size, least), _each(max, self.max_size, greatest)
-        self.source_min_size = _each(min, self.source_min_size, source[0])
-        self.source_max_size = _each(max, self.source_max_size, source[1])
+    def _extend(self, sizes: Mapping[str, Any]) -> None:
+        """Take the lesser or greater of each pair of sizes, height and width apart."""
+        for name, choose in _SIZES.items():
+            one, other = getattr(self, name), sizes[name]
+            setattr(self, name, tuple(map(choose, one, other)) if one and other else one or other)
 
     def to_json(self) -> dict[str, Any]:
         """The shard's sidecar."""
@@ -150,22 +150,15 @@ class ShardResult:
     def from_json(cls, sidecar: dict[str, Any]) -> ShardResult:
         """The inverse of `to_json`."""
         result = cls(**{one.name: sidecar[one.name] for one in fields(cls) if one.name in sidecar})
-        for counts in ("rejects", "class_counts", "source_formats", "passed_through"):
+        for counts in _COUNTS:
             setattr(result, counts, Counter(sidecar[counts]))
         result.listing = ReferenceSum(sidecar["images"], int(sidecar["listing_fingerprint"], 16))
         result.content = ReferenceSum(sidecar["images"], int(sidecar["content_fingerprint"], 16))
         return result
 
 
-def _each(choose: Callable[[int, int], int], one: Size | None, other: Size | None) -> Size | None:
-    """The lesser or the greater of two sizes, height and width apart."""
-    if one is None or other is None:
-        return one or other
-    return choose(one[0], other[0]), choose(one[1], other[1])
-
-
-class Joined:
-    """What the manifest says, from the results of all shards; reject lines go to a file as they come."""
+class DatasetTotals:
+    """The results of all shards, joined for the manifest, in under 4 kB a shard; reject lines go straight to a file."""
 
     def __init__(self, config: Config, plan: JobPlan, reject_file: SummedFile) -> None:
         self._config = config
@@ -189,10 +182,10 @@ class Joined:
         self._reject_file.write(reject_lines)
 
     def check(self, max_reject_fraction: float) -> None:
-        """Every image accounted for, and not too many rejected.
+        """Check that a dataset may be published.
 
         Raises:
-            ImageShardsError: otherwise.
+            ImageShardsError: an image is unaccounted for, too many are rejected, or train has no record.
         """
         total = self._total
         rejected = total.rejects.total()
@@ -219,7 +212,7 @@ class Joined:
         return {schema.runs_file(split): run_index(rows) for split, rows in self._runs.items()}
 
     def manifest(self) -> dict[str, Any]:
-        """The manifest, but for its own hash and what it says of the other files."""
+        """The manifest without its own hash and those of other files."""
         total, plan = self._total, self._plan
         return {
             "format_version": FORMAT_VERSION,
@@ -267,7 +260,7 @@ class Joined:
         return {**self._index_sums, schema.REJECTS_FILE: self._reject_file.sums}
 
     def run_totals(self) -> dict[str, Any]:
-        """What run.json says of the amount of work."""
+        """How much work was done, for run.json."""
         total = self._total
         return {"images": total.images, "source_bytes": total.source_bytes, "shard_bytes": total.bytes}
 

@@ -1,4 +1,4 @@
-"""Looks at the input before there is a job, and says what is wrong with it; reads the labels file."""
+"""Checks the input before there is a job; reads the labels file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from beam_pipeline.inputs.folders import (
 )
 from beam_pipeline.inputs.manifest_rows import row_refs
 
-_LOOKED_AT = 1000  # files of an input without class folders
+_LOOKED_AT = 1000  # files at most, of an input without class folders
 _SPLIT_NAMES = frozenset({"train", "val", "valid", "validation", "dev", "test"})
 
 
@@ -63,7 +63,7 @@ def _check_manifest(config: Config) -> None:
 
 
 def _no_classes(config: Config, hidden: int) -> UsageError:
-    """What lies there in place of class folders, and the likely reason."""
+    """What is there in place of class folders, and the likely reason."""
     of_splits = config.layout == "split_class_folders"
     wanted = "DIR/SPLIT/CLASS/image.jpg" if of_splits else "DIR/CLASS/image.jpg"
     store = storage.open_storage(config.input, config.io_deadline)

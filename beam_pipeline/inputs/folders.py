@@ -1,7 +1,4 @@
-"""From a folder or URL to image references, in pages: class folders first, then the images of each.
-
-What is no image by its name is skipped and counted by kind; no name is changed.
-"""
+"""From a folder or URL to image references: class folders first, then the images of each; skipped files are counted."""
 
 from __future__ import annotations
 
@@ -17,25 +14,25 @@ from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.errors import UsageError
 from beam_pipeline.images.formats import EXTENSIONS
-from beam_pipeline.inputs.manifest_rows import all_rows
+from beam_pipeline.inputs.manifest_rows import rows_with_sizes
 from beam_pipeline.inputs.references import LARGEST_SAMPLE, ImageRef, ReferenceSum, ref_maker, reference_fields
 from beam_pipeline.schema import NAME_PATTERN, is_utf8
 
-# What is skipped, as run.json names it.
+# Kinds of skipped files, as run.json names them.
 HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS = "hidden", "hidden_images", "hidden_folders"
 OUTSIDE_CLASSES, OTHER_SUFFIX = "outside_classes", "suffixes"
-_MOST_SUFFIXES = 20  # that are told apart: there may be a different one for each file
+_MOST_SUFFIXES = 20  # counted one by one: each file may have a different one
 
 
 @dataclasses.dataclass
 class ListingSummary:
-    """What a complete listing holds, or a part of one.
+    """What a listing, or a part of one, found and skipped.
 
     Attributes:
         class_counts: images by class; 0 for a class folder without any.
         smallest: the references with the smallest order keys, sorted: the sample.
-        counts: what is skipped, by kind.
-        suffixes: the same by another suffix, as it is written.
+        counts: skipped files by kind, other suffixes apart.
+        suffixes: files that were skipped for their suffix, by suffix.
         references: count and order-free sum of all images, etags included, as run.json keeps it.
         classes: class names, sorted or in the labels file's order; of a complete listing only.
     """
@@ -49,17 +46,17 @@ class ListingSummary:
 
     @property
     def images(self) -> int:
-        """How many are listed."""
-        return self.class_counts.total()
+        """How many images are listed."""
+        return self.references.count
 
     @property
     def hidden(self) -> int:
-        """How many files and class folders have, or lie in, a name that begins with a dot."""
+        """How many files and class folders are hidden: a dot begins their name or that of a folder above."""
         return self.counts.total() - self.counts[OUTSIDE_CLASSES]
 
     @property
     def skipped(self) -> dict[str, Any]:
-        """What is no part of the dataset, as run.json holds it."""
+        """The skipped files by kind, as run.json has them."""
         kinds = (HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS, OUTSIDE_CLASSES)
         return {**{kind: self.counts[kind] for kind in kinds}, OTHER_SUFFIX: dict(self.suffixes)}
 
@@ -71,7 +68,7 @@ class ListingSummary:
             self.references.add(reference_fields(ref))
 
     def skip(self, kind: str, path: str) -> None:
-        """Count what is skipped."""
+        """Count a file that is skipped, for a reason of `why_skipped`."""
         if kind == OTHER_SUFFIX:
             self._count_suffix(os.path.splitext(path)[1] or "none", 1)
         else:
@@ -81,18 +78,14 @@ class ListingSummary:
         known = suffix in self.suffixes or len(self.suffixes) < _MOST_SUFFIXES
         self.suffixes[suffix if known else "others"] += files
 
-    @classmethod
-    def total(cls, parts: Iterable[ListingSummary]) -> ListingSummary:
-        """Several parts together."""
-        total = cls()
-        for part in parts:
-            total.class_counts.update(part.class_counts)
-            total.smallest = smallest(chain(total.smallest, part.smallest))
-            total.counts.update(part.counts)
-            total.references.merge(part.references)
-            for suffix, files in part.suffixes.items():
-                total._count_suffix(suffix, files)
-        return total
+    def merge(self, other: ListingSummary) -> None:
+        """Add all that another part found and skipped."""
+        self.class_counts.update(other.class_counts)
+        self.smallest = smallest(chain(self.smallest, other.smallest))
+        self.counts.update(other.counts)
+        self.references.merge(other.references)
+        for suffix, files in other.suffixes.items():
+            self._count_suffix(suffix, files)
 
 
 def smallest(refs: Iterable[ImageRef]) -> list[ImageRef]:
@@ -106,7 +99,7 @@ class ClassFolder(NamedTuple):
     Attributes:
         prefix: its path relative to the input, with a slash at the end.
         label: class name.
-        split: its split, or None where images are dealt.
+        split: its split, or None if a hash decides.
     """
 
     prefix: str
@@ -115,7 +108,7 @@ class ClassFolder(NamedTuple):
 
 
 def class_folders(config: Config, summary: ListingSummary) -> list[ClassFolder]:
-    """The class folders of an input, by delimiter listings; what lies beside them goes to `summary` as skipped.
+    """The class folders of an input, by delimiter listings; files outside them are counted in `summary` as skipped.
 
     Raises:
         FileNotFoundError: there is no such bucket.
@@ -133,7 +126,7 @@ def class_folders(config: Config, summary: ListingSummary) -> list[ClassFolder]:
 
 
 def _folders(config: Config, prefix: str, summary: ListingSummary) -> list[str]:
-    """Names of the folders right below one of the input, sorted, hidden ones left out."""
+    """Names of the folders directly inside one of the input, sorted, hidden ones left out."""
     assert config.input is not None
     url = storage.join(config.input, prefix[:-1]) if prefix else config.input
     found = []
@@ -163,23 +156,22 @@ def class_name(name: str) -> str:
 
 
 def list_images(config: Config, folder: ClassFolder, summary: ListingSummary) -> Iterator[ImageRef]:
-    """The images below one class folder, nested folders included, streamed; other files go to `summary` as skipped."""
+    """The images below one class folder, nested folders included, streamed; others are counted in `summary`."""
     assert config.input is not None
     make, suffixes = ref_maker(config), config.extensions
     store = storage.open_storage(config.input, config.io_deadline)
-    # Every name: an image whose link leads nowhere must not go unseen. It becomes a reject when it is read.
+    # Every name: a broken link becomes a reject when it is read, rather than being left out in silence.
     for file in store.files(storage.join(config.input, folder.prefix.rstrip("/")), every_name=True):
-        why = why_skipped(file.path, suffixes)
-        if why:
+        if why := why_skipped(file.path, suffixes):
             summary.skip(why, file.path)
         else:
             yield make(folder.prefix + file.path, file.bytes, file.etag, folder.label, folder.split)
 
 
 def all_images(config: Config) -> Iterator[ImageRef]:
-    """Every image of the input in this process, streamed, folders one after the other."""
+    """Every image of the input, listed in this process and streamed."""
     if config.layout == "manifest":
-        yield from all_rows(config)
+        yield from rows_with_sizes(config)
         return
     skipped = ListingSummary()
     for folder in class_folders(config, skipped):
@@ -187,7 +179,7 @@ def all_images(config: Config) -> Iterator[ImageRef]:
 
 
 def why_skipped(path: str, suffixes: Collection[str] = EXTENSIONS) -> str | None:
-    """Why a listed file is no image by its name, or None for one that is; suffixes in lower case, without dots."""
+    """Why a listed file isn't taken for an image, by its name; None if it is. Suffixes in lower case, without dots."""
     stem, dot, suffix = path.rpartition("/")[2].rpartition(".")
     is_image = dot and stem and suffix.strip().lower() in suffixes
     if path.startswith(".") or "/." in path:

@@ -1,4 +1,4 @@
-"""An image as the job carries it: a reference, its keys, and sums that tell whether images are the same."""
+"""An image as the job carries it: a reference, its keys, and sums that show whether two sets of images are the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from beam_pipeline.config import Config
 from beam_pipeline.schema import relative_path_bytes
 
 KEY_BITS = 64
-# Up to here every key is a bin of its own: cuts fall exactly between images.
 LARGEST_SAMPLE = 512
 _SPLIT_SALT = b"imageshards split"  # part of the format: changing it moves images between splits
 _SUM_MODULUS = 1 << 128
@@ -29,7 +28,7 @@ class ImageRef(NamedTuple):
         etag: `ListedFile.etag`, or "".
         label: class name.
         split: `train`, `validation`, …
-        order_key: 64-bit place in the global order; ties go by `path`.
+        order_key: 64-bit position in the global order; ties go by `path`.
         features: serialized `tf.train.Feature`s of a manifest's columns, in the order of their names.
         duplicate_of: path of the image with the same bytes that gets the record, with `--duplicates drop`; else b"".
     """
@@ -45,20 +44,20 @@ class ImageRef(NamedTuple):
 
 
 def hash_text(path: str) -> bytes:
-    """What of a relative path is hashed: UTF-8 of its NFC form, so that both normal forms of a name agree."""
+    """A relative path as it is hashed: UTF-8 of its NFC form, so that both normal forms of a name agree."""
     return relative_path_bytes(path if path.isascii() else unicodedata.normalize("NFC", path))
 
 
 def order_key(path: str, seed: int) -> int:
-    """64-bit key of an image's place in the order: BLAKE2b of its path keyed by the seed."""
+    """64-bit key of an image's position in the order: BLAKE2b of its path keyed by the seed."""
     return int.from_bytes(hashlib.blake2b(hash_text(path), digest_size=8, key=str(seed).encode()).digest(), "big")
 
 
 class Splits:
-    """Deals images to splits by a hash of their path that no seed, version or other image has part in.
+    """Assigns images to splits by a hash of their path, whatever the seed, the version and the other images.
 
     Args:
-        fractions: split name → share; they sum to 1. Shares are dealt in this order.
+        fractions: split name → share; they sum to 1. Their order decides which hashes each gets.
     """
 
     def __init__(self, fractions: Mapping[str, Fraction]) -> None:
@@ -85,7 +84,7 @@ class ReferenceSum:
         self.total = total
 
     def add(self, fields: Iterable[bytes]) -> None:
-        """Add one image, told by these fields."""
+        """Add one image, identified by these fields."""
         digest = hashlib.blake2b(digest_size=16)
         for field in fields:
             digest.update(len(field).to_bytes(8, "little"))
@@ -108,23 +107,18 @@ class ReferenceSum:
 
 
 def listing_fields(ref: ImageRef) -> list[bytes]:
-    """What the listing fingerprint sees of an image: nothing that differs from one storage to another."""
-    fields = [
-        relative_path_bytes(ref.path),
-        str(ref.source_bytes).encode(),
-        relative_path_bytes(ref.label),
-        ref.split.encode(),
-    ]
-    return [*fields, *ref.features]
+    """The fields of an image in the listing fingerprint: nothing that differs from one storage to another."""
+    path, label = relative_path_bytes(ref.path), relative_path_bytes(ref.label)
+    return [path, str(ref.source_bytes).encode(), label, ref.split.encode(), *ref.features]
 
 
 def reference_fields(ref: ImageRef) -> list[bytes]:
-    """What tells a touched image from one as it was, within one storage: etag or mtime, and all else of a listing."""
+    """The fields that show whether an image is unchanged, within one storage: its listing with etag or mtime."""
     return [*listing_fields(ref), ref.etag.encode()]
 
 
 def content_fields(ref: ImageRef, md5: bytes) -> list[bytes]:
-    """What the content fingerprint sees of an image; `md5` is b"" for one that could not be read."""
+    """The fields of an image in the content fingerprint; `md5` is b"" if it could not be read."""
     return [relative_path_bytes(ref.path), md5, relative_path_bytes(ref.label), ref.split.encode(), *ref.features]
 
 
@@ -134,13 +128,13 @@ def sample_size(images: int) -> int:
 
 
 def ref_maker(config: Config) -> Callable[..., ImageRef]:
-    """Makes references, with the keys that decide an image's split and place in the order."""
+    """A function that makes references: with the split, unless it is given, and the order key of each path."""
     seed, pattern, splits = config.seed, config.split_by, Splits(config.split_fractions or {"train": Fraction(1)})
 
     def make(
         path: str, byte_count: int, etag: str, label: str, split: str | None, features: tuple[bytes, ...] = ()
     ) -> ImageRef:
-        if split is None:  # dealt by its path
+        if split is None:
             match = pattern.search(path) if pattern else None
             split = splits.of((match and match[1]) or path)
         return ImageRef(path, byte_count, etag, label, split, order_key(path, seed), features)
@@ -149,6 +143,6 @@ def ref_maker(config: Config) -> Callable[..., ImageRef]:
 
 
 def image_url(config: Config, path: str) -> str:
-    """Where an image is read from, by its path as listed; a manifest's rows may lie outside the input."""
+    """Path or URL that an image is read from; a manifest's rows may name files outside the input."""
     outside = config.layout == "manifest" and (not storage.is_local(path) or path.startswith("/"))
     return path if outside else storage.join(config.input or "", path)

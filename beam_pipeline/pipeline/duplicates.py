@@ -11,19 +11,17 @@ import apache_beam as beam
 from apache_beam.pvalue import AsSingleton
 
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.fetch import UNCONFIRMED_MD5, Converted, convert_all, listed_md5
 from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.duplicates import Group, SavedGroups, Verdict
-from beam_pipeline.errors import Reject
 from beam_pipeline.inputs.folders import ListingSummary, smallest
-from beam_pipeline.inputs.references import ImageRef, sample_size
-from beam_pipeline.pipeline.elements import KEYED_PAGE, PAGE_REFS, Page, keyed
+from beam_pipeline.inputs.references import sample_size
+from beam_pipeline.pipeline.elements import PAGE_REFS, Page, grouped, keyed
 from beam_pipeline.planning.plan import JobPlan
-from beam_pipeline.schema import relative_path_bytes
 
-_PAGES, _GROUPS, _SMALLEST = "pages", "groups", "smallest"
+_GROUPS = "groups"
 
 
+@dataclasses.dataclass
 class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
     """Finds images with the same bytes; with `--duplicates drop` marks all but the first by path.
 
@@ -31,100 +29,61 @@ class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
     with a sample of unmarked images; and (bucket, `Group`s). Fails the job as `--duplicates` says, before a page
     leaves.
 
-    `survey`: one `ListingSummary`, of `ListImages`.
+    `summary`: one `ListingSummary`, of `ListImages`.
     """
 
-    def __init__(self, config: Config, survey: Any) -> None:
-        super().__init__()
-        self._config = config
-        self._survey = survey
+    config: Config
+    summary: Any
 
     def expand(self, pages: Any) -> tuple[Any, Any, Any]:
-        config = self._config
-        marked = (
-            pages
-            | "HashImages" >> beam.FlatMap(_hash_pages, config, AsSingleton(self._survey)).with_output_types(KEYED_PAGE)
-            | "GroupByDigest" >> beam.GroupByKey()
-            | "MarkAllButFirst" >> beam.ParDo(_MarkFn(config)).with_outputs(_GROUPS, _SMALLEST, main=_PAGES)
-        )
-        marked[_PAGES].element_type = KEYED_PAGE  # outputs with tags know no types of their own
-        marked[_SMALLEST].element_type = Page
+        config = self.config
+        hashed = pages | "HashImages" >> beam.FlatMap(_hash_pages, config, AsSingleton(self.summary))
+        mark = beam.FlatMap(_mark, config).with_outputs(_GROUPS, main="pages")
+        marked, groups = grouped(hashed, "GroupByDigest") | "MarkAllButFirst" >> mark
         verdict = (
-            marked[_GROUPS]
+            groups
             | "Judge" >> beam.Map(lambda bucketed: Verdict.of(config, bucketed[1]))
-            | "JoinVerdicts" >> beam.CombineGlobally(Verdict.total)
+            | "TotalVerdict" >> beam.CombineGlobally(Verdict.total)
         )
-        checked = marked[_PAGES] | "CheckVerdict" >> beam.Map(_checked, AsSingleton(verdict), config).with_output_types(
-            KEYED_PAGE
-        )
-        unmarked = marked[_SMALLEST] | "SmallestUnmarked" >> beam.CombineGlobally(_join_smallest)
-        survey = self._survey | "SampleUnmarked" >> beam.Map(_resampled, AsSingleton(unmarked))
-        return checked | "SameMarksForAll" >> beam.GroupByKey(), survey, marked[_GROUPS]
+        checked = marked | "CheckVerdict" >> beam.Map(_checked, AsSingleton(verdict), config)
+        unmarked = marked | "Unmarked" >> beam.Map(_unmarked) | "SmallestUnmarked" >> beam.CombineGlobally(_smallest_of)
+        summary = self.summary | "SampleUnmarked" >> beam.Map(_resampled, AsSingleton(unmarked))
+        return grouped(checked, "SameMarksForAll"), summary, groups
 
 
 def _hash_pages(
-    pages: tuple[int, Iterable[Page]], config: Config, survey: ListingSummary
+    pages: tuple[int, Iterable[Page]], config: Config, summary: ListingSummary
 ) -> Iterator[tuple[int, Page]]:
-    """References with MD5s as etags, as far as they can be read, dealt to buckets.
-
-    A store's listing is believed; what a manifest says may be wrong, and an image that only looks like another be lost.
-    """
-    believes = "md5" not in config.header
-    buckets = duplicates.buckets_for(survey.images)
+    """(bucket, `Page`) of the references with their MD5s."""
+    buckets = duplicates.buckets_for(summary.images)
     for page in pages[1]:
-        known: list[ImageRef] = []
-        unknown: list[ImageRef] = []
-        for ref in page:
-            (known if believes and listed_md5(ref) else unknown).append(ref)
-        read = map(_with_md5, convert_all(config, unknown, lambda *_: None))
-        dealt: dict[int, Page] = {}
-        for ref in chain(known, read):
-            md5 = listed_md5(ref) or ref.order_key.to_bytes(8, "big")
-            dealt.setdefault(duplicates.bucket_of(md5, buckets), Page()).append(ref)
-        yield from dealt.items()
+        parts: dict[int, Page] = {}
+        for ref in duplicates.with_md5s(config, page):
+            parts.setdefault(duplicates.bucket_of(ref, buckets), Page()).append(ref)
+        yield from parts.items()
 
 
-def _with_md5(read: Converted[None]) -> ImageRef:
-    ref = read.ref
-    if isinstance(read.result, Reject):  # the writer will find it so, and reject it
-        return ref._replace(etag=ref.etag.replace("md5:", UNCONFIRMED_MD5))
-    return ref._replace(etag=f"md5:{read.md5.hex()}")
+def _mark(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[Any]:
+    """Keyed `Page`s of a bucket; its groups to the output `_GROUPS`."""
+    number, pages = bucket
+    groups = duplicates.find_groups(chain.from_iterable(pages), config.image_options.max_image_bytes)
+    marked = duplicates.marked(chain.from_iterable(pages), groups if config.duplicates == "drop" else [])
+    while page := Page(islice(marked, PAGE_REFS)):
+        yield keyed(page)
+    if groups:
+        yield beam.pvalue.TaggedOutput(_GROUPS, (number, groups))
 
 
-class _MarkFn(beam.DoFn):  # type: ignore[misc]
-    """(bucket, iterable of `Page`) → keyed `Page`s; groups to `_GROUPS`, the sample of its unmarked to `_SMALLEST`."""
-
-    def __init__(self, config: Config) -> None:
-        self._drops = config.duplicates == "drop"
-        self._most_bytes = config.image_options.max_image_bytes
-
-    def process(self, bucket: tuple[int, Iterable[Page]]) -> Iterator[Any]:
-        number, pages = bucket
-        groups = duplicates.find_groups(chain.from_iterable(pages), self._most_bytes)
-        first = {group.md5: group.images[0][0] for group in groups} if self._drops else {}
-        marked = (_mark(ref, first) for ref in chain.from_iterable(pages))
-        unmarked = Page()
-        while page := Page(islice(marked, PAGE_REFS)):
-            yield keyed(page)
-            unmarked = Page(smallest(chain(unmarked, (ref for ref in page if not ref.duplicate_of))))
-        yield beam.pvalue.TaggedOutput(_SMALLEST, unmarked)
-        if groups:
-            yield beam.pvalue.TaggedOutput(_GROUPS, (number, groups))
+def _unmarked(keyed_page: tuple[int, Page]) -> Page:
+    return Page(smallest(ref for ref in keyed_page[1] if not ref.duplicate_of))
 
 
-def _join_smallest(pages: Iterable[Page]) -> Page:
+def _smallest_of(pages: Iterable[Page]) -> Page:
     return Page(smallest(chain.from_iterable(pages)))
 
 
-def _resampled(survey: ListingSummary, unmarked: Page) -> ListingSummary:
-    return dataclasses.replace(survey, smallest=unmarked[: sample_size(survey.images)])
-
-
-def _mark(ref: ImageRef, first: dict[bytes, bytes]) -> ImageRef:
-    kept = first.get(listed_md5(ref) or b"")
-    if kept is None or not ref.source_bytes or kept == relative_path_bytes(ref.path):
-        return ref
-    return ref._replace(duplicate_of=kept)
+def _resampled(summary: ListingSummary, unmarked: Page) -> ListingSummary:
+    return dataclasses.replace(summary, smallest=unmarked[: sample_size(summary.images)])
 
 
 def _checked(page: tuple[int, Page], verdict: Verdict, config: Config) -> tuple[int, Page]:
@@ -132,19 +91,18 @@ def _checked(page: tuple[int, Page], verdict: Verdict, config: Config) -> tuple[
     return page
 
 
+@dataclasses.dataclass
 class SaveDuplicates(beam.PTransform):  # type: ignore[misc]
-    """Input: (bucket, `Group`s). Output: `SavedGroups`, whose lines lie in the state folder of the plan.
+    """Input: (bucket, `Group`s). Output: `SavedGroups`, whose lines are in the state folder of the plan.
 
     `plan`: one `JobPlan`; the state is ready for it when there is one.
     """
 
-    def __init__(self, config: Config, plan: Any) -> None:
-        super().__init__()
-        self._config = config
-        self._plan = plan
+    config: Config
+    plan: Any
 
     def expand(self, groups: Any) -> Any:
-        return groups | "SaveGroups" >> beam.Map(_save, self._config, AsSingleton(self._plan))
+        return groups | "SaveGroups" >> beam.Map(_save, self.config, AsSingleton(self.plan))
 
 
 def _save(bucketed: tuple[int, list[Group]], config: Config, _: JobPlan) -> SavedGroups:

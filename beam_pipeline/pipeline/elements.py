@@ -1,8 +1,9 @@
-"""Elements that flow between the transforms, and how they are encoded."""
+"""Elements that flow between the transforms, how they are encoded, added up and counted."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import apache_beam as beam
@@ -24,9 +25,6 @@ class Page(list[ImageRef]):
 def keyed(page: Page) -> tuple[int, Page]:
     """A page under a key that spreads pages over workers and is the same after a retry."""
     return page[0].order_key >> 1, page  # Beam's integers have a sign
-
-
-KEYED_PAGE = beam.typehints.KV[int, Page]
 
 
 class PageCoder(beam.coders.Coder):  # type: ignore[misc]
@@ -55,8 +53,43 @@ class PageCoder(beam.coders.Coder):  # type: ignore[misc]
 registry.register_coder(Page, PageCoder)
 
 
+def grouped(pages: Any, label: str, key: Any = int) -> Any:
+    """(key, `Page`) → (key, iterable of `Page`), encoded as pages: Beam infers no types here, and would pickle."""
+    pages.element_type = beam.typehints.KV[key, Page]
+    groups = pages | label >> beam.GroupByKey()
+    groups.element_type = beam.typehints.KV[key, beam.typehints.Iterable[Page]]
+    return groups
+
+
+class Merge(beam.CombineFn):  # type: ignore[misc]
+    """Adds up parts that have a method `merge`, first on each worker.
+
+    Args:
+        empty: makes a part that holds nothing.
+    """
+
+    def __init__(self, empty: Callable[[], Any]) -> None:
+        self._empty = empty
+
+    def create_accumulator(self) -> Any:
+        return self._empty()
+
+    def add_input(self, total: Any, part: Any) -> Any:
+        total.merge(part)
+        return total
+
+    def merge_accumulators(self, parts: Iterable[Any]) -> Any:
+        total = self._empty()
+        for part in parts:
+            total.merge(part)
+        return total
+
+    def extract_output(self, total: Any) -> Any:
+        return total
+
+
 def counter(name: str) -> Any:
-    """One of the counters of `metrics`."""
+    """One of the counters below."""
     return Metrics.counter(NAMESPACE, name)
 
 

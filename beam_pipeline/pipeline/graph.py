@@ -10,7 +10,7 @@ from apache_beam.pvalue import AsSingleton
 from beam_pipeline.config import Config
 from beam_pipeline.pipeline.duplicates import MarkDuplicates, SaveDuplicates
 from beam_pipeline.pipeline.listing import ListImages
-from beam_pipeline.pipeline.planning import PlanShards, SampleImages
+from beam_pipeline.pipeline.planning import PlanShards, SampleImages, prepare_output
 from beam_pipeline.pipeline.writing import AssignShards, PublishDataset, WriteShards
 
 
@@ -22,24 +22,26 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
         config: what to convert and how.
         run: facts about this run for run.json.
     """
-    images, survey = pipeline | "ListImages" >> ListImages(config)
+    images, summary = pipeline | "ListImages" >> ListImages(config)
     # pages of ImageRefs; one ListingSummary: 1,281,167 images, classes cat, dog, …
     saved = groups = None
     if config.duplicates != "keep":
-        images, survey, groups = images | "MarkDuplicates" >> MarkDuplicates(config, survey)
-        # the same pages; with --duplicates drop, all but one of equal images marked
-    sample = survey | "SampleImages" >> SampleImages(config)
-    # Measurement of 64 to 512 images
-    plan = images | "PlanShards" >> PlanShards(config, survey, sample)
+        images, summary, groups = images | "MarkDuplicates" >> MarkDuplicates(config, summary)
+        # the same pages; with --duplicates drop, all but one of exact duplicates marked
+    sample = summary | "SampleImages" >> SampleImages(config)
+    # Measurements of 64 to 512 images
+    plan = images | "PlanShards" >> PlanShards(config, summary, sample)
     # one JobPlan: the cuts of every split
+    plan = plan | "PrepareOutput" >> beam.Map(prepare_output, config)
+    # the same plan; from here on this job alone writes the version, and nothing of another plan is left
     if config.plan_only:
         return
-    shards = images | "AssignShards" >> AssignShards(config, plan) | "GroupByShard" >> beam.GroupByKey()
-    # (("train", 3), pages): references only, never pixels
+    shards = images | "AssignShards" >> AssignShards(config, plan)
+    # (("train", 3), page): references are grouped by shard, never pixels
     written = shards | "WriteShards" >> WriteShards(config, plan)
     # ("train", 3): its result is in the state
     if groups is not None:
         saved = groups | "SaveDuplicates" >> SaveDuplicates(config, plan)
         # lines of duplicates.jsonl, in the state
-    facts = survey | "RunFacts" >> beam.Map(lambda one: {**run, "skipped": one.skipped, "inputs": str(one.references)})
+    facts = summary | "RunFacts" >> beam.Map(lambda one: {**run, "skipped": one.skipped, "inputs": str(one.references)})
     plan | "PublishDataset" >> PublishDataset(config, written, saved, AsSingleton(facts))

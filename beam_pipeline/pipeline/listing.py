@@ -14,16 +14,17 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.inputs import folders, manifest_rows
-from beam_pipeline.inputs.folders import ListingSummary
+from beam_pipeline.inputs.folders import ClassFolder, ListingSummary
 from beam_pipeline.inputs.references import ImageRef, sample_size
 from beam_pipeline.pipeline import elements, limits
-from beam_pipeline.pipeline.elements import KEYED_PAGE, PAGE_REFS, Page, counter, keyed
+from beam_pipeline.pipeline.elements import PAGE_REFS, Merge, Page, counter, grouped, keyed
 
-_FOLDERS, _PAGES, _PREFIXES, _SUMMARIES = "folders", "pages", "prefixes", "summaries"
+_FOLDERS, _SUMMARIES = "folders", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
-_MOST_OPEN = 50  # pages whose references are held while they are dealt to buckets
+_MOST_OPEN = 50  # pages whose references are held while they are sorted into buckets
 
 
+@dataclasses.dataclass
 class ListImages(beam.PTransform):  # type: ignore[misc]
     """Lists every image of the input, folders in parallel.
 
@@ -31,112 +32,92 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
     grouping keeps the pages, so that all later steps see the same ones after a retry.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self._config = config
+    config: Config
 
     def expand(self, pipeline: Any) -> tuple[Any, Any]:
         start = pipeline | "Start" >> beam.Impulse()
-        is_manifest = self._config.layout == "manifest"
+        is_manifest = self.config.layout == "manifest"
         pages, parts = self._read_manifest(start) if is_manifest else self._list_folders(start)
-        pages.element_type = KEYED_PAGE  # outputs with tags know no types of their own
-        summary = (
-            parts
-            | "JoinSummaries" >> beam.CombinePerKey(ListingSummary.total)
-            | "Summary" >> beam.Values()
-            | "CheckSummary" >> beam.Map(_checked, self._config)
-        )
-        return pages | "SameListForAll" >> beam.GroupByKey(), summary
+        merged = parts | "MergeSummaries" >> beam.CombineGlobally(Merge(ListingSummary)).without_defaults()
+        summary = merged | "CompleteSummary" >> beam.Map(complete, self.config)
+        return grouped(pages, "SameListForAll"), summary
 
     def _list_folders(self, start: Any) -> tuple[Any, Any]:
-        listed = start | "ListClassFolders" >> beam.FlatMap(_list_class_folders, self._config).with_outputs(
-            _SUMMARIES, main=_FOLDERS
-        )
-        listed[_FOLDERS].element_type = beam.typehints.KV[int, folders.ClassFolder]
-        spread = listed[_FOLDERS] | "SpreadFolders" >> beam.GroupByKey()
-        pages, parts = spread | "ListFolder" >> beam.FlatMap(_list_folders, self._config).with_outputs(
-            _SUMMARIES, main=_PAGES
-        )
-        return pages, (parts, listed[_SUMMARIES]) | "AllSummaries" >> beam.Flatten()
+        list_all = beam.FlatMap(_list_class_folders, self.config).with_outputs(_SUMMARIES, main="folders")
+        list_one = beam.FlatMap(_list_folders, self.config).with_outputs(_SUMMARIES, main="pages")
+        numbered, outside = start | "ListClassFolders" >> list_all
+        pages, parts = numbered | "SpreadFolders" >> beam.GroupByKey() | "ListFolder" >> list_one
+        return pages, (parts, outside) | "AllSummaries" >> beam.Flatten()
 
     def _read_manifest(self, start: Any) -> tuple[Any, Any]:
-        """Rows are dealt to buckets by their path, so that one that is given twice is seen: it may be in two splits."""
-        rows, prefixes = start | "ReadRows" >> beam.FlatMap(_read_rows, self._config).with_outputs(
-            _PREFIXES, main=_PAGES
-        )
-        rows.element_type = KEYED_PAGE
-        sizes = (
-            prefixes
-            | "SpreadPrefixes" >> beam.GroupByKey()
-            | "ListSizes" >> beam.FlatMap(_list_sizes, self._config).with_output_types(KEYED_PAGE)
-        )
-        buckets = (rows, sizes) | "RowsAndSizes" >> beam.Flatten() | "GroupByPath" >> beam.GroupByKey()
-        pages, parts = buckets | "JoinSizes" >> beam.FlatMap(_join_sizes, self._config).with_outputs(
-            _SUMMARIES, main=_PAGES
-        )
+        """Rows are grouped by a hash of their path, so that a repeated path is found: it may be in two splits."""
+        read = beam.FlatMap(_read_rows, self.config).with_outputs(_FOLDERS, main="rows")
+        rows, to_list = start | "ReadRows" >> read
+        sizes = to_list | "SpreadFolders" >> beam.Reshuffle() | "ListSizes" >> beam.FlatMap(_list_sizes, self.config)
+        buckets = grouped((rows, sizes) | "RowsAndSizes" >> beam.Flatten(), "GroupByPath")
+        join = beam.FlatMap(_join_sizes, self.config).with_outputs(_SUMMARIES, main="pages")
+        pages, parts = buckets | "JoinSizes" >> join
         return pages, parts
 
 
 def _list_class_folders(_: Any, config: Config) -> Iterator[Any]:
-    """(number, class folder); what lies beside those to the output `_SUMMARIES`."""
-    beside = ListingSummary()
-    yield from enumerate(folders.class_folders(config, beside))
-    yield _summarized(beside)
+    """(number, class folder); files outside them are in the summary."""
+    summary = ListingSummary()
+    yield from enumerate(folders.class_folders(config, summary))
+    yield _counted(summary)
 
 
-def _list_folders(numbered: tuple[int, Iterable[folders.ClassFolder]], config: Config) -> Iterator[Any]:
+def _list_folders(numbered: tuple[int, Iterable[ClassFolder]], config: Config) -> Iterator[Any]:
     for folder in numbered[1]:
-        # A folder without images is a class nevertheless.
         summary = ListingSummary()
-        summary.class_counts[folder.label] = 0
+        summary.class_counts[folder.label] = 0  # a folder without images is a class, too
         yield from _pages(folders.list_images(config, folder, summary), summary, config)
         if not summary.images:
             counter(elements.CLASSES_EMPTY).inc()
 
 
 def _pages(refs: Iterator[ImageRef], summary: ListingSummary, config: Config) -> Iterator[Any]:
-    """Keyed `Page`s; what they hold together to the output `_SUMMARIES`."""
+    """Keyed `Page`s, which `summary` counts, and that."""
     while page := Page(islice(refs, PAGE_REFS)):
         summary.add(page)
         limits.check(summary.images, config.most_references)
         report(images_listed=len(page))
         yield keyed(page)
-    yield _summarized(summary)
+    yield _counted(summary)
 
 
-def _summarized(summary: ListingSummary) -> beam.pvalue.TaggedOutput:
+def _counted(summary: ListingSummary) -> beam.pvalue.TaggedOutput:
     counter(elements.IMAGES_LISTED).inc(summary.images)
     counter(elements.SKIPPED_HIDDEN).inc(summary.hidden)
     counter(elements.SKIPPED_OTHER_SUFFIX).inc(summary.suffixes.total())
     counter(elements.SKIPPED_OUTSIDE_CLASSES).inc(summary.counts[folders.OUTSIDE_CLASSES])
-    return beam.pvalue.TaggedOutput(_SUMMARIES, (None, summary))
+    return beam.pvalue.TaggedOutput(_SUMMARIES, summary)
 
 
 def _read_rows(_: Any, config: Config) -> Iterator[Any]:
-    """(bucket, `Page`) of a manifest's rows; to the output `_PREFIXES` (folder, buckets) where sizes are listed.
+    """(bucket, `Page`) of a manifest's rows; to the output `_FOLDERS` (folder whose sizes are listed, buckets).
 
     One worker reads them all, and stops before more are grouped than there is memory for.
     """
     url = config.manifest or ""
     buckets = 1 + storage.open_storage(url, config.io_deadline).size(url) // _BUCKET_BYTES
     images, known = 0, set[str]()
-    for bucket, page in _dealt(manifest_rows.row_refs(config), buckets):
+    for bucket, page in _by_bucket(manifest_rows.row_refs(config), buckets):
         images += len(page)
         limits.check(images, config.most_references)
-        prefixes = {prefix for ref in page if (prefix := manifest_rows.size_prefix(config, ref))} - known
-        known |= prefixes
-        yield from (beam.pvalue.TaggedOutput(_PREFIXES, (prefix, buckets)) for prefix in sorted(prefixes))
+        to_list = {folder for ref in page if (folder := manifest_rows.folder_to_list(config, ref))} - known
+        known |= to_list
+        yield from (beam.pvalue.TaggedOutput(_FOLDERS, (folder, buckets)) for folder in sorted(to_list))
         yield bucket, page
 
 
-def _list_sizes(prefix: tuple[str, Iterable[int]], config: Config) -> Iterator[tuple[int, Page]]:
-    """(bucket, `Page`) of what is listed below a folder."""
-    (buckets,) = prefix[1]
-    return _dealt(manifest_rows.listed_refs(config, prefix[0]), buckets)
+def _list_sizes(to_list: tuple[str, int], config: Config) -> Iterator[tuple[int, Page]]:
+    folder, buckets = to_list
+    return _by_bucket(manifest_rows.listed_refs(config, folder), buckets)
 
 
-def _dealt(refs: Iterator[ImageRef], buckets: int) -> Iterator[tuple[int, Page]]:
-    """References dealt to buckets by their path, in pages of about 1,000, smaller ones where there are many buckets."""
+def _by_bucket(refs: Iterator[ImageRef], buckets: int) -> Iterator[tuple[int, Page]]:
+    """References by a hash of their path, in pages of about 1,000; smaller ones if there are many buckets."""
     while some := list(islice(refs, PAGE_REFS * min(buckets, _MOST_OPEN))):
         pages: dict[int, Page] = {}
         for ref in some:
@@ -145,7 +126,7 @@ def _dealt(refs: Iterator[ImageRef], buckets: int) -> Iterator[tuple[int, Page]]
 
 
 def _join_sizes(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[Any]:
-    """Keyed `Page`s of the rows of one bucket, their sizes found in its listed files or asked for.
+    """Keyed `Page`s of the rows of one bucket, with the sizes of its listed files, and their summary.
 
     Raises:
         UsageError: several rows name one image.
@@ -153,26 +134,35 @@ def _join_sizes(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[
     rows: dict[str, ImageRef] = {}
     for ref in chain.from_iterable(page for page in bucket[1] if page[0].label):
         if ref.path in rows:
-            pair = sorted((ref, rows[ref.path]), key=lambda row: (row.label, row.split, row.features))
-            first, second = (f"label {row.label!r}" + ("split" in config.header) * f" in {row.split}" for row in pair)
-            raise UsageError(
-                f"--manifest {config.manifest!r}: path {ref.path!r} is given twice, with {first} and with {second}: "
-                "keep one of the two"
-            )
+            raise _repeated(config, ref, rows[ref.path])
         rows[ref.path] = ref
-    for listed in chain.from_iterable(page for page in bucket[1] if not page[0].label):
-        if listed.path in rows:
-            rows[listed.path] = manifest_rows.sized(config, rows[listed.path], listed)
-    yield from _pages((manifest_rows.sized(config, ref) for ref in rows.values()), ListingSummary(), config)
+    files = chain.from_iterable(page for page in bucket[1] if not page[0].label)
+    listed = {ref.path: ref for ref in files if ref.path in rows}
+    refs = (manifest_rows.with_size(ref, listed.get(ref.path)) for ref in rows.values())
+    yield from _pages(refs, ListingSummary(), config)
 
 
-def _checked(total: ListingSummary, config: Config) -> ListingSummary:
-    """The summary of the complete listing: its sample cut to size, its classes known."""
-    if not total.images:
+def _repeated(config: Config, *rows: ImageRef) -> UsageError:
+    ordered = sorted(rows, key=lambda row: (row.label, row.split, row.features))
+    first, second = (f"label {row.label!r}" + ("split" in config.header) * f" in {row.split}" for row in ordered)
+    return UsageError(
+        f"--manifest {config.manifest!r}: path {rows[0].path!r} is given twice, with {first} and with {second}: "
+        "keep one of the two"
+    )
+
+
+def complete(summary: ListingSummary, config: Config) -> ListingSummary:
+    """The summary of a complete listing, with its classes and a sample of the right size.
+
+    Raises:
+        ImageShardsError: no image, or more than there is memory for.
+        UsageError: a class isn't in the labels file.
+    """
+    if not summary.images:
         raise ImageShardsError("the input has no image: nothing is written")
-    limits.check(total.images, config.most_references)
-    unknown = sorted(total.class_counts.keys() - set(config.labels)) if config.labels is not None else []
+    limits.check(summary.images, config.most_references)
+    unknown = sorted(summary.class_counts.keys() - set(config.labels)) if config.labels is not None else []
     if unknown:
         raise UsageError(f"--labels_file {config.labels_file!r}: class {unknown[0]!r} is not in it: add a line for it")
-    classes = config.labels if config.labels is not None else tuple(sorted(total.class_counts))
-    return dataclasses.replace(total, smallest=total.smallest[: sample_size(total.images)], classes=classes)
+    classes = config.labels if config.labels is not None else tuple(sorted(summary.class_counts))
+    return dataclasses.replace(summary, smallest=summary.smallest[: sample_size(summary.images)], classes=classes)

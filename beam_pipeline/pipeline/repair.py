@@ -43,9 +43,9 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, An
     summaries: Any = ()
     saved: Any = ()
     if damage.shards or restores_duplicates:
-        pages, survey = pipeline | "ListImages" >> ListImages(config)
+        pages, summary = pipeline | "ListImages" >> ListImages(config)
         if config.duplicates == "drop" or restores_duplicates:
-            marked, _, groups = pages | "MarkDuplicates" >> MarkDuplicates(config, survey)
+            marked, _, groups = pages | "MarkDuplicates" >> MarkDuplicates(config, summary)
             pages = marked if config.duplicates == "drop" else pages
         if restores_duplicates:
             saved = AsIter(groups | "SaveDuplicates" >> SaveDuplicates(config, plans))
@@ -67,6 +67,5 @@ def _rewritten(pages: Any, config: Config, plans: Any, manifest: dict[str, Any],
         pages
         | "AssignShards" >> AssignShards(config, plans)
         | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
-        | "GroupByShard" >> beam.GroupByKey()
         | "WriteShards" >> WriteShards(config, plans, promised)
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -15,83 +16,79 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset.duplicates import SavedGroups
 from beam_pipeline.dataset.publish import publish
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.dataset.writer import Promised, ShardWriter
+from beam_pipeline.dataset.writer import ShardWriter
 from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.pipeline import elements
-from beam_pipeline.pipeline.elements import Page, ShardId, counter
+from beam_pipeline.pipeline.elements import Page, ShardId, counter, grouped
 from beam_pipeline.planning.plan import JobPlan
 
+ExpectedChecksums = Mapping[ShardId, tuple[int, int]]  # bytes and CRC-32C of published shards
 
+
+@dataclasses.dataclass
 class AssignShards(beam.PTransform):  # type: ignore[misc]
-    """Input: (key, iterable of `Page`). Output: (`ShardId`, `Page`): the pages parted by shard, in no order."""
+    """Input: (key, iterable of `Page`). Output: (`ShardId`, `Page`): each page's references by shard, in no order."""
 
-    def __init__(self, config: Config, plan: Any) -> None:
-        super().__init__()
-        self._config = config
-        self._plan = plan
+    config: Config
+    plan: Any
 
     def expand(self, pages: Any) -> Any:
-        parted = beam.FlatMap(_part_and_keep, AsSingleton(self._plan), self._config).with_output_types(
-            tuple[tuple[str, int], Page]
-        )
-        return pages | "BisectKeys" >> parted
+        return pages | "BisectKeys" >> beam.FlatMap(_assign_and_keep, AsSingleton(self.plan), self.config)
 
 
-def _part_and_keep(pages: tuple[int, Iterable[Page]], plan: JobPlan, config: Config) -> Iterable[tuple[ShardId, Page]]:
+def _assign_and_keep(
+    pages: tuple[int, Iterable[Page]], plan: JobPlan, config: Config
+) -> Iterable[tuple[ShardId, Page]]:
     JobState(config).owner.keep()  # of very many images, the first shard is begun long after the plan
-    return _part_by_shard(pages, plan)
+    return assigned(chain.from_iterable(pages[1]), plan).items()
 
 
-def _part_by_shard(pages: tuple[int, Iterable[Page]], plan: JobPlan) -> Iterable[tuple[ShardId, Page]]:
+def assigned(refs: Iterable[ImageRef], plan: JobPlan) -> dict[ShardId, Page]:
+    """References by the shard that they belong to."""
     parts: dict[ShardId, Page] = {}
-    for ref in chain.from_iterable(pages[1]):
+    for ref in refs:
         shard = ref.split, plan.splits[ref.split].shard_of(ref.order_key)
         parts.setdefault(shard, Page()).append(ref)
-    return parts.items()
+    return parts
 
 
+@dataclasses.dataclass
 class WriteShards(beam.PTransform):  # type: ignore[misc]
-    """Input: (`ShardId`, iterable of `Page`). Output: the `ShardId` of each, finished; a retry writes the same bytes.
+    """Input: (`ShardId`, `Page`). Output: the `ShardId` of each, finished; a retry writes the same bytes.
 
-    `promised`: of `ShardWriter`, for a repair.
+    `expected_checksums`: for a repair, see `ShardWriter`.
     """
 
-    def __init__(self, config: Config, plan: Any, promised: Promised | None = None) -> None:
-        super().__init__()
-        self._config = config
-        self._plan = plan
-        self._promised = promised
+    config: Config
+    plan: Any
+    expected_checksums: ExpectedChecksums | None = None
 
-    def expand(self, shards: Any) -> Any:
-        write = beam.ParDo(_WriteShardFn(self._config, self._promised), AsSingleton(self._plan))
-        return shards | "WriteShard" >> write
+    def expand(self, pages: Any) -> Any:
+        write = beam.Map(_write_shard, AsSingleton(self.plan), self.config, self.expected_checksums)
+        return grouped(pages, "GroupByShard", tuple[str, int]) | "WriteShard" >> write
 
 
-class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
-    def __init__(self, config: Config, promised: Promised | None) -> None:
-        self._config = config
-        self._promised = promised
-        self._records = counter(elements.RECORDS_WRITTEN)
-        self._rejected = counter(elements.IMAGES_REJECTED)
-        self._source_bytes = counter(elements.SOURCE_BYTES)
-        self._written_bytes = counter(elements.WRITTEN_BYTES)
-        self._shards = {False: counter(elements.SHARDS_WRITTEN), True: counter(elements.SHARDS_KEPT)}
-        self._msec = Metrics.distribution(elements.NAMESPACE, elements.SHARD_MSEC)
-
-    def process(self, shard: tuple[ShardId, Iterable[Page]], plan: JobPlan) -> Iterator[ShardId]:
-        (split, index), pages = shard
-        start = time.monotonic()
-        result = ShardWriter(self._config, plan, self._promised).write(split, index, chain.from_iterable(pages))
-        self._shards[result.kept].inc()
-        if not result.kept:
-            self._records.inc(result.records)
-            self._source_bytes.inc(result.source_bytes)
-            self._written_bytes.inc(result.bytes)
-            self._msec.update(int((time.monotonic() - start) * 1000))
-        self._rejected.inc(result.rejects.total())
-        yield split, index
+def _write_shard(
+    shard: tuple[ShardId, Iterable[Page]], plan: JobPlan, config: Config, expected: ExpectedChecksums | None
+) -> ShardId:
+    (split, index), pages = shard
+    start = time.monotonic()
+    result = ShardWriter(config, plan, expected).write(split, index, chain.from_iterable(pages))
+    if result.kept:
+        counter(elements.SHARDS_KEPT).inc()
+    else:
+        counter(elements.SHARDS_WRITTEN).inc()
+        counter(elements.RECORDS_WRITTEN).inc(result.records)
+        counter(elements.SOURCE_BYTES).inc(result.source_bytes)
+        counter(elements.WRITTEN_BYTES).inc(result.bytes)
+        msec = Metrics.distribution(elements.NAMESPACE, elements.SHARD_MSEC)
+        msec.update(int((time.monotonic() - start) * 1000))
+    counter(elements.IMAGES_REJECTED).inc(result.rejects.total())
+    return split, index
 
 
+@dataclasses.dataclass
 class PublishDataset(beam.PTransform):  # type: ignore[misc]
     """Publishes once every shard is written.
 
@@ -101,16 +98,14 @@ class PublishDataset(beam.PTransform):  # type: ignore[misc]
     looked for.
     """
 
-    def __init__(self, config: Config, written: Any, saved: Any, run: dict[str, Any]) -> None:
-        super().__init__()
-        self._config = config
-        self._written = written
-        self._saved = saved
-        self._run = run
+    config: Config
+    written: Any
+    saved: Any
+    run: Any
 
     def expand(self, plan: Any) -> Any:
-        saved = None if self._saved is None else AsIter(self._saved)
-        return plan | "Publish" >> beam.Map(_publish, self._config, AsIter(self._written), saved, self._run)
+        saved = None if self.saved is None else AsIter(self.saved)
+        return plan | "Publish" >> beam.Map(_publish, self.config, AsIter(self.written), saved, self.run)
 
 
 def _publish(

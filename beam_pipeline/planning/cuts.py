@@ -1,8 +1,4 @@
-"""Which split and which shard an image belongs to: pure integer arithmetic over references, the same on any machine.
-
-An image's place depends on its relative path, the seed and the plan's cuts; the cuts depend only on the set of images,
-in whatever order they come. Nothing here knows Beam, storage or codecs.
-"""
+"""Which shard an image belongs to: pure integer arithmetic, the same on any machine and for images in any order."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ EXACT_IMAGES = 1 << BIN_BITS
 
 
 class SizeModel(NamedTuple):
-    """Bytes of a record before it is encoded, learned from a sample, in integers.
+    """Estimates the bytes of records from a sample, in integers.
 
     Attributes:
         measured: path → record bytes, of every sampled image.
@@ -69,17 +65,23 @@ class Histogram:
         """Bits to drop from a key when the whole input has this many images."""
         return 0 if images <= EXACT_IMAGES else KEY_BITS - BIN_BITS
 
+    @property
+    def total_bytes(self) -> int:
+        """Estimated bytes of all images."""
+        return sum(estimated for _, estimated in self.bins.values())
+
     def add(self, key: int, estimated_bytes: int) -> None:
         """Count one image."""
-        place = key >> self.shift
-        count, total = self.bins.get(place, (0, 0))
-        self.bins[place] = (count + 1, total + estimated_bytes)
+        self._add(key >> self.shift, 1, estimated_bytes)
+
+    def _add(self, number: int, images: int, estimated_bytes: int) -> None:
+        count, total = self.bins.get(number, (0, 0))
+        self.bins[number] = (count + images, total + estimated_bytes)
 
     def merge(self, other: Histogram) -> None:
         """Count all images of `other`, which has the same shift."""
-        for place, (count, total) in other.bins.items():
-            mine = self.bins.get(place, (0, 0))
-            self.bins[place] = (mine[0] + count, mine[1] + total)
+        for number, (count, total) in other.bins.items():
+            self._add(number, count, total)
 
 
 class SplitPlan(NamedTuple):
@@ -131,41 +133,37 @@ def _rounded(dividend: int, divisor: int) -> int:
 def plan_split(histogram: Histogram, shards: int) -> SplitPlan:
     """Cut one split into shards of equal estimated bytes, none of them empty.
 
-    A cut inside a bin is interpolated. Every shard keeps at least one whole bin that holds an image, so that it can't
-    come out empty wherever in their bins the images lie; fewer shards are made where there are fewer such bins.
+    A cut inside a bin is interpolated. Every shard keeps at least one complete bin that holds an image, so that it
+    isn't empty wherever in their bins the images are; if there are fewer such bins, fewer shards are made.
 
     Args:
         histogram: of the split, at least one image.
         shards: how many are wanted, at least 1.
     """
-    places = sorted(histogram.bins)
-    counts = [histogram.bins[place] for place in places]
+    numbers = sorted(histogram.bins)
+    counts = [histogram.bins[number] for number in numbers]
     before = [0]
     for _, estimated in counts:
         before.append(before[-1] + estimated)
-    total, shards = before[-1], min(shards, len(places))
+    total, shards = before[-1], min(shards, len(numbers))
     cuts: list[int] = []
-    whole = 0  # bins that lie before the last cut, a part of one counted as one
+    used = 0  # bins before the last cut, one that is cut counted as one
     for cut in range(1, shards):
-        first, last = whole + 1, len(places) - (shards - cut)
+        first, last = used + 1, len(numbers) - (shards - cut)
         wanted = total * cut // shards
         position = bisect_right(before, wanted) - 1
         part = _part_of_bin(wanted - before[position], counts[position][1], histogram.shift) if position < last else 0
-        if position < first:
-            position, part = first, 0
-        elif position >= last:
-            position, part = last, 0
-        width = 1 << histogram.shift
-        if part == width:
+        if not first <= position < last:
+            position, part = min(max(position, first), last), 0
+        if part == 1 << histogram.shift:
             position, part = position + 1, 0
-        cuts.append((places[position] << histogram.shift) + part)
-        whole = position + (part > 0)
-    images = sum(count for count, _ in counts)
-    return SplitPlan(images, total, tuple(cuts))
+        cuts.append((numbers[position] << histogram.shift) + part)
+        used = position + (part > 0)
+    return SplitPlan(sum(count for count, _ in counts), total, tuple(cuts))
 
 
 def _part_of_bin(wanted: int, estimated: int, shift: int) -> int:
-    """How many keys of a bin lie before the cut that should have `wanted` of its bytes before it."""
+    """How many keys of a bin come before the cut that should have `wanted` of its bytes before it."""
     if shift == 0:
         return 1 if 2 * wanted > estimated else 0  # one image: before or after it, whichever is nearer
     return (wanted << shift) // max(1, estimated)

@@ -1,8 +1,4 @@
-"""The on-disk contract: file names, record keys, TFRecord framing, indexes and the manifest.
-
-Everything that writes or reads a dataset takes these facts from here; `docs/format.md` describes them for users.
-This module knows no storage, no Beam and no TensorFlow.
-"""
+"""The on-disk contract, which `docs/format.md` describes: file names, record keys, TFRecord framing, indexes."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ VERSION_PATTERN = re.compile(r"(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)")
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one JSON text of `value`: sorted keys, UTF-8, no white space to choose, a line break at the end.
+    """The one JSON text of `value`: sorted keys, UTF-8, no white space, a line break at the end.
 
     A name on disk that is no UTF-8 keeps its lone surrogates as `\\udcXX` escapes, which Python's parser reads back.
     """
@@ -53,11 +49,11 @@ def sha256(data: bytes) -> str:
 
 
 def file_sums(data: bytes) -> dict[str, Any]:
-    """What the manifest says of a small file: its hash, and what a listing shows of it."""
+    """A small file's hash and checksums, as the manifest has them."""
     return {"sha256": sha256(data), "bytes": len(data), "crc32c": google_crc32c.value(data)}
 
 
-# Files of a published version, beside its shards.
+# Files of a published version other than its shards.
 MANIFEST_FILE = "manifest.json"
 RUN_FILE = "run.json"
 REPORT_FILE = "report.html"
@@ -68,7 +64,7 @@ REJECTS_FILE = "rejects.jsonl"
 DUPLICATES_FILE = "duplicates.jsonl"
 INDEX_FOLDER = "index"
 STATE_FOLDER = "_state"
-# What differs from run to run, and so belongs to no hash.
+# They differ from run to run, so no hash covers them.
 UNHASHED_FILES = frozenset({RUN_FILE, REPORT_FILE})
 # Keys of a record (`tf.train.Example`).
 IMAGE_KEY = "image"  # bytes: the encoded image
@@ -102,14 +98,12 @@ class RejectReason(StrEnum):
 
 
 # Rejects that the machine or the moment causes, not the input bytes: with none of these, a dataset is reproducible.
-ENVIRONMENT_REASONS = frozenset(
-    {
-        RejectReason.OUT_OF_MEMORY,
-        RejectReason.VANISHED,
-        RejectReason.CHANGED,
-        RejectReason.DECODER_CRASH,
-        RejectReason.DECODER_TIMEOUT,
-    }
+ENVIRONMENT_REASONS = (
+    RejectReason.OUT_OF_MEMORY,
+    RejectReason.VANISHED,
+    RejectReason.CHANGED,
+    RejectReason.DECODER_CRASH,
+    RejectReason.DECODER_TIMEOUT,
 )
 
 
@@ -134,7 +128,7 @@ class ShardName:
 
     @classmethod
     def parse(cls, file: str) -> ShardName | None:
-        """The parts of a shard's file name, or None where it is another kind of file."""
+        """The parts of a shard's file name, or None if it is another kind of file."""
         match = _SHARD_FILE.fullmatch(file)
         if match is None:
             return None
@@ -173,11 +167,11 @@ def frame(record: bytes) -> bytes:
 
 
 def unframe(data: bytes, file: str = "", first_record: int = 0, first_offset: int = 0) -> Iterator[bytes]:
-    """The records of `data`, whole frames one behind the other, each with both CRCs checked.
+    """The records of `data`, complete frames one after the other, with both CRCs of each checked.
 
     Args:
         data: bytes of a shard from a record's start.
-        file, first_record, first_offset: where `data` lies, for the error.
+        file, first_record, first_offset: where `data` comes from, for the error.
 
     Raises:
         CorruptRecordError: names the first wrong record.
@@ -201,7 +195,7 @@ def unframe(data: bytes, file: str = "", first_record: int = 0, first_offset: in
 
 
 def framed_bytes(header: bytes) -> int | None:
-    """Length of a record with its framing, from the first `FRAME_HEADER_BYTES` of that; None where they are wrong."""
+    """Length of a record with its framing, from the first `FRAME_HEADER_BYTES` of it; None if they are corrupt."""
     if len(header) < FRAME_HEADER_BYTES or _CRC.unpack_from(header, 8)[0] != masked_crc32c(header[:8]):
         return None
     length: int = _LENGTH.unpack_from(header)[0]
@@ -223,17 +217,7 @@ def run_rows(shard: int, record_bytes: Iterable[int]) -> list[tuple[int, int, in
     return rows
 
 
-_METADATA = frozenset(
-    {
-        LABELS_FILE,
-        FEATURES_FILE,
-        REJECTS_FILE,
-        DUPLICATES_FILE,
-        RUN_FILE,
-        DATASET_INFO_FILE,
-        MANIFEST_FILE,
-    }
-)
+_METADATA = {LABELS_FILE, FEATURES_FILE, REJECTS_FILE, DUPLICATES_FILE, RUN_FILE, DATASET_INFO_FILE, MANIFEST_FILE}
 
 
 def is_ours(file: str, dataset: str) -> bool:

@@ -1,7 +1,4 @@
-"""manifest.json as typed structures: checked once, for the job and the reader, before anything in it is believed.
-
-Keys that aren't named here are ignored, so that a later release of the same format version may add some.
-"""
+"""manifest.json as typed structures, checked once, before the job or the reader uses it; unknown keys are ignored."""
 
 from __future__ import annotations
 
@@ -67,7 +64,7 @@ class Split(Struct, frozen=True):
 
 
 class Column(Struct, frozen=True):
-    """A feature that records hold beside the image: its key, its type, and whether each record has a list of it."""
+    """A further feature of the records: its key, its type, and whether each record has a list of it."""
 
     name: str
     dtype: Literal["int64", "float32", "bytes"]
@@ -110,7 +107,7 @@ class Source(SizeRange, frozen=True):
 
 
 class Configuration(Struct, frozen=True):
-    """The flags that decide bytes. An index of other people's files has the first three."""
+    """The flags that decide bytes. An index of third-party files has the first three."""
 
     compression: Literal["none", "gzip"]
     image_format: Word
@@ -139,7 +136,7 @@ class Configuration(Struct, frozen=True):
 
 
 class PlannedSplit(Struct, frozen=True):
-    """How one split was dealt to shards: the first order key of each shard but the first."""
+    """How one split was cut: the first order key of each shard but the first."""
 
     images: Count
     estimated_bytes: Count
@@ -147,7 +144,7 @@ class PlannedSplit(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """How images were dealt to shards."""
+    """How images were assigned to shards."""
 
     splits: dict[str, PlannedSplit] = {}
 
@@ -180,7 +177,7 @@ class FileSize(Struct, frozen=True):
 
 
 class RecordKeys(Struct, frozen=True):
-    """The features that hold image and class id in other people's records."""
+    """The features that hold image and class id in third-party records."""
 
     image: str
     class_: str = msgspec.field(name="class")
@@ -300,20 +297,21 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _check_file_names(manifest: Manifest, where: str) -> None:
-    """A manifest may come from anybody, and a copy writes under the names that it gives: all must stay in its folder.
+    """Refuse names outside the dataset's folder: a manifest may come from anybody, and a copy writes under its names.
 
     `reader index` also names shards elsewhere, by their full path or URL: these are only read.
     """
     shards = [shard.file for split in manifest.splits.values() for shard in split.shards]
     if manifest.record_keys is not None:
         shards = [file for file in shards if "\0" in file or not (file.startswith("/") or "://" in file)]
-    outside = [file for file in (*manifest.files, *shards) if not _is_below(file)]
+    names = (*manifest.files, *shards)
+    outside = [name for name in names if {"", ".", ".."} & set(name.split("/")) or "\\" in name or "\0" in name]
     if outside:
         raise NotPublishedError(f"{where} names {outside[0]!r}, which is outside its folder: don't use this dataset")
 
 
 def _is_file_name(file: str) -> bool:
-    """Whether a file can have this name on disk, if not in UTF-8: half of a surrogate pair is nothing there."""
+    """Whether a file can have this name on disk, maybe not in UTF-8: half of a surrogate pair is no byte there."""
     try:
         relative_path_bytes(file)
     except UnicodeEncodeError:
@@ -321,18 +319,10 @@ def _is_file_name(file: str) -> bool:
     return True
 
 
-def _is_below(file: str) -> bool:
-    """Whether a relative path stays in the folder that it is relative to, on every system and storage."""
-    return not (set(file.split("/")) & {"", ".", ".."} or "\\" in file or "\0" in file)
-
-
-# What msgspec's errors say, in our words: "Expected `int`, got `str` - at `$.splits[...].shards[3].records`".
-_PATH = re.compile(r"(?P<text>.*) - at `(?P<path>\$[^`]*)`", re.DOTALL)
-_EXPECTED = re.compile(r"Expected `(?P<type>[^`]+)`(?P<bound>.*?)(?:, got .*)?", re.DOTALL)
-_LACKING = re.compile(r"Object missing required field `(?P<name>\w+)`")
-_TYPES = {"int": "a whole number", "str": "text", "array": "a list", "object": "an object", "bool": "true or false"}
-# Where `[...]` can be in a path, and what the values are.
-_VALUES: dict[str, Any] = {
+# msgspec's errors: "Expected `int`, got `str` - at `$.splits[...].shards[3].records`", with `[...]` for any key.
+_LOCATED = re.compile(r"(?P<what>.*) - at `(?P<path>\$[^`]*)`", re.DOTALL)
+_LACKING = re.compile(r"Object missing required field `(\w+)`")
+_VALUES: dict[str, Any] = {  # where `[...]` can be in a path → the type of the values
     "$.splits": Split,
     "$.files": Sha256,
     "$.file_sizes": FileSize,
@@ -346,32 +336,24 @@ _VALUES: dict[str, Any] = {
 
 
 def _explained(manifest: dict[str, Any], message: str) -> str:
-    """A validation error as `$.splits.train.shards[3].records is 'x', not a whole number`."""
-    located = _PATH.fullmatch(message)
+    """A validation error as `$.splits.train.shards[3].records is 'x': expected `int`, got `str``."""
+    located = _LOCATED.fullmatch(message)
     if not located:
         return message
-    path, value = _follow(manifest, located["path"])
-    lacking, expected = _LACKING.fullmatch(located["text"]), _EXPECTED.fullmatch(located["text"])
-    if lacking:
-        return f"{path} lacks {lacking['name']!r}"
-    if expected:
-        types = " or ".join(_TYPES.get(one, one) for one in expected["type"].split(" | "))
-        return f"{path} is {_SHORT.repr(value)}, not {types}{expected['bound']}"
-    if located["text"].startswith("Invalid enum value"):
-        return f"{path} is {_SHORT.repr(value)}, which this release doesn't know"
-    return f"{path}: {located['text']}"
-
-
-def _follow(value: Any, path: str) -> tuple[str, Any]:
-    """msgspec's path with the names of keys in place of `[...]`, and the value there."""
-    written = general = "$"
-    for name, number, any_key in re.findall(r"\.(\w+)|\[(\d+)\]|(\[\.\.\.\])", path):
+    path = general = "$"
+    value: Any = manifest
+    for name, number, any_key in re.findall(r"\.(\w+)|\[(\d+)\]|(\[\.\.\.\])", located["path"]):
         if any_key:
             name = next((key for key, one in value.items() if not _fits(one, _VALUES.get(general, Any))), "")
         step = f"[{number}]" if number else f".{name}"
         value = value[int(number)] if number else value.get(name)
-        written, general = written + step, general + ("[...]" if any_key else step)
-    return written, value
+        path, general = path + step, general + ("[...]" if any_key else step)
+    if lacking := _LACKING.fullmatch(located["what"]):
+        return f"{path} lacks {lacking[1]!r}"
+    if located["what"].startswith("Invalid enum value"):
+        return f"{path} is {_SHORT.repr(value)}, which this release doesn't know"
+    shown = "" if isinstance(value, dict) else f" is {_SHORT.repr(value)}"
+    return f"{path}{shown}: {located['what'][:1].lower()}{located['what'][1:]}"
 
 
 def _fits(value: Any, type_: Any) -> bool:

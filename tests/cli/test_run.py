@@ -58,7 +58,7 @@ def writable(photos: Path, folder: Path) -> Path:
     return Path(shutil.copytree(photos, folder))
 
 
-# --- bad usage: exit 2, one line, nothing read and nothing written (most lines: tests/test_documented_messages.py) ----
+# --- bad usage: exit 2, one line, nothing read and nothing written (most lines: tests/cli/messages.txt) ----
 
 
 @pytest.mark.parametrize("flag", ["--input", "--output"])
@@ -286,7 +286,7 @@ def test_a_version_without_its_manifest_is_ours_and_repair_is_the_fix(photos: Pa
     finished = again(photos, copy)
     assert finished.code == 2
     assert finished.err == (
-        f"error: --output '{copy.parent.parent}': {copy} has shards but no manifest.json: --repair writes them anew in "
+        f"error: --output '{copy.parent.parent}': {copy} has shards but no manifest.json: --repair rewrites them in "
         "place, or choose another --version\n"
     )
     assert make.traces(copy) == before

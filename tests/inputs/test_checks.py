@@ -21,33 +21,36 @@ def refused(some: Config) -> str:
     return str(caught.value)
 
 
-def test_a_whole_bucket_can_be_the_input(gcs: Gcs) -> None:
-    bucket = gcs.new_bucket()
-    gcs.put(bucket, "a/1.jpg", b"1")
-    check_input(config(f"gs://{bucket}/"))
+WANTS = "--layout class_folders wants DIR/CLASS/image.jpg"
+SPLITS = "split_class_folders"
 
 
-# --- what is refused
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    assert refused(config(tmp_path / "no")) == f"--input '{tmp_path}/no': no such folder"
-
-
-def test_a_bucket_that_is_not_there(gcs: Gcs) -> None:
-    assert refused(config("gs://not-there/in")) == "--input 'gs://not-there/in': no such bucket"
-
-
-def test_an_empty_bucket_says_so(gcs: Gcs) -> None:
-    url = f"gs://{gcs.new_bucket()}"
-    assert refused(config(url)) == (
-        f"--input '{url}': no class folders, nothing in it; --layout class_folders wants DIR/CLASS/image.jpg"
-    )
-
-
-def test_images_without_folders_are_counted_up_to_a_thousand(tmp_path: Path) -> None:
-    touch(tmp_path, *(f"{number}.jpg" for number in range(1_001)))
-    assert ": 1,000 images or more directly in it; " in refused(config(tmp_path))
+@pytest.mark.parametrize(
+    ("names", "layout", "what"),
+    [
+        ((), "class_folders", "no such folder"),
+        ([f"{number}.jpg" for number in range(1_001)], "class_folders", "1,000 images or more directly in it; "),
+        (
+            ["cat/1.jpg", "1.jpg", "notes.txt"],
+            SPLITS,
+            "no class folders in folders of splits (DIR/SPLIT/CLASS/image.jpg); for DIR/CLASS/image.jpg give --layout ",
+        ),
+        ([".cat/1.jpg", ".dog/2.jpg"], "class_folders", f"no class folders, 2 hidden folders in it; {WANTS}"),
+        (
+            ["train/a/1.jpg", "val/a/1.jpg"],
+            "class_folders",
+            f"its folders are splits, not classes: train, val; give --layout {SPLITS}",
+        ),
+        (
+            ["a/1.txt", "b/.2.jpg"],
+            "class_folders",
+            "no image in 2 class folders (1 file without an image suffix, 1 hidden); images end in avif, bmp, ",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_folder(tmp_path: Path, names: list[str], layout: str, what: str) -> None:
+    folder = touch(tmp_path / "in", *names)
+    assert refused(config(folder, layout=layout)).startswith(f"--input '{folder}': {what}")
 
 
 def test_a_class_folder_as_input_names_the_folder_above(tmp_path: Path) -> None:
@@ -58,64 +61,39 @@ def test_a_class_folder_as_input_names_the_folder_above(tmp_path: Path) -> None:
     )
 
 
-def test_hidden_class_folders_alone_are_told(tmp_path: Path) -> None:
-    touch(tmp_path, ".cat/1.jpg", ".dog/2.jpg")
-    assert refused(config(tmp_path)) == (
-        f"--input '{tmp_path}': no class folders, 2 hidden folders in it; "
-        "--layout class_folders wants DIR/CLASS/image.jpg"
-    )
-
-
-def test_images_at_the_top_of_a_bucket_have_no_folder_above(gcs: Gcs) -> None:
+def test_what_is_wrong_with_a_bucket(gcs: Gcs) -> None:
+    assert refused(config("gs://not-there/in")) == "--input 'gs://not-there/in': no such bucket"
     bucket = gcs.new_bucket()
+    url = f"gs://{bucket}"
+    assert refused(config(url)) == f"--input '{url}': no class folders, nothing in it; {WANTS}"
     gcs.put(bucket, "1.jpg", b"x")
-    assert refused(config(f"gs://{bucket}")) == (
-        f"--input 'gs://{bucket}': no class folders, 1 image directly in it; "
-        "--layout class_folders wants DIR/CLASS/image.jpg"
-    )
-
-
-def test_folders_that_are_splits_are_not_taken_for_classes(tmp_path: Path) -> None:
-    touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg")
-    assert refused(config(tmp_path)) == (
-        f"--input '{tmp_path}': its folders are splits, not classes: train, val; give --layout split_class_folders"
-    )
+    assert refused(config(url)) == f"--input '{url}': no class folders, 1 image directly in it; {WANTS}"
+    gcs.put(bucket, "a/1.jpg", b"1")
+    check_input(config(f"{url}/"))
 
 
 @pytest.mark.parametrize("classes", [("train",), ("train", "bus"), ("test", "dev")])
 def test_classes_may_have_names_of_splits(tmp_path: Path, classes: tuple[str, ...]) -> None:
-    touch(tmp_path, *(f"{name}/1.jpg" for name in classes))
-    check_input(config(tmp_path))
-
-
-def test_split_folders_without_class_folders(tmp_path: Path) -> None:
-    touch(tmp_path, "train/1.jpg")
-    assert refused(config(tmp_path, layout="split_class_folders")) == (
-        f"--input '{tmp_path}': no class folders in folders of splits (DIR/SPLIT/CLASS/image.jpg); "
-        "for DIR/CLASS/image.jpg give --layout class_folders"
-    )
+    check_input(config(touch(tmp_path, *(f"{name}/1.jpg" for name in classes))))
 
 
 def test_a_split_folder_that_tfds_cannot_read(tmp_path: Path) -> None:
-    touch(tmp_path, "Train/a/1.jpg")
-    assert refused(config(tmp_path, layout="split_class_folders")) == (
+    assert refused(config(touch(tmp_path, "Train/a/1.jpg"), layout=SPLITS)) == (
         "--input: folder 'Train' can't be a split: rename it to a-z, 0-9 and _, a letter first"
     )
 
 
 @pytest.mark.parametrize("name", [" a", "a ", "a\nb", "\u00a0a", "a\u2028b", "a\u0085b", " "])
 def test_class_names_that_tfds_would_change(tmp_path: Path, name: str) -> None:
-    touch(tmp_path, f"{name}/1.jpg")
-    assert refused(config(tmp_path)) == (
+    assert refused(config(touch(tmp_path, f"{name}/1.jpg"))) == (
         f"class folder {name!r}: rename it, white space around a class name and line breaks are lost by TFDS"
     )
 
 
-@pytest.mark.parametrize("name", ["a b", "größe", "#1", "100%", "a,b", "n01440764"])
-def test_class_names_that_are_fine(tmp_path: Path, name: str) -> None:
-    touch(tmp_path, f"{name}/1.jpg")
-    check_input(config(tmp_path))
-    assert [folder.label for folder in class_folders(config(tmp_path), ListingSummary())] == [name]
+def test_class_names_that_are_fine(tmp_path: Path) -> None:
+    names = ["#1", "100%", "a b", "a,b", "größe", "n01440764"]
+    check_input(config(touch(tmp_path, *(f"{name}/1.jpg" for name in names))))
+    assert [folder.label for folder in class_folders(config(tmp_path), ListingSummary())] == names
 
 
 # --- labels files

@@ -56,20 +56,12 @@ def test_remote_folders_are_the_same(gcs: Gcs, tmp_path: Path) -> None:
     names = ["b/1.jpg", "a/1.jpg", "a/deep/er/2.jpg", "a//3.jpg", "loose.jpg", ".git/1.jpg"]
     for name in names:
         gcs.put(bucket, f"in/{name}", b"1")
+    images = ["a//3.jpg", "a/1.jpg", "a/deep/er/2.jpg", "b/1.jpg"]
     for url in (f"gs://{bucket}/in", f"gs://{bucket}/in/"):
-        assert sorted(ref.path for ref in all_images(config(url))) == [
-            "a//3.jpg",
-            "a/1.jpg",
-            "a/deep/er/2.jpg",
-            "b/1.jpg",
-        ]
-
-
-def test_a_whole_bucket_can_be_the_input(gcs: Gcs) -> None:
-    bucket = gcs.new_bucket()
-    for name in ("a/1.jpg", "b/2.jpg"):
-        gcs.put(bucket, name, b"1")
-    assert sorted(ref.path for ref in all_images(config(f"gs://{bucket}"))) == ["a/1.jpg", "b/2.jpg"]
+        assert sorted(ref.path for ref in all_images(config(url))) == images
+    assert {(ref.path, ref.label) for ref in all_images(config(f"gs://{bucket}"))} == {
+        (f"in/{name}", "in") for name in names if "/." not in f"/{name}"
+    }, "the bucket"
 
 
 # --- property: an image's split depends on its path alone
@@ -110,41 +102,32 @@ def test_a_path_that_split_by_does_not_match_is_dealt_by_itself(tmp_path: Path) 
 # --- which files are images
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "a.jpg",
-        "A.JPG",
-        "x/y.JPEG",
-        "é.Png",
-        "a.jpe",
-        "a.jfif",
-        "a b.c.jpg",
-        " .jpg x.png",
-        "x.y/a.jpg",
-        "a\n.jpg",
-        "a.jpg ",
-    ],
+IMAGES = (
+    "a.jpg",
+    "A.JPG",
+    "x/y.JPEG",
+    "é.Png",
+    "a.jpe",
+    "a.jfif",
+    "a b.c.jpg",
+    " .jpg x.png",
+    "x.y/a.jpg",
+    "a\n.jpg",
+    "a.jpg ",
 )
-def test_images_by_name(path: str) -> None:
-    assert folders.why_skipped(path) is None
-
-
-@pytest.mark.parametrize(
-    "path", ["a.txt", "a.jpg.txt", "jpg", "x/png", "a", "Thumbs.db", "a.psd", "jpg/a", "x.jpg/a", "a."]
-)
-def test_no_images_by_name(path: str) -> None:
-    assert folders.why_skipped(path) == folders.OTHER_SUFFIX
+OTHERS = ("a.txt", "a.jpg.txt", "jpg", "x/png", "a", "Thumbs.db", "a.psd", "jpg/a", "x.jpg/a", "a.")
 
 
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
+        *((path, None) for path in IMAGES),
+        *((path, folders.OTHER_SUFFIX) for path in OTHERS),
         *((path, folders.HIDDEN_IMAGES) for path in (".a.jpg", "x/.a.jpg", ".x/a.jpg", "x/.y/a.PNG", "._a.jpg")),
         *((path, folders.HIDDEN) for path in (".DS_Store", "x/.jpg", ".git/config", "x/.y/a.txt")),
     ],
 )
-def test_hidden_by_name(path: str, kind: str) -> None:
+def test_images_are_known_by_name(path: str, kind: str | None) -> None:
     assert folders.why_skipped(path) == kind
 
 
@@ -183,8 +166,8 @@ def test_what_workers_skipped_adds_up() -> None:
     for path in ("b/1.JPX", "b/.x", "b/.y.jpg"):
         other.skip(folders.why_skipped(path) or "", path)
     other.skip(folders.OUTSIDE_CLASSES, "1.jpg")
-    total = ListingSummary.total([one, other])
-    assert total.skipped == {**told(hidden=2, hidden_images=1, outside_classes=1), "suffixes": {".JPX": 2, ".txt": 1}}
+    one.merge(other)
+    assert one.skipped == {**told(hidden=2, hidden_images=1, outside_classes=1), "suffixes": {".JPX": 2, ".txt": 1}}
 
 
 def test_a_suffix_of_its_own_for_each_file_takes_no_memory() -> None:

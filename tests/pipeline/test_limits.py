@@ -17,10 +17,10 @@ LINE = (
 )
 
 
-def machine(root: Path, available_kib: int, groups: str, **files: str) -> str:
-    """A made-up `/proc` and `/sys`: free memory, groups of the process, files of those by path with `__` for `/`."""
+def machine(root: Path, groups: str, **files: str) -> str:
+    """A made-up `/proc` and `/sys` with 1,000 KiB free: groups of the process, files of those with `__` for `/`."""
     (root / "proc/self").mkdir(parents=True)
-    (root / "proc/meminfo").write_text(f"MemTotal: 99999999 kB\nMemAvailable: {available_kib} kB\n")
+    (root / "proc/meminfo").write_text("MemTotal: 99999999 kB\nMemAvailable: 1000 kB\n")
     (root / "proc/self/cgroup").write_text(groups)
     for name, text in files.items():
         path = root / "sys/fs/cgroup" / name.replace("__", "/").replace("memory_", "memory.")
@@ -29,51 +29,32 @@ def machine(root: Path, available_kib: int, groups: str, **files: str) -> str:
     return str(root)
 
 
-def test_without_a_limit_it_is_what_the_machine_has(tmp_path: Path) -> None:
-    root = machine(tmp_path, 1000, "0::/\n", memory_max="max\n", memory_current="5\n")
-    assert limits.free_memory_bytes(root) == 1000 << 10
+NESTED = {
+    "user__job__memory_max": "max\n",
+    "user__job__memory_current": "1\n",
+    "user__memory_max": "500000\n",
+    "user__memory_current": "300000\n",
+    "user__memory_stat": "anon 5\ninactive_file 100000\n",
+}
+AT_THE_TOP = {"memory_max": "70000\n", "memory_current": "20000\n", "memory_stat": "anon 1\n"}
 
 
-def test_a_control_group_leaves_its_limit_less_what_is_used_and_cannot_be_given_back(tmp_path: Path) -> None:
-    root = machine(
-        tmp_path,
-        1000,
-        "0::/user/job\n",
-        user__job__memory_max="max\n",
-        user__job__memory_current="1\n",
-        user__memory_max="500000\n",
-        user__memory_current="300000\n",
-        user__memory_stat="anon 5\ninactive_file 100000\n",
-    )
-    assert limits.free_memory_bytes(root) == 300_000
-    assert limits.most_references(800, root) == 375
+@pytest.mark.parametrize(
+    ("groups", "files", "free"),
+    [
+        ("0::/\n", {"memory_max": "max\n", "memory_current": "5\n"}, 1000 << 10),
+        ("0::/user/job\n", NESTED, 300_000),  # its limit less what is used and can't be given back
+        ("0::/docker/0123abc\n", AT_THE_TOP, 50_000),  # as a container sees it
+        ("0::/\n", {"memory_max": "10\n", "memory_current": "20\n"}, 0),
+    ],
+)
+def test_free_memory_is_the_least_that_the_machine_and_its_control_groups_leave(
+    tmp_path: Path, groups: str, files: dict[str, str], free: int
+) -> None:
+    assert limits.most_references(800, machine(tmp_path, groups, **files)) == free // 800
 
 
-def test_in_a_container_the_group_is_at_the_top(tmp_path: Path) -> None:
-    root = machine(
-        tmp_path, 1000, "0::/docker/0123abc\n", memory_max="70000\n", memory_current="20000\n", memory_stat="anon 1\n"
-    )
-    assert limits.free_memory_bytes(root) == 50_000
-
-
-def test_control_groups_of_version_1(tmp_path: Path) -> None:
-    root = machine(
-        tmp_path,
-        1000,
-        "3:cpu:/x\n2:memory:/x\n",
-        memory__x__memory_limit_in_bytes="90000\n",
-        memory__x__memory_usage_in_bytes="50000\n",
-        memory__x__memory_stat="total_inactive_file 1000\n",
-    )
-    assert limits.free_memory_bytes(root) == 41_000
-
-
-def test_a_group_beyond_its_limit_leaves_nothing(tmp_path: Path) -> None:
-    root = machine(tmp_path, 1000, "0::/\n", memory_max="10\n", memory_current="20\n")
-    assert limits.most_references(800, root) == 0
-
-
-def test_a_system_that_tells_nothing_sets_no_limit(tmp_path: Path) -> None:
+def test_a_system_that_does_not_say_sets_no_limit(tmp_path: Path) -> None:
     assert limits.most_references(800, str(tmp_path)) is None
     limits.check(10**12, None)
 

@@ -22,9 +22,12 @@ from beam_pipeline.config import Config
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import ListingSummary, all_images
 from beam_pipeline.inputs.references import ImageRef, sample_size
-from beam_pipeline.pipeline import elements, graph, listing, planning
+from beam_pipeline.pipeline import elements, graph, listing
 from beam_pipeline.pipeline.elements import Page, PageCoder
 from beam_pipeline.pipeline.listing import ListImages
+from beam_pipeline.pipeline.writing import assigned
+from beam_pipeline.planning.cuts import SplitPlan
+from beam_pipeline.planning.plan import JobPlan
 from tests import make
 from tests.servers import Gcs
 
@@ -127,40 +130,32 @@ def test_rows_are_compared_with_the_memory_before_they_are_grouped(
 @pytest.mark.parametrize("count", [10, 512, 700])
 def test_the_sample_is_the_smallest_keys_in_any_order_and_partition(count: int) -> None:
     found = [ImageRef(f"{number}", 1, "", "a", "train", number * 7919 % 1009) for number in range(count)]
-    summaries = []
-    for seed in range(4):
-        shuffled = random.Random(seed).sample(found, count)
-        parts = [ListingSummary() for _ in range(0, count, 97)]
-        for number, part in enumerate(parts):
-            part.add(shuffled[97 * number : 97 * (number + 1)])
-        summaries.append(listing._checked(ListingSummary.total(parts), config(Path("/in"), Path("/out"))))
     expected = sorted(found, key=lambda ref: (ref.order_key, ref.path))[: sample_size(count)]
-    assert all((one.images, one.classes, one.smallest) == (count, ("a",), expected) for one in summaries)
+    for seed in range(4):
+        shuffled, total = random.Random(seed).sample(found, count), ListingSummary()
+        for start in range(0, count, 97):
+            part = ListingSummary()
+            part.add(shuffled[start : start + 97])
+            total.merge(part)
+        one = listing.complete(total, config(Path("/in"), Path("/out")))
+        assert (one.images, one.classes, one.smallest) == (count, ("a",), expected)
 
 
-def test_a_class_folder_without_images_is_a_class() -> None:
-    part, other = ListingSummary(Counter(empty=0)), ListingSummary()
-    other.add([ImageRef("a/1", 1, "", "a", "train", 5)])
-    total = listing._checked(ListingSummary.total([part, other]), config(Path("/in"), Path("/out")))
-    assert total.classes == ("a", "empty")
-
-
-def test_no_image_at_all_stops_the_job() -> None:
+def test_a_class_folder_without_images_is_a_class_and_no_image_at_all_stops_the_job() -> None:
+    total = ListingSummary(Counter(empty=0))
     with pytest.raises(ImageShardsError, match="the input has no image: nothing is written"):
-        listing._checked(ListingSummary(), config(Path("/in"), Path("/out")))
+        listing.complete(total, config(Path("/in"), Path("/out")))
+    total.add([ImageRef("a/1", 1, "", "a", "train", 5)])
+    assert listing.complete(total, config(Path("/in"), Path("/out"))).classes == ("a", "empty")
 
 
-def test_pages_are_parted_by_shard_without_loss(photos: Path, tmp_path: Path) -> None:
-    from beam_pipeline.pipeline.writing import _part_by_shard
-    from beam_pipeline.planning.cuts import SplitPlan
-    from beam_pipeline.planning.plan import JobPlan
-
-    page = Page(all_images(config(photos, tmp_path, splits="train=0.5,validation=0.5")))
+def test_references_are_assigned_to_shards_without_loss(photos: Path, tmp_path: Path) -> None:
+    refs = list(all_images(config(photos, tmp_path, splits="train=0.5,validation=0.5")))
     numbers = random.Random(1)
     cuts = tuple(sorted(numbers.getrandbits(64) for _ in range(5)))
     plan = JobPlan({}, (), (), {"train": SplitPlan(1, 1, cuts), "validation": SplitPlan(1, 1, ())}, {}, "", {})
-    parts = dict(_part_by_shard((0, [page]), plan))
-    assert sorted(ref for part in parts.values() for ref in part) == sorted(page)
+    parts = assigned(refs, plan)
+    assert sorted(ref for part in parts.values() for ref in part) == sorted(refs)
     for (split, index), part in parts.items():
         assert {(ref.split, plan.splits[split].shard_of(ref.order_key)) for ref in part} == {(split, index)}
         assert isinstance(part, Page)
@@ -217,13 +212,3 @@ def test_links_that_lead_nowhere_and_pipes_are_rejects(photos: Path, tmp_path: P
     assert few.code == 1
     assert "2 of 42 images rejected" in few.err
     assert "(vanished: not found)" in few.err
-
-
-def test_wanted_shards_follow_the_flags(photos: Path, tmp_path: Path) -> None:
-    def wanted(split: str, total: int, **more: object) -> int:
-        return planning._wanted_shards(config(photos, tmp_path, splits="train=0.5,test=0.5", **more), split, total)
-
-    assert wanted("train", 5 << 20, num_shards=7) == wanted("test", 5 << 20, num_shards=7) == 7
-    assert wanted("train", 5 << 20, num_shards="train=3") == 3
-    assert wanted("test", 33 << 20, num_shards="train=3") == 4, "by size, where no number is given"
-    assert wanted("train", 5 << 20, target_shard_bytes="1MiB") == 5

@@ -151,28 +151,28 @@ SHARD = ("splits", "train", "shards", 0)
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ((*SHARD, "records"), "x", "$.splits.train.shards[0].records is 'x', not a whole number"),
+        ((*SHARD, "records"), "x", "$.splits.train.shards[0].records is 'x': expected `int`, got `str`"),
         (
             (*SHARD, "crc32c"),
             1 << 32,
-            "$.splits.train.shards[0].crc32c is 4294967296, not a whole number <= 4294967295",
+            "$.splits.train.shards[0].crc32c is 4294967296: expected `int` <= 4294967295",
         ),
-        ((*SHARD, "file"), None, "$.splits.train.shards[0].file is None, not text"),
-        ((*SHARD, "images"), -1, "$.splits.train.shards[0].images is -1, not a whole number >= 0"),
+        ((*SHARD, "file"), None, "$.splits.train.shards[0].file is None: expected `str`, got `null`"),
+        ((*SHARD, "images"), -1, "$.splits.train.shards[0].images is -1: expected `int` >= 0"),
         ((*SHARD, "records"), 69, "$.splits.train: records is 110, its shards have 109"),
         (("splits", "validation"), {}, "$.splits.validation lacks 'records'"),
         (("splits", "validation", "class_counts"), [9], "$.splits.validation.class_counts has 1 numbers for 3 classes"),
         (("splits", "train", "class_counts", 0), 99, "$.splits.train: class_counts sum to 172 of 110 records"),
         (("records",), 5, "$.records is 5, the splits have 119"),
-        (("image", "max_size"), [], "$.image.max_size is [], not a list of length 2"),
+        (("image", "max_size"), [], "$.image.max_size is []: expected `array` of length 2"),
         (("image", "max_size"), [1, 1], "$.image: min_size is (16, 24), max_size (1, 1)"),
-        (("image", "mean", 0), "1e400", "$.image.mean[0] is '1e400', not text matching regex "),
+        (("image", "mean", 0), "1e400", "$.image.mean[0] is '1e400': expected `str` matching regex "),
         (("image", "std"), ["0.5"], "$.image: mean and std have 3 and 1 numbers for 3 channels"),
         (("image", "channels"), 2, "$.image.channels is 2, which this release doesn't know"),
-        (("files", schema.LABELS_FILE), "zz", "$.files.class.labels.txt is 'zz', not text matching regex "),
+        (("files", schema.LABELS_FILE), "zz", "$.files.class.labels.txt is 'zz': expected `str` matching regex "),
         (("rejects", "environment"), 1, "$.rejects: environment is 1 of 0 rejects"),
         (("configuration", "compression"), "\udc80", "it holds text that isn't UTF-8"),
-        (("configuration",), [], "$.configuration is [], not an object"),
+        (("configuration",), [], "$.configuration is []: expected `object`, got `array`"),
     ],
     ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else None,
 )
@@ -199,7 +199,7 @@ def test_a_plan_has_the_shards_that_there_are() -> None:
 
 def test_of_an_index_the_fix_is_to_index_again() -> None:
     manifest = json.loads(Path(PUBLISHED[0].parent, "indexed.json").read_bytes())
-    with pytest.raises(NotPublishedError, match=r"is 'x', not a whole number; index the files again$"):
+    with pytest.raises(NotPublishedError, match=r"is 'x': expected `int`, got `str`; index the files again$"):
         open_manifest(seal_manifest({**manifest, "images": "x"}), "m")
 
 
