@@ -30,7 +30,7 @@ def test_counts(count: int, noun: str, text: str) -> None:
     assert plural(count, noun) == text
 
 
-SAYS = "import sys; from beam_pipeline.cli.messages import say; say('größe'); say('\\udcff', sys.stderr)"
+SAYS = "import sys; from beam_pipeline.errors import say; say('größe'); say('\\udcff', sys.stderr)"
 
 
 @pytest.mark.parametrize(
