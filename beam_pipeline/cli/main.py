@@ -6,6 +6,7 @@ import argparse
 import atexit
 import difflib
 import gc
+import glob
 import logging
 import os
 import re
@@ -15,6 +16,8 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from beam_pipeline.cli.messages import published_text, warnings
@@ -48,6 +51,10 @@ def command(arguments: Sequence[str] | None = None) -> int:
     interrupted = threading.Event()
 
     def end() -> None:
+        for children in glob.glob("/proc/self/task/*/children"):
+            with suppress(OSError):  # the thread, or the child, has ended
+                for child in Path(children).read_text().split():
+                    os.kill(int(child), signal.SIGTERM)  # Beam's workers would go on for minutes
         os._exit(tell(_interrupted()))
 
     def interrupt(*_: object) -> None:
