@@ -177,7 +177,8 @@ class _RowParser:
         if is_absolute or (storage.is_local(path) and storage.is_local(self._images)):
             plain = f"/{os.path.normpath(path).lstrip('/')}" if is_absolute else os.path.normpath(path)
             if plain.startswith("../"):  # out of the input, and perhaps back into it
-                plain = os.path.relpath(os.path.join(self._images, path), self._images)
+                inside = os.path.relpath(os.path.join(self._images, path), self._images)
+                plain = plain if inside.startswith("../") else inside
             if path != plain:
                 what = f"path {written!r} holds '//', '.' or '..', which give one image several names"
                 raise ValueError(f"{what}: write {plain!r}")

@@ -32,19 +32,9 @@ DEEP = "[" * 100_000
 
 
 def rows(path: Path, images: object = None) -> list[ImageRef]:
+    places = {"input": str(images or path.parent), "output": "/out", "manifest": str(path)}
     header = read_header(str(path), 1)
-    return list(
-        row_refs(
-            Config(
-                input=str(images or path.parent),
-                output="/out",
-                name="x",
-                layout="manifest",
-                manifest=str(path),
-                header=header,
-            )
-        )
-    )
+    return list(row_refs(Config(name="x", layout="manifest", header=header, **places)))
 
 
 def written(tmp_path: Path, text: str | bytes, name: str = "m.csv") -> Path:

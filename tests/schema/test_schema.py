@@ -42,19 +42,12 @@ def test_names_of_a_split_sort_in_order_of_their_numbers(dataset: str, split: st
     assert ShardName(dataset, split, index, 99_999).file < ShardName(dataset, split, index + 1, 99_999).file
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        "manifest.json",
-        "photos-train.tfrecord-00003-of-00012.idx",
-        "photos-train.tfrecord-00003-of-00012.tmp",
-        "photos-train.tfrecord-3-of-12",
-        "Photos-train.tfrecord-00003-of-00012",
-        "photos.tfrecord-00003-of-00012",
-        "x/photos-train.tfrecord-00003-of-00012",
-        "photos-train.tfrecord-00003-of-00012\n",
-    ],
-)
+SHARD = "photos-train.tfrecord-00003-of-00012"
+NO_SHARDS = ("manifest.json", f"{SHARD}.idx", f"{SHARD}.tmp", f"x/{SHARD}", f"{SHARD}\n", SHARD.title())
+NO_SHARDS += ("photos-train.tfrecord-3-of-12", SHARD.replace("-train", ""))
+
+
+@pytest.mark.parametrize("file", NO_SHARDS)
 def test_other_files_are_no_shards(file: str) -> None:
     assert ShardName.parse(file) is None
 
@@ -66,7 +59,9 @@ records = st.lists(st.binary(max_size=300), max_size=20)
 
 @settings(max_examples=25, deadline=None)
 @given(records)
-def test_tensorflow_writes_the_same_frames(tmp_path_factory: pytest.TempPathFactory, some: list[bytes]) -> None:
+def test_tensorflow_writes_and_reads_the_same_frames(
+    tmp_path_factory: pytest.TempPathFactory, some: list[bytes]
+) -> None:
     import tensorflow as tf
 
     path = tmp_path_factory.mktemp("frames") / "some.tfrecord"
@@ -74,26 +69,13 @@ def test_tensorflow_writes_the_same_frames(tmp_path_factory: pytest.TempPathFact
         for record in some:
             writer.write(record)
     assert path.read_bytes() == b"".join(map(schema.frame, some))
-
-
-@settings(max_examples=25, deadline=None)
-@given(records)
-def test_tensorflow_reads_our_frames(tmp_path_factory: pytest.TempPathFactory, some: list[bytes]) -> None:
-    import tensorflow as tf
-
-    path = tmp_path_factory.mktemp("frames") / "some.tfrecord"
-    path.write_bytes(b"".join(map(schema.frame, some)))
     assert [record.numpy() for record in tf.data.TFRecordDataset([str(path)])] == some
+    assert list(schema.unframe(path.read_bytes())) == some
 
 
 def test_a_frame_has_known_bytes() -> None:
     assert schema.frame(b"abc").hex() == "0300000000000000" + "b099490e" + "616263" + "6e57f121"
     assert len(schema.frame(b"abc")) == 3 + schema.FRAME_BYTES
-
-
-@given(records)
-def test_frames_come_apart_into_the_records(some: list[bytes]) -> None:
-    assert list(schema.unframe(b"".join(map(schema.frame, some)))) == some
 
 
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=6), st.data())
@@ -210,12 +192,7 @@ def test_a_flipped_bit_in_the_format_version_is_damage() -> None:
     data = seal_manifest({"format_version": 1}).replace(b'"format_version":1', b'"format_version":3')
     with pytest.raises(NotPublishedError, match="its self_sha256 doesn't match; run the job with --repair") as caught:
         open_manifest(data, "m")
-    assert type(caught.value) is NotPublishedError  # which --repair may mend
-
-
-def test_another_format_version_says_which() -> None:
-    with pytest.raises(NotPublishedError, match=r"m has format_version 2, this release reads 1"):
-        open_manifest(seal_manifest({"format_version": 2}), "m")
+    assert type(caught.value) is NotPublishedError  # which --repair may repair
 
 
 def test_a_reformatted_manifest_is_not_believed(tmp_path: Path) -> None:
