@@ -6,6 +6,7 @@ import dataclasses
 import decimal
 import os
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
@@ -20,7 +21,6 @@ from beam_pipeline.images.colour import Rgb
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.schema import NAME_PATTERN, STATE_FOLDER, VERSION_PATTERN, example, is_utf8
 from beam_pipeline.storage import base
-from beam_pipeline.storage.identity import Identity
 
 LAYOUTS = ("class_folders", "split_class_folders", "manifest")
 COMPRESSIONS = ("none", "gzip")
@@ -203,6 +203,7 @@ class Flags:
     plan_only: bool = _run_flag(_JOB, False, "print the plan and write no dataset")
     repair: bool = _run_flag(_JOB, False, "read every byte of a published version and rewrite what is damaged")
     overwrite: bool = _run_flag(_JOB, False, "delete a published version and write it anew")
+    restart: bool = _run_flag(_JOB, False, "discard what an unfinished job has written of an unpublished version")
 
 
 REST = "rest"
@@ -356,8 +357,8 @@ class Config(Flags):
     header: tuple[str, ...] = dataclasses.field(default=(), metadata={"decides_bytes": False})
     # Of one run, set by the launcher: which job it is, and how many images a local runner has memory for.
     most_references: int | None = dataclasses.field(default=None, compare=False, metadata={"decides_bytes": False})
-    identity: Identity = dataclasses.field(
-        default_factory=Identity.new, compare=False, repr=False, metadata={"decides_bytes": False}
+    run_id: str = dataclasses.field(
+        default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False, metadata={"decides_bytes": False}
     )
 
     def __post_init__(self) -> None:
@@ -526,5 +527,6 @@ class Config(Flags):
         if isinstance(counts, dict) and dealt and (self.layout == "class_folders" or self.splits):
             for split in sorted(counts.keys() - dealt.keys()):
                 raise wrong("--num_shards", self.num_shards, f"there is no split {split!r}, only {', '.join(dealt)}")
-        if self.overwrite and self.repair:
-            raise UsageError("--repair and --overwrite exclude each other: leave out one")
+        for flag in ("overwrite", "restart"):
+            if self.repair and getattr(self, flag):
+                raise UsageError(f"--repair and --{flag} exclude each other: leave out one")

@@ -30,7 +30,7 @@ class Inflight:
 
     def __init__(self, config: Config) -> None:
         self._store = storage.open_storage(config.output, config.io_deadline)
-        self._job = config.identity.token
+        self._job = config.run_id
         self._deadline_s = config.io_deadline
         self._url = storage.join(config.state_url, "inflight")
 

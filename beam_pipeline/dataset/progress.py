@@ -10,13 +10,12 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
 from types import TracebackType
 from typing import TextIO
-
-from beam_pipeline.dataset import scratch
 
 _FOLDER_VARIABLE = "IMAGESHARDS_PROGRESS"
 _WRITE_EVERY_S = 0.25
@@ -64,14 +63,12 @@ class ProgressLine:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty()
-        scratch.delete_abandoned()
-        self._folder = scratch.new_path()
+        self._folder = tempfile.mkdtemp(prefix="imageshards-")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._start = (0.0, 0)  # when the first images were seen done, and how many
 
     def __enter__(self) -> ProgressLine:
-        os.mkdir(self._folder, 0o700)
         os.environ[_FOLDER_VARIABLE] = self._folder
         self._thread.start()
         return self

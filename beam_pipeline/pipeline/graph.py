@@ -34,7 +34,7 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
     # one JobPlan: the cuts of every split
     if config.plan_only:
         return
-    shards = images | "AssignShards" >> AssignShards(config, plan) | "GroupByShard" >> beam.GroupByKey()
+    shards = images | "AssignShards" >> AssignShards(plan) | "GroupByShard" >> beam.GroupByKey()
     # (("train", 3), pages): references only, never pixels
     written = shards | "WriteShards" >> WriteShards(config, plan)
     # ("train", 3): its result is in the state

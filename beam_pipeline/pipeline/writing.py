@@ -14,7 +14,6 @@ from apache_beam.pvalue import AsIter, AsSingleton
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.duplicates import SavedGroups
 from beam_pipeline.dataset.publish import publish
-from beam_pipeline.dataset.state import JobState
 from beam_pipeline.dataset.writer import Promised, ShardWriter
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.pipeline import elements
@@ -25,21 +24,13 @@ from beam_pipeline.planning.plan import JobPlan
 class AssignShards(beam.PTransform):  # type: ignore[misc]
     """Input: (key, iterable of `Page`). Output: (`ShardId`, `Page`): the pages parted by shard, in no order."""
 
-    def __init__(self, config: Config, plan: Any) -> None:
+    def __init__(self, plan: Any) -> None:
         super().__init__()
-        self._config = config
         self._plan = plan
 
     def expand(self, pages: Any) -> Any:
-        parted = beam.FlatMap(_part_and_keep, AsSingleton(self._plan), self._config).with_output_types(
-            tuple[tuple[str, int], Page]
-        )
-        return pages | "BisectKeys" >> parted
-
-
-def _part_and_keep(pages: tuple[int, Iterable[Page]], plan: JobPlan, config: Config) -> Iterable[tuple[ShardId, Page]]:
-    JobState(config).owner.keep()  # of very many images, the first shard is begun long after the plan
-    return _part_by_shard(pages, plan)
+        parted = beam.FlatMap(_part_by_shard, AsSingleton(self._plan))
+        return pages | "BisectKeys" >> parted.with_output_types(tuple[tuple[str, int], Page])
 
 
 def _part_by_shard(pages: tuple[int, Iterable[Page]], plan: JobPlan) -> Iterable[tuple[ShardId, Page]]:
