@@ -19,7 +19,7 @@ from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.attempts import Inflight
 from beam_pipeline.dataset import published
-from beam_pipeline.dataset.claim import CLAIM_FILE, RemoteClaim, Writer, claim_of
+from beam_pipeline.dataset.claim import CLAIM_FILE, Writer, claim_of
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageError
 from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
@@ -233,16 +233,15 @@ class JobState:
 
     def clear(self) -> None:
         """Delete the state of a version that is published, and the claim; not that of a job which overwrites it."""
-        self._store.delete_temporaries(self._config.dataset_url)
-        if isinstance(self.claim, RemoteClaim):
-            self._clear_remote(self.claim)
-        elif (writer := self.claim.read()[0]) and self._is_ours(writer, ""):
-            self._store.delete_tree(self.url, keep=(CLAIM_FILE,))
-            self.claim.release()
-
-    def _clear_remote(self, claim: RemoteClaim) -> None:
+        if self._is_local:
+            writer, _ = self.claim.read()
+            if writer and self._is_ours(writer, ""):
+                self._store.delete_temporaries(self._config.dataset_url)
+                self._store.delete_tree(self.url, keep=(CLAIM_FILE,))
+                self.claim.release()
+            return
         files = {file.path: file for file in self._store.files(self.url)}  # before the claim is looked at
-        writer, generation = claim.read()
+        writer, generation = self.claim.read()
         # With this claim's plan, a manifest is the one that it published: before plan.json is written, it is deleted.
         plan = self._read(_PLAN_FILE) or b""
         if writer and not (writer.plan == schema.sha256(plan) and self._store.stat(self._manifest_url)):

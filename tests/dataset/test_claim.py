@@ -14,7 +14,7 @@ import pytest
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.claim import CLAIM_FILE, Claim, Writer, claim_of
+from beam_pipeline.dataset.claim import CLAIM_FILE, Claim, claim_of
 from beam_pipeline.errors import ImageShardsError, StorageError
 from tests import make
 
@@ -210,11 +210,6 @@ def test_a_claim_that_cannot_be_read_is_somebodys(bucket: str) -> None:
     storage.open_storage(bucket).write(claim_file(bucket), b"{")
     with pytest.raises(ImageShardsError, match=r"by another job .* on an unknown host, since an unknown time"):
         job(bucket).take("plan")
-
-
-def test_a_claim_reads_back() -> None:
-    writer = Writer.here("run", "plan")
-    assert Writer.read(writer.document()) == writer
 
 
 def test_a_run_survives_copies_of_its_configuration_and_is_no_part_of_it() -> None:
