@@ -77,15 +77,15 @@ class JobState:
         config, data = self._config, canonical_json(plan.document())
         old = self._old_files()  # before the claim is looked at: what comes later may be of a job that shares it
         may_stay = self.claim.take(plan.sha256)
-        self.check(plan.sha256)
+        if self._is_local:
+            self.check(plan.sha256)
         is_published = self._store.stat(self._manifest_url) is not None
         if is_published and not config.overwrite:
-            manifest = self.published(plan)
-            if manifest is not None or not config.repair:
+            is_done = self.published(plan) is not None
+            if is_done or not config.repair:  # else it can't be read, and is written again
                 self.claim.give_up()
-            if manifest is not None:
-                return
-            if not config.repair:
+                if is_done:
+                    return
                 raise ImageShardsError(
                     f"{config.dataset_url} was published by another job meanwhile; run the command again"
                 )

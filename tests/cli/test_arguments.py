@@ -33,7 +33,7 @@ def test_every_field_of_the_config_but_what_the_launcher_finds_is_a_flag() -> No
         "labels_file": "/l", "background": "red", "channels": "1", "extensions": "png",
         "duplicates": "report",
     }  # fmt: skip
-    apart = {"manifest", "target_shard_bytes", "overwrite"}  # exclude others; see test_options
+    apart = {"manifest", "target_shard_bytes", "overwrite", "restart"}  # exclude others; see test_options
     arguments, expected = [], {}
     for field in dataclasses.fields(Config):
         if "help" not in field.metadata or field.name in apart:

@@ -112,6 +112,7 @@ USAGE = [
     (("GOOD", "--layout", "flat"), "--layout 'flat': choose one of class_folders, split_class_folders, manifest"),
     (("GOOD", "--layout", "manifest"), "--manifest is missing: --layout manifest needs a CSV or JSONL file"),
     (("GOOD", "--repair", "--overwrite"), "--repair and --overwrite exclude each other: leave out one"),
+    (("GOOD", "--repair", "--restart"), "--repair and --restart exclude each other: leave out one"),
     (("GOOD", "--split_by", "a"), "--split_by 'a': put the part that stays together in a group: '([^/]+)_\\d+'"),
     (("GOOD", "--input", "MISSING"), "--input 'MISSING': no such folder"),
     (

@@ -17,6 +17,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset.claim import CLAIM_FILE, Claim, claim_of
 from beam_pipeline.errors import ImageShardsError, StorageError
 from tests import make
+from tests.servers import Gcs
 
 BY_ANOTHER = rf"/1\.0\.0 is being written by another job \(process {os.getpid()} on \S+, since \d{{4}}-\S+ \S+ UTC\)"
 
@@ -172,6 +173,17 @@ def test_restart_and_overwrite_replace_the_claim_of_another_plan(bucket: str) ->
     assert not job(bucket, overwrite=True).take("third")
     assert plan_of(bucket) == "third"
     assert job(bucket, overwrite=True).take("third"), "a killed --overwrite resumes"
+
+
+def test_after_a_job_of_another_plan_died_the_command_names_restart_which_publishes(gcs: Gcs, photos: Path) -> None:
+    name = gcs.new_bucket()
+    job(f"gs://{name}").take("plan")
+    finished = make.job(photos, f"gs://{name}")
+    assert (finished.code, finished.err.count("\n")) == (1, 1)
+    assert finished.err.endswith("wait until it is published, or --restart discards what it has written\n")
+    assert make.job(photos, f"gs://{name}", "--restart").out.startswith("published")
+    assert make.job(photos, f"gs://{name}", "--restart").out.startswith("already published")
+    assert not any("_state" in file for file in gcs.names(name))
 
 
 def test_of_many_plans_at_once_one_is_claimed(bucket: str) -> None:
