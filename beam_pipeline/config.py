@@ -6,6 +6,7 @@ import dataclasses
 import decimal
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Generic, TypeVar, overload
@@ -19,7 +20,6 @@ from beam_pipeline.images.colour import Rgb
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.schema import NAME_PATTERN, STATE_FOLDER, VERSION_PATTERN, example, is_utf8
 from beam_pipeline.storage import base
-from beam_pipeline.storage.identity import Identity
 
 # Flags that are gone → the value that they had by default, which is what a job does now; what it does, for the message.
 REMOVED: dict[str, tuple[object, str]] = {
@@ -354,6 +354,8 @@ class Config:
     repair: Switch = Flag(
         _JOB, False, _SWITCH, "read every byte of a published version and rewrite what is corrupt", this_run=True)
     overwrite: Switch = Flag(_JOB, False, _SWITCH, "delete a published version and rewrite it", this_run=True)
+    restart: Switch = Flag(
+        _JOB, False, _SWITCH, "discard what an unpublished job has written, and begin again", this_run=True)
     # fmt: on
 
     # Resolved by the launcher: lines of `labels_file`, column names of `manifest`; no flags of their own.
@@ -361,7 +363,7 @@ class Config:
     header: tuple[str, ...] = ()
     # Of one run, set by the launcher: which job it is, and how many images a local runner has memory for.
     most_references: int | None = dataclasses.field(default=None, compare=False)
-    identity: Identity = dataclasses.field(default_factory=Identity.new, compare=False, repr=False)
+    run_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """The flags that go together."""
@@ -384,8 +386,9 @@ class Config:
         if known and (unknown := sorted(counts.keys() - known.keys())):
             fix = f"there is no split {unknown[0]!r}, only {', '.join(known)}"
             raise wrong("--num_shards", self.num_shards, fix)
-        if self.overwrite and self.repair:
-            raise UsageError("--repair and --overwrite exclude each other: leave out one")
+        for flag in ("overwrite", "restart"):
+            if self.repair and getattr(self, flag):
+                raise UsageError(f"--repair and --{flag} exclude each other: leave out one")
 
     @property
     def dataset_url(self) -> str:

@@ -20,16 +20,13 @@ from apache_beam.options.pipeline_options import (
     StandardOptions,
     TypeOptions,
 )
-from apache_beam.runners.runner import PipelineState
 
 from beam_pipeline import __version__
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.dataset.progress import ProgressLine
 from beam_pipeline.dataset.published import Damage
-from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, UnforeseenError, from_worker, one_line
 from beam_pipeline.pipeline import graph, limits, repair
-from beam_pipeline.storage.identity import Identity
 
 _IN_PROCESS = "FnApiRunner"  # plain DirectRunner would first try to download another one
 _LOCAL = frozenset({"fnapi", "direct", "prism", "bundlebaseddirect", "switchingdirect"})
@@ -70,17 +67,13 @@ class Job:
             os.rmdir(self._pipeline.local_tempdir)  # for steps in other languages; a killed job would leave it
 
     def configured(self, config: Config) -> Config:
-        """The configuration with what only this run knows: which job it is, and what memory a local one has."""
+        """The configuration with what only this run knows: what memory a local job has."""
         if not is_local(self._options):
-            return dataclasses.replace(config, identity=Identity.new())
+            return config
         several = self._options.view_as(DirectOptions).direct_running_mode == "multi_processing"
         one_process = not several and self._runner == _IN_PROCESS
         bytes_each = limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES
-        return dataclasses.replace(
-            config,
-            identity=Identity.new(ends_with_this_process=True),
-            most_references=limits.most_references(bytes_each),
-        )
+        return dataclasses.replace(config, most_references=limits.most_references(bytes_each))
 
     def write(self, config: Config, command: Sequence[str] = ()) -> None:
         """Convert the images and publish, or with `--plan_only` leave the plan in the state.
@@ -95,12 +88,12 @@ class Job:
             "versions": {"imageshards": __version__, "apache_beam": beam.__version__, "python": python_version()},
         }
         graph.build(self._pipeline, config, facts)
-        _execute(self._pipeline, config, is_local(self._options))
+        _execute(self._pipeline, is_local(self._options))
 
     def repair(self, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
         """Rewrite what is corrupt of a published version."""
         repair.build_repair(self._pipeline, config, manifest, damage)
-        _execute(self._pipeline, config, is_local(self._options))
+        _execute(self._pipeline, is_local(self._options))
 
 
 def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
@@ -120,18 +113,14 @@ def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
         raise ImageShardsError(f"--runner {runner!r}: {one_line(error)}; nothing was started") from error
 
 
-def _execute(pipeline: beam.Pipeline, config: Config, local: bool) -> None:
+def _execute(pipeline: beam.Pipeline, local: bool) -> None:
     """Run a pipeline to its end; a worker's error comes back as ours."""
-    result: Any = None
     try:
         with ProgressLine() if local else nullcontext():
-            result = pipeline.run()
-            state = result.wait_until_finish()
+            state = pipeline.run().wait_until_finish()
         if state not in (None, "DONE", "UNKNOWN"):
             raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
     except BaseException as error:
-        if local or _has_ended(result):
-            _give_up(config)
         if not isinstance(error, Exception):
             raise
         if _is_interrupt(error):
@@ -144,20 +133,6 @@ def _is_interrupt(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
-
-
-def _has_ended(result: Any) -> bool:
-    """Whether a runner knows that the job is over, not only that waiting for it is."""
-    try:
-        return result is not None and bool(PipelineState.is_terminal(result.state))
-    except Exception:
-        return False
-
-
-def _give_up(config: Config) -> None:
-    """Let others write the version at once: the job has ended."""
-    with suppress(ImageShardsError):
-        JobState(dataclasses.replace(config, io_deadline=config.first_contact_s)).owner.release()
 
 
 def _ours(error: Exception) -> ImageShardsError:

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import sys
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,6 @@ from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, say
 from beam_pipeline.inputs import checks, manifest_rows
 from beam_pipeline.schema.manifest import open_manifest
-from beam_pipeline.storage.identity import Identity
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -49,6 +49,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         ImageShardsError: the job failed; nothing is published, and the same call resumes.
     """
     beam_pipeline.require_pipeline()
+    config = dataclasses.replace(config, run_id=uuid.uuid4().hex)
     handlers = list(logging.root.handlers)
     try:
         return _run(config, beam_options, command)
@@ -80,13 +81,15 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
             say(f"repairing {found.damage}", sys.stderr)
             job.repair(config, manifest, found.damage)
             return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
-        if notice := duplicates.notice(config):
-            say(f"warning: {notice}", sys.stderr)
-        job.write(config, command)
-    manifest = read_manifest(config)
-    if manifest is None:
-        return None
-    return Manifest(config.dataset_url, manifest, PUBLISHED, published.run_facts(config))
+        if config.overwrite or read_manifest(config) is None:
+            if notice := duplicates.notice(config):
+                say(f"warning: {notice}", sys.stderr)
+            job.write(config, command)
+            manifest = read_manifest(config)
+            if manifest is None:
+                return None
+            return Manifest(config.dataset_url, manifest, PUBLISHED, published.run_facts(config))
+    return _run(config, options, command)  # another job has published it since it was looked for
 
 
 def _job(options: PipelineOptions | None) -> Job:
@@ -120,32 +123,27 @@ def _nothing_begun() -> Iterator[None]:
 
 @contextmanager
 def _sole_writer(config: Config) -> Iterator[None]:
-    """The right to write the version: held here for a local output; elsewhere the job takes it when it first writes.
+    """The right to write a local version; elsewhere the job takes it when it first writes.
 
     Raises:
         ImageShardsError: another job has it.
     """
-    owner = JobState(config).owner
-    with config.identity.runs():
-        if not storage.is_local(config.output):
-            owner.refuse_if_taken()
-            yield
-            return
-        owner.acquire("")
-        try:
-            yield
-        finally:
-            owner.release()
+    claim = JobState(config).claim
+    claim.hold()
+    try:
+        yield
+    finally:
+        claim.release()
 
 
 def _tidy(config: Config) -> None:
     """Delete the state that a job left which was killed between publishing and deleting it."""
-    state = JobState(dataclasses.replace(config, identity=Identity.new(ends_with_this_process=True)))
+    state = JobState(config)
     if state.has_leftovers():
         try:
-            state.owner.acquire("")
+            state.claim.hold()
         except ImageShardsError:
-            return  # a job is at work there
+            return  # a job is running
         state.clear()
 
 

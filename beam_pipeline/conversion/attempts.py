@@ -28,7 +28,7 @@ class Attempts:
 
     def __init__(self, config: Config) -> None:
         self._store = storage.open_storage(config.output, config.io_deadline)
-        self._job = config.identity.token
+        self._job = config.run_id
         self._url = storage.join(config.state_url, "inflight")
 
     def begin_shard(self, name: ShardName) -> bool:

@@ -9,7 +9,7 @@ from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import StorageError, UsageError, one_line
-from beam_pipeline.schema import INDEX_FOLDER, REJECTS_FILE, STATE_FOLDER, ShardName, is_ours
+from beam_pipeline.schema import INDEX_FOLDER, MANIFEST_FILE, REJECTS_FILE, STATE_FOLDER, ShardName, is_ours
 
 
 def check_places(config: Config) -> None:
@@ -78,7 +78,10 @@ def check_unpublished(config: Config) -> None:
         raise UsageError(f"--output {config.output!r}: can't be written: {one_line(error)}") from None
     if first is None or config.overwrite or JobState(config).exists():
         return
-    if not _was_published(own_files(store, config.dataset_url, config.name)):
+    ours = own_files(store, config.dataset_url, config.name)
+    if MANIFEST_FILE in ours and not config.repair:
+        return  # another job has published it since it was looked for
+    if not _was_published(ours):
         raise UsageError(
             f"--output {config.output!r}: {config.dataset_url} holds files of another program ({first.path!r}); "
             "choose another --name or --version, or --overwrite deletes them"

@@ -6,7 +6,6 @@ features.json, rejects.jsonl, run.json, dataset_info.json, manifest.json. Until 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,10 +15,10 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset.duplicates import Counts, SavedGroups, saved_lines
 from beam_pipeline.dataset.result import DatasetTotals, SummedFile
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.errors import ImageShardsError, NotPublishedError
-from beam_pipeline.planning.plan import JobPlan, split_documents
+from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName, canonical_json
-from beam_pipeline.schema.manifest import open_manifest, seal_manifest
+from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.schema.tfds import dataset_info_document, features_document
 from beam_pipeline.storage import ListedFile
 
@@ -44,17 +43,21 @@ def publish(
             published.
     """
     state = JobState(config)
-    manifest = _of_an_earlier_attempt(config, plan)
+    manifest = state.published(plan)  # a runner repeats the step whose success it didn't hear of
     if manifest is None:
-        with state.owner.refreshed():
+        try:
             manifest = _publish(config, plan, run, saved)
+        except ImageShardsError as error:
+            manifest = state.published(plan, after=error)  # another job of this plan, which deletes the state
+            if manifest is None:
+                raise
     state.clear()
     return manifest
 
 
 def _publish(config: Config, plan: JobPlan, run: dict[str, Any], saved: Sequence[SavedGroups] | None) -> dict[str, Any]:
     state, store = JobState(config), storage.open_storage(config.output, config.io_deadline)
-    state.owner.check()
+    state.check(plan.sha256)
     found = {file.path: file for file in store.files(config.dataset_url)}
 
     def put(file: str, data: bytes) -> None:
@@ -63,10 +66,12 @@ def _publish(config: Config, plan: JobPlan, run: dict[str, Any], saved: Sequence
     with state.temporary_file() as reject_file, state.temporary_file() as duplicate_file:
         totals = DatasetTotals(config, plan, SummedFile(reject_file))
         for name, sidecar in _sidecars(config, plan, found):
-            state.owner.keep()
-            totals.add(name, sidecar, state.rejects(name) if sidecar["rejects"] else b"")
-        totals.check(config.max_reject_fraction)
-        reject_file.close()
+            totals.add(name, sidecar, reject_lines(sidecar))
+        try:
+            totals.check(config.max_reject_fraction)
+        except ImageShardsError:
+            store.publish(reject_file, storage.join(state.url, schema.REJECTS_FILE))
+            raise
         manifest = totals.manifest()
         run_indexes = totals.run_indexes()
         metadata = metadata_files(manifest)
@@ -75,7 +80,6 @@ def _publish(config: Config, plan: JobPlan, run: dict[str, Any], saved: Sequence
             lines = SummedFile(duplicate_file)
             for part in saved_lines(config, saved):
                 lines.write(part)
-            duplicate_file.close()
             sums[schema.DUPLICATES_FILE] = lines.sums
             manifest["duplicates"] = Counts.total(one.counts for one in saved)._asdict()
         manifest["files"] = {file: one["sha256"] for file, one in sums.items()}
@@ -85,51 +89,30 @@ def _publish(config: Config, plan: JobPlan, run: dict[str, Any], saved: Sequence
         dataset_info = metadata.pop(schema.DATASET_INFO_FILE, None)
         for file, data in metadata.items():
             put(file, data)
-        store.publish(reject_file.name, storage.join(config.dataset_url, schema.REJECTS_FILE))
+        store.publish(reject_file, storage.join(config.dataset_url, schema.REJECTS_FILE))
         if saved is not None:
-            store.publish(duplicate_file.name, storage.join(config.dataset_url, schema.DUPLICATES_FILE))
+            store.publish(duplicate_file, storage.join(config.dataset_url, schema.DUPLICATES_FILE))
     put(schema.RUN_FILE, canonical_json({**run, **totals.run_totals()}))
     if dataset_info is not None:
         put(schema.DATASET_INFO_FILE, dataset_info)
-    state.owner.check()
-    if not store.create(storage.join(config.dataset_url, schema.MANIFEST_FILE), seal_manifest(manifest)):
-        raise ImageShardsError(f"{config.dataset_url} was published by another job meanwhile; run the command again")
+    _commit(config, state, plan, seal_manifest(manifest))
     return manifest
 
 
-def _of_an_earlier_attempt(config: Config, plan: JobPlan) -> dict[str, Any] | None:
-    """The manifest, if this plan is published: a runner repeats the step whose success it didn't hear of."""
+def _commit(config: Config, state: JobState, plan: JobPlan, manifest: bytes) -> None:
+    """Write the manifest, if this job may still write; take it back if another one has begun the version meanwhile."""
     store = storage.open_storage(config.output, config.io_deadline)
     url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
+    state.check(plan.sha256)
+    if not store.create(url, manifest):
+        raise ImageShardsError(f"{config.dataset_url} was published by another job meanwhile; run the command again")
     try:
-        manifest = open_manifest(store.read(url), url)
-    except (FileNotFoundError, NotPublishedError):
-        return None
-    ours = json.loads(canonical_json([plan.configuration, {"splits": split_documents(plan.splits)}]))
-    return manifest if [manifest["configuration"], manifest["plan"]] == ours else None
-
-
-def _check_shard(config: Config, name: ShardName, sidecar: dict[str, Any], found: dict[str, ListedFile]) -> None:
-    """Compare a shard's file and its text index with its sidecar.
-
-    If no listing tells the CRC, the index is read, which is small, and the shard unless its etag or mtime is the one
-    that the writer noted.
-
-    Raises:
-        ImageShardsError: something else has written one of them since.
-    """
-    store = storage.open_storage(config.output, config.io_deadline)
-    for file, promised in ((name.file, sidecar), (name.index_file, sidecar["index"])):
-        if promised is None:
-            continue  # a compressed shard has no index
-        listed, url = found.get(file), storage.join(config.dataset_url, file)
-        as_written = listed is not None and listed.etag and listed.etag == promised.get("etag")
-        read = False if as_written else None
-        if not storage.is_whole(store, url, listed, promised["bytes"], promised["crc32c"], read):
-            what = "shard" if promised is sidecar else "index"
-            raise ImageShardsError(
-                f"{what} {file} is not what this job wrote: nothing is published; run the same command again"
-            )
+        state.check(plan.sha256, is_published=True)
+    except ImageShardsError:
+        found = store.stat(url)
+        if found is not None and store.read(url) == manifest:
+            store.delete(url, found.generation)
+        raise
 
 
 def metadata_files(manifest: dict[str, Any]) -> dict[str, bytes]:
@@ -157,6 +140,11 @@ def metadata_files(manifest: dict[str, Any]) -> dict[str, bytes]:
     return files
 
 
+def reject_lines(sidecar: dict[str, Any]) -> bytes:
+    """A shard's part of rejects.jsonl."""
+    return b"".join(map(canonical_json, sidecar["rejected"]))
+
+
 def shard_names(config: Config, plan: JobPlan) -> list[ShardName]:
     """Every planned shard, in order of split and number."""
     splits = sorted(plan.splits.items())
@@ -171,9 +159,12 @@ def _sidecars(
 
     def checked(name: ShardName) -> tuple[ShardName, dict[str, Any]]:
         sidecar = state.sidecar(name)
-        if sidecar is None or sidecar["plan"] != plan_hash or not state.is_kept(sidecar):
+        if sidecar is None or sidecar["plan"] != plan_hash:
             raise ImageShardsError(f"shard {name.file} was not written: run the same command again")
-        _check_shard(config, name, sidecar, found)
+        if different := state.difference(name, sidecar, found.get, reads=False):
+            raise ImageShardsError(
+                f"{different} is not what this job wrote: nothing is published; run the same command again"
+            )
         return name, sidecar
 
     with ThreadPoolExecutor(_SIDECARS_IN_FLIGHT) as pool:

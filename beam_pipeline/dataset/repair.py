@@ -8,7 +8,7 @@ from typing import Any
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.duplicates import SavedGroups, saved_lines
-from beam_pipeline.dataset.publish import metadata_files, shard_names
+from beam_pipeline.dataset.publish import metadata_files, reject_lines, shard_names
 from beam_pipeline.dataset.published import Damage
 from beam_pipeline.dataset.result import SummedFile, run_index, run_rows_array
 from beam_pipeline.dataset.state import JobState
@@ -46,20 +46,19 @@ def restore(
     """Rewrite the damaged files beside the shards, all of them checked against the manifest."""
     state = JobState(config)
     store = storage.open_storage(config.output, config.io_deadline)
-    state.owner.check()
-    with state.owner.refreshed():
-        for file, parts in _restored_files(config, plan, manifest, damage, saved):
-            with state.temporary_file() as out:
-                lines = SummedFile(out)
-                for part in parts:
-                    lines.write(part)
-                out.close()
-                if lines.sums["sha256"] != manifest["files"][file]:
-                    how = "use --overwrite" if config.repair else "a shard is corrupt: use --repair"
-                    raise ImageShardsError(f"{file} comes out with other bytes than were published: {how}")
-                store.publish(out.name, storage.join(config.dataset_url, file))
-        for file in sorted(damage.foreign):
-            store.delete(storage.join(config.dataset_url, file))
+    for file, parts in _restored_files(config, plan, manifest, damage, saved):
+        with state.temporary_file() as out:
+            lines = SummedFile(out)
+            for part in parts:
+                lines.write(part)
+            if lines.sums["sha256"] != manifest["files"][file]:
+                how = "use --overwrite" if config.repair else "a shard is corrupt: use --repair"
+                raise ImageShardsError(f"{file} comes out with other bytes than were published: {how}")
+            state.check(plan.sha256, manifest["self_sha256"])
+            store.publish(out, storage.join(config.dataset_url, file))
+    state.check(plan.sha256, manifest["self_sha256"])
+    for file in sorted(damage.foreign):
+        store.delete(storage.join(config.dataset_url, file))
     state.clear()
     return config.dataset_url
 
@@ -84,8 +83,8 @@ def _restored_files(
     yield from ((file, [data]) for file, data in metadata_files(manifest).items() if file in damage.files)
     if schema.REJECTS_FILE in damage.files:
         # Shards that had rejects are all among the damaged; the others' lines are empty.
-        state = JobState(config)
-        yield schema.REJECTS_FILE, (state.rejects(name) for name in names if (name.split, name.index) in damage.shards)
+        sidecars = (JobState(config).sidecar(name) for name in names if (name.split, name.index) in damage.shards)
+        yield schema.REJECTS_FILE, (reject_lines(sidecar) for sidecar in sidecars if sidecar)
     if schema.DUPLICATES_FILE in damage.files:
         yield schema.DUPLICATES_FILE, saved_lines(config, saved)
 

@@ -16,7 +16,6 @@ import numpy as np
 from beam_pipeline import schema
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import Converted
-from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import PASSTHROUGH, EncodedImage
 from beam_pipeline.inputs.references import ReferenceSum, content_fields, listing_fields
@@ -199,7 +198,7 @@ class DatasetTotals:
             by_reason = ", ".join(f"{reason} {count}" for reason, count in sorted(total.rejects.items()))
             raise ImageShardsError(
                 f"{failures} of {total.images} images rejected ({by_reason}), --max_reject_fraction is "
-                f"{max_reject_fraction:g}: nothing is published; see {JobState(self._config).url}/rejects/, "
+                f"{max_reject_fraction:g}: nothing is published; see {self._config.state_url}/{schema.REJECTS_FILE}, "
                 "remove them or raise --max_reject_fraction"
             )
         if not self._splits["train"].records:

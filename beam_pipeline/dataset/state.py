@@ -1,16 +1,16 @@
-"""What an unpublished job keeps in `ROOT/NAME/_state/VERSION/`: owner, plan, and a sidecar for every finished shard.
+"""What an unpublished job keeps in `ROOT/NAME/_state/VERSION/`: claim, plan, and a sidecar for each finished shard.
 
-A shard is finished when its sidecar is whole, carries this plan's hash and tells the sizes and CRCs of the shard, its
-index and its reject lines as they are. A plan that differs in any byte voids all of it. Only the owner writes here. The
-folder is gone once the version is published.
+A shard is finished if its sidecar carries this plan's hash and the sizes and CRCs of the shard and its index. A plan
+that differs in any byte voids all of it. The folder is deleted once the version is published.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import IO, Any
@@ -18,110 +18,167 @@ from typing import IO, Any
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.attempts import Attempts
-from beam_pipeline.dataset import scratch
-from beam_pipeline.dataset.owner import OWNER_FILE, owner_of
-from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.dataset import published
+from beam_pipeline.dataset.claim import CLAIM_FILE, Writer, claim_of
+from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageError
 from beam_pipeline.planning.plan import JobPlan
-from beam_pipeline.schema import (
-    DATASET_INFO_FILE,
-    MANIFEST_FILE,
-    STATE_FOLDER,
-    ShardName,
-    canonical_json,
-    file_sums,
-    is_ours,
-)
-from beam_pipeline.schema.manifest import seal_manifest
-from beam_pipeline.storage import Storage, join
+from beam_pipeline.schema import ShardName, canonical_json, is_ours
+from beam_pipeline.schema.manifest import open_manifest, seal_manifest
+from beam_pipeline.storage import ListedFile, Storage, join
 
 _PLAN_FILE = "plan.json"
-_NO_PLAN = b"{}\n"
+_DELETES_IN_FLIGHT = 32
 
 
 class JobState:
     """The state folder of one version.
 
     Attributes:
-        owner: the right to write the version and this folder.
+        claim: the right to write the version and this folder.
         attempts: markers of what is being decoded.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._store = storage.open_storage(config.output, config.io_deadline)
-        self._dataset_url = config.dataset_url
-        self._name_url = storage.join(config.output, config.name)
-        self._folder = storage.join(self._name_url, STATE_FOLDER)
+        self._is_local = storage.is_local(config.output)
+        self._name_url = join(config.output, config.name)
+        self._folder = join(self._name_url, schema.STATE_FOLDER)
+        self._manifest_url = join(config.dataset_url, schema.MANIFEST_FILE)
         self.url = config.state_url
         self.attempts = Attempts(config)
-        self.owner = owner_of(self.url, config.dataset_url, config.identity, config.io_deadline)
+        self.claim = claim_of(config)
 
     def exists(self) -> bool:
-        """Whether a job began to write the version: what lies there is then its own, to go on with or to delete.
+        """Whether a job began to write the version, so that its files may be continued or deleted.
 
-        `--plan_only` leaves neither file, nor does a job that ended before it had a plan.
+        `--plan_only` leaves neither file, nor does a job that failed before it had a plan.
         """
-        return any(self._store.stat(storage.join(self.url, file)) for file in (_PLAN_FILE, OWNER_FILE))
+        return any(self._store.stat(join(self.url, file)) for file in (_PLAN_FILE, CLAIM_FILE))
 
     def has_leftovers(self) -> bool:
         """Whether anything is here, if only a folder."""
-        if storage.is_local(self.url):
-            # An empty folder of all states is left by a kill, too; with something in it, it is another version's.
+        if self._is_local:
+            # A kill may also leave the empty folder of all states; with something in it, it is another version's.
             return os.path.isdir(self.url) or (os.path.isdir(self._folder) and not os.listdir(self._folder))
         return next(self._store.files(self.url), None) is not None
 
-    def prepare(self, plan: JobPlan) -> None:
-        """Take the right to write, and make the output ready for this plan's shards; a second call changes nothing.
+    # --- the claim and the plan
 
-        The plan that is there already: its finished shards stay. Any other: all of it goes, and what a published
-        version of it left, the manifest first, so that a half-deleted dataset is never taken for a whole one. With
-        `--overwrite` everything goes that lies there, else only what a job has written.
+    def prepare(self, plan: JobPlan) -> None:
+        """Take the claim, and make the output ready for this plan's shards; a second call changes nothing.
+
+        Finished shards of the same plan stay. Otherwise everything that a job has written goes, with `--overwrite` all
+        files that are there, and the manifest goes first: a dataset that is half deleted must not look published.
 
         Raises:
-            ImageShardsError: another job is writing the version, or has published it since this one began.
+            ImageShardsError: another job is writing the version, or has published another plan since this one began.
         """
-        self.owner.acquire(plan.sha256)
-        manifest_url = storage.join(self._dataset_url, MANIFEST_FILE)
-        anew = self._config.overwrite or self._config.repair
-        if not anew and self._store.stat(manifest_url) is not None:
-            self.owner.release()
-            raise ImageShardsError(f"{self._dataset_url} was published by another job meanwhile; run the command again")
-        with self.owner.refreshed():
-            self._make_ready(plan)
+        config, data = self._config, canonical_json(plan.document())
+        old = self._old_files()  # before the claim is looked at: what comes later may be of a job that shares it
+        may_stay = self.claim.take(plan.sha256)
+        if self._is_local:
+            self.check(plan.sha256)
+        is_published = self._store.stat(self._manifest_url) is not None
+        if is_published and not config.overwrite:
+            is_done = self.published(plan) is not None
+            if is_done or not config.repair:  # else it can't be read, and is written again
+                self.claim.give_up()
+                if is_done:
+                    return
+                raise ImageShardsError(
+                    f"{config.dataset_url} was published by another job meanwhile; run the command again"
+                )
+        if is_published or not may_stay or self._read(_PLAN_FILE) != data:
+            self._delete(old)
+            self.write(_PLAN_FILE, data)
 
-    def _make_ready(self, plan: JobPlan) -> None:
-        data = canonical_json(plan.document())
-        resumes = self._read(_PLAN_FILE) == data
-        if not resumes:
-            self.write(_PLAN_FILE, _NO_PLAN)  # half deleted, the version is still known as ours
-        for file in (MANIFEST_FILE, DATASET_INFO_FILE):
-            with suppress(IsADirectoryError):  # nobody reads a folder as one
-                self._store.delete(storage.join(self._dataset_url, file))
-        if resumes:
-            return
-        if self._config.overwrite:
-            self._store.delete_tree(self._dataset_url)
-        else:
-            delete_own_files(self._store, self._dataset_url, self._config.name)
-        self._delete_files(keep=(OWNER_FILE, _PLAN_FILE))
-        self.write(_PLAN_FILE, data)
+    def _old_files(self) -> dict[str, str]:
+        """URL → generation of what has to go if this job begins from nothing."""
+        version, config = self._config.dataset_url, self._config
+        if self._is_local:  # under a lock nothing changes
+            return {join(version, file): "" for file in own_files(self._store, version, config.name)}
+        found = {}
+        for folder in (version, self.url):
+            for file in self._store.files(folder):
+                if folder == self.url or config.overwrite or is_ours(file.path, config.name):
+                    found[join(folder, file.path)] = file.generation
+        found.pop(join(self.url, CLAIM_FILE), None)
+        return found
 
-    def save_sidecar(self, name: ShardName, sidecar: dict[str, Any], rejects: bytes) -> None:
-        """Note that a shard is finished; its object and index are in place.
+    def _delete(self, old: dict[str, str]) -> None:
+        version = self._config.dataset_url
+        if self._is_local:
+            self.write(_PLAN_FILE, b"{}\n")  # half deleted, the version is still known as ours
+        for file in (schema.MANIFEST_FILE, schema.DATASET_INFO_FILE):
+            url = join(version, file)
+            if url in old:
+                self._store.delete(url, old.pop(url))
+        with ThreadPoolExecutor(_DELETES_IN_FLIGHT) as pool:
+            list(pool.map(self._store.delete, old.keys(), old.values()))
+        if self._is_local:
+            if self._config.overwrite:
+                self._store.delete_tree(version)
+            self._store.delete_empty_folders(join(version, schema.INDEX_FOLDER))
+            self._store.delete_tree(self.url, keep=(CLAIM_FILE, _PLAN_FILE))
+
+    def check(self, plan: str, repaired: str = "", is_published: bool = False) -> None:
+        """Raises ImageShardsError if this job may no longer write.
 
         Args:
-            name: of the shard.
-            sidecar: what is to be published of it.
-            rejects: its reject lines.
+            plan: hash of this job's.
+            repaired: `self_sha256` of the manifest that a repair follows. In an object store that is its claim: two
+                repairs write the same bytes.
+            is_published: whether the manifest is written; then another job of this plan may have deleted the claim.
         """
-        beside = {}
-        if rejects:
-            self.write(_rejects_file(name), rejects)
-            beside[_rejects_file(name)] = file_sums(rejects)
-        self.write(_sidecar_file(name), seal_manifest({**sidecar, "beside": beside}))
+        if repaired and not self._is_local:
+            manifest = self._manifest()
+            may_write = manifest is not None and manifest["self_sha256"] == repaired
+        else:
+            writer, _ = self.claim.read()
+            may_write = self._is_ours(writer, plan) if writer else is_published
+        if not may_write:
+            raise ImageShardsError(
+                f"{self._config.dataset_url}: another job has begun it again; this one stops and publishes nothing"
+            )
+
+    def _is_ours(self, writer: Writer, plan: str) -> bool:
+        return writer.run == self._config.run_id if self._is_local else writer.plan == plan
+
+    def published(self, plan: JobPlan, after: Exception | None = None) -> dict[str, Any] | None:
+        """The manifest, if this plan is published: by an earlier attempt, or by another job of the same plan.
+
+        Args:
+            plan: of this job.
+            after: the error that ended this attempt; the state may be gone because the plan is published.
+        """
+        if isinstance(after, StorageError) and not storage.is_missing(after):
+            return None
+        manifest = self._manifest()
+        if manifest is None:
+            return None
+        ours = {key: value for key, value in plan.document().items() if key != "references"}
+        theirs = manifest | {"splits": manifest["plan"].get("splits")}
+        theirs["statistics"] = {key: manifest["image"].get(key) for key in plan.statistics}
+        same_plan = canonical_json({key: theirs.get(key) for key in ours}) == canonical_json(ours)
+        # Etags and mtimes of the images are not in the manifest.
+        same_inputs = plan.references.startswith(str(published.run_facts(self._config).get("inputs", "")))
+        return manifest if same_plan and same_inputs else None
+
+    def _manifest(self) -> dict[str, Any] | None:
+        try:
+            return open_manifest(self._store.read(self._manifest_url), self._manifest_url)
+        except (FileNotFoundError, NotPublishedError):
+            return None
+
+    # --- finished shards
+
+    def save_sidecar(self, name: ShardName, sidecar: dict[str, Any]) -> None:
+        """Note that a shard is finished; its object and index are there."""
+        self.write(_sidecar_file(name), seal_manifest(sidecar))
 
     def sidecar(self, name: ShardName) -> dict[str, Any] | None:
-        """What a finished shard's sidecar says; None where there is none, or one that isn't whole."""
+        """What a finished shard's sidecar says; None if there is none, or after a power cut only a part of one."""
         data = self._read(_sidecar_file(name)) or b""
         try:
             sidecar: dict[str, Any] = json.loads(data)
@@ -129,54 +186,79 @@ class JobState:
         except (ValueError, AttributeError):  # no JSON, no object
             return None
 
-    def is_kept(self, sidecar: dict[str, Any]) -> bool:
-        """Whether all that was saved with a sidecar is as it was: after a power cut it may be cut short, or gone."""
-        return all(file_sums(self._read(file) or b"") == sums for file, sums in sidecar["beside"].items())
+    def difference(
+        self, name: ShardName, sidecar: dict[str, Any], found: Callable[[str], ListedFile | None], reads: bool
+    ) -> str | None:
+        """Which file of a finished shard isn't as its sidecar says.
 
-    def rejects(self, name: ShardName) -> bytes:
-        """Reject lines of a finished shard."""
-        return self._read(_rejects_file(name)) or b""
+        Args:
+            name, sidecar: of the shard.
+            found: what the store says of a file of the version.
+            reads: whether to read a shard whose CRC the store doesn't tell, even if it has the etag or mtime that its
+                writer noted. Its index, which is small, is always read then.
+        """
+        for kind, file, noted in (("shard", name.file, sidecar), ("index", name.index_file, sidecar["index"])):
+            if noted is None:
+                continue  # a compressed shard has no index
+            listed, url = found(file), join(self._config.dataset_url, file)
+            unchanged = not reads and listed is not None and bool(listed.etag) and listed.etag == noted.get("etag")
+            read = False if unchanged else None
+            if not storage.is_whole(self._store, url, listed, noted["bytes"], noted["crc32c"], read):
+                return f"{kind} {file}"
+        return None
+
+    # --- files
 
     def write(self, file: str, data: bytes) -> None:
         """Write one of the state's files."""
-        self._store.write(storage.join(self.url, file), data)
+        self._store.write(join(self.url, file), data)
 
     @contextmanager
     def temporary_file(self) -> Iterator[IO[bytes]]:
-        """A file to be published: beside a local output, else on this machine's disk; gone at the end in any case."""
-        if storage.is_local(self.url):
-            folder = storage.join(self.url, "tmp")  # the same disk: publishing is a rename
-            os.makedirs(folder, exist_ok=True)
-            path = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
-        else:
-            scratch.delete_abandoned()
-            path = scratch.new_path()
-        try:
-            with open(path, "xb", buffering=1 << 20) as file:
+        """A file to be published, which a kill leaves only in the state: elsewhere it has no name."""
+        if not self._is_local:
+            folder = tempfile.gettempdir()
+            with _explained(folder), tempfile.TemporaryFile(buffering=1 << 20) as file:
                 yield file
-        except OSError as error:
-            if error.errno is None or error.filename not in (None, path):
-                raise  # of another file
-            raise storage.explained(path, error) from error
+            return
+        folder = join(self.url, "tmp")  # the same disk: publishing is a rename
+        os.makedirs(folder, exist_ok=True)
+        path = join(folder, f"{uuid.uuid4().hex}.tmp")
+        try:
+            with _explained(path), open(path, "xb", buffering=1 << 20) as file:
+                yield file
         finally:
-            if os.path.exists(path):
+            with suppress(FileNotFoundError):
                 os.unlink(path)
 
     def clear(self) -> None:
-        """Delete the state and give up the right to write: the version is published."""
-        self._store.delete_temporaries(self._dataset_url)
-        self._delete_files(keep=(OWNER_FILE,))
-        self.owner.release()
-        self._delete_empty_folders()
-
-    def _delete_files(self, keep: Collection[str]) -> None:
-        self._store.delete_tree(self.url, keep)
+        """Delete the state of a version that is published, and the claim; not that of a job which overwrites it."""
+        if self._is_local:
+            writer, _ = self.claim.read()
+            if writer and self._is_ours(writer, ""):
+                self._store.delete_temporaries(self._config.dataset_url)
+                self._store.delete_tree(self.url, keep=(CLAIM_FILE,))
+                self.claim.release()
+            return
+        files = {file.path: file for file in self._store.files(self.url)}  # before the claim is looked at
+        writer, generation = self.claim.read()
+        # With this claim's plan, a manifest is the one that it published: before plan.json is written, it is deleted.
+        plan = self._read(_PLAN_FILE) or b""
+        if writer and not (writer.plan == schema.sha256(plan) and self._store.stat(self._manifest_url)):
+            return
+        files.pop(CLAIM_FILE, None)
+        plan_file = files.pop(_PLAN_FILE, None)
+        self._delete({join(self.url, path): file.generation for path, file in files.items()})
+        if writer:
+            self._store.delete(join(self.url, CLAIM_FILE), generation)
+        if plan_file:  # last: a claim without it is one of a job that has not begun
+            self._store.delete(join(self.url, _PLAN_FILE), plan_file.generation)
 
     def _delete_empty_folders(self) -> None:
         self._store.delete_empty_folders(self.url, self._folder, self._name_url)  # the output itself is the user's
 
     def save_plan_only(self, plan: JobPlan) -> None:
-        """Leave a plan for the launcher that waits for it, beside the state: a job may be at work."""
+        """Leave a plan for the launcher that waits for it, outside the state: a job may be running."""
         self._store.write(self._plan_only_url, canonical_json(plan.document()))
 
     def take_plan_only(self) -> dict[str, Any]:
@@ -188,41 +270,32 @@ class JobState:
 
     @property
     def _plan_only_url(self) -> str:
-        return storage.join(self._folder, f"plan-{self._config.identity.token}.json")
+        return join(self._folder, f"plan-{self._config.run_id}.json")
 
     def _read(self, file: str) -> bytes | None:
         try:
-            return self._store.read(storage.join(self.url, file))
+            return self._store.read(join(self.url, file))
         except FileNotFoundError:
             return None
 
 
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Errors of the file that is open there, such as a full disk, as one line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, path):
+            raise  # of another file
+        raise storage.explained(path, error) from error
+
+
 def _sidecar_file(name: ShardName) -> str:
-    return f"shards/{_short(name)}.json"
-
-
-def _rejects_file(name: ShardName) -> str:
-    return f"rejects/{_short(name)}.jsonl"
-
-
-def _short(name: ShardName) -> str:
-    return f"{name.split}-{name.index:05d}"
-
-
-_DELETES_IN_FLIGHT = 32
+    return f"shards/{name.split}-{name.index:05d}.json"
 
 
 def own_files(store: Storage, version_url: str, dataset: str) -> list[str]:
-    """Every such file that is there; the user's folders are not looked into."""
+    """Every file of the version that a job writes; the user's folders are not looked into."""
     indexes = store.names(join(version_url, schema.INDEX_FOLDER))
     names = (*store.names(version_url), *(f"{schema.INDEX_FOLDER}/{name}" for name in indexes))
     return [name for name in names if is_ours(name, dataset)]
-
-
-def delete_own_files(store: Storage, version_url: str, dataset: str) -> None:
-    """Delete them, and the folder of indexes if nothing else is in it."""
-    urls = [join(version_url, file) for file in own_files(store, version_url, dataset)]
-    with ThreadPoolExecutor(_DELETES_IN_FLIGHT) as pool:
-        for _ in pool.map(store.delete, urls):
-            pass
-    store.delete_empty_folders(join(version_url, schema.INDEX_FOLDER))

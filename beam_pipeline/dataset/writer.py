@@ -10,7 +10,7 @@ import gzip
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
@@ -23,10 +23,21 @@ from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.planning.plan import JobPlan
-from beam_pipeline.schema import ShardName, canonical_json, example
+from beam_pipeline.schema import ShardName, example
 
 _GZIP_LEVEL = 6
-Promised = Mapping[tuple[str, int], tuple[int, int]]
+
+
+class Expected(NamedTuple):
+    """What a repair has to write.
+
+    Attributes:
+        manifest: `self_sha256` of the manifest that it follows.
+        shards: (split, index) → (bytes, CRC-32C) of a published shard.
+    """
+
+    manifest: str
+    shards: Mapping[tuple[str, int], tuple[int, int]]
 
 
 class ShardWriter:
@@ -35,14 +46,14 @@ class ShardWriter:
     Args:
         config: of the job.
         plan: of the job.
-        promised: for a repair, (split, index) → (bytes, CRC-32C) of the published shards: others are not published.
+        expected: for a repair; shards with other bytes are not published.
     """
 
-    def __init__(self, config: Config, plan: JobPlan, promised: Promised | None = None) -> None:
+    def __init__(self, config: Config, plan: JobPlan, expected: Expected | None = None) -> None:
         self._config = config
         self._plan = plan
         self._plan_hash = plan.sha256
-        self._promised = promised
+        self._expected = expected
         self._class_ids = {label: number for number, label in enumerate(plan.classes)}
         self._target = storage.open_storage(config.output, config.io_deadline)
         self._state = JobState(config)
@@ -57,33 +68,35 @@ class ShardWriter:
         Raises:
             ImageShardsError: two images have one path, or storage failed for good.
         """
-        with self._state.owner.refreshed():
-            name = ShardName(self._config.name, split, index, self._plan.splits[split].shards)
+        name = ShardName(self._config.name, split, index, self._plan.splits[split].shards)
+        try:
             result = self._finished(name)
             if result is None:
                 result = self._write(name, sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label)))
-            report(shards=1, images=result.images if result.kept else 0)
-            return result
+        except ImageShardsError as error:
+            if self._expected is not None or self._state.published(self._plan, after=error) is None:
+                raise
+            result = ShardResult(kept=True)  # another job of this plan has written and published it
+        report(shards=1, images=result.images if result.kept else 0)
+        return result
 
     def _finished(self, name: ShardName) -> ShardResult | None:
         """What an earlier attempt at this plan wrote, or None."""
         sidecar = self._state.sidecar(name)
-        if sidecar is None or sidecar["plan"] != self._plan_hash or not self._state.is_kept(sidecar):
+        if sidecar is None or sidecar["plan"] != self._plan_hash:
             return None
-        for file, promised in ((name.index_file, sidecar["index"]), (name.file, sidecar)):
-            if promised:  # a compressed shard has no index
-                url = storage.join(self._config.dataset_url, file)
-                found = self._target.stat(url)
-                if not storage.is_whole(self._target, url, found, promised["bytes"], promised["crc32c"]):
-                    return None
-        return ShardResult.from_json({**sidecar, "kept": True})
+        is_different = self._state.difference(
+            name, sidecar, lambda file: self._target.stat(self._url(file)), reads=True
+        )
+        return None if is_different else ShardResult.from_json({**sidecar, "kept": True})
 
     def _write(self, name: ShardName, refs: list[ImageRef]) -> ShardResult:
+        self._check()
         decoder = self._begin(name)
         _refuse_repeated_paths(refs)
         result = ShardResult(plan=self._plan_hash, file=name.file)
         record_bytes: list[int] = []
-        reject_lines: list[bytes] = []
+        rejected: list[dict[str, str]] = []
 
         def convert(ref: ImageRef, data: bytes, md5: bytes) -> EncodedImage:
             image = decoder.convert(ref.path, data, md5)
@@ -95,33 +108,45 @@ class ShardWriter:
                 for one in convert_all(self._config, refs, convert):
                     result.add(one, self._class_ids.get(one.ref.label, -1))
                     if isinstance(one.result, Reject):
-                        reject = {"path": one.ref.path, "reason": one.result.reason, "detail": one.result.detail}
-                        reject_lines.append(canonical_json(reject))
+                        reject = one.result
+                        rejected.append({"path": one.ref.path, "reason": reject.reason, "detail": reject.detail})
                     else:
                         record_bytes.append(records.write(one.result.data))
                     report(images=1)
-                    self._state.owner.keep()
-            file.close()
             result.bytes, result.crc32c = out.bytes, out.crc32c
-            if self._promised is not None and self._promised[name.split, name.index] != (out.bytes, out.crc32c):
+            if self._expected and self._expected.shards[name.split, name.index] != (out.bytes, out.crc32c):
                 raise ImageShardsError(
                     f"shard {name.file} comes out with other bytes than were published: an image of it has changed; "
                     "use --overwrite"
                 )
-            self._state.owner.check()
-            url = storage.join(self._config.dataset_url, name.file)
-            self._target.publish(file.name, url)
-        written = self._target.stat(url)
+            self._publish(file, name, result)
+        written = self._target.stat(self._url(name.file))
         result.etag = written.etag if written else ""
         if self._config.compression == "none":  # else there is no index: records can't be read from the middle
             index = index_text(record_bytes)
-            self._target.write(storage.join(self._config.dataset_url, name.index_file), index)
+            self._target.write(self._url(name.index_file), index)
             result.runs, result.index = schema.run_rows(name.index, record_bytes), schema.file_sums(index)
-        self._state.save_sidecar(name, result.to_json(), b"".join(reject_lines))
+        self._state.save_sidecar(name, {**result.to_json(), "rejected": rejected})
         return result
 
+    def _publish(self, file: IO[bytes], name: ShardName, result: ShardResult) -> None:
+        """Give the file its name, unless another job of this plan has written the same there."""
+        while True:
+            found = self._target.stat(self._url(name.file))
+            self._check()  # a job that begins the version again after this look leaves another generation
+            if found is not None and (found.bytes, found.crc32c) == (result.bytes, result.crc32c):
+                return
+            if self._target.publish(file, self._url(name.file), found.generation if found else ""):
+                return
+
+    def _check(self) -> None:
+        self._state.check(self._plan_hash, self._expected.manifest if self._expected else "")
+
+    def _url(self, file: str) -> str:
+        return storage.join(self._config.dataset_url, file)
+
     def _begin(self, name: ShardName) -> Decoder:
-        if self._promised is not None:  # a repair's attempts share no plan: no marker tells what an earlier one died of
+        if self._expected is not None:  # a repair's attempts share no plan: no marker tells what an earlier one died of
             return Decoder(self._config.image_options, None, isolated=True)
         attempts = self._state.attempts
         return Decoder(self._config.image_options, attempts, isolated=attempts.begin_shard(name))

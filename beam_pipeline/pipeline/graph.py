@@ -36,7 +36,7 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
     # the same plan; from here on this job alone writes the version, and nothing of another plan is left
     if config.plan_only:
         return
-    shards = images | "AssignShards" >> AssignShards(config, plan)
+    shards = images | "AssignShards" >> AssignShards(plan)
     # (("train", 3), page): references are grouped by shard, never pixels
     written = shards | "WriteShards" >> WriteShards(config, plan)
     # ("train", 3): its result is in the state

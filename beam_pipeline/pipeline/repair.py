@@ -14,7 +14,7 @@ from beam_pipeline import schema
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.published import Damage, shards_of
 from beam_pipeline.dataset.repair import check_codecs, restore
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.writer import Expected
 from beam_pipeline.pipeline.duplicates import MarkDuplicates, SaveDuplicates
 from beam_pipeline.pipeline.listing import ListImages
 from beam_pipeline.pipeline.writing import AssignShards, WriteShards
@@ -33,12 +33,12 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, An
         columns=tuple(manifest["features"]),
         splits=split_plans(manifest["plan"]["splits"]),
         statistics={},
-        references=f"repair {config.identity.token}",  # what an interrupted repair left may be damaged since
+        references=f"repair {manifest['self_sha256']}",
         codec=manifest["codec"],
     )
     if damage.shards:
         check_codecs(manifest)
-    plans = pipeline | "Plan" >> beam.Create([plan]) | "TakeOwnership" >> beam.Map(_owned, config)
+    plans = pipeline | "Plan" >> beam.Create([plan])
     restores_duplicates = schema.DUPLICATES_FILE in damage.files
     summaries: Any = ()
     saved: Any = ()
@@ -54,18 +54,13 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, An
     plans | "RestoreFiles" >> beam.Map(restore, config, manifest, damage, summaries, saved)
 
 
-def _owned(plan: JobPlan, config: Config) -> JobPlan:
-    JobState(config).owner.acquire(plan.sha256)
-    return plan
-
-
 def _rewritten(pages: Any, config: Config, plans: Any, manifest: dict[str, Any], damage: Damage) -> Any:
     """`ShardId`s of the damaged shards, which are published as they were or not at all."""
     shards = shards_of(manifest)
-    promised = {key: (shards[key]["bytes"], shards[key]["crc32c"]) for key in damage.shards}
+    sums = {key: (shards[key]["bytes"], shards[key]["crc32c"]) for key in damage.shards}
     return (
         pages
-        | "AssignShards" >> AssignShards(config, plans)
+        | "AssignShards" >> AssignShards(plans)
         | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
-        | "WriteShards" >> WriteShards(config, plans, promised)
+        | "WriteShards" >> WriteShards(config, plans, Expected(manifest["self_sha256"], sums))
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -15,32 +15,25 @@ from apache_beam.pvalue import AsIter, AsSingleton
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.duplicates import SavedGroups
 from beam_pipeline.dataset.publish import publish
-from beam_pipeline.dataset.state import JobState
-from beam_pipeline.dataset.writer import ShardWriter
+from beam_pipeline.dataset.writer import Expected, ShardWriter
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import Page, ShardId, counter, grouped
 from beam_pipeline.planning.plan import JobPlan
 
-ExpectedChecksums = Mapping[ShardId, tuple[int, int]]  # bytes and CRC-32C of published shards
-
 
 @dataclasses.dataclass
 class AssignShards(beam.PTransform):  # type: ignore[misc]
     """Input: (key, iterable of `Page`). Output: (`ShardId`, `Page`): each page's references by shard, in no order."""
 
-    config: Config
     plan: Any
 
     def expand(self, pages: Any) -> Any:
-        return pages | "BisectKeys" >> beam.FlatMap(_assign_and_keep, AsSingleton(self.plan), self.config)
+        return pages | "BisectKeys" >> beam.FlatMap(_assign, AsSingleton(self.plan))
 
 
-def _assign_and_keep(
-    pages: tuple[int, Iterable[Page]], plan: JobPlan, config: Config
-) -> Iterable[tuple[ShardId, Page]]:
-    JobState(config).owner.keep()  # of very many images, the first shard is begun long after the plan
+def _assign(pages: tuple[int, Iterable[Page]], plan: JobPlan) -> Iterable[tuple[ShardId, Page]]:
     return assigned(chain.from_iterable(pages[1]), plan).items()
 
 
@@ -57,20 +50,20 @@ def assigned(refs: Iterable[ImageRef], plan: JobPlan) -> dict[ShardId, Page]:
 class WriteShards(beam.PTransform):  # type: ignore[misc]
     """Input: (`ShardId`, `Page`). Output: the `ShardId` of each, finished; a retry writes the same bytes.
 
-    `expected_checksums`: for a repair, see `ShardWriter`.
+    `expected`: for a repair, see `ShardWriter`.
     """
 
     config: Config
     plan: Any
-    expected_checksums: ExpectedChecksums | None = None
+    expected: Expected | None = None
 
     def expand(self, pages: Any) -> Any:
-        write = beam.Map(_write_shard, AsSingleton(self.plan), self.config, self.expected_checksums)
+        write = beam.Map(_write_shard, AsSingleton(self.plan), self.config, self.expected)
         return grouped(pages, "GroupByShard", tuple[str, int]) | "WriteShard" >> write
 
 
 def _write_shard(
-    shard: tuple[ShardId, Iterable[Page]], plan: JobPlan, config: Config, expected: ExpectedChecksums | None
+    shard: tuple[ShardId, Iterable[Page]], plan: JobPlan, config: Config, expected: Expected | None
 ) -> ShardId:
     (split, index), pages = shard
     start = time.monotonic()

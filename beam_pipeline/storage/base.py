@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from beam_pipeline.storage.causes import MissingFileError
 
@@ -29,14 +29,7 @@ class ListedFile(NamedTuple):
     #: be compared within one store only.
     etag: str
     crc32c: int | None = None  # of the content, if the store knows it
-
-
-class Version(NamedTuple):
-    """One version of a file."""
-
-    data: bytes
-    generation: str  # what tells it from any other version of the file
-    age_s: float  # since it was written, by the store's own clock if it tells that
+    generation: str = ""  # what tells this version of an object from its others, if the store can act on one only
 
 
 class Storage(ABC):
@@ -112,12 +105,15 @@ class Storage(ABC):
         """Write a small file that isn't there yet; False, and nothing written, if one with other content is."""
 
     @abstractmethod
-    def publish(self, local_file: str, url: str) -> None:
-        """Move a finished local file to `url`; the local file is gone afterwards."""
+    def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
+        """Give a finished temporary file, still open, its final name: rename it, or upload it.
+
+        With a `generation`, "" for none, gs:// replaces no other version: False if there is one with other content.
+        """
 
     @abstractmethod
-    def delete(self, url: str) -> None:
-        """Delete one file; fine if there is none."""
+    def delete(self, url: str, generation: str = "") -> None:
+        """Delete one file, if it still is that version; fine if there is none."""
 
     @abstractmethod
     def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:

@@ -13,28 +13,26 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from datetime import UTC
 from typing import IO, Any, TypeVar
-from urllib.parse import quote
 
 import google.auth
 import google_crc32c
 from google.api_core.exceptions import NotFound, PreconditionFailed
 from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import DefaultCredentialsError
-from google.auth.transport.requests import AuthorizedSession, Request
+from google.auth.transport.requests import Request
 from google.cloud.storage import Blob, Client
 from google.cloud.storage.retry import DEFAULT_RETRY
 from obstore.store import GCSStore
 
 from beam_pipeline.errors import StorageError, one_line
-from beam_pipeline.storage.base import ListedFile, Version, bucket_and_name
+from beam_pipeline.storage.base import ListedFile, bucket_and_name
 from beam_pipeline.storage.causes import Incomplete, MissingFileError, NoBucketError, retry, status_of
 from beam_pipeline.storage.objects import CHUNK_BYTES, PAGE_NAMES, ObjectStorage, refuses
 
 T = TypeVar("T")
-_FIELDS = "nextPageToken,prefixes,items(name,size,md5Hash,crc32c)"
+_FIELDS = "nextPageToken,prefixes,items(name,size,md5Hash,crc32c,generation)"
 _ONE_REQUEST_BYTES = 8 << 20  # google-cloud-storage sends more in chunks
 _INNER_RETRY_S = 60.0  # of the chunks of one upload session
 
@@ -140,13 +138,12 @@ class GoogleStorage(ObjectStorage):
     def replace(self, url: str, data: bytes, generation: str) -> bool:
         return self._upload(url, io.BytesIO(data), int(generation or 0))
 
-    def publish(self, local_file: str, url: str) -> None:
-        with open(local_file, "rb") as file:
-            self._upload(url, file)
-        os.unlink(local_file)
+    def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
+        return self._upload(url, file, None if generation is None else int(generation or 0))
 
     def _upload(self, url: str, file: IO[bytes], only_on: int | None = None) -> bool:
         """Write an object; False if it is no longer the generation `only_on`, 0 for none, and holds something else."""
+        file.seek(0)
         crc32c = functools.reduce(google_crc32c.extend, iter(lambda: file.read(CHUNK_BYTES), b""), 0)
         size, more = file.tell(), dict(self._more)
         if in_chunks := size > _ONE_REQUEST_BYTES:  # a chunk can only be sent again inside its session
@@ -173,30 +170,7 @@ class GoogleStorage(ObjectStorage):
 
         return self._call(url, send)
 
-    def version(self, url: str) -> Version | None:
-        def look(client: Client) -> Version:
-            # By plain requests: the store's clock is in a header.
-            bucket, name = (quote(part, safe="") for part in bucket_and_name(url))
-            address = f"{self._endpoint or 'https://storage.googleapis.com'}/storage/v1/b/{bucket}/o/{name}"
-            session = AuthorizedSession(self._credentials or AnonymousCredentials())
-            with session, session.get(address, timeout=self._more["timeout"]) as reply:
-                reply.raise_for_status()
-                item = reply.json()
-                age = parsedate_to_datetime(reply.headers["Date"]) - datetime.fromisoformat(item["updated"])
-            with suppress(PreconditionFailed):
-                data = _blob(client, url).download_as_bytes(if_generation_match=int(item["generation"]), **self._more)
-                if google_crc32c.value(data) == int.from_bytes(base64.b64decode(item["crc32c"])):
-                    return Version(data, item["generation"], age.total_seconds())
-            raise Incomplete("it was changed meanwhile")
-
-        with suppress(MissingFileError):
-            return self._call(url, look)
-        return None
-
-    def delete(self, url: str) -> None:
-        self.delete_version(url, "")
-
-    def delete_version(self, url: str, generation: str) -> None:
+    def delete(self, url: str, generation: str = "") -> None:
         def send(client: Client) -> None:
             with suppress(NotFound, PreconditionFailed):
                 _blob(client, url).delete(if_generation_match=int(generation) if generation else None, **self._more)
@@ -215,7 +189,7 @@ def _listed(path: str, blob: Blob) -> ListedFile:
     etag = "" if crc32c is None else f"crc32c:{crc32c:08x}"
     if blob.md5_hash:
         etag = f"md5:{base64.b64decode(blob.md5_hash).hex()}"
-    return ListedFile(path, blob.size, etag, crc32c)
+    return ListedFile(path, blob.size, etag, crc32c, str(blob.generation or ""))
 
 
 def _credentials() -> Any:

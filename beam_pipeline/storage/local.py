@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any
+from typing import IO, Any
 
 from beam_pipeline.errors import StorageError
 from beam_pipeline.storage.base import Data, ListedFile, Storage, local_path, normalize
@@ -115,12 +115,14 @@ class LocalStorage(Storage):
                 os.replace(temporary, url)
         return True
 
-    def publish(self, local_file: str, url: str) -> None:
+    def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
         with _told(url):
+            file.flush()
             os.makedirs(os.path.dirname(url), exist_ok=True)
-            os.replace(local_file, url)
+            os.replace(file.name, url)
+        return True
 
-    def delete(self, url: str) -> None:
+    def delete(self, url: str, generation: str = "") -> None:
         with _told(url):
             Path(url).unlink(missing_ok=True)
 

@@ -10,16 +10,15 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import cache, lru_cache
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedError, PreconditionError
 from obstore.store import AzureStore, HTTPStore, S3Store
 
 from beam_pipeline.errors import StorageError, UsageError
-from beam_pipeline.storage.base import Data, ListedFile, Storage, Version, bucket_and_name, join, why_unusable
+from beam_pipeline.storage.base import Data, ListedFile, Storage, bucket_and_name, join, why_unusable
 from beam_pipeline.storage.causes import NO_CREDENTIALS, Incomplete, cause_of, retry, status_of
 
 T = TypeVar("T")
@@ -184,40 +183,22 @@ class ObjectStorage(Storage):
             return self._ask(url, send) or self.read(url) == data
         return False
 
-    def version(self, url: str) -> Version | None:
-        """A file as it is now, or None."""
-
-        def look(store: Any, name: str) -> Version:
-            reply = obstore.get(store, name)
-            meta = reply.meta
-            age = datetime.now(UTC) - meta["last_modified"]  # by this machine's clock: obstore doesn't tell the store's
-            return Version(bytes(reply.bytes()), meta["e_tag"] or "", age.total_seconds())
-
-        with suppress(FileNotFoundError):
-            return self._ask(url, look)
-        return None
-
-    def delete_version(self, url: str, generation: str) -> None:
-        """Delete a file if it still is that version."""
-        found = self.version(url)  # there are no conditional deletes
-        if found is not None and found.generation == generation:
-            self.delete(url)
-
-    def publish(self, local_file: str, url: str) -> None:
-        size = os.path.getsize(local_file)
+    def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
+        size = file.seek(0, os.SEEK_END)
 
         def send(store: Any, name: str) -> None:
-            with open(local_file, "rb") as file:  # every part is signed with its SHA-256, which the server compares
-                obstore.put(store, name, file, chunk_size=CHUNK_BYTES, max_concurrency=2)
+            file.seek(0)  # every part is signed with its SHA-256, which the server compares
+            obstore.put(store, name, file, chunk_size=CHUNK_BYTES, max_concurrency=2)
             if (found := obstore.head(store, name)["size"]) != size:
                 raise Incomplete(f"{size} bytes were sent, the object has {found}")
 
-        self._ask(url, send)
-        os.unlink(local_file)
+        self._ask(url, send)  # in parts, for which there are no conditions
+        return True
 
-    def delete(self, url: str) -> None:
+    def delete(self, url: str, generation: str = "") -> None:
         with suppress(FileNotFoundError):
-            self._ask(url, obstore.delete)
+            if not generation or self._ask(url, obstore.head)["e_tag"] == generation:  # deletes have no conditions
+                self._ask(url, obstore.delete)
 
     def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:
         urls = (join(url, file.path) for file in self.files(url) if file.path not in keep)
@@ -259,4 +240,5 @@ def _received(store: Any, name: str, start: int, stop: int | None) -> Any:
 
 
 def _listed(path: str, one: Any) -> ListedFile:
-    return ListedFile(path, one["size"], f"etag:{one['e_tag']}" if one["e_tag"] else "")
+    e_tag = one["e_tag"] or ""
+    return ListedFile(path, one["size"], f"etag:{e_tag}" if e_tag else "", generation=e_tag)

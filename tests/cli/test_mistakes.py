@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from PIL import Image
 from beam_pipeline import Config
 from beam_pipeline.cli.main import main as write_command
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.storage.identity import Identity
 from tests import make
 
 MESSAGES = Path(__file__).with_name("messages.txt").read_text()
@@ -60,8 +60,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(data / "done/photos", data / "moved/pics")
     shutil.copytree(data / "done", data / "lost")
     (data / "lost/photos/1.0.0/manifest.json").unlink()
-    here = Identity.new(ends_with_this_process=True)
-    JobState(Config(output=f"{data}/busy", input=f"{data}/photos", name="photos", identity=here)).owner.acquire("")
+    JobState(Config(output=f"{data}/busy", input=f"{data}/photos", name="photos")).claim.hold()
     return data
 
 
@@ -82,5 +81,6 @@ def test_each_mistake_is_told_in_one_line_with_its_exit_code(
     out, err = capsys.readouterr()
     assert out == ""
     printed = [text for text in err.splitlines() if not text.startswith("warning:")]
-    told = [text.replace(str(data), "/data").replace(f"(process {os.getpid()})", "(process 4711)") for text in printed]
-    assert [re.sub(r"begun \d+ s ago", "begun 0 s ago", text) for text in told] == [line]
+    here = rf"process {os.getpid()} on {re.escape(socket.gethostname())}, since .*? UTC"
+    told = [re.sub(here, "process 4711 on laptop, since 2026-07-01 12:00:00 UTC", text) for text in printed]
+    assert [text.replace(str(data), "/data") for text in told] == [line]

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import pytest
@@ -319,11 +320,11 @@ def test_a_repair_does_not_believe_the_leftover_of_an_interrupted_one(
     publish = LocalStorage.publish
     mended: list[str] = []
 
-    def fail_at_second(self: LocalStorage, local_file: str, url: str) -> None:
+    def fail_at_second(self: LocalStorage, file: Any, url: str, generation: str | None = None) -> bool:
         if mended:
             raise RuntimeError("the machine goes away here")
-        publish(self, local_file, url)
         mended.append(url)
+        return publish(self, file, url)
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "publish", fail_at_second)
@@ -363,10 +364,10 @@ def fail_at_one_shard(folder: Path, version: Path, monkeypatch: pytest.MonkeyPat
     """The command on a machine that goes away in the middle."""
     publish = LocalStorage.publish
 
-    def fail_at_one(self: LocalStorage, local_file: str, url: str) -> None:
+    def fail_at_one(self: LocalStorage, file: Any, url: str, generation: str | None = None) -> bool:
         if "validation.tfrecord-00001" in url:
             raise RuntimeError("the machine goes away here")
-        publish(self, local_file, url)
+        return publish(self, file, url)
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "publish", fail_at_one)
@@ -405,9 +406,9 @@ def test_another_plan_voids_what_a_failed_job_left(
     publish = LocalStorage.publish
     published: list[str] = []
 
-    def note(self: LocalStorage, local_file: str, url: str) -> None:
+    def note(self: LocalStorage, file: Any, url: str, generation: str | None = None) -> bool:
         published.append(Path(url).name)
-        publish(self, local_file, url)
+        return publish(self, file, url)
 
     monkeypatch.setattr(LocalStorage, "publish", note)
     assert again(folder, version).code == 0

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from beam_pipeline import storage
-from beam_pipeline.dataset.state import delete_own_files, own_files
+from beam_pipeline.config import Config
+from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.schema import is_ours
 from tests import make
-from tests.servers import Gcs
+from tests.dataset.test_state import PLAN
 
 OURS = (
     "photos-train.tfrecord-00000-of-00012",
@@ -59,21 +60,24 @@ def test_a_published_version_has_no_other_files(photos: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("place", ["local", "gs"])
-def test_deleting_ours_leaves_theirs(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    url = str(tmp_path / "version")
-    if place == "gs":
-        gcs: Gcs = request.getfixturevalue("gcs")
-        url = f"gs://{gcs.new_bucket()}/version"
-    store = storage.open_storage(url)
+def test_a_job_that_begins_from_nothing_deletes_ours_and_leaves_theirs(
+    place: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    output = str(tmp_path) if place == "local" else f"gs://{request.getfixturevalue('gcs').new_bucket()}"
+    config = Config(input="/in", output=output, name="photos", repair=True)
+    store = storage.open_storage(output)
     for name in (*OURS, *THEIRS):
-        store.write(storage.join(url, name), b"x")
-    delete_own_files(store, url, "photos")
-    assert {file.path for file in store.files(url)} == set(THEIRS)
+        store.write(storage.join(config.dataset_url, name), b"x")
+    JobState(config).claim.hold()
+    JobState(config).prepare(PLAN)
+    assert {file.path for file in store.files(config.dataset_url)} == set(THEIRS)
+    JobState(config).claim.release()
 
 
-def test_an_index_folder_of_ours_alone_is_gone_and_so_is_what_never_was(tmp_path: Path) -> None:
-    store, version = storage.LocalStorage(), tmp_path / "version"
-    delete_own_files(store, str(version), "photos")
-    store.write(f"{version}/index/train.runs.npy", b"x")
-    delete_own_files(store, str(version), "photos")
-    assert not list(version.iterdir())
+def test_an_index_folder_of_ours_alone_is_gone(tmp_path: Path) -> None:
+    config = Config(input="/in", output=str(tmp_path), name="photos", repair=True)
+    storage.LocalStorage().write(f"{config.dataset_url}/index/train.runs.npy", b"x")
+    JobState(config).claim.hold()
+    JobState(config).prepare(PLAN)
+    assert not list(Path(config.dataset_url).iterdir())
+    JobState(config).claim.release()

@@ -7,7 +7,9 @@ import hashlib
 import io
 import json
 import socket
+import uuid
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -27,6 +29,7 @@ from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName
 from beam_pipeline.schema.manifest import seal_manifest
 from tests import make
+from tests.servers import Gcs
 
 
 @pytest.fixture(scope="module")
@@ -152,10 +155,9 @@ def test_a_run_index_holds_the_rows_of_each_shard_in_order() -> None:
 # --- publishing by hand: what goes wrong
 
 
-@pytest.fixture
-def written(photos: Path, tmp_path: Path) -> tuple[Config, JobPlan]:
-    """A job whose two shards are written and which is not yet published."""
-    config = Config(input=str(photos), output=str(tmp_path), name="photos", image_size=24, num_shards=2)
+def write_shards(photos: Path, output: str, shards_written: int = 2) -> tuple[Config, JobPlan]:
+    """A job of two shards which is not yet published."""
+    config = Config(input=str(photos), output=output, name="photos", image_size=24, num_shards=2)
     refs = list(all_images(config))
     histogram = Histogram(0)
     for ref in refs:
@@ -166,10 +168,17 @@ def written(photos: Path, tmp_path: Path) -> tuple[Config, JobPlan]:
     unmeasured = {"mean": [], "std": [], "sampled_images": 0}
     classes = ("ant", "bee", "cat")
     plan = JobPlan(config.fingerprint(), classes, (), {"train": split}, unmeasured, "", images.codec_versions())
+    JobState(config).claim.hold()
     JobState(config).prepare(plan)
-    for index in range(2):
+    for index in range(shards_written):
         ShardWriter(config, plan).write("train", index, [ref for ref in refs if split.shard_of(ref.order_key) == index])
     return config, plan
+
+
+@pytest.fixture
+def written(photos: Path, tmp_path: Path) -> tuple[Config, JobPlan]:
+    """A job whose two shards are written and which is not yet published."""
+    return write_shards(photos, str(tmp_path))
 
 
 def test_publishing_removes_the_state(written: tuple[Config, JobPlan]) -> None:
@@ -195,44 +204,21 @@ def test_a_sidecar_of_another_plan_is_not_published(written: tuple[Config, JobPl
     assert not (Path(config.dataset_url) / "manifest.json").exists()
 
 
-def test_a_job_that_was_taken_over_publishes_nothing(written: tuple[Config, JobPlan]) -> None:
-    config, plan = written
-    owner = Path(JobState(config).url) / "owner.json"
-    owner.write_bytes(owner.read_bytes().replace(config.identity.token.encode(), b"0" * 32))
-    with pytest.raises(ImageShardsError, match=r"another job has taken over .* nothing of it is published$"):
-        publish(config, plan, {})
-    assert not (Path(config.dataset_url) / "manifest.json").exists()
-
-
 @pytest.mark.parametrize("damage", ["another size", "another content", "gone"])
-def test_a_shard_that_something_else_has_written_since_is_not_published(
-    written: tuple[Config, JobPlan], damage: str
+@pytest.mark.parametrize("what", ["shard", "index"])
+def test_a_file_that_something_else_has_written_since_is_not_published(
+    written: tuple[Config, JobPlan], damage: str, what: str
 ) -> None:
     config, plan = written
-    shard = make.shard_files(Path(config.dataset_url))[1]
-    data = shard.read_bytes()
+    name = ShardName("photos", "train", 1, 2)
+    file = name.file if what == "shard" else name.index_file
+    path = Path(config.dataset_url) / file
+    data = path.read_bytes()
     if damage == "gone":
-        shard.unlink()
+        path.unlink()
     else:
-        shard.write_bytes(data[:-1] if damage == "another size" else data[:-1] + bytes([data[-1] ^ 1]))
-    line = r"^shard photos-train.tfrecord-00001-of-00002 is not what this job wrote: nothing is published; run the same"
-    with pytest.raises(ImageShardsError, match=line):
-        publish(config, plan, {})
-    assert not (Path(config.dataset_url) / "manifest.json").exists()
-
-
-@pytest.mark.parametrize("damage", ["another size", "another content", "gone"])
-def test_a_text_index_that_something_else_has_written_since_is_not_published(
-    written: tuple[Config, JobPlan], damage: str
-) -> None:
-    config, plan = written
-    index = Path(config.dataset_url) / "index" / "photos-train.tfrecord-00001-of-00002.idx"
-    data = index.read_bytes()
-    if damage == "gone":
-        index.unlink()
-    else:
-        index.write_bytes(data[:-1] if damage == "another size" else b"1" + data[1:])
-    line = r"^index index/photos-train.tfrecord-00001-of-00002.idx is not what this job wrote: nothing is published; "
+        path.write_bytes(data[:-1] if damage == "another size" else data[:-1] + bytes([data[-1] ^ 1]))
+    line = rf"^{what} {file} is not what this job wrote: nothing is published; run the same command again$"
     with pytest.raises(ImageShardsError, match=line):
         publish(config, plan, {})
     assert not (Path(config.dataset_url) / "manifest.json").exists()
@@ -255,6 +241,92 @@ def test_a_repeated_publication_finds_its_own(written: tuple[Config, JobPlan]) -
     assert not (state / "plan.json").exists()
 
 
+# --- publishing while another job of the same version runs
+
+
+def join(config: Config, **more: bool) -> Config:
+    """The configuration of another job."""
+    return dataclasses.replace(config, run_id=uuid.uuid4().hex, **more)
+
+
+def names(config: Config) -> set[str]:
+    return {file.path for file in storage.open_storage(config.output).files(config.output)}
+
+
+@pytest.fixture(params=["gs", "s3"])
+def remote(request: pytest.FixtureRequest, photos: Path) -> tuple[Config, JobPlan]:
+    """As `written`, in an object store."""
+    bucket = request.getfixturevalue("gcs" if request.param == "gs" else "s3").new_bucket()
+    return write_shards(photos, f"{request.param}://{bucket}")
+
+
+def test_a_job_whose_plan_another_one_has_published_ends_well(remote: tuple[Config, JobPlan]) -> None:
+    config, plan = remote
+    second = join(config)
+    JobState(second).prepare(plan)
+    manifest = publish(config, plan, {})
+    before = names(config)
+    JobState(second).prepare(plan)
+    assert ShardWriter(second, plan).write("train", 0, []).kept
+    assert publish(second, plan, {})["content_fingerprint"] == manifest["content_fingerprint"]
+    assert names(config) == before
+    assert not any("_state" in name for name in before)
+
+
+@pytest.mark.parametrize("method", ["sidecar", "check"])
+def test_a_job_whose_plan_is_published_while_it_publishes_ends_well(
+    remote: tuple[Config, JobPlan], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, plan = remote
+    real, calls = getattr(JobState, method), []
+
+    def late(*arguments: Any, **more: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:  # in the middle of it
+            publish(join(config), plan, {})
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(JobState, method, late)
+    publish(config, plan, {})
+    assert len(calls) > 2
+    assert not any("_state" in name for name in names(config))
+
+
+def test_a_manifest_that_came_too_late_is_taken_back(
+    remote: tuple[Config, JobPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, plan = remote
+    store = storage.open_storage(config.output)
+    create = type(store).create
+
+    def slowly(self: Any, url: str, data: bytes) -> bool:
+        JobState(join(config, restart=True)).prepare(dataclasses.replace(plan, references="other"))
+        return create(self, url, data)
+
+    monkeypatch.setattr(type(store), "create", slowly)
+    with pytest.raises(ImageShardsError, match="another job has begun it again"):
+        publish(config, plan, {})
+    assert names(config) == {f"photos/_state/1.0.0/{file}" for file in ("claim.json", "plan.json")}
+
+
+def test_on_gs_a_shard_of_a_job_that_was_begun_again_replaces_no_other(
+    gcs: Gcs, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, plan = write_shards(photos, f"gs://{gcs.new_bucket()}", shards_written=0)
+    store, url = storage.open_storage(config.output), f"{config.dataset_url}/{ShardName('photos', 'train', 0, 2).file}"
+    upload = type(store).publish
+
+    def slowly(self: Any, file: Any, url: str, generation: str | None = None) -> bool:
+        JobState(join(config, restart=True)).prepare(dataclasses.replace(plan, references="other"))
+        store.write(url, b"of the other job")
+        return upload(self, file, url, generation)
+
+    monkeypatch.setattr(type(store), "publish", slowly)
+    with pytest.raises(ImageShardsError, match="another job has begun it again"):
+        ShardWriter(config, plan).write("train", 0, [])
+    assert store.read(url) == b"of the other job"
+
+
 def test_a_manifest_of_another_job_is_not_overwritten(
     written: tuple[Config, JobPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,25 +342,6 @@ def test_a_manifest_of_another_job_is_not_overwritten(
     with pytest.raises(ImageShardsError, match="was published by another job meanwhile"):
         publish(config, plan, {})
     assert (Path(config.dataset_url) / "manifest.json").read_bytes() == theirs
-
-
-@pytest.mark.parametrize("data", [b"", None])
-def test_a_shard_whose_reject_lines_were_lost_is_not_published(
-    written: tuple[Config, JobPlan], data: bytes | None
-) -> None:
-    config, plan = written
-    state, name = JobState(config), ShardName("photos", "train", 1, 2)
-    sidecar = state.sidecar(name)
-    assert sidecar is not None
-    state.save_sidecar(name, sidecar | {"rejects": {"vanished": 1}, "images": sidecar["images"] + 1}, b"a line\n")
-    lines = Path(state.url) / "rejects" / "train-00001.jsonl"
-    if data is None:
-        lines.unlink()
-    else:
-        lines.write_bytes(data)
-    with pytest.raises(ImageShardsError, match=r"shard photos-train.tfrecord-00001-of-00002 was not written"):
-        publish(config, plan, {})
-    assert not (Path(config.dataset_url) / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("key", ["records", "images"])
@@ -309,24 +362,19 @@ def test_files_are_written_in_the_order_that_makes_the_manifest_the_commit_point
 ) -> None:
     config, plan = written
     order: list[str] = []
-    write, create, move = storage.LocalStorage.write, storage.LocalStorage.create, storage.LocalStorage.publish
 
-    def note_write(self: storage.LocalStorage, url: str, data: bytes) -> None:
-        order.append(url.removeprefix(f"{config.dataset_url}/"))
-        write(self, url, data)
+    def note(method: str, position: int) -> None:
+        real = getattr(storage.LocalStorage, method)
 
-    def note_publish(self: storage.LocalStorage, local_file: str, url: str) -> None:
-        order.append(url.removeprefix(f"{config.dataset_url}/"))
-        move(self, local_file, url)
+        def noted(*arguments: Any) -> Any:
+            order.append(arguments[position].removeprefix(f"{config.dataset_url}/"))
+            return real(*arguments)
 
-    monkeypatch.setattr(storage.LocalStorage, "write", note_write)
+        monkeypatch.setattr(storage.LocalStorage, method, noted)
 
-    def note_create(self: storage.LocalStorage, url: str, data: bytes) -> bool:
-        order.append(url.removeprefix(f"{config.dataset_url}/"))
-        return create(self, url, data)
-
-    monkeypatch.setattr(storage.LocalStorage, "publish", note_publish)
-    monkeypatch.setattr(storage.LocalStorage, "create", note_create)
+    note("write", 1)
+    note("create", 1)
+    note("publish", 2)
     publish(config, plan, {})
     assert order == [
         "index/train.runs.npy",

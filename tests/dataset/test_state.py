@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,19 +32,43 @@ PLAN = JobPlan(
     references="9-abc",
     codec={"pillow": "1"},
 )
+OTHER = dataclasses.replace(PLAN, references="other")
 NAME = ShardName("photos", "train", 1, 3)
+STATE = "photos/_state/1.0.0"
 
 
-@pytest.fixture(params=["local", "gs"])
-def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
-    if request.param == "local":
-        return Config(input="/in", output=str(tmp_path), name="photos")
-    gcs: Gcs = request.getfixturevalue("gcs")
-    return Config(input="/in", output=f"gs://{gcs.new_bucket()}/out", name="photos")
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Config]:
+    """A job that has the lock of a local version."""
+    config = Config(input="/in", output=str(tmp_path), name="photos")
+    JobState(config).claim.hold()
+    yield config
+    JobState(config).claim.release()
+
+
+@pytest.fixture
+def remote(gcs: Gcs) -> Config:
+    return Config(input="/in", output=f"gs://{gcs.new_bucket()}", name="photos")
+
+
+@pytest.fixture(params=["local", "remote"])
+def config(request: pytest.FixtureRequest) -> Config:
+    return request.getfixturevalue(request.param)
 
 
 def files(config: Config) -> set[str]:
     return {file.path for file in storage.open_storage(config.output).files(config.output)}
+
+
+def put(config: Config, *names: str) -> None:
+    """Files of the version."""
+    for name in names:
+        storage.open_storage(config.output).write(f"{config.dataset_url}/{name}", b"old")
+
+
+def another(config: Config, **more: bool) -> JobState:
+    """The state as another job of the same version sees it."""
+    return JobState(dataclasses.replace(config, run_id=uuid.uuid4().hex, **more))
 
 
 plans = st.dictionaries(
@@ -72,119 +98,201 @@ def test_every_part_of_a_plan_is_in_its_hash(field: str) -> None:
     assert dataclasses.replace(PLAN, **{field: others[field]}).sha256 != PLAN.sha256
 
 
+# --- making the output ready
+
+
 def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config) -> None:
     state = JobState(config)
-    assert not state.exists()
     state.prepare(PLAN)
     assert state.exists()
-    state.save_sidecar(NAME, {"plan": PLAN.sha256}, b"reject\n")
-    storage.open_storage(config.output).write(f"{config.dataset_url}/{NAME.file}", b"shard")
+    state.save_sidecar(NAME, {"plan": PLAN.sha256})
+    put(config, NAME.file)
     before = files(config)
     state.prepare(PLAN)
     assert files(config) == before
-    sidecar = state.sidecar(NAME)
-    assert sidecar is not None
-    assert sidecar["plan"] == PLAN.sha256
-    assert state.is_kept(sidecar)
-    assert state.rejects(NAME) == b"reject\n"
+    assert (state.sidecar(NAME) or {})["plan"] == PLAN.sha256
 
 
-@pytest.mark.parametrize("flag", ["overwrite", "repair"])
-def test_another_plan_voids_all_and_what_was_published(config: Config, flag: str) -> None:
+@pytest.mark.parametrize("flag", ["overwrite", "restart"])
+def test_another_plan_voids_all_that_was_written(config: Config, flag: str) -> None:
     state, store = JobState(config), storage.open_storage(config.output)
     state.prepare(PLAN)
-    state.save_sidecar(NAME, {"plan": PLAN.sha256}, b"reject\n")
-    for file in (NAME.file, NAME.index_file, "manifest.json", "dataset_info.json", "notes.txt"):
-        store.write(f"{config.dataset_url}/{file}", b"old")
+    state.save_sidecar(NAME, {"plan": PLAN.sha256})
+    put(config, NAME.file, NAME.index_file, "dataset_info.json", "notes.txt", *["manifest.json"] * (flag != "restart"))
     store.write(f"{config.output}/photos/2.0.0/manifest.json", b"another version")
-    state.owner.release()
-    anew = dataclasses.replace(config, **{flag: True})
-    JobState(anew).prepare(dataclasses.replace(PLAN, references="other"))
-    assert files(config) - {"photos/1.0.0/notes.txt"} == {
-        "photos/_state/1.0.0/owner.json",
-        "photos/_state/1.0.0/plan.json",
-        "photos/2.0.0/manifest.json",
-    }
-    assert ("photos/1.0.0/notes.txt" in files(config)) == (flag == "repair"), (
+    JobState(dataclasses.replace(config, **{flag: True})).prepare(OTHER)
+    kept = {"photos/1.0.0/notes.txt"} if flag == "restart" else set()
+    assert files(config) == {f"{STATE}/claim.json", f"{STATE}/plan.json", "photos/2.0.0/manifest.json", *kept}, (
         "only --overwrite deletes the user's files"
     )
     assert state.sidecar(NAME) is None
 
 
-def test_the_manifest_goes_before_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config(input="/in", output=str(tmp_path), name="photos", overwrite=True)
-    store = storage.open_storage(config.output)
-    for file in (NAME.file, "manifest.json", "dataset_info.json"):
-        store.write(f"{config.dataset_url}/{file}", b"old")
-    deleted: list[str] = []
-    for method in ("delete", "delete_tree"):
-        monkeypatch.setattr(
-            storage.LocalStorage,
-            method,
-            lambda self, url, keep=(), kind=method: deleted.append(f"{kind} {Path(url).name}"),
-        )
+def test_restart_voids_the_same_plan_too(config: Config) -> None:
     JobState(config).prepare(PLAN)
-    assert deleted[:3] == ["delete manifest.json", "delete dataset_info.json", "delete_tree 1.0.0"]
+    put(config, NAME.file)
+    JobState(config).claim.release()
+    restarted = another(config, restart=True)
+    restarted.claim.hold()
+    restarted.prepare(PLAN)
+    assert files(config) == {f"{STATE}/claim.json", f"{STATE}/plan.json"}
+
+
+def test_a_local_job_voids_another_plan_by_itself(local: Config) -> None:
+    JobState(local).prepare(PLAN)
+    put(local, NAME.file)
+    JobState(local).prepare(OTHER)
+    assert files(local) == {f"{STATE}/claim.json", f"{STATE}/plan.json"}
+
+
+def test_in_an_object_store_another_plan_changes_nothing_unless_it_is_told_to(remote: Config) -> None:
+    JobState(remote).prepare(PLAN)
+    put(remote, NAME.file)
+    before = files(remote)
+    with pytest.raises(ImageShardsError, match=r"is being written by another job .* --restart discards"):
+        another(remote).prepare(OTHER)
+    assert files(remote) == before
+
+
+def test_the_manifest_goes_before_the_shards(local: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(local, NAME.file, "manifest.json", "dataset_info.json")
+    deleted: list[str] = []
+    monkeypatch.setattr(storage.LocalStorage, "delete", lambda self, url, generation="": deleted.append(Path(url).name))
+    JobState(dataclasses.replace(local, overwrite=True)).prepare(PLAN)
+    assert deleted == ["manifest.json", "dataset_info.json", NAME.file]
 
 
 def test_a_version_that_another_job_published_meanwhile_is_left_alone(config: Config) -> None:
-    storage.open_storage(config.output).write(f"{config.dataset_url}/manifest.json", b"theirs")
+    put(config, "manifest.json", NAME.file)
     with pytest.raises(ImageShardsError, match=r"was published by another job meanwhile; run the command again$"):
         JobState(config).prepare(PLAN)
-    assert files(config) == {"photos/1.0.0/manifest.json"}
+    JobState(config).claim.release()
+    assert files(config) == {"photos/1.0.0/manifest.json", f"photos/1.0.0/{NAME.file}"}
 
 
-def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path) -> None:
-    state = JobState(Config(input="/in", output=str(tmp_path), name="photos"))
-    line = r"tmp: no space left on device; make room; the same command resumes$"
-    with pytest.raises(StorageError, match=line), state.temporary_file() as file, open("/dev/full", "wb") as full:
-        os.dup2(full.fileno(), file.fileno())
-        file.write(b"x" * (2 << 20))
-    assert not list((tmp_path / "photos/_state/1.0.0/tmp").iterdir())
+@pytest.mark.parametrize("steps", range(6))
+def test_a_kill_while_the_output_is_made_ready_leaves_a_version_that_is_known_as_ours(
+    config: Config, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, done = storage.open_storage(config.output), []
+    put(config, NAME.file, "manifest.json", "dataset_info.json")
+
+    class Killed(BaseException):
+        pass
+
+    def stop_after(method: str) -> None:
+        real = getattr(type(store), method)
+
+        def step(self: object, *arguments: object, **more: object) -> object:
+            if len(done) == steps:
+                raise Killed
+            done.append(method)
+            return real(self, *arguments, **more)
+
+        monkeypatch.setattr(type(store), method, step)
+
+    for method in ("write", "replace", "delete", "delete_tree"):
+        if hasattr(store, method):
+            stop_after(method)
+    with contextlib.suppress(Killed):
+        JobState(dataclasses.replace(config, overwrite=True)).prepare(PLAN)
+    monkeypatch.undo()
+    assert JobState(config).exists() or store.stat(f"{config.dataset_url}/manifest.json")
+    JobState(config).claim.release()  # as a job does that fails
+    assert JobState(config).exists() or store.stat(f"{config.dataset_url}/manifest.json")
 
 
-def test_clearing_takes_along_what_killed_writes_left(tmp_path: Path) -> None:
-    config = Config(input="/in", output=str(tmp_path), name="photos")
-    JobState(config).prepare(PLAN)
-    folder = Path(config.dataset_url)
-    (folder / "index").mkdir(parents=True)
-    for name in ("features.json.123-0123abcd.tmp", "index/a.idx.9-ffffffff.tmp", "notes.tmp", "index/a.idx"):
-        (folder / name).write_bytes(b"x")
-    JobState(config).clear()
-    assert files(config) == {"photos/1.0.0/index/a.idx", "photos/1.0.0/notes.tmp"}
+# --- who may write
+
+
+def test_a_zombie_of_a_job_that_was_begun_again_may_not_write(config: Config) -> None:
+    zombie = JobState(config)
+    zombie.prepare(PLAN)
+    zombie.check(PLAN.sha256)
+    if storage.is_local(config.output):
+        zombie.claim.release()
+        another(config).claim.hold()
+    else:
+        another(config, restart=True).prepare(OTHER)
+    with pytest.raises(
+        ImageShardsError, match=r"/1\.0\.0: another job has begun it again; this one stops and publishes"
+    ):
+        zombie.check(PLAN.sha256)
+
+
+def test_nobody_may_write_after_the_claim_is_gone(config: Config) -> None:
+    # A worker that slept while another job restarted the version and published it.
+    state = JobState(config)
+    state.prepare(PLAN)
+    storage.open_storage(config.output).delete(f"{config.output}/{STATE}/claim.json")
+    with pytest.raises(ImageShardsError, match="another job has begun it again"):
+        state.check(PLAN.sha256)
+
+
+# --- sidecars
 
 
 def test_a_broken_sidecar_is_none(config: Config) -> None:
     state = JobState(config)
     assert state.sidecar(NAME) is None
-    state.save_sidecar(NAME, {"plan": "x", "records": 3}, b"")
-    whole = storage.open_storage(config.output).read(f"{state.url}/shards/train-00001.json")
-    changed = (whole.replace(b'"records":3', b'"records":7'), whole.replace(b',"records":3', b""))
-    for data in (b"", b"{}\n", b"[]\n", b'{"plan":"x"}\n', whole[:-9], *changed):
+    state.save_sidecar(NAME, {"plan": "x", "records": 3})
+    valid = storage.open_storage(config.output).read(f"{state.url}/shards/train-00001.json")
+    changed = (valid.replace(b'"records":3', b'"records":7'), valid.replace(b',"records":3', b""))
+    for data in (b"", b"{}\n", b"[]\n", b'{"plan":"x"}\n', valid[:-9], *changed):
         state.write("shards/train-00001.json", data)
         assert state.sidecar(NAME) is None, data
-    state.write("shards/train-00001.json", whole)
+    state.write("shards/train-00001.json", valid)
     assert state.sidecar(NAME) is not None
 
 
-def test_what_was_saved_with_a_sidecar_is_known_when_it_is_cut_short_or_gone(config: Config) -> None:
-    file = "rejects/train-00001.jsonl"
-    state, store = JobState(config), storage.open_storage(config.output)
-    state.save_sidecar(NAME, {"plan": "x"}, b"reject\n")
-    sidecar = state.sidecar(NAME)
-    assert sidecar is not None
-    assert state.is_kept(sidecar)
-    state.write(file, b"")
-    assert not state.is_kept(sidecar)
-    store.delete(f"{state.url}/{file}")
-    assert not state.is_kept(sidecar)
+# --- temporary files
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(local: Config) -> None:
+    state = JobState(local)
+    line = r"tmp: no space left on device; make room; the same command resumes$"
+    with pytest.raises(StorageError, match=line), state.temporary_file() as file, open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), file.fileno())
+        file.write(b"x" * (2 << 20))
+    assert not list(Path(state.url, "tmp").iterdir())
+
+
+def test_a_temporary_file_is_gone_in_any_case(config: Config, tmp_path: Path) -> None:
+    state, url = JobState(config), f"{config.output}/x"
+    with pytest.raises(ValueError, match="x"), state.temporary_file() as file:
+        file.write(b"data")
+        raise ValueError("x")
+    with state.temporary_file() as file:
+        file.write(b"data")
+        storage.open_storage(config.output).publish(file, url)
+    assert storage.open_storage(config.output).read(url) == b"data"
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_kill_leaves_no_temporary_file_of_a_remote_output(
+    remote: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with JobState(remote).temporary_file() as file:
+        file.write(b"data")
+        assert list(tmp_path.iterdir()) == [], "it has no name"
+
+
+# --- deleting the state
+
+
+def test_clearing_takes_along_what_killed_writes_left(local: Config) -> None:
+    JobState(local).prepare(PLAN)
+    put(local, "features.json.123-0123abcd.tmp", "index/a.idx.9-ffffffff.tmp", "notes.tmp", "index/a.idx")
+    JobState(local).clear()
+    assert files(local) == {"photos/1.0.0/index/a.idx", "photos/1.0.0/notes.tmp"}
 
 
 def test_clearing_leaves_nothing_of_the_state(config: Config) -> None:
     state = JobState(config)
     state.prepare(PLAN)
-    storage.open_storage(config.output).write(f"{config.dataset_url}/manifest.json", b"published")
-    state.save_sidecar(NAME, {}, b"x")
+    put(config, "manifest.json")
+    state.save_sidecar(NAME, {})
     state.clear()
     state.clear()
     assert files(config) == {"photos/1.0.0/manifest.json"}
@@ -194,32 +302,54 @@ def test_clearing_leaves_nothing_of_the_state(config: Config) -> None:
 
 def test_clearing_leaves_the_state_of_another_version(config: Config) -> None:
     other = JobState(dataclasses.replace(config, version="2.0.0"))
+    other.claim.hold()
     other.prepare(PLAN)
     state = JobState(config)
     state.prepare(PLAN)
+    put(config, "manifest.json")
     state.clear()
     assert other.exists()
+    other.claim.release()
 
 
-def test_a_temporary_file_is_gone_in_any_case(config: Config) -> None:
+def test_what_a_killed_publisher_left_is_cleared_by_any_later_job(remote: Config) -> None:
+    JobState(remote).prepare(PLAN)
+    put(remote, "manifest.json")
+    another(remote).clear()
+    assert files(remote) == {"photos/1.0.0/manifest.json"}
+
+
+@pytest.mark.parametrize("moment", ["it has the claim", "the old version is gone"])
+def test_clearing_leaves_the_state_of_a_job_that_overwrites_the_version(
+    remote: Config, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(remote, "manifest.json")
+    overwriting = another(remote, overwrite=True)
+    if moment == "it has the claim":
+        overwriting.claim.take(OTHER.sha256)
+    else:
+        overwriting.prepare(OTHER)
+    before = files(remote)
+    JobState(remote).clear()
+    assert files(remote) == before
+    overwriting.check(OTHER.sha256)
+
+
+@pytest.mark.parametrize("folder", [STATE, "photos/_state"])
+def test_an_empty_folder_of_the_state_is_a_leftover(tmp_path: Path, folder: str) -> None:
+    config = Config(input="/in", output=str(tmp_path), name="photos")
+    put(config, "manifest.json")
     state = JobState(config)
-    with pytest.raises(ValueError, match="x"), state.temporary_file() as file:
-        file.write(b"data")
-        path = Path(file.name)
-        assert path.exists()
-        raise ValueError("x")
-    assert not path.exists()
-    with state.temporary_file() as file:
-        file.close()
-        storage.open_storage(config.output).publish(file.name, f"{config.output}/x")
-    assert not Path(file.name).exists()
-    assert "x" in files(config)
+    assert not state.has_leftovers()
+    os.makedirs(tmp_path / folder)
+    assert state.has_leftovers()
+    assert not state.exists()
+    state.claim.hold()
+    state.clear()
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["1.0.0"]
 
 
-def test_a_local_temporary_file_is_on_the_outputs_disk(tmp_path: Path) -> None:
-    state = JobState(Config(input="/in", output=str(tmp_path), name="photos"))
-    with state.temporary_file() as file:
-        assert Path(file.name).is_relative_to(tmp_path)
+# --- --plan_only
 
 
 def test_plan_only_leaves_the_users_empty_output_folder(tmp_path: Path) -> None:
@@ -233,63 +363,15 @@ def test_plan_only_leaves_the_users_empty_output_folder(tmp_path: Path) -> None:
         assert list((tmp_path / "mine").iterdir()) == []
 
 
-def test_what_a_killed_plan_only_left_makes_a_version_nobodys_own(config: Config) -> None:
-    state = JobState(config)
+def test_what_a_killed_plan_only_left_makes_a_version_nobodys_own(remote: Config) -> None:
+    state = JobState(remote)
     state.attempts.begin_sampling([])
     assert state.has_leftovers()
     assert not state.exists(), "the next job would delete files of another program"
 
 
-@pytest.mark.parametrize("steps", range(6))
-def test_a_kill_while_the_output_is_made_ready_leaves_a_version_that_is_known_as_ours(
-    config: Config, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, done = storage.open_storage(config.output), []
-    for file in (NAME.file, "manifest.json", "dataset_info.json"):
-        store.write(f"{config.dataset_url}/{file}", b"old")
-
-    class Killed(BaseException):
-        pass
-
-    def stop_after(method: str) -> None:
-        real = getattr(type(store), method)
-
-        def step(self: object, *arguments: object) -> None:
-            if len(done) == steps:
-                raise Killed
-            done.append(method)
-            real(self, *arguments)
-
-        monkeypatch.setattr(type(store), method, step)
-
-    for method in ("write", "delete", "delete_tree"):
-        stop_after(method)
-    with contextlib.suppress(Killed):
-        JobState(dataclasses.replace(config, overwrite=True)).prepare(PLAN)
-    monkeypatch.undo()
-    assert JobState(config).exists() or store.stat(f"{config.dataset_url}/manifest.json")
-    # What a job that fails does, or the next one with a dead job's lease.
-    JobState(dataclasses.replace(config, overwrite=True)).owner.release()
-    assert JobState(config).exists() or store.stat(f"{config.dataset_url}/manifest.json")
-
-
-@pytest.mark.parametrize("folder", ["_state/1.0.0", "_state"])
-def test_an_empty_folder_of_the_state_is_a_leftover(tmp_path: Path, folder: str) -> None:
-    config = Config(input="/in", output=str(tmp_path), name="photos")
-    storage.open_storage(config.output).write(f"{config.dataset_url}/manifest.json", b"published")
-    state = JobState(config)
-    assert not state.has_leftovers()
-    os.makedirs(tmp_path / "photos" / folder)
-    assert state.has_leftovers()
-    assert not state.exists()
-    state.owner.acquire("")
-    state.clear()
-    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["1.0.0"]
-
-
-def test_the_plan_of_plan_only_is_read_once(config: Config) -> None:
-    state = JobState(config)
-    storage.open_storage(config.output).write(f"{config.output}/mine", b"")
+def test_the_plan_of_plan_only_is_read_once(remote: Config) -> None:
+    state = JobState(remote)
     state.save_plan_only(PLAN)
     assert state.take_plan_only() == json.loads(json.dumps(PLAN.document()))
-    assert files(config) == {"mine"}
+    assert files(remote) == set()

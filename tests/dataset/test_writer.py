@@ -7,7 +7,6 @@ import hashlib
 import json
 import random
 import tempfile
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,11 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_pipeline import images, schema, storage
+from beam_pipeline import images, schema
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.conversion.fetch import Converted, convert_all
-from beam_pipeline.dataset import owner
 from beam_pipeline.dataset.result import ShardResult
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.dataset.writer import ShardWriter, index_text
@@ -42,8 +39,7 @@ def config(input: object, output: object, **more: object) -> Config:
 
 def plan_of(some: Config, classes: Iterable[str], images_planned: int = 0) -> JobPlan:
     """A plan of one train shard, of a job that may write it."""
-    JobState(some).owner.acquire("")
-    return JobPlan(
+    plan = JobPlan(
         configuration=some.fingerprint(),
         classes=tuple(classes),
         columns=(),
@@ -52,6 +48,10 @@ def plan_of(some: Config, classes: Iterable[str], images_planned: int = 0) -> Jo
         references="",
         codec=images.codec_versions(),
     )
+    claim = JobState(some).claim
+    claim.hold()
+    claim.take(plan.sha256)
+    return plan
 
 
 def read_shard(data: bytes) -> list[str]:
@@ -78,7 +78,7 @@ def test_records_are_in_order_of_key_and_path_whatever_order_the_references_come
     for number in range(3):
         out = dataclasses.replace(some, output=str(tmp_path / f"out{number}"))
         random.Random(number).shuffle(refs)
-        JobState(out).owner.acquire("")
+        JobState(out).claim.hold()
         ShardWriter(out, plan).write("train", 0, iter(refs))
         written.append((Path(out.dataset_url) / NAME.file).read_bytes())
     assert written[0] == written[1] == written[2]
@@ -165,23 +165,6 @@ def test_a_shard_that_is_not_whole_is_written_anew(job, damage: str) -> None:
     assert index.read_bytes() == whole_index
 
 
-@pytest.mark.parametrize("data", [b"", b'{"path":"cut', None])
-def test_a_shard_whose_rejects_were_lost_is_written_anew(job, data: bytes | None) -> None:
-    some, plan, refs = job
-    refs[0] = refs[0]._replace(path="ant/gone.jpg")
-    state = JobState(some)
-    ShardWriter(some, plan).write("train", 0, refs)
-    assert ShardWriter(some, plan).write("train", 0, refs).kept
-    path = Path(state.url) / "rejects/train-00000.jsonl"
-    whole = path.read_bytes()
-    if data is None:
-        path.unlink()
-    else:
-        path.write_bytes(data)
-    assert not ShardWriter(some, plan).write("train", 0, refs).kept
-    assert path.read_bytes() == whole
-
-
 def test_a_remote_shard_with_another_crc_is_written_anew(gcs: Gcs, photos: Path) -> None:
     bucket = gcs.new_bucket()
     some = config(photos, f"gs://{bucket}/out")
@@ -228,10 +211,10 @@ def test_an_exception_in_the_middle_leaves_no_object_and_no_temporary_file(
     plan = plan_of(some, ["a"], len(refs))
     with pytest.raises(KeyError, match="a class that the plan hasn't"):
         ShardWriter(some, plan).write("train", 0, refs)
-    # Who owns the version, and what was being decoded, are there; nothing else.
-    assert [name for name in gcs.names(bucket) if "/owner.json" not in name and "/inflight/" not in name] == []
+    # Which job writes the version, and what was being decoded, are there; nothing else.
+    assert [name for name in gcs.names(bucket) if "/claim.json" not in name and "/inflight/" not in name] == []
     files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
-    assert [name for name in files if "/owner.json" not in name and "/inflight/" not in name] == []
+    assert [name for name in files if "/claim.json" not in name and "/inflight/" not in name] == []
     # And then, without the fault, the whole shard.
     refs[position] = refs[position]._replace(label="a")
     summary = ShardWriter(some, plan).write("train", 0, refs)
@@ -256,36 +239,13 @@ def test_a_failed_upload_leaves_no_object_no_sidecar_and_no_temporary_file(
     assert list(tmp_path.iterdir()) == []
 
 
-# --- a slow one
-
-
-@pytest.mark.parametrize("slow", ["image", "request"])
-def test_the_right_to_write_is_refreshed_during_one_slow_step(
-    photos: Path, gcs: Gcs, monkeypatch: pytest.MonkeyPatch, slow: str
-) -> None:
-    monkeypatch.setattr(owner, "REFRESH_S", 0.2)
-    some = config(photos, f"gs://{gcs.new_bucket()}/out")
-    refs = list(all_images(some))[:1]
-    plan = plan_of(some, ["ant", "bee", "cat"], 1)
-    written = storage.open_versioned("gs://").version(f"{JobState(some).url}/owner.json")
-    assert written is not None
-
-    def wait() -> None:
-        for _ in range(600):
-            found = storage.open_versioned("gs://").version(f"{JobState(some).url}/owner.json")
-            assert found is not None
-            if found.generation != written.generation:
-                return
-            time.sleep(0.05)
-        raise AssertionError("nobody has refreshed it for 30 s")
-
-    place, method = {"image": (Decoder, "convert"), "request": (storage.LocalStorage, "read")}[slow]
-    real = getattr(place, method)
-    monkeypatch.setattr(place, method, lambda *arguments: (wait(), real(*arguments))[1])
-    assert ShardWriter(some, plan).write("train", 0, refs).records == 1
-
-
 # --- rejects
+
+
+def rejected_of(some: Config) -> list[dict[str, str]]:
+    sidecar = JobState(some).sidecar(NAME)
+    assert sidecar is not None
+    return sidecar["rejected"]
 
 
 def test_what_vanished_or_changed_is_a_reject(job) -> None:
@@ -297,16 +257,17 @@ def test_what_vanished_or_changed_is_a_reject(job) -> None:
     summary = ShardWriter(some, plan).write("train", 0, refs)
     assert summary.rejects == {"vanished": 1, "changed": 2, "too_many_bytes": 1}
     assert summary.records + 4 == summary.images == 40
-    lines = JobState(some).rejects(NAME).decode()
-    assert '"path":"ant/gone.jpg","reason":"vanished"' in lines
-    assert f"listed with {refs[1].source_bytes} bytes, read {refs[1].source_bytes - 1}" in lines
+    rejected = {reject["path"]: (reject["reason"], reject["detail"]) for reject in rejected_of(some)}
+    assert rejected["ant/gone.jpg"][0] == "vanished"
+    expected = f"listed with {refs[1].source_bytes} bytes, read {refs[1].source_bytes - 1}"
+    assert rejected[refs[1].path] == ("changed", expected)
 
 
 def test_rejects_are_lines_in_the_order_of_the_records(job, photos: Path) -> None:
     some, plan, refs = job
     broken = [ref._replace(path=f"{ref.path}.gone") for ref in refs]
     ShardWriter(some, plan).write("train", 0, broken)
-    paths = [json.loads(line)["path"] for line in JobState(some).rejects(NAME).splitlines()]
+    paths = [reject["path"] for reject in rejected_of(some)]
     assert paths == [ref.path for ref in sorted(broken, key=lambda ref: (ref.order_key, ref.path))]
 
 
@@ -372,7 +333,7 @@ def test_results_come_back_from_their_sidecars_and_add_up(job) -> None:
     for part in (refs[:15], refs[15:16], refs[16:]):
         result = writer.write("train", 0, part)
         JobState(some).clear()
-        JobState(some).owner.acquire("")
+        JobState(some).claim.hold()
         document = json.loads(schema.canonical_json(result.to_json()))
         assert json.loads(schema.canonical_json(ShardResult.from_json(document).to_json())) == document
         total.merge(ShardResult.from_json(document))
@@ -415,7 +376,7 @@ def test_a_gzip_shard_holds_the_plain_shards_bytes(job, tmp_path: Path) -> None:
     some, plan, refs = job
     ShardWriter(some, plan).write("train", 0, refs)
     packed = dataclasses.replace(some, output=str(tmp_path / "packed"), compression="gzip")
-    JobState(packed).owner.acquire("")
+    JobState(packed).claim.hold()
     ShardWriter(packed, plan).write("train", 0, refs)
     plain = (Path(some.dataset_url) / NAME.file).read_bytes()
     data = (Path(packed.dataset_url) / NAME.file).read_bytes()

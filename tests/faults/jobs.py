@@ -21,7 +21,7 @@ from tests import make, servers
 VERSION, STATE = "photos/1.0.0/", "photos/_state/1.0.0/"
 FLAGS = ("--name", "photos", "--splits", "train=0.8,validation=0.2", "--num_shards", "8")
 SHARDS = 16  # of both splits
-MOMENTS = ("owner.json", "plan.json")  # when a job has the right to write, and when it begins its shards
+MOMENTS = ("claim.json", "plan.json")  # when a job has the right to write, and when it begins its shards
 MODES = {
     "in_memory": (),
     "multi_processing": ("--direct_running_mode=multi_processing", "--direct_num_workers=2"),
@@ -79,7 +79,7 @@ class Output:
         if f"{VERSION}manifest.json" in files:
             return "published, state left" if any(name.startswith(STATE) for name in files) else "published"
         if f"{STATE}plan.json" not in files:
-            return "owned, no plan" if f"{STATE}owner.json" in files else "nothing written"
+            return "claimed, no plan" if f"{STATE}claim.json" in files else "nothing written"
         shards = len(self.finished_shards())
         return "publishing" if f"{VERSION}class.labels.txt" in files else f"{shards:2d} of {SHARDS} shards"
 

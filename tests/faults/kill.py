@@ -36,21 +36,21 @@ class Moment(NamedTuple):
     def draw(cls, chance: random.Random, number: int, expected: Reference) -> Moment:
         """Of the kill with this number: one in five before the plan, one in five before the first shard."""
         if number % 5 == 0:
-            return cls(None, chance.uniform(0, expected.seconds["owner.json"] - expected.seconds["plan.json"]))
+            return cls(None, chance.uniform(0, expected.seconds["claim.json"] - expected.seconds["plan.json"]))
         shards = 0 if number % 5 == 1 else chance.randrange(1, jobs.SHARDS)
         return cls(shards, chance.uniform(0, expected.seconds["plan.json"] / jobs.SHARDS))
 
     def wait(self, job: Job) -> None:
         """Until it has come, or the job has ended."""
         if self.shards is None:
-            job.wait_for("owner.json")
+            job.wait_for("claim.json")
         else:
             job.wait_for("plan.json")
             job.wait_for_shards(self.shards)
         time.sleep(self.more_s)
 
     def __str__(self) -> str:
-        return f"{self.more_s:5.2f} s after " + ("owner.json" if self.shards is None else f"{self.shards:2d} shards")
+        return f"{self.more_s:5.2f} s after " + ("claim.json" if self.shards is None else f"{self.shards:2d} shards")
 
 
 def kill_and_resume(images: Path, output: Output, mode: str, expected: Reference, moment: Moment, scratch: Path) -> str:

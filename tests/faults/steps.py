@@ -161,7 +161,7 @@ CASES = (
     Case("another plan", _half_of_another_plan),
     Case("repair", _damage),
     Case("fresh gs", _nothing, remote=True),
-    Case("another plan gs", _half_of_another_plan, remote=True),
+    Case("another plan gs", _half_of_another_plan, ("--restart",), remote=True),
 )
 
 

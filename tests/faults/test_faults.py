@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import os
 import subprocess
 import time
@@ -11,6 +13,8 @@ import google_crc32c
 import pytest
 
 from beam_pipeline import storage
+from beam_pipeline.config import Config
+from beam_pipeline.dataset.claim import claim_of
 from beam_pipeline.errors import StorageError
 from beam_pipeline.storage import gs
 from tests import make
@@ -52,9 +56,8 @@ def test_every_kind_of_request_survives_every_kind_of_fault(
         store.write(f"{place}/out/{name}", data)
         assert store.create(f"{place}/created/{name}", data), "the 412 of its own second attempt"
         assert not store.create(f"{place}/created/{name}", b"other")
-        (tmp_path / "file").write_bytes(data)
-        store.publish(str(tmp_path / "file"), f"{place}/published/{name}")
-        found = store.version(f"{place}/out/{name}")
+        store.publish(io.BytesIO(data), f"{place}/published/{name}")
+        found = store.stat(f"{place}/out/{name}")
         assert found is not None
         assert store.replace(f"{place}/out/{name}", data[::-1], found.generation)
         assert not store.replace(f"{place}/out/{name}", b"", found.generation)
@@ -76,6 +79,17 @@ def test_a_missing_file_is_missing_and_not_asked_for_again(gcs: Gcs, through: Th
     assert failing.requests == 1
 
 
+def test_the_lost_answer_to_a_claim_is_no_refusal(gcs: Gcs, through: Through) -> None:
+    config = Config(input="/in", output=f"gs://{gcs.new_bucket()}", name="photos")
+    failing = through(0.7, faults=(proxy.LOSE,))
+    assert claim_of(config).take("plan")
+    other = claim_of(dataclasses.replace(config, restart=True, run_id="other"))
+    assert not other.take("another plan")
+    writer, _ = other.read()
+    assert writer is not None and (writer.run, writer.plan) == ("other", "another plan")
+    assert failing.happened[proxy.LOSE]
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_large_file_arrives_whole_through_a_failing_network(
     gcs: Gcs, through: Through, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
@@ -84,8 +98,7 @@ def test_a_large_file_arrives_whole_through_a_failing_network(
     bucket, data = gcs.new_bucket(), os.urandom((9 << 20) + 12345)
     failing = through(0.25, seed)
     for number in range(3):
-        (tmp_path / "file").write_bytes(data)
-        storage.open_storage("gs://x", 60).publish(str(tmp_path / "file"), f"gs://{bucket}/{number}")
+        storage.open_storage("gs://x", 60).publish(io.BytesIO(data), f"gs://{bucket}/{number}")
         assert gcs.get(bucket, str(number)) == data
     assert failing.happened.total() > 2
 
@@ -99,8 +112,7 @@ def test_a_failed_chunk_goes_on_from_what_has_arrived(
     with resumable.upload_server(share=0.3, seed=seed) as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
         forget_clients()
-        (tmp_path / "file").write_bytes(data)
-        storage.open_storage("gs://x", 60).publish(str(tmp_path / "file"), "gs://b/big file")
+        storage.open_storage("gs://x", 60).publish(io.BytesIO(data), "gs://b/big file")
     assert server.objects == {"big file": data}
     assert server.sessions == 1
     assert server.received < 2 * len(data), "not the whole file once more"
@@ -116,10 +128,8 @@ def test_a_lost_answer_to_a_chunk_loses_and_doubles_nothing(
         server.lost_replies = frozenset(lost)
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
         forget_clients()
-        (tmp_path / "file").write_bytes(data)
-        storage.open_storage("gs://x", 30).publish(str(tmp_path / "file"), "gs://b/x")
+        storage.open_storage("gs://x", 30).publish(io.BytesIO(data), "gs://b/x")
     assert server.objects == {"x": data}
-    assert not (tmp_path / "file").exists()
 
 
 def test_an_upload_that_the_server_forgot_begins_anew(
@@ -131,8 +141,7 @@ def test_an_upload_that_the_server_forgot_begins_anew(
         server.forget_after = 6_000_000
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
         forget_clients()
-        (tmp_path / "file").write_bytes(data)
-        storage.open_storage("gs://x", 60).publish(str(tmp_path / "file"), "gs://b/x")
+        storage.open_storage("gs://x", 60).publish(io.BytesIO(data), "gs://b/x")
     assert (server.objects, server.sessions) == ({"x": data}, 2)
 
 
@@ -145,9 +154,8 @@ def test_an_upload_of_which_nothing_more_arrives_ends_at_the_deadline(
         server.keeps_nothing = how
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
         forget_clients()
-        (tmp_path / "file").write_bytes(bytes(9 << 20))
         with pytest.raises(StorageError, match=r"^gs://b/x: no success for 1 s: .*; the same command resumes"):
-            storage.open_storage("gs://x", 1).publish(str(tmp_path / "file"), "gs://b/x")
+            storage.open_storage("gs://x", 1).publish(io.BytesIO(bytes(9 << 20)), "gs://b/x")
     assert server.objects == {}
     assert server.received < 100 << 20, "repeated without a pause"
 

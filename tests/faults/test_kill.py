@@ -73,7 +73,7 @@ def test_a_kill_between_publishing_and_tidying_leaves_nothing_after_the_same_com
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["local", "gs"])
-def test_of_two_jobs_begun_together_one_publishes_and_the_other_says_so(
+def test_two_jobs_begun_together_publish_the_bytes_of_one_alone(
     gcs: Gcs, images: Path, expected: Reference, tmp_path: Path, remote: bool
 ) -> None:
     collide.collide(images, place(gcs, tmp_path, remote), expected, 0.0, tmp_path / "scratch")

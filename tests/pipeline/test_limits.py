@@ -8,6 +8,7 @@ import apache_beam as beam
 import pytest
 
 from beam_pipeline import Config
+from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.pipeline import graph, limits
 
@@ -69,6 +70,7 @@ def test_a_job_whose_references_do_not_fit_stops_with_one_line_and_writes_nothin
     photos: Path, tmp_path: Path, most: int
 ) -> None:
     config = Config(input=str(photos), output=str(tmp_path), name="photos", image_size=24, most_references=most)
+    JobState(config).claim.hold()
     job = beam.Pipeline(runner="FnApiRunner")
     graph.build(job, config, {"started_unix_s": 0})
     if most == 40:

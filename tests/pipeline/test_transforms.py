@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_pipeline.config import Config
+from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import ListingSummary, all_images
 from beam_pipeline.inputs.references import ImageRef, sample_size
@@ -169,6 +170,7 @@ def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path) -> None:
     (folder / "empty").mkdir()
     (folder / "loose.jpeg").write_bytes(b"x")
     some = config(folder, tmp_path / "out", num_shards=2, max_reject_fraction=0.1)
+    JobState(some).claim.hold()
     job = beam.Pipeline(options=PipelineOptions(IN_PROCESS))
     graph.build(job, some, {"started_unix_s": 0})
     result = job.run()

@@ -1,0 +1,177 @@
+"""One writer at a time: `claim.json` says which job may write a version. docs/decisions/006-one-writer.md"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from typing import NamedTuple
+
+from beam_pipeline import storage
+from beam_pipeline.config import Config
+from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.schema import canonical_json
+
+CLAIM_FILE = "claim.json"
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
+
+
+class Writer(NamedTuple):
+    """The job that a claim names; `plan` is the plan's hash, "" on this machine, `started` a time in UTC."""
+
+    run: str = ""
+    plan: str = ""
+    host: str = "an unknown host"
+    pid: int = 0
+    started: str = "an unknown time"
+
+    @classmethod
+    def read(cls, data: bytes) -> Writer:
+        """From the file's content; somebody, if that can't be read."""
+        try:
+            return cls(**json.loads(data))
+        except (ValueError, TypeError):
+            return cls()
+
+    def __str__(self) -> str:
+        return f"being written by another job (process {self.pid} on {self.host}, since {self.started})"
+
+
+def _document(run: str, plan: str = "") -> bytes:
+    """The file's content for a job in this process."""
+    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return canonical_json(Writer(run, plan, socket.gethostname(), os.getpid(), started)._asdict())
+
+
+class Claim:
+    """The right to write one version."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._url = storage.join(config.state_url, CLAIM_FILE)
+
+    def hold(self) -> None:
+        """For the launcher: lock a local version until `release`. Raises ImageShardsError if another job has it."""
+
+    def release(self) -> None:
+        """Unlock it."""
+
+    def take(self, plan: str) -> bool:
+        """For the step that writes first, when the plan's hash is known; a repeated step changes nothing.
+
+        Returns:
+            Whether what was written of this plan may stay.
+
+        Raises:
+            ImageShardsError: a job of another plan has it.
+        """
+        return not self._config.restart
+
+    def give_up(self) -> None:
+        """Undo `take`: there is nothing to write."""
+
+    def read(self) -> tuple[Writer | None, str]:
+        """Which job has it, and the file's generation, or an older one."""
+        store = storage.open_storage(self._url, self._config.io_deadline)
+        found = store.stat(self._url)
+        try:
+            return Writer.read(store.read(self._url)), found.generation if found else ""
+        except FileNotFoundError:
+            return None, ""
+
+
+def claim_of(config: Config) -> Claim:
+    """The right to write the version."""
+    return _LocalClaim(config) if storage.is_local(config.output) else _RemoteClaim(config)
+
+
+# Locks that this process holds: path → descriptor. Closing it, as the process's end does, unlocks.
+_held: dict[str, int] = {}
+
+
+def _close_in_child() -> None:
+    """A child must not hold its parent's locks when that is gone; closing a copy unlocks nothing."""
+    for descriptor in _held.values():
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class _LocalClaim(Claim):
+    """An OS lock on claim.json, which the launcher holds; its workers recognise their job by the run's id."""
+
+    def hold(self) -> None:
+        descriptor = self._locked()
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, _document(self._config.run_id), 0)
+        except OSError as error:
+            os.close(descriptor)
+            raise storage.explained(self._url, error) from error
+        _held[self._url] = descriptor
+
+    def _locked(self) -> int:
+        """A descriptor of the claim.json that is there now, locked."""
+        while True:
+            try:
+                os.makedirs(os.path.dirname(self._url), exist_ok=True)
+                descriptor = os.open(self._url, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            except FileNotFoundError:  # its folder went in between
+                continue
+            except OSError as error:
+                raise storage.explained(self._url, error) from error
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    writer = Writer.read(os.pread(descriptor, 1 << 16, 0))
+                    os.close(descriptor)
+                    raise ImageShardsError(f"{self._config.dataset_url} is {writer}: wait for its end") from error
+            if self._is_there(descriptor):
+                return descriptor
+            os.close(descriptor)  # the job that had it has published and deleted it since it was opened
+
+    def _is_there(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self._url))
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        if descriptor := _held.pop(self._url, 0):
+            if self._is_there(descriptor):
+                os.unlink(self._url)  # before it is unlocked: nobody else gets this file
+            os.close(descriptor)
+            version = os.path.dirname(self._url)
+            states = os.path.dirname(version)
+            storage.open_storage(version).delete_empty_folders(version, states, os.path.dirname(states))
+
+
+class _RemoteClaim(Claim):
+    """In an object store: claim.json, changed only as it was found. Jobs of one plan share it: they write the same."""
+
+    def take(self, plan: str) -> bool:
+        config = self._config
+        store, document = storage.open_versioned(self._url, config.io_deadline), _document(config.run_id, plan)
+        while True:
+            writer, generation = self.read()
+            if writer is not None:
+                if writer.plan == plan and (writer.run == config.run_id or not config.restart):
+                    return True
+                if not (config.restart or config.overwrite):
+                    raise ImageShardsError(
+                        f"{config.dataset_url} is {writer} with other images or flags: wait until it is published, or "
+                        "--restart discards what it has written"
+                    )
+            if store.replace(self._url, document, generation):
+                return writer is None
+
+    def give_up(self) -> None:
+        writer, generation = self.read()
+        if writer is not None and writer.run == self._config.run_id:
+            storage.open_storage(self._url, self._config.io_deadline).delete(self._url, generation)

@@ -1,0 +1,230 @@
+"""One writer at a time: a lock on this machine; in an object store a claim that jobs of one plan share."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from beam_pipeline import storage
+from beam_pipeline.config import Config
+from beam_pipeline.dataset.claim import CLAIM_FILE, Claim, claim_of
+from beam_pipeline.errors import ImageShardsError, StorageError
+from tests import make
+from tests.servers import Gcs
+
+BY_ANOTHER = rf"/1\.0\.0 is being written by another job \(process {os.getpid()} on \S+, since \d{{4}}-\S+ \S+ UTC\)"
+
+
+def job(output: object, **more: bool) -> Claim:
+    """The claim of a new job."""
+    return claim_of(Config(input="/in", output=str(output), name="photos", **more))
+
+
+def claim_file(output: object) -> str:
+    return f"{output}/photos/_state/1.0.0/{CLAIM_FILE}"
+
+
+# --- a lock of this machine
+
+HOLD = """
+import sys, time
+from beam_pipeline.config import Config
+from beam_pipeline.dataset.claim import claim_of
+claim_of(Config(input="/in", output=sys.argv[1], name="photos")).hold()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def holder(output: Path) -> subprocess.Popen[str]:
+    """A process that holds the lock."""
+    child = subprocess.Popen([sys.executable, "-c", HOLD, str(output)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    return child
+
+
+def test_a_second_job_is_told_by_whom_and_since_when(tmp_path: Path) -> None:
+    first, second = job(tmp_path), job(tmp_path)
+    first.hold()
+    with pytest.raises(ImageShardsError, match=BY_ANOTHER + r": wait for its end$"):
+        second.hold()
+    first.release()
+    assert not Path(claim_file(tmp_path)).exists()
+    second.hold()
+    second.release()
+
+
+def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
+    with holder(tmp_path) as child:
+        with pytest.raises(ImageShardsError, match=rf"another job \(process {child.pid} on "):
+            job(tmp_path).hold()
+        child.kill()
+    job(tmp_path).hold()
+
+
+@pytest.mark.parametrize("flags", [(), ("--overwrite",), ("--restart",), ("--repair",)], ids=str)
+def test_no_command_touches_a_local_version_that_another_job_writes(
+    photos: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    version = make.published(photos, tmp_path)
+    (version / "features.json").unlink()
+    with holder(tmp_path) as child:
+        before = make.files(tmp_path)
+        finished = make.job(photos, tmp_path, *flags)
+        assert finished.code == 1
+        assert f"is being written by another job (process {child.pid} on " in finished.err
+        assert make.files(tmp_path) == before
+        child.kill()
+    assert make.job(photos, tmp_path, *flags).code == 0
+    assert (version / "features.json").exists()
+    assert not (tmp_path / "photos/_state").exists()
+
+
+def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
+    forking = "import os\nif os.fork():\n    os._exit(0)\nprint('child', flush=True)\ntime.sleep(600)"
+    command = [sys.executable, "-c", HOLD.replace("time.sleep(600)", forking), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
+        assert child.stdout is not None
+        assert [child.stdout.readline() for _ in range(2)] == ["held\n", "child\n"]
+        child.wait()
+        try:
+            job(tmp_path).hold()
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def test_a_link_in_its_place_is_an_error_not_a_loop(tmp_path: Path) -> None:
+    path = Path(claim_file(tmp_path))
+    path.parent.mkdir(parents=True)
+    path.symlink_to(tmp_path / "missing" / "claim.json")
+    with pytest.raises(StorageError, match=r"claim\.json: too many levels of symbolic links"):
+        job(tmp_path).hold()
+
+
+def test_a_lock_is_never_held_on_a_deleted_file(tmp_path: Path) -> None:
+    was_alone: list[bool] = []
+    inside = threading.Lock()
+
+    def hold_and_release() -> None:
+        for _ in range(50):
+            one = job(tmp_path)
+            try:
+                one.hold()
+            except ImageShardsError:
+                continue
+            was_alone.append(inside.acquire(blocking=False))
+            if was_alone[-1]:
+                inside.release()
+            one.release()
+
+    threads = [threading.Thread(target=hold_and_release) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(was_alone) >= 4 and all(was_alone)
+    assert not Path(claim_file(tmp_path)).exists()
+
+
+# --- in an object store
+
+
+@pytest.fixture(params=["gs", "s3"])
+def bucket(request: pytest.FixtureRequest) -> str:
+    return f"{request.param}://{request.getfixturevalue('gcs' if request.param == 'gs' else 's3').new_bucket()}"
+
+
+def plan_of(output: str) -> str | None:
+    """The plan that is claimed."""
+    writer, _ = job(output).read()
+    return writer and writer.plan
+
+
+def test_jobs_of_one_plan_share_the_claim_and_another_is_told_by_whom_and_what_to_do(bucket: str) -> None:
+    assert job(bucket).take("plan")
+    assert job(bucket).take("plan")
+    line = BY_ANOTHER + (
+        r" with other images or flags: wait until it is published, or --restart discards what it has written$"
+    )
+    with pytest.raises(ImageShardsError, match=line):
+        job(bucket).take("other")
+    assert plan_of(bucket) == "plan"
+
+
+def test_a_repeated_step_of_the_same_job_has_it_already(bucket: str) -> None:
+    job(bucket).take("plan")
+    one = job(bucket, restart=True)
+    assert not one.take("plan"), "--restart begins again, whatever is there"
+    assert one.take("plan"), "what it has written since stays"
+
+
+def test_restart_and_overwrite_replace_the_claim_of_another_plan(bucket: str) -> None:
+    job(bucket).take("plan")
+    assert not job(bucket, restart=True).take("other")
+    assert plan_of(bucket) == "other"
+    assert not job(bucket, overwrite=True).take("third")
+    assert plan_of(bucket) == "third"
+    assert job(bucket, overwrite=True).take("third"), "a killed --overwrite resumes"
+
+
+def test_after_a_job_of_another_plan_died_the_command_names_restart_which_publishes(gcs: Gcs, photos: Path) -> None:
+    name = gcs.new_bucket()
+    job(f"gs://{name}").take("plan")
+    finished = make.job(photos, f"gs://{name}")
+    assert (finished.code, finished.err.count("\n")) == (1, 1)
+    assert finished.err.endswith("wait until it is published, or --restart discards what it has written\n")
+    assert make.job(photos, f"gs://{name}", "--restart").out.startswith("published")
+    assert make.job(photos, f"gs://{name}", "--restart").out.startswith("already published")
+    assert not any("_state" in file for file in gcs.names(name))
+
+
+def test_of_many_plans_at_once_one_is_claimed(bucket: str) -> None:
+    taken: list[str] = []
+    start = threading.Barrier(8)
+
+    def compete(plan: str) -> None:
+        one = job(bucket)
+        start.wait()
+        try:
+            one.take(plan)
+            taken.append(plan)
+        except ImageShardsError:
+            pass
+
+    threads = [threading.Thread(target=compete, args=(str(number),)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert taken == [plan_of(bucket)]
+
+
+def test_only_the_job_that_made_a_claim_gives_it_up(bucket: str) -> None:
+    first, second = job(bucket), job(bucket)
+    first.take("plan")
+    second.take("plan")
+    second.give_up()
+    assert plan_of(bucket) == "plan"
+    first.give_up()
+    first.give_up()
+    assert plan_of(bucket) is None
+
+
+def test_a_claim_that_cannot_be_read_is_somebodys(bucket: str) -> None:
+    storage.open_storage(bucket).write(claim_file(bucket), b"{")
+    with pytest.raises(ImageShardsError, match=r"by another job .* on an unknown host, since an unknown time"):
+        job(bucket).take("plan")
+
+
+def test_a_run_survives_copies_of_its_configuration_and_is_no_part_of_it() -> None:
+    one, other = (Config(input="/in", output="/out", name="x") for _ in range(2))
+    assert dataclasses.replace(one, seed=1).run_id == one.run_id != other.run_id
+    assert one == other, "the same configuration"
