@@ -62,6 +62,7 @@ def command(arguments: Sequence[str] | None = None) -> int:
             return
         interrupted.set()
         threading.excepthook = lambda _: None
+        logging.disable(logging.CRITICAL)
         deadline = threading.Timer(_LAST_S, end)
         deadline.daemon = True
         deadline.start()
