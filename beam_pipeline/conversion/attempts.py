@@ -8,6 +8,7 @@ rejected in all later attempts. Before there is a plan, markers are of parts of 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import uuid
@@ -44,7 +45,7 @@ class Attempts:
         """
         part = hashlib.blake2b("\0".join(paths).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
         is_first = self._mark(f"sampling/{self._job}-{part}")
-        return not is_first or any(not name.startswith(self._job) for name in self._names("sampling"))
+        return not is_first or _another_sampled(self._store, self._url, self._job)
 
     def end_sampling(self) -> None:
         """Delete the markers of the sample: all of it is measured."""
@@ -61,22 +62,39 @@ class Attempts:
         document = canonical_json({"reason": reject.reason, "detail": reject.detail})
         self._store.write(storage.join(self._url, f"rejected/{image}.json"), document)
 
-    def rejects(self) -> Mapping[str, Reject]:
-        """The images that were saved by `add_reject`."""
-        found = {}
-        for name in self._names("rejected"):
-            # A power cut may leave half a file: its image is decoded in a child process once more.
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                document = json.loads(self._store.read(storage.join(self._url, f"rejected/{name}")))
-                reject = Reject(RejectReason(document["reason"]), document["detail"])
-                found[name.removesuffix(".json")] = reject
-        return found
+    def rejects(self, phase: str = "") -> Mapping[str, Reject]:
+        """The images that were saved by `add_reject`.
+
+        Args:
+            phase: what was saved when this process first asked in this phase of the job, for one listing instead of one
+                a shard: what is saved later belongs to shards that have a marker. "" looks now.
+        """
+        look = _rejects if phase else _rejects.__wrapped__
+        return look(self._store, self._url, self._job, phase)
 
     def _mark(self, name: str) -> bool:
         return self._store.create(storage.join(self._url, name), uuid.uuid4().hex.encode())
 
-    def _names(self, folder: str) -> list[str]:
-        try:
-            return [file.path for file in self._store.files(storage.join(self._url, folder))]
-        except FileNotFoundError:
-            return []
+
+@functools.lru_cache(maxsize=8)
+def _another_sampled(store: storage.Storage, url: str, job: str) -> bool:
+    """Whether another job marked a part of the sample before this process first asked."""
+    return any(not name.startswith(job) for name in _names(store, storage.join(url, "sampling")))
+
+
+@functools.lru_cache(maxsize=8)
+def _rejects(store: storage.Storage, url: str, job: str, phase: str) -> Mapping[str, Reject]:
+    found, folder = {}, storage.join(url, "rejected")
+    for name in _names(store, folder):
+        # A power cut may leave half a file: its image is decoded in a child process once more.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            document = json.loads(store.read(storage.join(folder, name)))
+            found[name.removesuffix(".json")] = Reject(RejectReason(document["reason"]), document["detail"])
+    return found
+
+
+def _names(store: storage.Storage, folder: str) -> list[str]:
+    try:
+        return [file.path for file in store.files(folder)]
+    except FileNotFoundError:
+        return []

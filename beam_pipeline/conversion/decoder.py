@@ -44,7 +44,7 @@ class Decoder:
         self._with_sums = with_sums
         self._limit_s = limit_s(options)
         self._isolated = IsolatedDecoder(options, self._limit_s) if isolated else None
-        self._rejects = attempts.rejects() if attempts else {}
+        self._rejects = attempts.rejects("sample" if with_sums else "shards") if attempts else {}
 
     def convert(self, path: str, data: bytes, md5: bytes) -> EncodedImage:
         """`images.convert`; `path` and `md5` say which image it is. Safe from any thread.

@@ -54,7 +54,6 @@ def convert_all(
     Raises:
         ImageShardsError: with `--strict`, an image is not as it was listed; or storage failed for good.
     """
-    store = storage.open_storage(config.input or "", config.io_deadline)
     options = config.image_options
     pool = shared_pool(0 if storage.is_local(config.input or "") else config.fetch_concurrency, config.threads)
 
@@ -74,10 +73,10 @@ def convert_all(
             # Another one, since the frames of this one's traceback hold the image's bytes.
             return Converted(ref, Reject(reject.reason, reject.detail), md5, len(data))
 
-    return pool.map(refs, lambda ref: _fetch(config, store, options, ref), converted, cost=lambda ref: ref.source_bytes)
+    return pool.map(refs, lambda ref: _fetch(config, options, ref), converted, cost=lambda ref: ref.source_bytes)
 
 
-def _fetch(config: Config, store: storage.Storage, options: images.ImageOptions, ref: ImageRef) -> bytes:
+def _fetch(config: Config, options: images.ImageOptions, ref: ImageRef) -> bytes:
     """The bytes of a listed image.
 
     Raises:
@@ -86,8 +85,9 @@ def _fetch(config: Config, store: storage.Storage, options: images.ImageOptions,
     if ref.duplicate_of:
         raise Reject(RejectReason.DUPLICATE, f"the same bytes as {ref.duplicate_of.decode(errors='surrogateescape')!r}")
     images.check_size(ref.source_bytes, options)
+    url = image_url(config, ref.path)
     try:
-        return store.read(image_url(config, ref.path))
+        return storage.open_storage(url, config.io_deadline).read(url)  # a manifest's row may be in another store
     except (FileNotFoundError, IsADirectoryError):
         raise Reject(RejectReason.VANISHED, "not found") from None
 

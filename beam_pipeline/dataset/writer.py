@@ -7,6 +7,7 @@ finished file gets its final name in one step. An exception on the way leaves no
 from __future__ import annotations
 
 import gzip
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -47,13 +48,21 @@ class ShardWriter:
         config: of the job.
         plan: of the job.
         expected: for a repair; shards with other bytes are not published.
+        stopped: set if nothing of this is wanted any more.
     """
 
-    def __init__(self, config: Config, plan: JobPlan, expected: Expected | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        plan: JobPlan,
+        expected: Expected | None = None,
+        stopped: threading.Event | None = None,
+    ) -> None:
         self._config = config
         self._plan = plan
         self._plan_hash = plan.sha256
         self._expected = expected
+        self._stopped = stopped or threading.Event()
         self._class_ids = {label: number for number, label in enumerate(plan.classes)}
         self._target = storage.open_storage(config.output, config.io_deadline)
         self._state = JobState(config)
@@ -106,6 +115,8 @@ class ShardWriter:
             out = SummedFile(file, with_sha256=False)
             with self._compressed(out) as records:
                 for one in convert_all(self._config, refs, convert):
+                    if self._stopped.is_set():
+                        raise ImageShardsError(f"shard {name.file}: another shard failed")
                     result.add(one, self._class_ids.get(one.ref.label, -1))
                     if isinstance(one.result, Reject):
                         reject = one.result

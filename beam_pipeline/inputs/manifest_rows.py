@@ -119,13 +119,26 @@ def _long_cells() -> Iterator[None]:
 
 def _json_object(url: str, number: int, line: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found = _DECODER.decode(line)
+    except KeyError as error:
+        raise _wrong(url, number, f"column {error.args[0]!r} is repeated: keep one") from None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         what = 'no JSON object: write {"path": …, "label": …} in one line, or call a CSV file .csv'
         raise _wrong(url, number, what)
     return found
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise KeyError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
 
 
 class _RowParser:
@@ -156,8 +169,8 @@ class _RowParser:
             raise ValueError(f"split {_shown(split)} is not a-z, 0-9 and _, a letter first: rename it")
         size, etag = _size(byte_count), _etag(md5)
         features = tuple(self._feature(column, cells) for column in self._columns)
-        if size == _UNKNOWN_SIZE and (storage.is_local(url) or storage.is_local(self._images)):
-            found = storage.open_storage(url).stat(url) if storage.is_local(url) else None
+        if size == _UNKNOWN_SIZE and storage.is_local(url):
+            found = storage.open_storage(url).stat(url)
             size, etag = (found.bytes, etag or found.etag) if found else (0, etag)
         # Relative even if the row holds the whole URL.
         return self._make(url.removeprefix(f"{self._images}/"), size, etag, label, split or None, features)

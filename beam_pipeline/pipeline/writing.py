@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.pvalue import AsIter, AsSingleton
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.duplicates import SavedGroups
 from beam_pipeline.dataset.publish import publish
+from beam_pipeline.dataset.result import ShardResult
 from beam_pipeline.dataset.writer import Expected, ShardWriter
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import Page, ShardId, counter, grouped
 from beam_pipeline.planning.plan import JobPlan
+
+_AT_A_TIME = 2  # shards in work in a bundle: a shard's last requests take as long as converting a tenth of it
 
 
 @dataclasses.dataclass
@@ -58,27 +66,58 @@ class WriteShards(beam.PTransform):  # type: ignore[misc]
     expected: Expected | None = None
 
     def expand(self, pages: Any) -> Any:
-        write = beam.Map(_write_shard, AsSingleton(self.plan), self.config, self.expected)
+        write = beam.ParDo(_WriteShardFn(self.config, self.expected), AsSingleton(self.plan))
         return grouped(pages, "GroupByShard", tuple[str, int]) | "WriteShard" >> write
 
 
-def _write_shard(
-    shard: tuple[ShardId, Iterable[Page]], plan: JobPlan, config: Config, expected: Expected | None
-) -> ShardId:
-    (split, index), pages = shard
+class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
+    """Has two shards in work: while one waits for storage, the other's images are converted."""
+
+    def __init__(self, config: Config, expected: Expected | None) -> None:
+        self._config = config
+        self._expected = expected
+
+    def start_bundle(self) -> None:
+        self._in_work: deque[Future[tuple[ShardId, ShardResult, float]]] = deque()
+        self._threads = ThreadPoolExecutor(_AT_A_TIME, "shard")
+        self._stopped = threading.Event()
+
+    def process(self, shard: tuple[ShardId, Iterable[Page]], plan: JobPlan) -> Iterator[ShardId]:
+        writer = ShardWriter(self._config, plan, self._expected, self._stopped)
+        refs = list(chain.from_iterable(shard[1]))
+        self._in_work.append(self._threads.submit(_write, writer, shard[0], refs))
+        if len(self._in_work) == _AT_A_TIME:
+            yield self._finish_first()
+
+    def finish_bundle(self) -> Iterator[Any]:
+        window = GlobalWindow()
+        while self._in_work:
+            yield WindowedValue(self._finish_first(), window.max_timestamp(), (window,))
+        self._threads.shutdown()
+
+    def _finish_first(self) -> ShardId:
+        try:
+            shard, result, seconds = self._in_work.popleft().result()
+        except BaseException as error:
+            self._stopped.set()  # whatever is in work ends at its next image
+            self._threads.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+            raise
+        if result.kept:
+            counter(elements.SHARDS_KEPT).inc()
+        else:
+            counter(elements.SHARDS_WRITTEN).inc()
+            counter(elements.RECORDS_WRITTEN).inc(result.records)
+            counter(elements.SOURCE_BYTES).inc(result.source_bytes)
+            counter(elements.WRITTEN_BYTES).inc(result.bytes)
+            Metrics.distribution(elements.NAMESPACE, elements.SHARD_MSEC).update(int(seconds * 1000))
+        counter(elements.IMAGES_REJECTED).inc(result.rejects.total())
+        return shard
+
+
+def _write(writer: ShardWriter, shard: ShardId, refs: list[ImageRef]) -> tuple[ShardId, ShardResult, float]:
     start = time.monotonic()
-    result = ShardWriter(config, plan, expected).write(split, index, chain.from_iterable(pages))
-    if result.kept:
-        counter(elements.SHARDS_KEPT).inc()
-    else:
-        counter(elements.SHARDS_WRITTEN).inc()
-        counter(elements.RECORDS_WRITTEN).inc(result.records)
-        counter(elements.SOURCE_BYTES).inc(result.source_bytes)
-        counter(elements.WRITTEN_BYTES).inc(result.bytes)
-        msec = Metrics.distribution(elements.NAMESPACE, elements.SHARD_MSEC)
-        msec.update(int((time.monotonic() - start) * 1000))
-    counter(elements.IMAGES_REJECTED).inc(result.rejects.total())
-    return split, index
+    result = writer.write(*shard, refs)
+    return shard, result, time.monotonic() - start
 
 
 @dataclasses.dataclass
