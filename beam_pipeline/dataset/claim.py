@@ -73,14 +73,18 @@ class Claim:
     def give_up(self) -> None:
         """Undo `take`: there is nothing to write."""
 
-    def read(self) -> tuple[Writer | None, str]:
-        """Which job has it, and the file's generation, or an older one."""
-        store = storage.open_storage(self._url, self._config.io_deadline)
-        found = store.stat(self._url)
+    def writer(self) -> Writer | None:
+        """The job that has it."""
         try:
-            return Writer.read(store.read(self._url)), found.generation if found else ""
+            return Writer.read(storage.open_storage(self._url, self._config.io_deadline).read(self._url))
         except FileNotFoundError:
-            return None, ""
+            return None
+
+    def read(self) -> tuple[Writer | None, str]:
+        """The job that has it, and the file's generation, or an older one."""
+        found = storage.open_storage(self._url, self._config.io_deadline).stat(self._url)
+        writer = self.writer()
+        return writer, found.generation if found and writer else ""
 
 
 def claim_of(config: Config) -> Claim:

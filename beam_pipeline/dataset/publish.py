@@ -84,10 +84,8 @@ def _publish(config: Config, plan: JobPlan, run: dict[str, Any], saved: Sequence
             manifest["duplicates"] = Counts.total(one.counts for one in saved)._asdict()
         manifest["files"] = {file: one["sha256"] for file, one in sums.items()}
         manifest["file_sizes"] = {file: {"bytes": one["bytes"], "crc32c": one["crc32c"]} for file, one in sums.items()}
-        for file, data in run_indexes.items():
-            put(file, data)
         dataset_info = metadata.pop(schema.DATASET_INFO_FILE, None)
-        for file, data in metadata.items():
+        for file, data in {**run_indexes, **metadata}.items():
             put(file, data)
         store.publish(reject_file, storage.join(config.dataset_url, schema.REJECTS_FILE))
         if saved is not None:

@@ -135,7 +135,7 @@ class JobState:
             manifest = self._manifest()
             may_write = manifest is not None and manifest["self_sha256"] == repaired
         else:
-            writer, _ = self.claim.read()
+            writer = self.claim.writer()
             may_write = self._is_ours(writer, plan) if writer else is_published
         if not may_write:
             raise ImageShardsError(
@@ -234,7 +234,7 @@ class JobState:
     def clear(self) -> None:
         """Delete the state of a version that is published, and the claim; not that of a job which overwrites it."""
         if self._is_local:
-            writer, _ = self.claim.read()
+            writer = self.claim.writer()
             if writer and self._is_ours(writer, ""):
                 self._store.delete_temporaries(self._config.dataset_url)
                 self._store.delete_tree(self.url, keep=(CLAIM_FILE,))

@@ -24,7 +24,7 @@ from beam_pipeline.planning.plan import EstimatedSizes, JobPlan, plan_job
 from beam_pipeline.planning.sampling import Measurement
 from beam_pipeline.schema import relative_path_bytes
 
-_SAMPLE_CHUNK = 16  # sampled images an element: enough for the fetch threads, few enough to spread over workers
+_SAMPLE_CHUNK = 32  # sampled images an element: as many as are fetched at a time, few enough to spread over workers
 
 
 @dataclasses.dataclass

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,19 @@ def all_bytes(batches: Any) -> list[bytes]:
     return [array.tobytes() for batch in batches for array in batch]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def others() -> Iterator[None]:
+    """Threads that other tests of this process left: TensorFlow never drops a dataset's function."""
+    OTHERS.update(threading.enumerate())
+    yield
+    OTHERS.clear()
+
+
+OTHERS: set[threading.Thread] = set()
+
+
 def ours() -> int:
-    return sum(thread.name.startswith("reader") for thread in threading.enumerate())
+    return sum(thread.name.startswith("reader") for thread in set(threading.enumerate()) - OTHERS)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
