@@ -26,7 +26,7 @@ from beam_pipeline.config import Config, wrong
 from beam_pipeline.dataset.progress import ProgressLine
 from beam_pipeline.dataset.published import Damage
 from beam_pipeline.errors import ImageShardsError, UnforeseenError, from_worker, one_line
-from beam_pipeline.pipeline import graph, limits, repair
+from beam_pipeline.pipeline import graph, limits
 
 _IN_PROCESS = "FnApiRunner"  # plain DirectRunner would first try to download another one
 _LOCAL = frozenset({"fnapi", "direct", "prism", "bundlebaseddirect", "switchingdirect"})
@@ -92,7 +92,7 @@ class Job:
 
     def repair(self, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
         """Rewrite what is corrupt of a published version."""
-        repair.build_repair(self._pipeline, config, manifest, damage)
+        graph.build_repair(self._pipeline, config, manifest, damage)
         _execute(self._pipeline, is_local(self._options))
 
 

@@ -1,17 +1,22 @@
-"""The job on one screen: what flows from step to step."""
+"""The job and its repair, each on one screen: what flows from step to step."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import AsSingleton
+from apache_beam.pvalue import AsIter, AsSingleton
 
+from beam_pipeline import schema
 from beam_pipeline.config import Config
+from beam_pipeline.dataset.published import Damage, shards_of
+from beam_pipeline.dataset.repair import check_codecs, restore
+from beam_pipeline.dataset.writer import Expected
 from beam_pipeline.pipeline.duplicates import MarkDuplicates, SaveDuplicates
 from beam_pipeline.pipeline.listing import ListImages
 from beam_pipeline.pipeline.planning import PlanShards, SampleImages, prepare_output
 from beam_pipeline.pipeline.writing import AssignShards, PublishDataset, WriteShards
+from beam_pipeline.planning.plan import JobPlan, split_plans
 
 
 def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
@@ -45,3 +50,48 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
         # lines of duplicates.jsonl, in the state
     facts = summary | "RunFacts" >> beam.Map(lambda one: {**run, "skipped": one.skipped, "inputs": str(one.references)})
     plan | "PublishDataset" >> PublishDataset(config, written, saved, AsSingleton(facts))
+
+
+def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
+    """Add the job that rewrites what is damaged.
+
+    Raises:
+        ImageShardsError: the codecs installed here are not those that the version was made with.
+    """
+    plan = JobPlan(
+        configuration=manifest["configuration"],
+        classes=tuple(manifest["classes"]),
+        columns=tuple(manifest["features"]),
+        splits=split_plans(manifest["plan"]["splits"]),
+        statistics={},
+        references=f"repair {manifest['self_sha256']}",
+        codec=manifest["codec"],
+    )
+    if damage.shards:
+        check_codecs(manifest)
+    plans = pipeline | "Plan" >> beam.Create([plan])
+    restores_duplicates = schema.DUPLICATES_FILE in damage.files
+    summaries: Any = ()
+    saved: Any = ()
+    if damage.shards or restores_duplicates:
+        pages, summary = pipeline | "ListImages" >> ListImages(config)
+        if config.duplicates == "drop" or restores_duplicates:
+            marked, _, groups = pages | "MarkDuplicates" >> MarkDuplicates(config, summary)
+            pages = marked if config.duplicates == "drop" else pages
+        if restores_duplicates:
+            saved = AsIter(groups | "SaveDuplicates" >> SaveDuplicates(config, plans))
+    if damage.shards:
+        summaries = AsIter(_rewritten(pages, config, plans, manifest, damage))  # waited for, no more
+    plans | "RestoreFiles" >> beam.Map(restore, config, manifest, damage, summaries, saved)
+
+
+def _rewritten(pages: Any, config: Config, plans: Any, manifest: dict[str, Any], damage: Damage) -> Any:
+    """`ShardId`s of the damaged shards, which are published as they were or not at all."""
+    shards = shards_of(manifest)
+    sums = {key: (shards[key]["bytes"], shards[key]["crc32c"]) for key in damage.shards}
+    return (
+        pages
+        | "AssignShards" >> AssignShards(plans)
+        | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
+        | "WriteShards" >> WriteShards(config, plans, Expected(manifest["self_sha256"], sums))
+    )

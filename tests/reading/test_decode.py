@@ -14,7 +14,7 @@ from PIL import Image
 
 import reader
 from beam_pipeline.errors import UsageError
-from beam_pipeline.sample_data.scenes import SHAPES, draw_scene
+from beam_pipeline.sample_data import SHAPES, draw_scene
 from reader import augment
 from reader.decode import ImageDecoder, UndecodableImageError, decode_pixels, resize_pixels
 from reader.info import ImageInfo
