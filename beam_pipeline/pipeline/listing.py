@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from typing import Any
 
@@ -22,6 +23,8 @@ from beam_pipeline.pipeline.elements import PAGE_REFS, Merge, Page, counter, gro
 _FOLDERS, _SUMMARIES = "folders", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
 _MOST_OPEN = 50  # pages whose references are held while they are sorted into buckets
+
+_FOLDERS_AT_A_TIME = 16  # class folders that one element holds
 
 
 @dataclasses.dataclass
@@ -61,19 +64,30 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
 
 
 def _list_class_folders(_: Any, config: Config) -> Iterator[Any]:
-    """(number, class folder); files outside them are in the summary."""
+    """(group, class folder); files outside them are in the summary."""
     summary = ListingSummary()
-    yield from enumerate(folders.class_folders(config, summary))
+    for number, folder in enumerate(folders.class_folders(config, summary)):
+        yield number // _FOLDERS_AT_A_TIME, folder
     yield _counted(summary)
 
 
-def _list_folders(numbered: tuple[int, Iterable[ClassFolder]], config: Config) -> Iterator[Any]:
-    for folder in numbered[1]:
-        summary = ListingSummary()
-        summary.class_counts[folder.label] = 0  # a folder without images is a class, too
-        yield from _pages(folders.list_images(config, folder, summary), summary, config)
-        if not summary.images:
-            counter(elements.CLASSES_EMPTY).inc()
+def _list_folders(group: tuple[int, Iterable[ClassFolder]], config: Config) -> Iterator[Any]:
+    """The images of each class folder; the first pages of all folders are fetched at the same time."""
+    with ThreadPoolExecutor(_FOLDERS_AT_A_TIME) as threads:
+        listings = []
+        for folder in group[1]:
+            summary = ListingSummary()
+            summary.class_counts[folder.label] = 0  # a folder without images is a class, too
+            refs = folders.list_images(config, folder, summary)
+            listings.append((summary, threads.submit(_first_page, refs), refs))
+        for summary, first, refs in listings:
+            yield from _pages(chain(first.result(), refs), summary, config)
+            if not summary.images:
+                counter(elements.CLASSES_EMPTY).inc()
+
+
+def _first_page(refs: Iterator[ImageRef]) -> list[ImageRef]:
+    return list(islice(refs, PAGE_REFS))
 
 
 def _pages(refs: Iterator[ImageRef], summary: ListingSummary, config: Config) -> Iterator[Any]:

@@ -186,7 +186,7 @@ def test_no_request_of_a_healthy_job_is_repeated_or_fails(remote) -> None:
     assert not [request for request in remote[1] if request.status >= 400 and request.status != 404]
     uploads = [request for request in remote[1] if request.method == "POST"]
     shards, sidecars, beside = 4, 4, len(["claim", "plan"])
-    notes = 4 + len(["16 sampled images", "16 more", "the last 9"])
+    notes = 4 + len(["32 sampled images", "the last 9"])
     indexes, metadata = 4 + 2, len(["labels", "features", "info", "rejects", "run", "manifest"])
     assert len(uploads) == shards + sidecars + beside + notes + indexes + metadata
 
