@@ -144,7 +144,10 @@ def _tidy(config: Config) -> None:
             state.claim.hold()
         except ImageShardsError:
             return  # a job is running
-        state.clear()
+        try:
+            state.clear()
+        finally:
+            state.claim.release()
 
 
 def resolve(config: Config) -> Config:

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
@@ -35,6 +35,10 @@ class Attempts:
     def begin_shard(self, name: ShardName) -> bool:
         """Mark that a shard's images are decoded from now on; returns whether an earlier attempt did."""
         return not self._mark(f"shards/{name.split}-{name.index:05d}")
+
+    def end_shard(self, name: ShardName) -> None:
+        """Take the marker back: the attempt ended, and not by its decoder."""
+        self._store.delete(storage.join(self._url, f"shards/{name.split}-{name.index:05d}"))
 
     def begin_sampling(self, paths: Iterable[str]) -> bool:
         """Mark that a part of the sample, the images at `paths`, is decoded from now on.
@@ -62,7 +66,7 @@ class Attempts:
         document = canonical_json({"reason": reject.reason, "detail": reject.detail})
         self._store.write(storage.join(self._url, f"rejected/{image}.json"), document)
 
-    def rejects(self, phase: str = "") -> Mapping[str, Reject]:
+    def rejects(self, phase: str = "") -> dict[str, Reject]:
         """The images that were saved by `add_reject`.
 
         Args:
@@ -83,7 +87,7 @@ def _another_sampled(store: storage.Storage, url: str, job: str) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _rejects(store: storage.Storage, url: str, job: str, phase: str) -> Mapping[str, Reject]:
+def _rejects(store: storage.Storage, url: str, job: str, phase: str) -> dict[str, Reject]:
     found, folder = {}, storage.join(url, "rejected")
     for name in _names(store, folder):
         # A power cut may leave half a file: its image is decoded in a child process once more.

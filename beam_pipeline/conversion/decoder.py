@@ -61,6 +61,7 @@ class Decoder:
             return self._isolated.convert(path, data)
         except Reject as reject:
             if reject.reason in DEATHS and self._attempts:
+                self._rejects[self._image(md5)] = reject  # for exact duplicates in other shards of this process, too
                 self._attempts.add_reject(self._image(md5), reject)
             raise
 

@@ -55,7 +55,8 @@ def convert_all(
         ImageShardsError: with `--strict`, an image is not as it was listed; or storage failed for good.
     """
     options = config.image_options
-    pool = shared_pool(0 if storage.is_local(config.input or "") else config.fetch_concurrency, config.threads)
+    is_local = storage.is_local(config.input) and config.layout != "manifest"  # whose rows may be anywhere
+    pool = shared_pool(0 if is_local else config.fetch_concurrency, config.threads)
 
     def converted(ref: ImageRef, fetched: Callable[[], bytes]) -> Converted[Result]:
         data, md5 = b"", (ref.duplicate_of and listed_md5(ref)) or b""

@@ -20,24 +20,25 @@ _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOL
 
 
 class Writer(NamedTuple):
-    """The job that a claim names; `plan` is the plan's hash, "" on this machine, `started` a time in UTC."""
+    """The job that a claim names; `plan` is its plan's hash, "" before there is one, `started` a time in UTC."""
 
     run: str = ""
     plan: str = ""
-    host: str = "an unknown host"
+    host: str = ""
     pid: int = 0
-    started: str = "an unknown time"
+    started: str = ""
 
     @classmethod
     def read(cls, data: bytes) -> Writer:
-        """From the file's content; somebody, if that can't be read."""
+        """From the file's content; an unknown job if that can't be read."""
         try:
             return cls(**json.loads(data))
         except (ValueError, TypeError):
             return cls()
 
     def __str__(self) -> str:
-        return f"being written by another job (process {self.pid} on {self.host}, since {self.started})"
+        who = f" (process {self.pid} on {self.host}, since {self.started})" if self.pid else ""
+        return f"being written by another job{who}"
 
 
 def _document(run: str, plan: str = "") -> bytes:
@@ -68,7 +69,7 @@ class Claim:
         Raises:
             ImageShardsError: a job of another plan has it.
         """
-        return not self._config.restart
+        raise NotImplementedError
 
     def give_up(self) -> None:
         """Undo `take`: there is nothing to write."""
@@ -119,6 +120,15 @@ class _LocalClaim(Claim):
             raise storage.explained(self._url, error) from error
         _held[self._url] = descriptor
 
+    def take(self, plan: str) -> bool:
+        writer = self.writer()
+        if writer is None or writer.run != self._config.run_id or writer.plan == plan:
+            return True  # a repeated step, or a job that has lost its claim, which is told later
+        with open(self._url, "r+b") as file:  # the same file: it is locked
+            file.truncate()
+            file.write(_document(self._config.run_id, plan))
+        return not self._config.restart
+
     def _locked(self) -> int:
         """A descriptor of the claim.json that is there now, locked."""
         while True:
@@ -131,11 +141,14 @@ class _LocalClaim(Claim):
                 raise storage.explained(self._url, error) from error
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                writer = Writer.read(os.pread(descriptor, 1 << 16, 0))
+                os.close(descriptor)
+                raise ImageShardsError(f"{self._config.dataset_url} is {writer}: wait for it to finish") from error
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
-                    writer = Writer.read(os.pread(descriptor, 1 << 16, 0))
                     os.close(descriptor)
-                    raise ImageShardsError(f"{self._config.dataset_url} is {writer}: wait for its end") from error
+                    raise storage.explained(self._url, error) from error
             if self._is_there(descriptor):
                 return descriptor
             os.close(descriptor)  # the job that had it has published and deleted it since it was opened
@@ -147,7 +160,7 @@ class _LocalClaim(Claim):
             return False
 
     def release(self) -> None:
-        if descriptor := _held.pop(self._url, 0):
+        if (descriptor := _held.pop(self._url, None)) is not None:
             if self._is_there(descriptor):
                 os.unlink(self._url)  # before it is unlocked: nobody else gets this file
             os.close(descriptor)

@@ -121,7 +121,7 @@ class ProgressLine:
         seconds, since = now - self._start[0], done - self._start[1]
         rate = since / seconds if seconds > 0 else 0.0
         text = f"shards {total.get('shards', 0):,}/{total.get('shards_planned', 0):,} · images {done:,}/{planned:,}"
-        if rate:
+        if since >= 10:
             text += f" · {rate:,.0f} images/s · {_duration((planned - done) / rate)} left"
         return text
 

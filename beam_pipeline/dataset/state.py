@@ -82,7 +82,7 @@ class JobState:
         is_published = self._store.stat(self._manifest_url) is not None
         if is_published and not config.overwrite:
             is_done = self.published(plan) is not None
-            if is_done or not config.repair:  # else it can't be read, and is written again
+            if is_done or not config.repair or self._manifest() is not None:  # else it can't be read: write it again
                 self.claim.give_up()
                 if is_done:
                     return
@@ -110,8 +110,12 @@ class JobState:
         version = self._config.dataset_url
         if self._is_local:
             self.write(_PLAN_FILE, b"{}\n")  # half deleted, the version is still known as ours
-        for file in (schema.MANIFEST_FILE, schema.DATASET_INFO_FILE):
-            url = join(version, file)
+        # The plan first: without it no shard of an earlier job counts as finished, however far this comes.
+        first = (
+            join(self.url, _PLAN_FILE),
+            *(join(version, f) for f in (schema.MANIFEST_FILE, schema.DATASET_INFO_FILE)),
+        )
+        for url in first:
             if url in old:
                 self._store.delete(url, old.pop(url))
         with ThreadPoolExecutor(_DELETES_IN_FLIGHT) as pool:

@@ -20,7 +20,7 @@ from beam_pipeline.conversion.fetch import convert_all
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.result import ShardResult, SummedFile
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.errors import ImageShardsError, Reject, StorageError
 from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.planning.plan import JobPlan
@@ -101,8 +101,21 @@ class ShardWriter:
 
     def _write(self, name: ShardName, refs: list[ImageRef]) -> ShardResult:
         self._check()
-        decoder = self._begin(name)
         _refuse_repeated_paths(refs)
+        is_first = self._expected is None and not self._state.attempts.begin_shard(name)
+        try:
+            return self._convert(name, refs, isolated=not is_first)
+        except StorageError:
+            raise
+        except Exception:
+            if is_first:  # the process lives: no decoder is to blame
+                self._state.attempts.end_shard(name)
+            raise
+
+    def _convert(self, name: ShardName, refs: list[ImageRef], isolated: bool) -> ShardResult:
+        # A repair's attempts share no plan: no marker tells what an earlier one died of.
+        attempts = self._state.attempts if self._expected is None else None
+        decoder = Decoder(self._config.image_options, attempts, isolated)
         result = ShardResult(plan=self._plan_hash, file=name.file)
         record_bytes: list[int] = []
         rejected: list[dict[str, str]] = []
@@ -115,8 +128,7 @@ class ShardWriter:
             out = SummedFile(file, with_sha256=False)
             with self._compressed(out) as records:
                 for one in convert_all(self._config, refs, convert):
-                    if self._stopped.is_set():
-                        raise ImageShardsError(f"shard {name.file}: another shard failed")
+                    self._check_stopped()
                     result.add(one, self._class_ids.get(one.ref.label, -1))
                     if isinstance(one.result, Reject):
                         reject = one.result
@@ -150,17 +162,16 @@ class ShardWriter:
             if self._target.publish(file, self._url(name.file), found.generation if found else ""):
                 return
 
+    def _check_stopped(self) -> None:
+        if self._stopped.is_set():
+            raise ImageShardsError("another shard failed, or the job was interrupted")
+
     def _check(self) -> None:
+        self._check_stopped()
         self._state.check(self._plan_hash, self._expected.manifest if self._expected else "")
 
     def _url(self, file: str) -> str:
         return storage.join(self._config.dataset_url, file)
-
-    def _begin(self, name: ShardName) -> Decoder:
-        if self._expected is not None:  # a repair's attempts share no plan: no marker tells what an earlier one died of
-            return Decoder(self._config.image_options, None, isolated=True)
-        attempts = self._state.attempts
-        return Decoder(self._config.image_options, attempts, isolated=attempts.begin_shard(name))
 
     def _record(self, ref: ImageRef, image: EncodedImage) -> bytes:
         return example.image_example(

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -17,6 +18,7 @@ from apache_beam.pvalue import AsIter, AsSingleton
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
+from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.duplicates import SavedGroups
 from beam_pipeline.dataset.publish import publish
@@ -84,24 +86,33 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
 
     def process(self, shard: tuple[ShardId, Iterable[Page]], plan: JobPlan) -> Iterator[ShardId]:
         writer = ShardWriter(self._config, plan, self._expected, self._stopped)
-        refs = list(chain.from_iterable(shard[1]))
-        self._in_work.append(self._threads.submit(_write, writer, shard[0], refs))
-        if len(self._in_work) == _AT_A_TIME:
-            yield self._finish_first()
+        with self._all_or_none():
+            refs = list(chain.from_iterable(shard[1]))
+            self._in_work.append(self._threads.submit(_write, writer, shard[0], refs))
+            finished = [self._finish_first()] if len(self._in_work) == _AT_A_TIME else []
+        yield from finished
 
     def finish_bundle(self) -> Iterator[Any]:
         window = GlobalWindow()
-        while self._in_work:
-            yield WindowedValue(self._finish_first(), window.max_timestamp(), (window,))
+        with self._all_or_none():
+            finished = [self._finish_first() for _ in range(len(self._in_work))]
         self._threads.shutdown()
+        yield from (WindowedValue(shard, window.max_timestamp(), (window,)) for shard in finished)
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """If anything fails, what is in work stops at its next image, or before it is published."""
+        try:
+            yield
+        except BaseException as error:
+            self._stopped.set()
+            # A remote request may be retried for long yet; the error needn't wait for it.
+            is_soon = storage.is_local(self._config.output) and isinstance(error, Exception)
+            self._threads.shutdown(wait=is_soon, cancel_futures=True)
+            raise
 
     def _finish_first(self) -> ShardId:
-        try:
-            shard, result, seconds = self._in_work.popleft().result()
-        except BaseException as error:
-            self._stopped.set()  # whatever is in work ends at its next image
-            self._threads.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
-            raise
+        shard, result, seconds = self._in_work.popleft().result()
         if result.kept:
             counter(elements.SHARDS_KEPT).inc()
         else:
