@@ -55,13 +55,27 @@ def again(photos: Path, version: Path, *more: object) -> make.Finished:
     return make.job(photos, version.parent.parent, *TWO_SPLITS, *more)
 
 
-def writable(photos: Path, folder: Path) -> Path:
-    """A copy of the pictures with their times."""
-    return Path(shutil.copytree(photos, folder))
+@pytest.fixture
+def changed(photos: Path, tmp_path: Path) -> Path:
+    """A copy of the pictures with their times, to be changed."""
+    return Path(shutil.copytree(photos, tmp_path / "changed"))
 
 
 def refused(finished: make.Finished, code: int, line: str) -> None:
     assert (finished.code, finished.err) == (code, f"error: {line}\n")
+
+
+def failed(finished: make.Finished, *parts: str) -> None:
+    """Exit 1 and one line that holds these parts."""
+    assert (finished.code, finished.err.count("\n")) == (1, 1), finished
+    assert [part for part in parts if part not in finished.err] == [], finished.err
+
+
+@contextlib.contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    before = make.traces(folder)
+    yield
+    assert make.traces(folder) == before
 
 
 @contextlib.contextmanager
@@ -144,11 +158,10 @@ def test_an_error_of_a_worker_is_the_same_line(with_broken: Path, tmp_path: Path
     ids=" ".join,
 )
 def test_the_same_command_again_writes_nothing(photos: Path, copy: Path, flags: tuple[str, ...]) -> None:
-    before = make.traces(copy.parent.parent)
-    finished = again(photos, copy, *flags)
+    with unchanged(copy.parent.parent):
+        finished = again(photos, copy, *flags)
     assert finished.code == 0
     assert finished.out.splitlines()[0] == f"already published {copy}, nothing written"
-    assert make.traces(copy.parent.parent) == before
 
 
 @pytest.mark.parametrize(
@@ -165,26 +178,21 @@ def test_another_configuration_of_a_published_version_is_exit_2_and_writes_nothi
 ) -> None:
     monkeypatch.chdir(copy.parent.parent.parent)
     Path("labels.txt").write_text("cat\nbee\nant\n")
-    before = make.traces(copy.parent)
+    with unchanged(copy.parent):
+        finished = again(photos, copy, flag, value)
     line = f"{flag} {now}: {copy} is published with {then}; choose another --version or --overwrite"
-    refused(again(photos, copy, flag, value), 2, line)
-    assert make.traces(copy.parent) == before
+    refused(finished, 2, line)
 
 
-def test_added_and_removed_images_are_exit_1_with_counts(photos: Path, copy: Path, tmp_path: Path) -> None:
-    changed = writable(photos, tmp_path / "changed")
-    before = make.traces(copy)
-    for number in range(2):
-        (changed / "ant" / f"new{number}.jpg").write_bytes(make.encoded(make.picture(seed=1000 + number)))
-    added = again(changed, copy)
-    assert added.code == 1
-    assert added.err.count("\n") == 1
-    assert re.search("40 images were listed then, 42 now, [12] of 4 shards differ", added.err)
-    for name in ("new0.jpg", "new1.jpg", "0000.jpg"):
-        (changed / "ant" / name).unlink()
-    line = f"the input is not the one that {copy} was made from: 40 images were listed then, 39 now, "
-    refused(again(changed, copy), 1, f"{line}1 of 4 shards differ; choose another --version or --overwrite")
-    assert make.traces(copy) == before
+def test_added_and_removed_images_are_exit_1_with_counts(changed: Path, copy: Path) -> None:
+    with unchanged(copy):
+        for number in range(2):
+            (changed / "ant" / f"new{number}.jpg").write_bytes(make.encoded(make.picture(seed=1000 + number)))
+        failed(again(changed, copy), "40 images were listed then, 42 now", "of 4 shards differ")
+        for name in ("new0.jpg", "new1.jpg", "0000.jpg"):
+            (changed / "ant" / name).unlink()
+        line = f"the input is not the one that {copy} was made from: 40 images were listed then, 39 now, "
+        refused(again(changed, copy), 1, f"{line}1 of 4 shards differ; choose another --version or --overwrite")
 
 
 def edit_keeping_the_size(image: Path) -> None:
@@ -204,29 +212,21 @@ def rename(image: Path) -> None:
 
 @pytest.mark.parametrize(("change", "flags"), [(rename, ()), (edit_keeping_the_size, ("--repair",))])
 def test_an_input_of_as_many_other_images_is_found(
-    photos: Path, copy: Path, tmp_path: Path, change: Callable[[Path], None], flags: tuple[str, ...]
+    changed: Path, copy: Path, change: Callable[[Path], None], flags: tuple[str, ...]
 ) -> None:
-    changed = writable(photos, tmp_path / "changed")
     change(changed / "ant" / "0003.jpg")
-    before = make.traces(copy)
-    finished = again(changed, copy, *flags)
-    assert finished.code == 1, finished
-    assert "40 images were listed then, 40 now" in finished.err
-    assert make.traces(copy) == before
+    with unchanged(copy):
+        failed(again(changed, copy, *flags), "40 images were listed then, 40 now")
 
 
-def test_an_edited_object_of_the_same_size_is_found_by_its_md5(gcs: Gcs, photos: Path, tmp_path: Path) -> None:
+def test_an_edited_object_of_the_same_size_is_found_by_its_md5(gcs: Gcs, changed: Path, tmp_path: Path) -> None:
     bucket = gcs.new_bucket()
-    gcs.put_folder(bucket, "in", photos)
-    url = f"gs://{bucket}/in"
-    make.published(url, tmp_path / "out", *TWO_SPLITS)
-    edited = tmp_path / "edited.jpg"
-    edited.write_bytes((photos / "ant" / "0003.jpg").read_bytes())
-    edit_keeping_the_size(edited)
-    gcs.put(bucket, "in/ant/0003.jpg", edited.read_bytes())
-    finished = make.job(url, tmp_path / "out", *TWO_SPLITS)
-    assert finished.code == 1
-    assert "40 images were listed then, 40 now, 1 of 4 shards differ" in finished.err
+    gcs.put_folder(bucket, "in", changed)
+    command = (f"gs://{bucket}/in", tmp_path / "out", *TWO_SPLITS)
+    make.published(*command)
+    edit_keeping_the_size(changed / "ant" / "0003.jpg")
+    gcs.put(bucket, "in/ant/0003.jpg", (changed / "ant" / "0003.jpg").read_bytes())
+    failed(make.job(*command), "40 images were listed then, 40 now, 1 of 4 shards differ")
 
 
 # --- damage and repair -------------------------------------------------------------------------------------------
@@ -255,15 +255,11 @@ def test_missing_files_of_every_kind_are_written_again(photos: Path, original: P
 
 def test_a_corrupt_manifest_is_exit_1_and_names_repair(photos: Path, copy: Path) -> None:
     make.flip_byte(copy / schema.MANIFEST_FILE)
-    before = make.traces(copy)
-    finished = again(photos, copy)
-    assert (finished.code, finished.err.count("\n")) == (1, 1)
-    assert "manifest.json is damaged" in finished.err and "--repair" in finished.err
-    assert make.traces(copy) == before
+    with unchanged(copy):
+        failed(again(photos, copy), "manifest.json is damaged", "--repair")
 
 
-def test_repair_never_publishes_a_shard_with_other_bytes(photos: Path, copy: Path, tmp_path: Path) -> None:
-    changed = writable(photos, tmp_path / "changed")
+def test_repair_never_publishes_a_shard_with_other_bytes(changed: Path, copy: Path) -> None:
     for image in sorted((changed / "ant").iterdir()):
         edit_keeping_the_size(image)
     for shard in make.shard_files(copy):
@@ -298,26 +294,19 @@ def test_overwrite_writes_the_version_anew_with_another_configuration(photos: Pa
     assert make.manifest(copy)["configuration"]["seed"] == 5
 
 
-def test_overwrite_that_fails_before_it_writes_leaves_the_published_version(
-    photos: Path, copy: Path, tmp_path: Path
-) -> None:
-    changed = writable(photos, tmp_path / "changed")
+def test_overwrite_that_fails_before_it_writes_leaves_the_published_version(changed: Path, copy: Path) -> None:
     for image in (changed / "bee").iterdir():
         image.write_bytes(b"no image")
-    before = make.traces(copy)
-    assert again(changed, copy, "--overwrite").code == 1
-    assert make.traces(copy) == before
+    with unchanged(copy):
+        assert again(changed, copy, "--overwrite").code == 1
 
 
 # --- a job that fails, and the same command after it -------------------------------------------------------------
 
 
-def fail_at_one_shard(folder: Path, version: Path, *flags: object) -> None:
+def fail_at_one_shard(folder: Path, version: Path) -> None:
     with publishing(fails=lambda url, before: "validation.tfrecord-00001" in url):
-        failed = again(folder, version, *flags)
-    assert failed.code == 1
-    assert failed.err.count("\n") == 1
-    assert "the same command resumes" in failed.err
+        failed(again(folder, version), "the same command resumes")
 
 
 def test_the_same_command_resumes_a_failed_job_and_keeps_its_finished_shards(
@@ -335,13 +324,13 @@ def test_the_same_command_resumes_a_failed_job_and_keeps_its_finished_shards(
     assert not (tmp_path / "photos" / "_state").exists()
 
 
-def test_an_image_with_another_time_voids_what_a_failed_job_left(photos: Path, original: Path, tmp_path: Path) -> None:
-    folder, version = writable(photos, tmp_path / "in"), tmp_path / "out" / "photos" / "1.0.0"
-    fail_at_one_shard(folder, version)
+def test_an_image_with_another_time_voids_what_a_failed_job_left(changed: Path, original: Path, tmp_path: Path) -> None:
+    version = tmp_path / "out" / "photos" / "1.0.0"
+    fail_at_one_shard(changed, version)
     assert make.shard_files(version)
-    os.utime(folder / "ant" / "0000.jpg", ns=(1, 1))  # its bytes are the same, but a listing can't tell
+    os.utime(changed / "ant" / "0000.jpg", ns=(1, 1))  # its bytes are the same, but a listing can't tell
     with publishing() as published:
-        assert again(folder, version).code == 0
+        assert again(changed, version).code == 0
     shards = [str(path) for path in make.shard_files(version)]
     assert len(shards) == 4
     assert set(shards) <= set(published), "none is kept"
@@ -354,7 +343,7 @@ def test_an_image_with_another_time_voids_what_a_failed_job_left(photos: Path, o
 @pytest.fixture(scope="module")
 def with_broken(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`photos` and three broken images in a class of two good ones."""
-    folder = writable(photos, tmp_path_factory.mktemp("broken") / "in")
+    folder = Path(shutil.copytree(photos, tmp_path_factory.mktemp("broken") / "in"))
     make.class_folders(folder, {"dog": 2})
     good = make.encoded(make.picture(120, 90, seed=77))
     (folder / "dog" / "cut.jpg").write_bytes(good[: len(good) // 2])
@@ -419,15 +408,12 @@ def test_a_shard_of_rejects_only_stays_with_no_record(tmp_path: Path, gcs: Gcs) 
 
 def test_plan_only_prints_the_plan_and_writes_nothing(photos: Path, copy: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    before = make.traces(copy)
-    for output, seed in ((tmp_path / "new", 0), (tmp_path / "mine", 0), (tmp_path, 3)):  # the last one is published
-        finished = make.job(photos, output, *TWO_SPLITS, "--plan_only", "--seed", seed)
-        assert finished.code == 0
-        assert "train: " in finished.out
-        assert "in 2 shards" in finished.out
+    with unchanged(copy):
+        for output, seed in ((tmp_path / "new", 0), (tmp_path / "mine", 0), (tmp_path, 3)):  # the last is published
+            finished = make.job(photos, output, *TWO_SPLITS, "--plan_only", "--seed", seed)
+            assert (finished.code, "train: " in finished.out, "in 2 shards" in finished.out) == (0, True, True)
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "photos"}
     assert list((tmp_path / "mine").iterdir()) == []
-    assert make.traces(copy) == before
 
 
 @pytest.mark.parametrize(
@@ -456,9 +442,7 @@ def test_what_a_user_should_look_at_is_a_warning(
 def test_no_train_image_is_an_error(tmp_path: Path) -> None:
     folder = make.class_folders(tmp_path / "in", {"a": 2})
     finished = make.job(folder, tmp_path / "out", "--splits", "validation=rest,train=0.000001")
-    assert finished.code == 1
-    assert finished.err.count("\n") == 1
-    assert "no image is in split 'train' (found validation)" in finished.err
+    failed(finished, "no image is in split 'train' (found validation)")
     assert make.files(tmp_path / "out") == {}
 
 
@@ -475,18 +459,16 @@ def test_gzip_shards_are_the_same_whenever_they_are_written_and_have_no_index(ph
 
 
 def test_files_that_are_skipped_are_told_and_change_no_byte_of_the_dataset(
-    photos: Path, original: Path, tmp_path: Path
+    changed: Path, original: Path, tmp_path: Path
 ) -> None:
-    folder = writable(photos, tmp_path / "in")
+    folder = changed
     for name in ("ant/notes.txt", "bee/x.JPX", "y.JPX", "ant/.DS_Store", "loose.jpg", "bee/.z.jpg", ".cat/1.jpg"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"no image")
-    finished = make.job(folder, tmp_path / "out", *TWO_SPLITS)
     line = "  3 files skipped: not an image suffix (.JPX 2, .txt 1), see --extensions"
-    assert line in finished.out.splitlines()
-    assert "  1 image skipped: not inside a class folder" in finished.out.splitlines()
-    for what in ("image", "folder"):
-        assert f"  1 {what} skipped: hidden, its name begins with a dot" in finished.out.splitlines()
+    hidden = (f"  1 {what} skipped: hidden, its name begins with a dot" for what in ("image", "folder"))
+    told = make.job(folder, tmp_path / "out", *TWO_SPLITS).out.splitlines()
+    assert {line, "  1 image skipped: not inside a class folder", *hidden} <= set(told)
     version = tmp_path / "out/photos/1.0.0"
     kinds = dict.fromkeys(("hidden", "hidden_images", "hidden_folders", "outside_classes"), 1)
     skipped = json.loads((version / schema.RUN_FILE).read_bytes())["skipped"]
