@@ -18,31 +18,20 @@ from tools.engines import __main__ as command
 from tools.engines import jobs, pieces, processes
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    sample_data.draw_folder(folder, images=240, classes=3, broken=1)
-    return folder
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    sample_data.draw_folder(tmp_path / "images", images=240, classes=3, broken=1)
+    return tmp_path / "images"
 
 
-@pytest.fixture(scope="module")
-def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> jobs.Outcome:
-    folder = tmp_path_factory.mktemp("whole")
-    return jobs.run_job(command.ONE_PROCESS, str(images), str(folder / "out"), folder)
-
-
-def test_a_job_has_a_record_for_every_picture_and_a_hash(whole: jobs.Outcome) -> None:
-    assert whole.failure == ""
-    assert (whole.records, whole.killed_after, len(whole.hash)) == (240, 0, 64)
-
-
-def test_a_killed_job_had_finished_some_shards_and_comes_out_the_same(
-    images: Path, whole: jobs.Outcome, tmp_path: Path
+def test_a_killed_job_had_finished_some_shards_and_comes_out_the_same_as_a_whole_one(
+    images: Path, tmp_path: Path
 ) -> None:
-    outcome = jobs.run_job(command.ONE_PROCESS, str(images), str(tmp_path / "out"), tmp_path, killed=True)
-    assert outcome.failure == ""
-    assert 0 < outcome.killed_after <= jobs.SHARDS
-    assert (outcome.records, outcome.hash) == (whole.records, whole.hash)
+    whole = jobs.run_job(command.ONE_PROCESS, str(images), str(tmp_path / "whole"), tmp_path)
+    assert (whole.failure, whole.records, whole.killed_after, len(whole.hash)) == ("", 240, 0, 64)
+    killed = jobs.run_job(command.ONE_PROCESS, str(images), str(tmp_path / "killed"), tmp_path, killed=True)
+    assert (killed.failure, killed.records, killed.hash) == ("", 240, whole.hash)
+    assert 0 < killed.killed_after <= jobs.SHARDS
 
 
 @pytest.mark.parametrize(("killed", "said"), [(False, "exit 2: error: --input "), (True, "ended with 2 before it ")])
@@ -82,20 +71,20 @@ def _matrix(monkeypatch: pytest.MonkeyPatch, ends: list[jobs.Outcome | pieces.Mi
 def test_the_matrix_fails_on_another_hash_a_failed_job_and_in_ci_on_an_engine_that_could_be_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good = jobs.Outcome(1.0, 5, "a" * 64)
-    other = jobs.Outcome(1.0, 5, "b" * 64)
+    good, other = (jobs.Outcome(1.0, 5, letter * 64) for letter in "ab")
     failed = jobs.Outcome(1.0, failure="exit 1: error: no")
-    assert _matrix(monkeypatch, [good, good]) == 0
-    assert _matrix(monkeypatch, [good, other]) == 1
-    assert f"2 different hashes ({'a' * 64}, {'b' * 64})" in capsys.readouterr().out
-    assert _matrix(monkeypatch, [good, failed]) == 1
-    assert "exit 1: error: no" in capsys.readouterr().out
-    assert _matrix(monkeypatch, [pieces.Missing("install it")]) == 1  # nothing was shown at all
     no_tool, refused = pieces.Missing("install it"), pieces.Missing("get it", refused=True)
-    assert _matrix(monkeypatch, [good, no_tool], ci="true") == 0
-    assert "skipped; to have it: install it" in capsys.readouterr().out
-    assert _matrix(monkeypatch, [good, refused]) == 0
-    assert _matrix(monkeypatch, [good, refused], ci="true") == 1
+    for ends, ci, code, said in (
+        ([good, good], "", 0, ""),
+        ([good, other], "", 1, f"2 different hashes ({'a' * 64}, {'b' * 64})"),
+        ([good, failed], "", 1, "exit 1: error: no"),
+        ([no_tool], "", 1, ""),  # nothing was shown at all
+        ([good, no_tool], "true", 0, "skipped; to have it: install it"),
+        ([good, refused], "", 0, ""),
+        ([good, refused], "true", 1, ""),
+    ):
+        assert _matrix(monkeypatch, ends, ci) == code, ends
+        assert said in capsys.readouterr().out
 
 
 def test_a_row_on_a_bucket_without_the_server_is_skipped() -> None:

@@ -1,83 +1,105 @@
-"""Errors: exit codes, one line each, and our own error found again in a runner's traceback."""
+"""Errors: exit codes, one line each, found in a runner's traceback; counts and sizes; printing that fails nothing."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import pytest
 
 from beam_pipeline import errors
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, NotPublishedError, StorageError, UsageError
+from tests import make
+
+KINDS = {
+    ImageShardsError: 1, StorageError: 1, NotPublishedError: 1, errors.UnforeseenError: 1, CorruptRecordError: 1,
+    UsageError: 2,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(ImageShardsError, 1), (StorageError, 1), (NotPublishedError, 1), (CorruptRecordError, 1), (UsageError, 2)],
-)
-def test_exit_codes(error: type[ImageShardsError], code: int) -> None:
-    assert error.exit_code == code
-    assert issubclass(error, ImageShardsError)
-
-
-def test_a_reject_is_no_error_of_the_job() -> None:
+def test_exit_codes_and_that_a_reject_is_no_error_of_the_job() -> None:
+    assert {error: error.exit_code for error in KINDS} == KINDS
+    assert all(issubclass(error, ImageShardsError) for error in KINDS)
     assert not issubclass(errors.Reject, ImageShardsError)
 
 
-def test_a_corrupt_record_names_file_record_and_offset() -> None:
-    assert (
-        str(CorruptRecordError("gs://b/x", 3, 99, "the CRC is wrong"))
-        == "gs://b/x: record 3 at byte 99: the CRC is wrong"
-    )
+WORKER = "beam_pipeline.errors"
 
 
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        ("Traceback …\nbeam_pipeline.errors.StorageError: gs://b/x: no\n", StorageError, "gs://b/x: no"),
-        (
-            "RuntimeError: beam_pipeline.errors.ImageShardsError: 3 of 45 rejected [while running 'a/b-ptransform-12']",
-            ImageShardsError,
-            "3 of 45 rejected",
-        ),
-        (
-            "beam_pipeline.errors.StorageError: first\nDuring handling …\nbeam_pipeline.errors.UsageError: second\n",
-            UsageError,
-            "second",
-        ),
+        (f"Traceback …\n{WORKER}.StorageError: gs://b/x: no\n", StorageError, "gs://b/x: no"),
+        (f"RuntimeError: {WORKER}.ImageShardsError: 3 of 45 [while running 'a/b-12']", ImageShardsError, "3 of 45"),
+        (f"{WORKER}.StorageError: one\nDuring handling …\n{WORKER}.UsageError: second\n", UsageError, "second"),
         # Runners that send the text as a literal.
-        ("'… beam_pipeline.errors.ImageShardsError: one line\\n\\nat x'", ImageShardsError, "one line"),
-        (
-            "beam_pipeline.errors.CorruptRecordError: x: record 3 at byte 9: y",
-            ImageShardsError,
-            "x: record 3 at byte 9: y",
-        ),
-        ("beam_pipeline.errors.NotOneOfOurs: x", ImageShardsError, "x"),
+        (f"'… {WORKER}.ImageShardsError: one line\\n\\nat x'", ImageShardsError, "one line"),
+        (f"{WORKER}.CorruptRecordError: x: record 3 at byte 9: y", ImageShardsError, "x: record 3 at byte 9: y"),
+        (f"{WORKER}.NotOneOfOurs: x", ImageShardsError, "x"),
     ],
 )
 def test_our_error_is_found_in_a_workers_text(text: str, kind: type[Exception], message: str) -> None:
-    found = errors.from_worker(text)
+    found = errors.from_worker(Exception(text))
     assert type(found) is kind
     assert str(found) == message
 
 
+@pytest.mark.parametrize("text", ["", "ValueError: x", f"x{WORKER}.StorageError: x"])
+def test_other_texts_hold_no_error_of_ours(text: str) -> None:
+    assert errors.from_worker(Exception(text)) is None
+
+
 @pytest.mark.parametrize(
-    "error",
+    ("error", "text"),
     [
-        UsageError("--x 1: no [while running 'a/b']"),
-        StorageError("gs://b/x: no"),
-        CorruptRecordError("gs://b/x [while running 'a/b']", 3, 99, "the CRC is wrong"),
+        (UsageError("--x 1: no [while running 'a/b']"), "--x 1: no"),
+        (StorageError("gs://b/x: no", "try"), "gs://b/x: no; try"),
+        (CorruptRecordError("x [while running 'a/b']", 3, 99, "the CRC is wrong"),
+         "x: record 3 at byte 99: the CRC is wrong"),
     ],
     ids=lambda error: type(error).__name__,
-)
-def test_an_error_of_ours_stays_what_it_is_without_where_a_runner_met_it(error: ImageShardsError) -> None:
+)  # fmt: skip
+def test_an_error_of_ours_stays_what_it_is_without_where_a_runner_met_it(error: ImageShardsError, text: str) -> None:
     found = errors.from_worker(error)
     assert type(found) is type(error)
-    assert str(found) == str(error).replace(" [while running 'a/b']", "")
-
-
-@pytest.mark.parametrize("text", ["", "ValueError: x", "xbeam_pipeline.errors.StorageError: x"])
-def test_other_texts_hold_no_error_of_ours(text: str) -> None:
-    assert errors.from_worker(text) is None
+    assert str(found) == text
 
 
 def test_any_error_is_one_line() -> None:
     assert errors.one_line(ValueError("a\n  b\tc")) == "a b c"
     assert errors.one_line(KeyError()) == "KeyError"
+
+
+@pytest.mark.parametrize(
+    ("byte_count", "text"),
+    [(0, "0 bytes"), (1, "1 byte"), (999, "999 bytes"), (1_000, "1.00 kB"), (12_345, "12.3 kB"), (999_499, "999 kB"),
+     (999_500, "1.00 MB"), (2_500_000_000, "2.50 GB"), (5e15, "5,000 TB")],
+)  # fmt: skip
+def test_sizes(byte_count: float, text: str) -> None:
+    assert errors.size(byte_count) == text
+
+
+def test_counts() -> None:
+    assert [errors.plural(count, "shard") for count in (0, 1, 1200)] == ["0 shards", "1 shard", "1,200 shards"]
+    assert [errors.plural(count, "class") for count in (1, 2)] == ["1 class", "2 classes"]
+
+
+SAYS = "import sys; from beam_pipeline.errors import say; say('größe'); say('\\udcff', sys.stderr)"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "output"),
+    [("2>/dev/null", "größe\n"), ("| true", ""), (">/dev/full", "\\udcff\n"), (">&- 2>&-", "")],
+)
+def test_what_cannot_be_printed_fails_nothing(redirection: str, output: str) -> None:
+    command = ["bash", "-o", "pipefail", "-c", f'"{sys.executable}" -c "{SAYS}" {redirection}']
+    done = subprocess.run(command, cwd=make.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0
+    assert done.stdout.decode() in (output, "\\udcff\n" + output)
+
+
+def test_who_reads_no_unicode_is_told_nevertheless() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", SAYS], cwd=make.ROOT, env=environment, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"gr\\xf6\\xdfe\n", b"\\udcff\n")

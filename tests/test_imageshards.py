@@ -14,6 +14,7 @@ import beam_pipeline
 import imageshards
 import reader
 from beam_pipeline.cli.main import main as write_command
+from beam_pipeline.errors import UsageError
 from reader import commands
 from tests import make
 from tests.reading.shards import make_dataset
@@ -23,15 +24,12 @@ VERBS = ["write", *commands.COMMANDS]
 HEAVY = "apache_beam,tensorflow,keras,jax,torch,PIL,cv2,simplejpeg,obstore,matplotlib"
 
 
-def test_help_has_one_line_for_each_verb(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_one_line_for_each_verb_and_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
     assert imageshards.main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines() if line.startswith("  ")] == VERBS
     assert imageshards.main([]) == 2
     assert capsys.readouterr() == ("", shown)
-
-
-def test_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
     assert imageshards.main(["--version"]) == 0
     assert capsys.readouterr().out == f"imageshards {beam_pipeline.__version__}\n"
 
@@ -39,27 +37,23 @@ def test_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["wirte", "--input", "x"], "unknown command 'wirte': did you mean write?"),
-        (["verfy"], "unknown command 'verfy': did you mean verify?"),
-        (["--input", "x"], f"unknown command '--input': choose one of {', '.join(VERBS)}"),
-        (["write", "--inptu", "x"], "unknown flag '--inptu': did you mean --input?"),
-        (["show", "x", "--splt", "train"], "unknown flag '--splt': did you mean --split?"),
+        ("wirte --input x", "unknown command 'wirte': did you mean write?"),
+        ("verfy", "unknown command 'verfy': did you mean verify?"),
+        ("--input x", f"unknown command '--input': choose one of {', '.join(VERBS)}"),
+        ("write --inptu x", "unknown flag '--inptu': did you mean --input?"),
+        ("show x --splt train", "unknown flag '--splt': did you mean --split?"),
     ],
 )
-def test_bad_usage_is_exit_2_with_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert imageshards.main(arguments) == 2
+def test_bad_usage_is_exit_2_with_one_line(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert imageshards.main(arguments.split()) == 2
     assert capsys.readouterr() == ("", f"error: {message}\n")
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_each_verb_is_that_of_its_package(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
-    for main, given in (
-        (imageshards.main, [verb]),
-        (write_command, []) if verb == "write" else (commands.main, [verb]),
-    ):
+    own = (write_command, []) if verb == "write" else (commands.main, [verb])
+    for main, given in ((imageshards.main, [verb]), own):
         with contextlib.suppress(SystemExit):
             assert main([*given, "--help"]) == 0
         texts.append(capsys.readouterr().out)
@@ -81,34 +75,45 @@ def test_public_names_are_both_packages_and_nothing_else() -> None:
 
 
 def test_importing_it_and_listing_its_names_and_verbs_needs_no_extra(tmp_path: Path) -> None:
-    program = (
-        "import imageshards\n"
-        "assert {'run', 'load_info'} <= set(dir(imageshards))\n"
-        "assert imageshards.main(['--help']) == 0\n"
-    )
+    program = "import imageshards\nassert {'run', 'load_info'} <= set(dir(imageshards))\nimageshards.main(['--help'])"
     assert "  write " in run_without(HEAVY, program, tmp_path, PYTHONPATH=str(make.ROOT)).stdout
+
+
+OF_READER = "is not installed: in the clone of imageshards, pip install '.[reader]'"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["write", "--help"], "Apache Beam is not installed: pip install '.[pipeline]'"),
-        (["verify", "DATASET"], "simplejpeg is not installed: in the clone of imageshards, pip install '.[reader]'"),
-        (["show", "DATASET"], "Pillow is not installed: in the clone of imageshards, pip install '.[reader]'"),
-        (
-            ["train", "DATASET", "--out", "model"],
-            "TensorFlow is not installed: in the clone of imageshards, pip install '.[tensorflow]'",
-        ),
+        ("write --help", "Apache Beam is not installed: pip install '.[pipeline]'"),
+        ("verify DATASET", f"simplejpeg {OF_READER}"),
+        ("show DATASET", f"Pillow {OF_READER}"),
+        ("train DATASET --out model", f"TensorFlow {OF_READER.replace('reader', 'tensorflow')}"),
     ],
 )
-def test_a_verb_without_its_packages_says_which_extra_to_install(
-    arguments: list[str], message: str, tmp_path: Path
-) -> None:
+def test_a_verb_without_its_packages_says_which_extra_to_install(arguments: str, message: str, tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "1.0.0", {"train": [3], "validation": [1]})
-    given = [dataset if part == "DATASET" else part for part in arguments]
+    given = [dataset if part == "DATASET" else part for part in arguments.split()]
     program = f"import imageshards\nprint(imageshards.main({given}))"
     done = run_without(HEAVY, program, tmp_path, PYTHONPATH=str(make.ROOT))
     assert (done.stdout, done.stderr) == ("2\n", f"error: {message}\n")
+
+
+@pytest.mark.parametrize(("module", "name"), [("apache_beam", "Apache Beam"), ("PIL", "Pillow")])
+def test_the_write_side_without_its_packages_is_a_usage_error_in_one_line(
+    module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = f"{name} is not installed: pip install '.[pipeline]'"
+    program = (
+        f"import runpy, sys; sys.modules[{module!r}] = None; runpy.run_module('beam_pipeline', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=make.ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {line}\n")
+    monkeypatch.setitem(sys.modules, module, None)
+    for attribute in ("run", "Config"):
+        with pytest.raises(UsageError) as caught:
+            getattr(beam_pipeline, attribute)
+        assert str(caught.value) == line
 
 
 def test_another_package_named_reader_is_one_line(tmp_path: Path) -> None:

@@ -11,14 +11,15 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
 from tests import make
+from tests.make import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 SCRIPTS = [*sorted((ROOT / "tools").glob("*.sh")), ROOT / ".ci" / "run", *sorted((ROOT / "deploy").glob("*.sh"))]
@@ -42,36 +43,36 @@ def version_of(requirement: Requirement) -> str:
 
 def modules() -> set[str]:
     """Every module of the distribution, by its path."""
-    found = {
-        path.relative_to(ROOT).as_posix()
-        for package in ("beam_pipeline", "reader")
-        for path in (ROOT / package).rglob("*.py")
-    }
+    paths = [path for package in ("beam_pipeline", "reader") for path in (ROOT / package).rglob("*.py")]
+    found = {path.relative_to(ROOT).as_posix() for path in paths}
     assert {"beam_pipeline/__main__.py", "reader/commands/__init__.py", "reader/train/fit.py"} <= found
     return found | {"imageshards.py"}
 
 
-def copied(source: Path) -> Path:
-    """The folder `source` with what is packed."""
+def copied(source: Path, *more: str) -> Path:
+    """The folder `source` with what is packed, and more folders."""
     source.mkdir()
     for name in ("pyproject.toml", "setup.py", "imageshards.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for package in ("beam_pipeline", "reader"):
-        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("beam_pipeline", "reader", *more):
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
     return source
+
+
+def done(*command: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    """A program that has run well."""
+    finished = subprocess.run(list(map(str, command)), capture_output=True, text=True, **more)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from an sdist, as `pip install` of a published sdist would."""
     folder = tmp_path_factory.mktemp("wheel")
-    source, made = copied(folder / "source"), folder / "made"
-    for other in ("tests", "deploy"):
-        shutil.copytree(ROOT / other, source / other, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(made), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return next(made.glob("imageshards-*.whl"))
+    source = copied(folder / "source", "tests", "deploy")
+    done(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "made", source)
+    return next((folder / "made").glob("imageshards-*.whl"))
 
 
 def test_wheel_holds_both_packages_and_the_command_and_nothing_else(wheel: Path) -> None:
@@ -83,30 +84,18 @@ def test_wheel_holds_both_packages_and_the_command_and_nothing_else(wheel: Path)
 
 def test_the_installed_command_runs_a_job_in_two_processes_and_reads_its_dataset(wheel: Path, tmp_path: Path) -> None:
     place = tmp_path / "installed"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", place, wheel]
-    subprocess.run(install, check=True)
+    done(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", place, wheel)
     make.class_folders(tmp_path / "photos", {"ant": 3, "bee": 2})
-    for command in (
-        "write --input photos --output datasets --name photos --image_size 32 "
-        "--direct_running_mode=multi_processing --direct_num_workers=2",
-        "verify datasets/photos/1.0.0",
-    ):
-        done = subprocess.run(
-            [place / "bin" / "imageshards", *command.split()],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(place)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-    assert "5 records" in done.stdout
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    write = "write --input photos --output datasets --name photos --image_size 32 --direct_num_workers=2"
+    for command in (f"{write} --direct_running_mode=multi_processing", "verify datasets/photos/1.0.0"):
+        said = done(place / "bin" / "imageshards", *command.split(), cwd=tmp_path, env=environment).stdout
+    assert "5 records" in said
 
 
 def test_setup_py_makes_the_sdist_that_dataflow_stages(tmp_path: Path) -> None:
-    source = copied(tmp_path / "source")
-    command = [sys.executable, "setup.py", "-q", "sdist", "--dist-dir", str(tmp_path / "dist")]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    command = ("setup.py", "-q", "sdist", "--dist-dir", tmp_path / "dist")
+    done(sys.executable, *command, cwd=copied(tmp_path / "source"))
     (made,) = (tmp_path / "dist").glob("imageshards-*.tar.gz")
     with tarfile.open(made) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
@@ -148,24 +137,22 @@ def test_image_for_workers_has_the_pinned_beam() -> None:
     assert re.findall(r"^FROM (\S+)$", dockerfile, re.MULTILINE) == [f"apache/beam_python3.11_sdk:{version_of(beam)}"]
 
 
-@pytest.mark.parametrize("file", ["constraints.txt", "deploy/requirements-worker.txt"])
-def test_pins_name_no_address_and_no_folder(file: str) -> None:
-    text = (ROOT / file).read_text()
-    assert "://" not in text
-    assert not re.search(r"(^|\s)(/|file:|-)", text, re.MULTILINE)
+def test_pins_name_no_address_and_no_folder() -> None:
+    for file in ("constraints.txt", "deploy/requirements-worker.txt"):
+        text = (ROOT / file).read_text()
+        assert "://" not in text
+        assert not re.search(r"(^|\s)(/|file:|-)", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_parse_and_can_be_run(script: Path) -> None:
     assert os.access(script, os.X_OK)
-    subprocess.run(["bash", "-n", str(script)], check=True)
+    done("bash", "-n", script)
 
 
 def find_python(python: str, path: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": path, "PYTHON": python}
-    return subprocess.run(
-        ["/bin/bash", ROOT / "tools" / "find_python.sh"], env=environment, capture_output=True, text=True
-    )
+    command = ["/bin/bash", ROOT / "tools" / "find_python.sh"]
+    return subprocess.run(command, env={"PATH": path, "PYTHON": python}, capture_output=True, text=True)
 
 
 def test_setup_takes_the_python_it_is_given() -> None:
@@ -181,13 +168,11 @@ def test_setup_refuses_an_unsuitable_python_in_one_line(tmp_path: Path, answers:
         (str(old), f"error: PYTHON={old} is no Python of 3.11 to 3.13"),
         ("", "error: no Python of 3.11"),
     ):
-        done = find_python(python, str(tmp_path))
-        assert done.returncode == 2
-        assert done.stderr.startswith(said)
-        assert done.stderr.count("\n") == 1
+        refused = find_python(python, str(tmp_path))
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert refused.stderr.startswith(said)
 
 
 def test_make_without_a_target_lists_the_targets() -> None:
-    done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
-    listed = re.findall(r"^make (\w+) ", done.stdout, re.MULTILINE)
+    listed = re.findall(r"^make (\w+) ", done("make", "--no-print-directory", cwd=ROOT).stdout, re.MULTILINE)
     assert {"help", "demo", "test", "lint", "bench", "engines", "clean"} <= set(listed)

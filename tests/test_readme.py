@@ -62,27 +62,16 @@ def test_what_the_recipe_opens_feeds_a_numpy_loop_and_keras(framework: str, fold
     if framework == "jax":
         pytest.importorskip("jax", reason="JAX is not installed: make setup EXTRAS=pipeline,heic,reader,jax,torch,test")
     assert (folder / "datasets" / "photos" / "1.0.0" / "manifest.json").exists(), "the recipes before it write it"
-    done = subprocess.run(
-        [sys.executable, "-c", reading() + _TRAINERS],
-        cwd=folder,
-        env={**os.environ, "KERAS_BACKEND": framework},
-        capture_output=True,
-        text=True,
-    )
+    command, environment = [sys.executable, "-c", reading() + _TRAINERS], {**os.environ, "KERAS_BACKEND": framework}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split()[-1] == framework
 
 
 def test_there_are_recipes_for_both_sides() -> None:
     texts = "\n".join(text for _, text in recipes())
-    for wanted in (
-        "imageshards write ",
-        "imageshards.run(",
-        "imageshards verify ",
-        "imageshards.train_dataset(",
-        "tfds.",
-    ):
-        assert wanted in texts
+    wanted = ("imageshards write ", "imageshards.run(", "imageshards verify ", "imageshards.train_dataset(", "tfds.")
+    assert [one for one in wanted if one not in texts] == []
 
 
 def test_the_table_of_flags_says_what_the_flags_are() -> None:

@@ -26,6 +26,19 @@ def messages() -> list[tuple[str, int, str]]:
     return [(arguments, int(code), line) for arguments, code, line in found]
 
 
+TEXTS = {
+    "texts/a/1.txt": "1",
+    "texts/a/2.txt": "2",
+    "taken/photos/1.0.0/notes.txt": "mine",
+    "labels.txt": "cat\n",
+    "no_label.csv": "path,class\ncat/0.jpg,cat\n",
+    "reserved.csv": "path,label,image:bytes\ncat/0.jpg,cat,x\n",
+    "number.csv": "path,label,age:int64\ncat/0.jpg,cat,3\ncat/1.jpg,cat,old\n",
+    "spelled.csv": "path,label\ncat/0.jpg,cat\ncat//1.jpg,cat\n",
+    "twice.csv": "path,label\ncat/1.jpg,cat\ncat/1.jpg,dog\n",
+}
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that messages.txt describes."""
@@ -35,27 +48,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path = data / "photos" / label / f"{number}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (40, 30), (80 * number, 10, 200)).save(path)
-    shutil.copytree(data / "photos", data / "other")
+    copies = {"other": "photos", "broken": "photos", "flat": "photos/cat"}
+    for copy, of in (copies | {f"dealt/{split}/cat": "photos/cat" for split in ("train", "test")}).items():
+        shutil.copytree(data / of, data / copy)
     shutil.copy(data / "photos/cat/0.jpg", data / "other/cat/3.jpg")
-    shutil.copytree(data / "photos", data / "broken")
     for label in ("cat", "dog"):
         (data / "broken" / label / "0.jpg").write_text("not an im")
-    shutil.copytree(data / "photos/cat", data / "flat")
     (data / "flat/2.jpg").unlink()
-    shutil.copytree(data / "photos/cat", data / "dealt/train/cat")
-    shutil.copytree(data / "photos/cat", data / "dealt/test/cat")
-    (data / "texts/a").mkdir(parents=True)
-    (data / "texts/a/1.txt").write_text("1")
-    (data / "texts/a/2.txt").write_text("2")
     (data / "empty").mkdir()
-    (data / "taken/photos/1.0.0").mkdir(parents=True)
-    (data / "taken/photos/1.0.0/notes.txt").write_text("mine")
-    (data / "labels.txt").write_text("cat\n")
-    (data / "no_label.csv").write_text("path,class\ncat/0.jpg,cat\n")
-    (data / "reserved.csv").write_text("path,label,image:bytes\ncat/0.jpg,cat,x\n")
-    (data / "number.csv").write_text("path,label,age:int64\ncat/0.jpg,cat,3\ncat/1.jpg,cat,old\n")
-    (data / "spelled.csv").write_text("path,label\ncat/0.jpg,cat\ncat//1.jpg,cat\n")
-    (data / "twice.csv").write_text("path,label\ncat/1.jpg,cat\ncat/1.jpg,dog\n")
+    for name, text in TEXTS.items():
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_text(text)
     assert write_command(["--input", f"{data}/photos", "--output", f"{data}/done", "--name", "photos"]) == 0
     shutil.copytree(data / "done/photos", data / "moved/pics")
     shutil.copytree(data / "done", data / "lost")
@@ -66,21 +69,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("arguments", "code", "line"), messages())
 def test_each_mistake_is_told_in_one_line_with_its_exit_code(
-    arguments: str,
-    code: int,
-    line: str,
-    data: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: str, code: int, line: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(data)
-    capsys.readouterr()
     before = make.files(data)
-    assert write_command(arguments.split()) == code
+    finished = make.run(*arguments.split())
+    assert (finished.code, finished.out) == (code, "")
     assert code == 1 or make.files(data) == before, "bad usage writes nothing"
-    out, err = capsys.readouterr()
-    assert out == ""
-    printed = [text for text in err.splitlines() if not text.startswith("warning:")]
+    printed = [text for text in finished.err.splitlines() if not text.startswith("warning:")]
     here = rf"process {os.getpid()} on {re.escape(socket.gethostname())}, since .*? UTC"
     told = [re.sub(here, "process 4711 on laptop, since 2026-07-01 12:00:00 UTC", text) for text in printed]
     assert [text.replace(str(data), "/data") for text in told] == [line]

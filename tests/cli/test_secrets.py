@@ -19,7 +19,6 @@ from beam_pipeline.storage import base
 from tests import make
 from tests.servers import Gcs
 
-VERSION = "photos/1.0.0"
 OUTSIDE = (
     "../../escaped.txt",
     "/escaped.txt",
@@ -108,17 +107,17 @@ def test_passwords_are_told_from_names(url: str, found: bool) -> None:
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
-        (["--s3_secret_access_key=canary"], ["--s3_secret_access_key=***"]),
-        (["--s3_secret_access_key", "canary", "--name", "x"], ["--s3_secret_access_key", "***", "--name", "x"]),
-        (["--azure_connection_string", "A=b;AccountKey=canary"], ["--azure_connection_string", "***"]),
-        (["--s3_session_token=canary=="], ["--s3_session_token=***"]),
-        (["--input=https://h/a?x=1&sig=canary&token=canary"], ["--input=https://h/a?x=1&sig=***&token=***"]),
-        (["--input", "photos", "--one_hot"], ["--input", "photos", "--one_hot"]),
-        (["--split_by", "key=([a-z]+)"], ["--split_by", "key=([a-z]+)"]),
+        ("--s3_secret_access_key=canary", "--s3_secret_access_key=***"),
+        ("--s3_secret_access_key canary --name x", "--s3_secret_access_key *** --name x"),
+        ("--azure_connection_string A=b;AccountKey=canary", "--azure_connection_string ***"),
+        ("--s3_session_token=canary==", "--s3_session_token=***"),
+        ("--input=https://h/a?x=1&sig=canary&token=canary", "--input=https://h/a?x=1&sig=***&token=***"),
+        ("--input photos --one_hot", "--input photos --one_hot"),
+        ("--split_by key=([a-z]+)", "--split_by key=([a-z]+)"),
     ],
 )
-def test_a_kept_command_line_shows_no_secret(given: list[str], kept: list[str]) -> None:
-    assert job.without_secrets(given) == kept
+def test_a_kept_command_line_shows_no_secret(given: str, kept: str) -> None:
+    assert job.without_secrets(given.split()) == kept.split()
 
 
 def test_run_json_keeps_no_secret(photos: Path, tmp_path: Path) -> None:

@@ -31,12 +31,11 @@ def touch(folder: Path, *names: str) -> Path:
 # --- classes and splits
 
 
-def test_classes_are_the_folders_and_nested_folders_belong_to_theirs(tmp_path: Path) -> None:
-    touch(tmp_path, "b/1.jpg", "a/1.jpg", "a/deep/er/2.jpg", "loose.jpg")
+def test_classes_are_the_folders_and_nested_folders_belong_to_theirs_and_hidden_ones_are_none(tmp_path: Path) -> None:
+    touch(tmp_path, "b/1.jpg", "a/1.jpg", "a/deep/er/2.jpg", "loose.jpg", ".git/1.jpg")
     refs = {ref.path: ref for ref in all_images(config(tmp_path))}
     assert {path: ref.label for path, ref in refs.items()} == {"b/1.jpg": "b", "a/1.jpg": "a", "a/deep/er/2.jpg": "a"}
-    assert {ref.split for ref in refs.values()} == {"train"}
-    assert all(ref.source_bytes == 1 for ref in refs.values())
+    assert {(ref.split, ref.source_bytes) for ref in refs.values()} == {("train", 1)}
     assert all(ref.order_key == order_key(path, 0) for path, ref in refs.items())
 
 
@@ -44,11 +43,6 @@ def test_split_folders_hold_class_folders(tmp_path: Path) -> None:
     touch(tmp_path, "train/a/1.jpg", "test/a/2.jpg", "test/b/deep/3.jpg")
     refs = {ref.path: (ref.split, ref.label) for ref in all_images(config(tmp_path, layout="split_class_folders"))}
     assert refs == {"train/a/1.jpg": ("train", "a"), "test/a/2.jpg": ("test", "a"), "test/b/deep/3.jpg": ("test", "b")}
-
-
-def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:
-    touch(tmp_path, "a/1.jpg", ".git/1.jpg")
-    assert class_folders(config(tmp_path), ListingSummary()) == [ClassFolder("a/", "a", None)]
 
 
 def test_remote_folders_are_the_same(gcs: Gcs, tmp_path: Path) -> None:
@@ -81,41 +75,27 @@ def test_adding_and_removing_images_moves_none_to_another_split_whatever_the_see
     }
 
 
-def test_split_by_keeps_what_belongs_together(tmp_path: Path) -> None:
+def test_split_by_keeps_what_belongs_together_and_a_path_without_a_match_is_dealt_by_itself(tmp_path: Path) -> None:
     touch(tmp_path, *(f"a/patient{patient}_{frame}.jpg" for patient in range(12) for frame in range(5)))
-    some = config(tmp_path, splits="train=0.5,validation=0.5", split_by=r"(patient\d+)_")
-    found: dict[str, set[str]] = {}
-    for ref in all_images(some):
-        found.setdefault(ref.path.partition("_")[0], set()).add(ref.split)
-    assert all(len(splits) == 1 for splits in found.values())
-    assert len(set().union(*found.values())) == 2
-
-
-def test_a_path_that_split_by_does_not_match_is_dealt_by_itself(tmp_path: Path) -> None:
     touch(tmp_path, *(f"a/{number}.jpg" for number in range(30)))
-    shares = "train=0.5,validation=0.5"
-    with_pattern = {r.path: r.split for r in all_images(config(tmp_path, splits=shares, split_by=r"(patient)_|x()"))}
-    without = {r.path: r.split for r in all_images(config(tmp_path, splits=shares))}
-    assert with_pattern == without
+    shares = {"splits": "train=0.5,validation=0.5"}
+    refs = list(all_images(config(tmp_path, **shares, split_by=r"(patient\d+)_|x()")))
+    of_patient: dict[str, set[str]] = {}
+    for ref in refs:
+        if "patient" in ref.path:
+            of_patient.setdefault(ref.path.partition("_")[0], set()).add(ref.split)
+    assert len(of_patient) == 12 and all(len(splits) == 1 for splits in of_patient.values())
+    assert len(set().union(*of_patient.values())) == 2
+    without = {ref.path: ref.split for ref in all_images(config(tmp_path, **shares))}
+    others = [ref for ref in refs if "patient" not in ref.path]
+    assert {ref.path: ref.split for ref in others} == {ref.path: without[ref.path] for ref in others}
 
 
 # --- which files are images
 
 
-IMAGES = (
-    "a.jpg",
-    "A.JPG",
-    "x/y.JPEG",
-    "é.Png",
-    "a.jpe",
-    "a.jfif",
-    "a b.c.jpg",
-    " .jpg x.png",
-    "x.y/a.jpg",
-    "a\n.jpg",
-    "a.jpg ",
-)
-OTHERS = ("a.txt", "a.jpg.txt", "jpg", "x/png", "a", "Thumbs.db", "a.psd", "jpg/a", "x.jpg/a", "a.")
+IMAGES = ("a.jpg", "A.JPG", "x/y.JPEG", "é.Png", "a.jfif", "a b.c.jpg", " .jpg x.png", "x.y/a.jpg", "a\n.jpg", "a.jpg ")
+OTHERS = ("a.txt", "a.jpg.txt", "jpg", "x/png", "Thumbs.db", "a.psd", "jpg/a", "x.jpg/a", "a.")
 
 
 @pytest.mark.parametrize(
@@ -174,9 +154,7 @@ def test_a_suffix_of_its_own_for_each_file_takes_no_memory() -> None:
     skipped = ListingSummary()
     for number in range(1000):
         skipped.skip(folders.OTHER_SUFFIX, f"a/part.{number}")
-    suffixes = skipped.suffixes
-    assert len(suffixes) == 21
-    assert suffixes["others"] == 980
+    assert (len(skipped.suffixes), skipped.suffixes["others"]) == (21, 980)
 
 
 def test_twins_in_both_normal_forms_are_two_images_of_one_place(tmp_path: Path) -> None:
@@ -188,16 +166,10 @@ def test_twins_in_both_normal_forms_are_two_images_of_one_place(tmp_path: Path) 
     assert len({ref.split for ref in refs}) == 1
 
 
-def test_an_input_with_a_link_to_itself_is_listed(tmp_path: Path) -> None:
-    touch(tmp_path, "a/1.jpg")
-    (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
-    assert [ref.path for ref in all_images(config(tmp_path))] == ["a/1.jpg"]
-
-
-def test_a_link_to_the_input_gives_no_image_a_second_class(tmp_path: Path) -> None:
+def test_a_link_to_a_folder_above_gives_no_image_a_second_name_or_class(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", "b/2.jpg")
-    (tmp_path / "a" / "loop").symlink_to("..")
-    (tmp_path / "all").symlink_to(".")
+    for link, target in (("a/loop", ".."), ("a/me", tmp_path / "a"), ("all", ".")):
+        (tmp_path / link).symlink_to(target)
     assert sorted(ref.path for ref in all_images(config(tmp_path))) == ["a/1.jpg", "b/2.jpg"]
 
 

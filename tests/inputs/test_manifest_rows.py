@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import shutil
@@ -64,6 +65,13 @@ def job(photos: object, tmp_path: Path, table: list[dict], *flags: object) -> ma
     return make.job(photos, tmp_path / "out", "--layout", "manifest", "--manifest", path, *flags)
 
 
+def refused_job(photos: Path, tmp_path: Path, table: list[dict], line: str, *flags: object) -> None:
+    """The table ends a job with exit 2 and one line; nothing is written."""
+    finished = job(photos, tmp_path, table, *flags)
+    assert (finished.code, finished.err) == (2, f"error: {line}\n".replace("FILE", f"--manifest '{tmp_path}/m.jsonl'"))
+    assert make.files(tmp_path / "out") == {}
+
+
 # --- headers
 
 
@@ -78,47 +86,47 @@ def test_columns_are_features_in_order_of_their_names() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("header", "what"),
-    [
-        ("path", "no column 'label' among 'path'; add it"),
-        ("label,x", "no column 'path' among 'label', 'x'; add it"),
-        ("path,label,image", "column 'image' has a reserved name: rename it"),
-        ("path,label,class:int64", "column 'class:int64' has a reserved name: rename it"),
-        ("path,label,one_hot_class", "column 'one_hot_class' has a reserved name: rename it"),
-        ("path,label,filename", "column 'filename' has a reserved name: rename it"),
-        ("path,label,size:int64[]", "column 'size:int64[]' has a reserved name: rename it"),
-        ("path,label,split:int64", "column 'split:int64' has a reserved name: rename it"),
-        ("path,label,:int64", "column ':int64' has a reserved name: rename it"),
-        ("path,label,", "column '' has a reserved name: rename it"),
-        ("path,label,a,a", "column 'a' is repeated: keep one"),
-        ("path,label,a,a:int64", "column 'a' is repeated: keep one"),
-        ("path,label,path", "column 'path' is repeated: keep one"),
-        ("path,label,a:int32", "column 'a:int32' has no type int64, float32 or bytes: declare one"),
-    ],
-)
-def test_headers_that_cannot_be_used_are_exit_2(tmp_path: Path, header: str, what: str) -> None:
-    assert refused_file(written(tmp_path, f"{header}\n"), tmp_path) == what
+RESERVED = "has a reserved name: rename it"
+TWICE = "is repeated: keep one"
+EMPTY = "it is empty; give a CSV or JSONL file with rows"
 
 
 @pytest.mark.parametrize(
     ("name", "data", "what"),
     [
+        ("m.csv", "path\n", "no column 'label' among 'path'; add it"),
+        ("m.csv", "label,x\n", "no column 'path' among 'label', 'x'; add it"),
         *(
-            (name, data, "it is empty; give a CSV or JSONL file with rows")
-            for name in ("m.csv", "m.jsonl")
-            for data in (b"", b"\n\r\n")
+            ("m.csv", f"path,label,{column}\n", f"column '{column}' {RESERVED}")
+            for column in (
+                "image",
+                "class:int64",
+                "one_hot_class",
+                "filename",
+                "size:int64[]",
+                "split:int64",
+                ":int64",
+                "",
+            )
         ),
-        ("m.jsonl", b"path,label\n", f"row 1: {NO_OBJECT}"),
-        ("m.jsonl", b"[1]\n", f"row 1: {NO_OBJECT}"),
-        ("m.jsonl", DEEP.encode(), f"row 1: {NO_OBJECT}"),
-        ("m.jsonl", b'{"path":"a","label":"b","\\ud800":1}', "column '\\ud800' has a name that isn't UTF-8: rename it"),
+        ("m.csv", "path,label,a,a:int64\n", f"column 'a' {TWICE}"),
+        ("m.csv", "path,label,path\n", f"column 'path' {TWICE}"),
+        ("m.csv", "path,label,a:int32\n", "column 'a:int32' has no type int64, float32 or bytes: declare one"),
+        ("m.csv", "", EMPTY),
+        ("m.jsonl", "\n\r\n", EMPTY),
+        ("m.jsonl", "path,label\n", f"row 1: {NO_OBJECT}"),
+        ("m.jsonl", "[1]\n", f"row 1: {NO_OBJECT}"),
+        ("m.jsonl", DEEP, f"row 1: {NO_OBJECT}"),
+        ("m.jsonl", '{"path":"a","label":"b","\\ud800":1}', "column '\\ud800' has a name that isn't UTF-8: rename it"),
         ("m.csv", b"\xff\xfe\n", "row 1: not UTF-8: save the file as UTF-8"),
-        ("m.csv", b'path,"label\n', "row 1: no CSV, unexpected end of data: correct it"),
-        ("m.csv", b"path,label\n", "it has a header but no row; add a row for each image"),
+        ("m.csv", 'path,"label\n', "row 1: no CSV, unexpected end of data: correct it"),
+        ("m.csv", "path,label\n", "it has a header but no row; add a row for each image"),
     ],
+    ids=lambda value: str(value)[:40],
 )
-def test_files_without_a_header_or_rows_are_exit_2(tmp_path: Path, name: str, data: bytes, what: str) -> None:
+def test_files_whose_header_cannot_be_used_or_without_rows_are_exit_2(
+    tmp_path: Path, name: str, data: str | bytes, what: str
+) -> None:
     assert refused_file(written(tmp_path, data, name), tmp_path) == what
 
 
@@ -140,34 +148,23 @@ def test_csv_rows(tmp_path: Path) -> None:
     )
     first, second = rows(path)
     assert first[:5] == ("a/1.jpg", 10, f"md5:{MD5}", "cat", "train")
-    assert first.features == (
-        example.int64_feature(7),
-        example.float_feature(0.5, 1.5),
-        example.bytes_feature(b"quoted, with\nline break"),
-        example.bytes_feature(b"x", b"y z"),
-    )
+    texts = (example.bytes_feature(b"quoted, with\nline break"), example.bytes_feature(b"x", b"y z"))
+    assert first.features == (example.int64_feature(7), example.float_feature(0.5, 1.5), *texts)
     assert second[:5] == ("a/2.jpg", 0, "", "dog", "train"), "there is no such file"
-    assert second.features == (
-        example.int64_feature(0),
-        example.float_feature(),
-        example.bytes_feature(b""),
-        example.bytes_feature(),
-    )
+    nothing = (example.bytes_feature(b""), example.bytes_feature())
+    assert second.features == (example.int64_feature(0), example.float_feature(), *nothing)
 
 
 def test_jsonl_rows_are_the_same(tmp_path: Path) -> None:
     table = [
-        {"path": "a/1.jpg", "label": "cat", "split": "train", "bytes": 10, "age:int64": -7, "box:float32[]": [0.5, 1]},
+        {"path": "a/1.jpg", "label": "cat", "split": "train", "bytes": 10, "age:int64": -7, "box:float32[]": [0.5, 1],
+         "tags[]": ["é", "y z"]},
         {"path": "a/2.jpg", "label": 3, "split": "test", "age:int64": None, "box:float32[]": []},
-    ]
-    table[0]["tags[]"] = ["é", "y z"]
+    ]  # fmt: skip
     first, second = rows(written(tmp_path, "\n\n".join(json.dumps(row) for row in table), "m.jsonl"))
     assert first[:5] == ("a/1.jpg", 10, "", "cat", "train")
-    assert first.features == (
-        example.int64_feature(-7),
-        example.float_feature(0.5, 1),
-        example.bytes_feature("é".encode(), b"y z"),
-    )
+    tags = example.bytes_feature("é".encode(), b"y z")
+    assert first.features == (example.int64_feature(-7), example.float_feature(0.5, 1), tags)
     assert (second.label, second.split) == ("3", "test")
     assert second.features == (example.int64_feature(0), example.float_feature(), example.bytes_feature())
 
@@ -218,21 +215,15 @@ def refused(path: Path) -> str:
     ("column", "cell", "what"),
     [
         ("split", "Train", f"split 'Train' {NO_SPLIT}"),
-        *(("bytes", cell, f"bytes '{cell}' {NO_SIZE}") for cell in ("many", "-5", "1_000", "١٢", "9" * 19, "1e3")),
-        ("md5", "zz", f"md5 'zz' {NO_MD5}"),
-        ("md5", "١" * 32, f"md5 '{'١' * 32}' {NO_MD5}"),
-        *(
-            ("n:int64", cell, f"column 'n' holds '{cell}', no int64: {ONE}")
-            for cell in ("1.5", "1_000", "١٢", str(1 << 63))
-        ),
-        *(
-            ("x:float32", cell, f"column 'x' holds '{cell}', no float32: {ONE}")
-            for cell in ("1e39", "1e400", "1_0.5", "١", "inf", "0x10")
-        ),
-        ("x:float32[]", "1;b", f"column 'x' holds '1;b', no float32[]: {ONE}"),
+        *(("bytes", cell, f"bytes '{cell}' {NO_SIZE}") for cell in ("many", "-5", "1_000", "١٢", "9" * 19)),
+        *(("md5", cell, f"md5 '{cell}' {NO_MD5}") for cell in ("zz", "١" * 32)),
+        *((kind, cell, f"column '{kind[0]}' holds '{cell}', no {kind[2:]}: {ONE}") for kind, cell in (
+            ("n:int64", "1.5"), ("n:int64", "1_000"), ("n:int64", "١٢"), ("n:int64", str(1 << 63)),
+            ("x:float32", "1e39"), ("x:float32", "1_0.5"), ("x:float32", "inf"), ("x:float32", "0x10"),
+            ("x:float32[]", "1;b"))),
         ("x:int64[]", DEEP, f"column 'x' holds '{'[' * 99}…, no int64[]: {ONE}"),
     ],
-)
+)  # fmt: skip
 def test_cells_that_cannot_be_read_are_named(tmp_path: Path, column: str, cell: str, what: str) -> None:
     assert refused(written(tmp_path, f"path,label,{column}\na.jpg,cat,{cell}\n")) == what
     line = json.dumps({"path": "a.jpg", "label": "cat", column: cell})
@@ -260,31 +251,20 @@ def test_csv_rows_that_cannot_be_read_are_named(tmp_path: Path, row: bytes, what
     [
         (b"{}", "its path is empty: write it, or take the row out"),
         (b'{"path":["a.jpg"],"label":"cat"}', "path ['a.jpg'] is no text: write one path"),
-        (
-            b'{"path":"a\\u0000.jpg","label":"cat"}',
-            f"no file can have the path 'a\\x00.jpg': {NO_FILE}",
-        ),
+        (b'{"path":"a\\u0000.jpg","label":"cat"}', f"no file can have the path 'a\\x00.jpg': {NO_FILE}"),
         (b'{"path":"a\\ud800","label":"cat"}', f"no file can have the path 'a\\ud800': {NO_FILE}"),
         (b'{"path":"a.jpg"}', f"label None {NO_LABEL}"),
         (b'{"path":"a.jpg","label":["cat"]}', f"label ['cat'] {NO_LABEL}"),
         (b'{"path":"a.jpg","label":"\\ud800"}', f"label '\\ud800' {NO_LABEL}"),
-        (
-            b'{"path":"a.jpg","label":"cat","x:float32":1e400}',
-            "column 'x' holds inf, no float32: write one, or nothing",
-        ),
-        (
-            b'{"path":"a.jpg","label":"cat","n":"\\ud800"}',
-            "column 'n' holds '\\ud800', no bytes: write one, or nothing",
-        ),
+        (b'{"path":"a.jpg","label":"cat","x:float32":1e400}', f"column 'x' holds inf, no float32: {ONE}"),
+        (b'{"path":"a.jpg","label":"cat","n":"\\ud800"}', f"column 'n' holds '\\ud800', no bytes: {ONE}"),
         (b'{"path":"a.jpg","label":"cat","md5":7}', f"md5 '7' {NO_MD5}"),
         (b'{"path":"a.jpg","label":"cat","bytes":[7]}', f"bytes [7] {NO_SIZE}"),
         (b'{"path":"a","label":"b","new":1}', "column 'new' is not in the first row: name every column there"),
         (b'{"path":"a","label":"\xe9"}', "not UTF-8: save the file as UTF-8"),
-        *(
-            (row, NO_OBJECT)
-            for row in (DEEP.encode(), b'{"path"', b"[1]", b'"text"', b"path,label", b'{"path":' + b"1" * 5000)
-        ),
+        *((row, NO_OBJECT) for row in (DEEP.encode(), b'{"path"', b'"text"', b'{"path":' + b"1" * 5000)),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_jsonl_rows_that_cannot_be_read_are_named(tmp_path: Path, row: bytes, what: str) -> None:
     first = b'{"path":"1.jpg","label":"cat","x:float32":1,"n":"","md5":"","bytes":1}\n'
@@ -295,12 +275,9 @@ def test_jsonl_rows_that_cannot_be_read_are_named(tmp_path: Path, row: bytes, wh
     ("path", "write"),
     [
         ("cat//1.jpg", "'cat/1.jpg'"),
-        ("cat/./1.jpg", "'cat/1.jpg'"),
         ("cat/../cat/1.jpg", "'cat/1.jpg'"),
-        (".//cat/1.jpg", "'cat/1.jpg'"),
         ("././cat/1.jpg", "'cat/1.jpg'"),
         ("cat/1.jpg/", "'cat/1.jpg'"),
-        ("/in//cat/1.jpg", "'/in/cat/1.jpg'"),
         ("//in/cat/1.jpg", "'/in/cat/1.jpg'"),
         ("../tables/cat/1.jpg", "'cat/1.jpg'"),
         ("../elsewhere//1.jpg", "'../elsewhere/1.jpg'"),
@@ -312,27 +289,24 @@ def test_a_local_path_has_one_spelling(tmp_path: Path, path: str, write: str) ->
     )
 
 
-def test_a_path_may_lead_out_of_the_input(tmp_path: Path) -> None:
-    assert [row.path for row in rows(written(tmp_path, "path,label\n../images/1.jpg,cat\n"))] == ["../images/1.jpg"]
-
-
-def test_a_remote_path_may_hold_anything(tmp_path: Path) -> None:
-    table = written(tmp_path, "path,label\na//b/../1.jpg,cat\ngs://b/in//1.jpg,cat\n")
-    assert [row.path for row in rows(table, "gs://bucket/in")] == ["a//b/../1.jpg", "gs://b/in//1.jpg"]
-
-
-def test_a_file_url_is_a_local_path(tmp_path: Path) -> None:
-    (ref,) = rows(written(tmp_path, f"path,label\nfile://{tmp_path}/in/1.jpg,cat\n"), tmp_path / "in")
-    assert ref.path == "1.jpg"
+@pytest.mark.parametrize(
+    ("place", "given", "paths"),
+    [
+        (None, ["../images/1.jpg"], ["../images/1.jpg"]),
+        ("gs://bucket/in", ["a//b/../1.jpg", "gs://b/in//1.jpg"], ["a//b/../1.jpg", "gs://b/in//1.jpg"]),
+        ("/in", ["file:///in/1.jpg"], ["1.jpg"]),
+    ],
+    ids=["out of the input", "anything remote", "file URL"],
+)
+def test_paths_that_are_fine(tmp_path: Path, place: str | None, given: list[str], paths: list[str]) -> None:
+    table = "".join(f"{path},cat\n" for path in given)
+    assert [row.path for row in rows(written(tmp_path, f"path,label\n{table}"), place)] == paths
 
 
 def test_a_bad_row_of_a_job_is_one_line_and_exit_2_and_writes_nothing(photos: Path, tmp_path: Path) -> None:
     table = [{"path": name, "label": "x", "n:int64": 1} for name in sorted(make.files(photos))]
     table[-1]["n:int64"] = "1_000"
-    finished = job(photos, tmp_path, table)
-    what = f"row {len(table)}: column 'n' holds '1_000', no int64: write one, or nothing"
-    assert (finished.code, finished.err) == (2, f"error: --manifest '{tmp_path}/m.jsonl': {what}\n")
-    assert make.files(tmp_path / "out") == {}
+    refused_job(photos, tmp_path, table, f"FILE: row {len(table)}: column 'n' holds '1_000', no int64: {ONE}")
 
 
 # --- a job
@@ -340,60 +314,41 @@ def test_a_bad_row_of_a_job_is_one_line_and_exit_2_and_writes_nothing(photos: Pa
 
 def table_of(photos: Path) -> list[dict]:
     return [
-        {
-            "path": name,
-            "label": name.split("/")[0],
-            "split": "train" if number % 4 else "validation",
-            "number:int64": number,
-            "tags[]": ["a"] * (number % 3),
-        }
+        {"path": name, "label": name.split("/")[0], "split": "train" if number % 4 else "validation",
+         "number:int64": number, "tags[]": ["a"] * (number % 3)}
         for number, name in enumerate(sorted(make.files(photos)))
-    ]
+    ]  # fmt: skip
 
 
 def test_a_manifest_job_writes_its_features(photos: Path, tmp_path: Path) -> None:
-    import tensorflow as tf
+    import tensorflow_datasets as tfds
 
     table, version = table_of(photos), tmp_path / "out/photos/1.0.0"
     assert job(photos, tmp_path, table).code == 0
-    manifest = make.manifest(version)
-    assert manifest["features"] == [
+    assert make.manifest(version)["features"] == [
         {"name": "number", "dtype": "int64", "list": False},
         {"name": "tags", "dtype": "bytes", "list": True},
     ]
-    expected = {row["path"]: (row["split"], row["number:int64"], len(row["tags[]"])) for row in table}
-    found = {}
-    for shard in make.shard_files(version):
-        for record in tf.data.TFRecordDataset([str(shard)]).as_numpy_iterator():
-            feature = tf.train.Example.FromString(record).features.feature
-            found[feature["filename"].bytes_list.value[0].decode()] = (
-                shard.name.split("-")[1].split(".")[0],
-                feature["number"].int64_list.value[0],
-                len(feature["tags"].bytes_list.value),
-            )
-    assert found == expected
-    import tensorflow_datasets as tfds
-
-    features = tfds.builder_from_directory(str(version)).info.features
-    assert features["number"].np_dtype == "int64"
-    assert next(iter(tfds.load("photos:1.0.0", data_dir=str(tmp_path / "out"), split="train")))["tags"].shape.rank == 1
+    assert tfds.builder_from_directory(str(version)).info.features["number"].np_dtype == "int64"
+    found = {
+        row["filename"].decode(): (split, row["number"], list(row["tags"]))
+        for split in ("train", "validation")
+        for row in tfds.as_numpy(tfds.load("photos:1.0.0", data_dir=str(tmp_path / "out"), split=split))
+    }
+    assert found == {row["path"]: (row["split"], row["number:int64"], [b"a"] * len(row["tags[]"])) for row in table}
 
 
 def test_csv_jsonl_absolute_and_relative_paths_give_the_same_manifest(photos: Path, tmp_path: Path) -> None:
     table = [{key: row[key] for key in ("path", "label", "split")} for row in table_of(photos)]
     absolute = [{**row, "path": f"{photos}/{row['path']}"} for row in table]
-    csv_file = tmp_path / "m.csv"
-    csv_file.write_text(
-        "split,path,label\n" + "".join(f"{row['split']},{row['path']},{row['label']}\n" for row in table)
-    )
-    manifests = {
-        (
-            make.published(photos, tmp_path / str(number), "--layout", "manifest", "--manifest", path) / "manifest.json"
-        ).read_bytes()
-        for number, path in enumerate(
-            [csv_file, jsonl(tmp_path / "a.jsonl", table[::-1]), jsonl(tmp_path / "b.jsonl", absolute)]
-        )
-    }
+    lines = [f"{row['split']},{row['path']},{row['label']}\n" for row in table]
+    (tmp_path / "m.csv").write_text("".join(["split,path,label\n", *lines]))
+    jsonl(tmp_path / "a.jsonl", table[::-1])
+    jsonl(tmp_path / "b.jsonl", absolute)
+    manifests = set()
+    for name in ("m.csv", "a.jsonl", "b.jsonl"):
+        flags = ("--layout", "manifest", "--manifest", tmp_path / name)
+        manifests.add((make.published(photos, tmp_path / f"of {name}", *flags) / "manifest.json").read_bytes())
     assert len(manifests) == 1
 
 
@@ -414,48 +369,34 @@ def test_remote_sizes_come_from_listings_never_from_a_request_a_row(gcs: Gcs, ph
     assert sorted(lists) == ["in/ant/", "in/bee/", "in/cat/"]
 
 
-def test_a_row_without_a_file_is_a_reject(photos: Path, tmp_path: Path) -> None:
+def test_rows_without_a_file_and_with_another_md5_or_size_are_rejects(photos: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(photos, tmp_path / "in")
     os.mkfifo(folder / "ant" / "pipe.jpg")
-    lost = ["ant/no.jpg", "ant/pipe.jpg", "ant", "ant/0001.jpg/x.jpg"]
-    more = {"label": "ant", "split": "train", "number:int64": 1, "tags[]": []}
-    table = [*table_of(folder), *({"path": name, **more} for name in lost)]
-    version = tmp_path / "out/photos/1.0.0"
-    assert job(folder, tmp_path, table, "--max_reject_fraction", "0.2").code == 0
-    assert make.manifest(version)["rejects"] == {"by_reason": {"vanished": 4}, "environment": 4}
-    rejects = [json.loads(line) for line in (version / "rejects.jsonl").read_text().splitlines()]
-    assert sorted(reject["path"] for reject in rejects) == sorted(lost)
-
-
-def test_a_row_whose_md5_or_size_is_wrong_is_a_reject(photos: Path, tmp_path: Path) -> None:
-    import hashlib
-
-    table = []
+    reasons = dict.fromkeys(["ant/no.jpg", "ant/pipe.jpg", "ant", "ant/0001.jpg/x.jpg"], "vanished")
+    table = [{"path": name, "label": "x", "md5": "", "bytes": None} for name in reasons]
     for number, (name, data) in enumerate(sorted(make.files(photos).items())):
         md5 = hashlib.md5(data if number else b"other").hexdigest().upper()
         table.append({"path": name, "label": "x", "md5": md5, "bytes": len(data) + (number == 1)})
-    assert job(photos, tmp_path, table, "--max_reject_fraction", "0.1").code == 0
+    reasons |= dict.fromkeys(sorted(make.files(photos))[:2], "changed")
     version = tmp_path / "out/photos/1.0.0"
-    assert make.manifest(version)["rejects"]["by_reason"] == {"changed": 2}
-
-
-def test_a_path_given_twice_in_two_splits_is_an_error_that_names_both(photos: Path, tmp_path: Path) -> None:
-    table = [{"path": name, "label": "x", "split": "train"} for name in sorted(make.files(photos))]
-    table.append({"path": table[0]["path"], "label": "y", "split": "validation"})
-    finished = job(photos, tmp_path, table)
-    rows = "with label 'x' in train and with label 'y' in validation: keep one of the two"
-    what = f"path {table[0]['path']!r} is given twice, {rows}"
-    assert (finished.code, finished.err) == (2, f"error: --manifest '{tmp_path}/m.jsonl': {what}\n")
-    assert not list((tmp_path / "out").rglob("manifest.json"))
+    assert job(folder, tmp_path, table, "--max_reject_fraction", "0.2").code == 0
+    assert make.manifest(version)["rejects"] == {"by_reason": {"vanished": 4, "changed": 2}, "environment": 6}
+    rejects = [json.loads(line) for line in (version / "rejects.jsonl").read_text().splitlines()]
+    assert {reject["path"]: reject["reason"] for reject in rejects} == reasons
 
 
 @pytest.mark.parametrize("more", [{"bytes": 5}, {"md5": "0" * 32}, {"n:int64": 3}, {}], ids=lambda more: "".join(more))
-def test_a_path_given_twice_with_more_in_one_row_is_the_same_error(photos: Path, tmp_path: Path, more: dict) -> None:
+def test_a_path_given_twice_is_an_error_that_names_both(photos: Path, tmp_path: Path, more: dict) -> None:
     names = sorted(make.files(photos))
     table = [{"path": name, "label": "x", **dict.fromkeys(more)} for name in names]
-    finished = job(photos, tmp_path, [*table, {"path": f"file://{photos}/{names[0]}", "label": "x", **more}])
-    what = f"path {names[0]!r} is given twice, with label 'x' and with label 'x': keep one of the two"
-    assert (finished.code, finished.err) == (2, f"error: --manifest '{tmp_path}/m.jsonl': {what}\n")
+    both = [*table, {"path": f"file://{photos}/{names[0]}", "label": "x", **more}]
+    what = f"FILE: path {names[0]!r} is given twice, with label 'x' and with label 'x': keep one of the two"
+    refused_job(photos, tmp_path, both, what)
+    if not more:
+        dealt = [{**row, "split": "train"} for row in table]
+        what = "with label 'x' in train and with label 'y' in validation: keep one of the two"
+        both = [*dealt, {**dealt[0], "label": "y", "split": "validation"}]
+        refused_job(photos, tmp_path, both, f"FILE: path {names[0]!r} is given twice, {what}")
 
 
 def test_a_manifest_job_again_writes_nothing_and_sees_a_changed_feature(photos: Path, tmp_path: Path) -> None:
@@ -471,13 +412,11 @@ def test_a_manifest_job_again_writes_nothing_and_sees_a_changed_feature(photos: 
 
 
 def test_splits_and_a_split_column_exclude_each_other(photos: Path, tmp_path: Path) -> None:
-    finished = job(photos, tmp_path, table_of(photos), "--splits", "train=1")
-    what = "--splits 'train=1': leave it out, the manifest has a column 'split'"
-    assert (finished.code, finished.err) == (2, f"error: {what}\n")
+    line = "--splits 'train=1': leave it out, the manifest has a column 'split'"
+    refused_job(photos, tmp_path, table_of(photos), line, "--splits", "train=1")
 
 
 def test_a_label_that_is_not_in_the_labels_file_is_one_line(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("ant\nbee\n")
-    finished = job(photos, tmp_path, table_of(photos), "--labels_file", tmp_path / "labels.txt")
-    what = f"--labels_file '{tmp_path}/labels.txt': class 'cat' is not in it: add a line for it"
-    assert (finished.code, finished.err) == (2, f"error: {what}\n")
+    line = f"--labels_file '{tmp_path}/labels.txt': class 'cat' is not in it: add a line for it"
+    refused_job(photos, tmp_path, table_of(photos), line, "--labels_file", tmp_path / "labels.txt")

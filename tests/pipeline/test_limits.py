@@ -13,8 +13,8 @@ from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.pipeline import graph, limits
 
 LINE = (
-    r"40 images are listed, but this machine's free memory holds references of 39 only: "
-    r"give it more memory, or use --runner DataflowRunner, which keeps them on disks"
+    "40 images are listed, but this machine's free memory holds references of 39 only: "
+    "give it more memory, or use --runner DataflowRunner, which keeps them on disks"
 )
 
 
@@ -55,12 +55,9 @@ def test_free_memory_is_the_least_that_the_machine_and_its_control_groups_leave(
     assert limits.most_references(800, machine(tmp_path, groups, **files)) == free // 800
 
 
-def test_a_system_that_does_not_say_sets_no_limit(tmp_path: Path) -> None:
+def test_a_system_that_does_not_say_sets_no_limit_and_this_one_has_memory(tmp_path: Path) -> None:
     assert limits.most_references(800, str(tmp_path)) is None
     limits.check(10**12, None)
-
-
-def test_this_machine_has_memory() -> None:
     most = limits.most_references(limits.IN_PROCESS_BYTES)
     assert most is None or most > 10_000
 

@@ -15,7 +15,7 @@ import pytest
 from apache_beam.metrics import MetricsFilter
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from beam_pipeline.config import Config
@@ -39,33 +39,21 @@ def config(input: Path, output: Path, **more: object) -> Config:
     return Config(**{"input": str(input), "output": str(output), "name": "photos", "image_size": 24} | more)
 
 
-refs = st.lists(
-    st.builds(
-        ImageRef,
-        st.text(st.characters(codec="utf-8")),
-        st.integers(0, 1 << 50),
-        st.text(max_size=5),
-        st.text(st.characters(codec="utf-8"), max_size=5),
-        st.sampled_from(["train", "test"]),
-        st.integers(0, (1 << 64) - 1),
-        st.lists(st.binary(max_size=5), max_size=2).map(tuple),
-    ),
-    max_size=20,
-)
+texts = st.text(st.characters(codec="utf-8"), max_size=9)
+numbers = st.integers(0, (1 << 64) - 1)
+features = st.lists(st.binary(max_size=5), max_size=2).map(tuple)
+refs = st.builds(ImageRef, texts, st.integers(0, 1 << 50), texts, texts, st.sampled_from(["a", "b"]), numbers, features)
+NO_UTF8 = ImageRef(b"a/caf\xe9.jpg".decode("utf-8", "surrogateescape"), 1, "", "a", "train", 5)
 
 
-@given(refs)
+@given(st.lists(refs, max_size=20))
+@example([NO_UTF8])
 def test_pages_travel_unchanged(some: list[ImageRef]) -> None:
     coder = PageCoder()
     copy = coder.decode(coder.encode(Page(some)))
     assert isinstance(copy, Page)
     assert copy == some
     assert all(isinstance(ref, ImageRef) for ref in copy)
-
-
-def test_a_page_with_a_name_that_is_no_utf8_travels_unchanged() -> None:
-    page = Page([ImageRef(b"a/caf\xe9.jpg".decode("utf-8", "surrogateescape"), 1, "", "a", "train", 5)])
-    assert PageCoder().decode(PageCoder().encode(page)) == page
 
 
 def test_list_images_gives_every_image_once_and_one_summary(
@@ -87,10 +75,7 @@ def test_list_images_gives_every_image_once_and_one_summary(
 
 
 def manifest_of(photos: Path, folder: Path) -> Path:
-    lines = [
-        json.dumps({"path": str(path.relative_to(photos)), "label": "x"}) for path in sorted(photos.rglob("*.jpg"))
-    ]
-    (folder / "m.jsonl").write_text("\n".join(lines))
+    (folder / "m.jsonl").write_text("\n".join(json.dumps({"path": name, "label": "x"}) for name in make.files(photos)))
     return folder / "m.jsonl"
 
 
@@ -104,9 +89,8 @@ def test_rows_of_a_manifest_in_several_buckets_come_once_with_their_sizes(
     if remote:
         gcs.put_folder(bucket, "in", photos)
         source = f"gs://{bucket}/in"
-    some = Config(
-        input=source, output="/out", name="x", layout="manifest", manifest=str(path), header=("path", "label")
-    )
+    table = {"layout": "manifest", "manifest": str(path), "header": ("path", "label")}
+    some = Config(input=source, output="/out", name="x", **table)
     with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
         keyed, summary = job | "List" >> ListImages(some)
         found = keyed | beam.FlatMap(lambda pair: pair[1])
@@ -121,8 +105,8 @@ def test_rows_are_compared_with_the_memory_before_they_are_grouped(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "PAGE_REFS", 5)
-    more = {"layout": "manifest", "manifest": str(manifest_of(photos, tmp_path)), "header": ("path", "label")}
-    rows = listing._read_rows(None, config(photos, tmp_path, most_references=12, **more))
+    table = {"layout": "manifest", "manifest": str(manifest_of(photos, tmp_path)), "header": ("path", "label")}
+    rows = listing._read_rows(None, config(photos, tmp_path, most_references=12, **table))
     assert sum(len(page) for _, page in islice(rows, 2)) == 10
     with pytest.raises(ImageShardsError, match=r"15 images are listed, .* holds references of 12 only"):
         next(rows)
@@ -164,11 +148,9 @@ def test_references_are_assigned_to_shards_without_loss(photos: Path, tmp_path: 
 
 def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(photos, tmp_path / "in"))
-    (folder / "ant" / "bad.jpg").write_bytes(b"bad")
-    (folder / "ant" / "notes.txt").write_bytes(b"x")
-    (folder / "ant" / ".hidden.jpg").write_bytes(b"x")
+    for name in ("ant/bad.jpg", "ant/notes.txt", "ant/.hidden.jpg", "loose.jpeg"):
+        (folder / name).write_bytes(b"bad")
     (folder / "empty").mkdir()
-    (folder / "loose.jpeg").write_bytes(b"x")
     some = config(folder, tmp_path / "out", num_shards=2, max_reject_fraction=0.1)
     JobState(some).claim.hold()
     job = beam.Pipeline(options=PipelineOptions(IN_PROCESS))
@@ -210,7 +192,3 @@ def test_links_that_lead_nowhere_and_pipes_are_rejects(photos: Path, tmp_path: P
     rejects = [json.loads(line) for line in (version / "rejects.jsonl").read_text().splitlines()]
     assert sorted(reject["path"] for reject in rejects) == ["ant/annexed.jpg", "bee/pipe.jpg"]
     assert make.job(folder, tmp_path / "out", *flags).out.startswith("already published")
-    few = make.job(folder, tmp_path / "few")
-    assert few.code == 1
-    assert "2 of 42 images rejected" in few.err
-    assert "(vanished: not found)" in few.err
