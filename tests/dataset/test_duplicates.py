@@ -143,12 +143,7 @@ def test_report_counts_leaks_between_splits_and_classes(tmp_path: Path) -> None:
     version = make.published(
         tmp_path / "in", tmp_path / "out", "--layout", "split_class_folders", "--duplicates", "report"
     )
-    assert make.manifest(version)["duplicates"] == {
-        "groups": 6,
-        "images": 13,
-        "across_classes": 1,
-        "across_splits": 6,
-    }
+    assert make.manifest(version)["duplicates"] == {"groups": 6, "images": 13, "across_classes": 1, "across_splits": 6}
 
 
 def test_drop_keeps_the_smallest_path_and_counts_no_failure(copied: Path, tmp_path: Path) -> None:

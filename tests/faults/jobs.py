@@ -22,10 +22,7 @@ VERSION, STATE = "photos/1.0.0/", "photos/_state/1.0.0/"
 FLAGS = ("--name", "photos", "--splits", "train=0.8,validation=0.2", "--num_shards", "8")
 SHARDS = 16  # of both splits
 MOMENTS = ("claim.json", "plan.json")  # when a job has the right to write, and when it begins its shards
-MODES = {
-    "in_memory": (),
-    "multi_processing": ("--direct_running_mode=multi_processing", "--direct_num_workers=2"),
-}
+MODES = {"in_memory": (), "multi_processing": ("--direct_running_mode=multi_processing", "--direct_num_workers=2")}
 
 
 @dataclass(frozen=True)

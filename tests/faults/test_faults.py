@@ -173,10 +173,7 @@ def test_a_request_that_always_fails_ends_at_the_deadline_with_one_line(gcs: Gcs
     assert time.monotonic() - start < 3
 
 
-REFUSALS = {
-    proxy.EXPIRED: "credentials are missing",
-    proxy.FORBIDDEN: "credentials are missing",
-}
+REFUSALS = {proxy.EXPIRED: "credentials are missing", proxy.FORBIDDEN: "credentials are missing"}
 
 
 @pytest.mark.parametrize("fault", REFUSALS)

@@ -152,11 +152,7 @@ SHARD = ("splits", "train", "shards", 0)
     ("path", "value", "message"),
     [
         ((*SHARD, "records"), "x", "$.splits.train.shards[0].records is 'x': expected `int`, got `str`"),
-        (
-            (*SHARD, "crc32c"),
-            1 << 32,
-            "$.splits.train.shards[0].crc32c is 4294967296: expected `int` <= 4294967295",
-        ),
+        ((*SHARD, "crc32c"), 1 << 32, "$.splits.train.shards[0].crc32c is 4294967296: expected `int` <= 4294967295"),
         ((*SHARD, "file"), None, "$.splits.train.shards[0].file is None: expected `str`, got `null`"),
         ((*SHARD, "images"), -1, "$.splits.train.shards[0].images is -1: expected `int` >= 0"),
         ((*SHARD, "records"), 69, "$.splits.train: records is 110, its shards have 109"),
