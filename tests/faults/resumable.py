@@ -10,13 +10,13 @@ import base64
 import json
 import random
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from contextlib import AbstractContextManager
+from http.server import ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 import google_crc32c
+
+from tests.faults.proxy import Handler, running
 
 _QUANTUM = 256 << 10
 
@@ -54,8 +54,7 @@ class UploadServer(ThreadingHTTPServer):
         self.chance = random.Random(seed)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     server: UploadServer
 
     def do_POST(self) -> None:
@@ -114,31 +113,12 @@ class _Handler(BaseHTTPRequestHandler):
         span = (int(found[1]), int(found[2])) if found[1] else None
         return span, int(found[3])
 
-    def _reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.send_response_only(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
 
 def _item(content: bytes) -> bytes:
     crc32c = base64.b64encode(google_crc32c.value(content).to_bytes(4)).decode()
     return json.dumps({"size": str(len(content)), "crc32c": crc32c, "generation": "1"}).encode()
 
 
-@contextmanager
-def upload_server(share: float = 0.0, seed: int = 0) -> Iterator[UploadServer]:
+def upload_server(share: float = 0.0, seed: int = 0) -> AbstractContextManager[UploadServer]:
     """Runs the server in a thread."""
-    with UploadServer(share, seed) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return running(UploadServer(share, seed))
