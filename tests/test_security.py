@@ -234,7 +234,7 @@ CANARY = "canary-8f14e45f"
 SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY", "GOOGLE_AUTH_TOKEN_FOR_TESTING", "HF_TOKEN")
 
 
-def test_secrets_of_the_environment_are_neither_written_nor_said(
+def test_secrets_of_the_environment_are_not_written_or_said(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in SECRET_VARIABLES:

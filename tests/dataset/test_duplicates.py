@@ -214,9 +214,7 @@ def test_fail_names_two_paths_and_publishes_nothing(copied: Path, tmp_path: Path
     assert not (tmp_path / "photos/1.0.0/manifest.json").exists()
 
 
-def test_fail_passes_where_all_differ_or_are_empty_or_too_large_to_be_read_on_any_storage(
-    photos: Path, gcs: Gcs, tmp_path: Path
-) -> None:
+def test_fail_passes_where_all_differ_are_empty_or_too_large(photos: Path, gcs: Gcs, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(photos, tmp_path / "in"))
     for name in ("x.png", "y.png"):
         (folder / "ant" / name).write_bytes(make.encoded(make.noise(64, 64), "PNG"))
@@ -262,7 +260,7 @@ def test_the_sample_is_taken_of_images_that_are_not_dropped(tmp_path: Path) -> N
     assert manifest["image"]["sampled_images"] == 64
 
 
-def test_on_gs_the_listing_s_md5s_are_used_and_the_bytes_are_the_same(
+def test_on_gs_the_listing_s_md5s_are_used_for_the_same_bytes(
     done: Done, copied: Path, gcs: Gcs, tmp_path: Path
 ) -> None:
     gcs.put_folder(bucket := gcs.new_bucket(), "in", copied)

@@ -61,9 +61,7 @@ def test_objects_of_others_are_refused_and_left_alone(photos: Path, gcs: Gcs, tm
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
-def test_repair_of_the_manifest_leaves_files_of_others(
-    photos: Path, original: Path, version: Path, damage: str
-) -> None:
+def test_repair_of_a_manifest_leaves_files_of_others(photos: Path, original: Path, version: Path, damage: str) -> None:
     mine = ("notes.txt", "drafts/1.txt", "index/notes.txt", "pics-train.tfrecord-00000-of-00001")
     for name in mine:
         (version / name).parent.mkdir(exist_ok=True)
@@ -84,9 +82,7 @@ def test_repair_of_the_manifest_leaves_files_of_others(
 @pytest.mark.parametrize(
     ("place", "flags"), [("1.0.0/source", ("--overwrite",)), ("_state/source", ("--repair",)), ("link", ())]
 )
-def test_an_input_inside_the_version_is_refused(
-    photos: Path, version: Path, place: str, flags: tuple[str, ...]
-) -> None:
+def test_an_input_in_the_version_is_refused(photos: Path, version: Path, place: str, flags: tuple[str, ...]) -> None:
     source = version.parent / place
     shutil.copytree(photos, version / "source" if place == "link" else source)
     if place == "link":
@@ -135,7 +131,7 @@ def test_an_output_inside_the_input_is_seen_through_a_link(photos: Path, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "features.json", "photos-train.tfrecord-00000-of-00001", "index"])
-def test_what_is_in_the_way_of_a_file_is_named_until_it_is_moved(
+def test_what_is_in_the_way_of_a_file_is_named_until_moved(
     photos: Path, original: Path, version: Path, name: str
 ) -> None:
     path, output = version / name, version.parent.parent

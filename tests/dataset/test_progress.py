@@ -47,14 +47,17 @@ def test_counts_of_several_processes_are_added_up_and_each_job_begins_at_0() -> 
             assert line._text(line._sum()) == "shards 2/4 · images 12/40"
 
 
-def test_rate_and_time_left_are_of_what_was_seen_done(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("done", "text"), [(400, "20 images/s · 30 s"), (210, "1 images/s · 13 min 10 s"), (201, "0 images/s · 2 h 13 min")]
+)
+def test_rate_and_time_left_are_of_what_was_seen_done(monkeypatch: pytest.MonkeyPatch, done: int, text: str) -> None:
     clock = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     line = ProgressLine(io.StringIO())
     counts = {"images_planned": 1000, "shards_planned": 4, "images": 200, "shards": 1}
     line._text(counts)  # resumed: 200 were done already
     clock[0] = 110.0
-    assert line._text(counts | {"images": 400}) == "shards 1/4 · images 400/1,000 · 20 images/s · 30 s left"
+    assert line._text(counts | {"images": done}) == f"shards 1/4 · images {done}/1,000 · {text} left"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -93,8 +96,3 @@ def test_without_a_port_there_is_no_progress(monkeypatch: pytest.MonkeyPatch) ->
         assert dict(os.environ) == before
         report(now=True, images=1)
     assert stream.getvalue() == ""
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3_723, "1 h 02 min")])
-def test_durations(seconds: float, text: str) -> None:
-    assert progress._duration(seconds) == text

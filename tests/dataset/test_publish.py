@@ -14,6 +14,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
@@ -78,9 +79,7 @@ def test_fingerprints_are_sums_over_the_images(photos: Path, version: Path, mani
         assert f"{sum(int(one, 16) for one in shards) % (1 << 128):032x}" == manifest[key]
 
 
-def test_the_manifest_is_canonical_and_says_nothing_of_place_time_or_machine(
-    photos: Path, version: Path, manifest: dict
-) -> None:
+def test_the_manifest_is_canonical_and_tells_no_place_time_or_host(photos: Path, version: Path, manifest: dict) -> None:
     data = (version / "manifest.json").read_bytes()
     assert data == schema.canonical_json(manifest)
     text = data.decode()
@@ -113,9 +112,10 @@ def test_the_run_index_leads_to_every_run(version: Path, manifest: dict) -> None
 
 def test_the_plan_is_the_one_that_was_carried_out(version: Path, manifest: dict) -> None:
     for split, plan in manifest["plan"]["splits"].items():
-        assert len(plan["cuts"]) + 1 == len(manifest["splits"][split]["shards"])
-        assert plan["images"] == sum(shard["images"] for shard in manifest["splits"][split]["shards"])
-        assert plan["estimated_bytes"] == manifest["splits"][split]["bytes"], "every image of a small input is measured"
+        done = manifest["splits"][split]
+        assert len(plan["cuts"]) + 1 == len(done["shards"])
+        assert plan["images"] == sum(shard["images"] for shard in done["shards"])
+        assert plan["estimated_bytes"] == done["bytes"], "every image of a small input is measured"
 
 
 def test_statistics_of_the_stored_pixels_are_there(version: Path, manifest: dict) -> None:
@@ -267,9 +267,7 @@ def test_a_job_whose_plan_another_one_has_published_ends_well(remote: Job) -> No
 
 
 @pytest.mark.parametrize("method", ["sidecar", "check"])
-def test_a_job_whose_plan_is_published_while_it_publishes_ends_well(
-    remote: Job, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_whose_plan_is_published_meanwhile_ends_well(remote: Job, method: str, monkeypatch: MonkeyPatch) -> None:
     config, plan = remote
     calls: list[object] = []
 
@@ -284,7 +282,7 @@ def test_a_job_whose_plan_is_published_while_it_publishes_ends_well(
     assert not any("_state" in name for name in names(config))
 
 
-def test_a_manifest_that_came_too_late_is_taken_back(remote: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_that_came_too_late_is_taken_back(remote: Job, monkeypatch: MonkeyPatch) -> None:
     config, plan = remote
     make.before(monkeypatch, type(storage.open_storage(config.output)), "create", lambda *_: begin_again(config, plan))
     with pytest.raises(ImageShardsError, match="another job has begun it again"):
@@ -297,9 +295,7 @@ def begin_again(config: Config, plan: JobPlan) -> None:
     JobState(join(config, restart=True)).prepare(dataclasses.replace(plan, references="other"))
 
 
-def test_on_gs_a_shard_of_a_job_that_was_begun_again_replaces_no_other(
-    gcs: Gcs, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_gs_a_shard_of_a_voided_job_replaces_no_other(gcs: Gcs, photos: Path, monkeypatch: MonkeyPatch) -> None:
     config, plan = write_shards(photos, f"gs://{gcs.new_bucket()}", shards_written=0)
     store, url = storage.open_storage(config.output), f"{config.dataset_url}/{ShardName('photos', 'train', 0, 2).file}"
 
@@ -313,7 +309,7 @@ def test_on_gs_a_shard_of_a_job_that_was_begun_again_replaces_no_other(
     assert store.read(url) == b"of the other job"
 
 
-def test_a_manifest_of_another_job_is_not_overwritten(written: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_of_another_job_is_not_overwritten(written: Job, monkeypatch: MonkeyPatch) -> None:
     config, plan = written
     path = Path(config.dataset_url) / "manifest.json"
     make.before(monkeypatch, storage.LocalStorage, "create", lambda *_: path.write_bytes(b"theirs"))
@@ -322,9 +318,7 @@ def test_a_manifest_of_another_job_is_not_overwritten(written: Job, monkeypatch:
     assert path.read_bytes() == b"theirs"
 
 
-def test_files_are_written_in_the_order_that_makes_the_manifest_the_commit_point(
-    written: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_written_in_order_and_the_manifest_last(written: Job, monkeypatch: MonkeyPatch) -> None:
     config, plan = written
     order: list[str] = []
     for method, position in (("write", 1), ("create", 1), ("publish", 2)):
@@ -363,9 +357,7 @@ def test_rejects_outside_the_sample_count_at_the_end_and_a_higher_limit_resumes(
     assert shard.stat().st_mtime_ns == written
 
 
-def test_metadata_files_follow_from_the_manifest_and_compressed_shards_have_labels_only(
-    version: Path, manifest: dict
-) -> None:
+def test_metadata_follows_from_the_manifest_and_is_only_labels_if_compressed(version: Path, manifest: dict) -> None:
     files = metadata_files(manifest)
     assert list(files) == ["class.labels.txt", "features.json", "dataset_info.json"]
     assert {name: (version / name).read_bytes() for name in files} == files

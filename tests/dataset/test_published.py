@@ -58,12 +58,12 @@ def test_an_unchanged_version_has_no_damage_nor_have_files_of_others(photos: Pat
     assert not NONE
 
 
-@pytest.mark.parametrize("length", [0, -1, +1])
-def test_a_shard_of_another_size_is_damaged(photos: Path, version: Path, length: int) -> None:
+def test_a_shard_of_another_size_is_damaged(photos: Path, version: Path) -> None:
     shard = make.shard_files(version)[1]
     data = shard.read_bytes()
-    shard.write_bytes(data + b"x" if length == 1 else data[:length])
-    assert damage(photos, version) == Damage(frozenset({("train", 1)}), frozenset())
+    for other in (b"", data[:-1], data + b"x"):
+        shard.write_bytes(other)
+        assert damage(photos, version) == Damage(frozenset({("train", 1)}), frozenset())
 
 
 def test_only_repair_reads_every_byte(photos: Path, version: Path) -> None:
@@ -148,7 +148,7 @@ def test_shards_are_not_repaired_with_other_codecs_but_other_files_are(
     assert line.endswith("; install that, or use --overwrite")
 
 
-def test_codecs_of_formats_that_no_image_has_may_differ(
+def test_codecs_that_no_image_needs_may_differ(
     photos: Path, original: Path, version: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = dict.fromkeys(("avif", "libtiff", "pillow_heif", "webp", "zlib", "zlib_ng"), "0.1")
@@ -283,7 +283,7 @@ def test_a_touched_image_is_warned_of_until_contents_are_compared(
 
 
 @pytest.mark.parametrize("run", [b"", b"[" * 100_000, b'{"images": 40}'])
-def test_a_version_that_kept_no_sum_of_its_listing_is_accepted(
+def test_a_version_without_a_sum_of_its_listing_is_accepted(
     photos: Path, version: Path, tmp_path: Path, run: bytes
 ) -> None:
     (version / schema.RUN_FILE).write_bytes(run)
@@ -326,9 +326,7 @@ def test_a_manifest_that_lacks_what_is_compared_is_one_line(
         assert (finished.code, finished.err) == (1, f"{line}--overwrite\n")
 
 
-def test_a_manifest_with_required_keys_only_is_compared_and_repaired(
-    photos: Path, original: Path, version: Path
-) -> None:
+def test_a_manifest_of_required_keys_is_compared_and_repaired(photos: Path, original: Path, version: Path) -> None:
     manifest = make.manifest(version)
     del manifest["source"], manifest["image"]["passed_through"]
     (version / schema.MANIFEST_FILE).write_bytes(seal_manifest(manifest))

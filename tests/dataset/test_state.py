@@ -158,7 +158,7 @@ def test_a_version_that_another_job_published_meanwhile_is_left_alone(config: Co
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_a_kill_while_the_output_is_made_ready_leaves_a_version_that_is_known_as_ours(
+def test_a_kill_of_the_preparation_leaves_a_version_of_ours(
     config: Config, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, done = storage.open_storage(config.output), []
@@ -246,7 +246,7 @@ def test_a_temporary_file_is_gone_in_any_case(config: Config, tmp_path: Path) ->
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_kill_leaves_no_temporary_file_of_a_remote_output(
+def test_a_kill_leaves_no_temporary_file_of_remote_outputs(
     remote: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -282,7 +282,7 @@ def test_clearing_leaves_nothing_of_the_state_but_that_of_another_version(config
 
 
 @pytest.mark.parametrize("moment", ["it has the claim", "the old version is gone"])
-def test_clearing_leaves_the_state_of_a_job_that_overwrites_the_version(
+def test_clearing_leaves_the_state_of_a_job_that_overwrites(
     remote: Config, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(remote, "manifest.json")

@@ -69,17 +69,9 @@ def running(server: Server) -> Iterator[Server]:
 
 
 class Proxy(ThreadingHTTPServer):
-    """The proxy.
+    """The proxy before `upstream`: one of `faults` befalls a `share` of the requests, by `seed`.
 
-    Args:
-        upstream: URL of the server behind it.
-        share: of the requests that a fault befalls, 0 to 1; may be changed while it runs.
-        seed: decides which and how.
-        faults: what may befall a request.
-
-    Attributes:
-        url: where clients reach it.
-        happened: fault → how often.
+    `share`, 0 to 1, may be changed while it runs; `happened` counts each fault.
     """
 
     daemon_threads = True

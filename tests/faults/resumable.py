@@ -27,14 +27,6 @@ class UploadServer(ThreadingHTTPServer):
     Args:
         share: of the chunks at which it fails; it has taken a part of such a one, or all and fails in answering.
         seed: decides which, and how much.
-
-    Attributes:
-        objects: name → content of finished uploads.
-        received: bytes of all chunks that came.
-        sessions: begun uploads.
-        lost_replies: numbers of chunks, from 1, which are taken and whose answers are lost.
-        keeps_nothing: how it fails at every chunk from now on: "answers" that nothing has arrived, or "hangs up" and
-            says so when it is asked.
     """
 
     daemon_threads = True
@@ -42,12 +34,11 @@ class UploadServer(ThreadingHTTPServer):
     def __init__(self, share: float, seed: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.objects: dict[str, bytes] = {}
-        self.received = 0
-        self.sessions = 0
-        self.chunks = 0
-        self.lost_replies: frozenset[int] = frozenset()
+        self.objects: dict[str, bytes] = {}  # of finished uploads
+        self.received = self.sessions = self.chunks = 0  # bytes of chunks that came, begun uploads
+        self.lost_replies: frozenset[int] = frozenset()  # chunks, from 1, that are taken and whose answers are lost
         self.forget_after: int | None = None
+        # How it fails at every chunk: "answers" that nothing arrived, or "hangs up" and says so when it is asked.
         self.keeps_nothing = ""
         self.open_uploads: dict[str, tuple[str, bytearray]] = {}
         self.share = share

@@ -34,7 +34,7 @@ EACH_FAULT = pytest.mark.parametrize("fault", proxy.FAULTS, ids=lambda fault: fa
 
 
 @EACH_FAULT
-def test_every_kind_of_request_survives_every_kind_of_fault(
+def test_every_kind_of_request_survives_every_fault(
     gcs: Gcs, through: Through, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gs, "PAGE_NAMES", 10)
@@ -83,7 +83,7 @@ def test_the_lost_answer_to_a_claim_is_no_refusal(gcs: Gcs, through: Through) ->
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_large_file_arrives_whole_through_a_failing_network(
+def test_a_large_file_arrives_through_a_failing_network(
     gcs: Gcs, through: Through, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(gs, "CHUNK_BYTES", 1 << 20)
@@ -187,7 +187,7 @@ def test_at_ten_percent_faults_the_job_writes_the_same_bytes_and_loses_no_image(
 
 
 @pytest.mark.parametrize("fault", [proxy.EXPIRED, proxy.FORBIDDEN], ids=["expired", "forbidden"])
-def test_credentials_that_expire_on_the_way_end_the_job_with_one_line(
+def test_credentials_that_expire_end_the_job_with_one_line(
     gcs: Gcs, photos: Path, through: Through, fault: str
 ) -> None:
     gcs.put_folder(bucket := gcs.new_bucket(), "in", photos)
