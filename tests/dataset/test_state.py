@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import ImageShardsError, StorageError
 from beam_pipeline.planning.cuts import SplitPlan
 from beam_pipeline.planning.plan import JobPlan, split_documents, split_plans
-from beam_pipeline.schema import ShardName
+from beam_pipeline.schema import ShardName, is_ours
 from tests import make
 from tests.servers import Gcs
 
@@ -184,6 +184,45 @@ def test_a_kill_of_the_preparation_leaves_a_version_of_ours(
     assert is_known()
     JobState(config).claim.release()  # as a job does that fails
     assert is_known()
+
+
+# --- which files are a job's own
+
+# fmt: off
+OURS = (
+    "photos-train.tfrecord-00000-of-00012", "photos-val_2.tfrecord-100000-of-123456", "index/train.runs.npy",
+    "index/photos-train.tfrecord-00000-of-00012.idx", "class.labels.txt", "features.json", "dataset_info.json",
+    "rejects.jsonl", "duplicates.jsonl", "run.json", "manifest.json",
+)
+THEIRS = (
+    "pics-train.tfrecord-00000-of-00012", "photos-train.tfrecord-000000-of-00012",
+    "photos-train.tfrecord-00000-of-00012.idx", "photos-train.tfrecord-00000-of-00012.bak",
+    "index/photos-train.tfrecord-00000-of-00012", "index/pics-train.tfrecord-00000-of-00012.idx",
+    "index/My notes.runs.npy", "index/notes.txt", "train.runs.npy", "index/manifest.json", "old/manifest.json",
+    "old/photos-train.tfrecord-00000-of-00012", "notes.txt", "report.html",
+)
+# fmt: on
+
+
+def test_a_name_that_a_job_gives_is_ours_and_any_other_is_the_users() -> None:
+    assert [name for name in (*OURS, *THEIRS) if is_ours(name, "photos")] == list(OURS)
+
+
+def test_a_published_version_has_no_other_files(photos: Path, tmp_path: Path) -> None:
+    version = make.published(photos, tmp_path, "--duplicates", "report")
+    assert sorted(own_files(storage.LocalStorage(), str(version), "photos")) == sorted(make.files(version))
+
+
+def test_a_job_that_begins_from_nothing_deletes_ours_and_leaves_theirs(config: Config) -> None:
+    put(config, *OURS, *THEIRS)
+    JobState(dataclasses.replace(config, repair=True)).prepare(PLAN)
+    assert files(config) == {*EMPTY, *(f"photos/1.0.0/{name}" for name in THEIRS)}
+
+
+def test_an_index_folder_of_ours_alone_is_gone(local: Config) -> None:
+    put(local, "index/train.runs.npy")
+    JobState(dataclasses.replace(local, repair=True)).prepare(PLAN)
+    assert not list(Path(local.dataset_url).iterdir())
 
 
 # --- who may write
