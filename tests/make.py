@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,3 +137,14 @@ def published(input: object, output: Path, *more: object) -> Path:
     finished = job(input, output, *more)
     assert finished.code == 0, finished.err
     return output / "photos" / "1.0.0"
+
+
+def before(monkeypatch: Any, owner: Any, method: str, act: Callable[..., object]) -> None:
+    """From now on `act` is called with the positional arguments of each call of `owner.method`, ahead of it."""
+    real = getattr(owner, method)
+
+    def with_act(*arguments: Any, **more: Any) -> Any:
+        act(*arguments)
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(owner, method, with_act)

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,56 +25,31 @@ OURS = re.compile(
     r"|class\.labels\.txt|features\.json|dataset_info\.json|rejects\.jsonl|manifest\.json|run\.json|report\.html"
 )
 # Below one class folder of a bucket: where would a careless program write these, and what would a shell make of them?
+# fmt: off
 HOSTILE_NAMES = (
-    "../../../escaped.jpg",
-    "a../../../escaped.jpg",
-    "/etc/escaped.jpg",
-    "a\\..\\..\\escaped.jpg",
-    "a//b.jpg",
-    "%2e%2e%2fescaped.jpg",
-    "$(touch escaped).jpg",
-    "`touch escaped`.jpg",
-    "; touch escaped;.jpg",
-    "| touch escaped.jpg",
-    "-rf.jpg",
-    "--overwrite.jpg",
-    "<script>alert(1)</script>.jpg",
-    "{0}%s%n.jpg",
-    "\u202egpj.exe.jpg",
-    "bell\x07 escape\x1b[31m.jpg",
-    "'\"\t.jpg",
+    "../../../escaped.jpg", "a../../../escaped.jpg", "/etc/escaped.jpg", "a\\..\\..\\escaped.jpg", "a//b.jpg",
+    "%2e%2e%2fescaped.jpg", "$(touch escaped).jpg", "`touch escaped`.jpg", "; touch escaped;.jpg",
+    "| touch escaped.jpg", "-rf.jpg", "--overwrite.jpg", "<script>alert(1)</script>.jpg", "{0}%s%n.jpg",
+    "\u202egpj.exe.jpg", "bell\x07 escape\x1b[31m.jpg", "'\"\t.jpg",
 )
 # Folder names, and so labels.
 HOSTILE_LABELS = (
-    "..",
-    "up\\..\\..",
-    "C:",
-    "~root",
-    "$(touch escaped)",
-    "-rf",
-    "--output=x",
-    "<b>bold</b>",
-    "%2e%2e",
-    "a&b;c|d",
-    "nül",
+    "..", "up\\..\\..", "C:", "~root", "$(touch escaped)", "-rf", "--output=x", "<b>bold</b>", "%2e%2e",
+    "a&b;c|d", "nül",
 )
+# fmt: on
 
 
-def picture(seed: int) -> bytes:
-    return make.encoded(make.picture(seed=seed))
+def assert_confined(written: Iterable[str], output: str = "out") -> None:
+    """Only the published version was written beside the input, and in it only names of ours."""
+    new = [name for name in written if not name.startswith("in/")]
+    prefix = f"{output}/{VERSION}/"
+    assert new
+    assert not [name for name in new if not (name.startswith(prefix) and OURS.fullmatch(name[len(prefix) :]))]
 
 
-def everything_below(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-
-
-def assert_confined(root: Path, output: Path) -> None:
-    """Below `root` only the published version was written, and in it only names of ours."""
-    written = {name for name in everything_below(root) if not name.startswith("in/")}
-    prefix = f"{output.relative_to(root).as_posix()}/{VERSION}/"
-    assert written
-    assert not [name for name in written if not name.startswith(prefix)]
-    assert not [name for name in written if not OURS.fullmatch(name[len(prefix) :])]
+def assert_nothing_written(root: Path, but: tuple[str, ...] = ("in/",)) -> None:
+    assert not [name for name in make.files(root) if not name.startswith(but)]
 
 
 @pytest.fixture
@@ -83,7 +58,7 @@ def hostile_bucket(gcs: Gcs) -> tuple[str, set[str]]:
     bucket = gcs.new_bucket()
     names = [f"cat/{name}" for name in HOSTILE_NAMES] + [f"{label}/a.jpg" for label in HOSTILE_LABELS]
     for number, name in enumerate(names):
-        gcs.put(bucket, f"in/{name}", picture(number))
+        gcs.put(bucket, f"in/{name}", make.encoded(make.picture(seed=number)))
     return bucket, {name for name in names if not name.startswith(".") and "/." not in name}  # others are hidden
 
 
@@ -98,7 +73,7 @@ def test_object_names_never_leave_a_local_output(
     assert make.manifest(version)["records"] == len(names)
     records = b"".join(shard.read_bytes() for shard in make.shard_files(version))
     assert not [name for name in names if name.encode() not in records]
-    assert_confined(tmp_path, root / "out")
+    assert_confined(make.files(tmp_path), "a/b/c/out")
 
 
 def test_object_names_never_leave_a_bucket_s_output(gcs: Gcs, hostile_bucket: tuple[str, set[str]]) -> None:
@@ -106,9 +81,7 @@ def test_object_names_never_leave_a_bucket_s_output(gcs: Gcs, hostile_bucket: tu
     before = gcs.names(bucket)
     finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out")
     assert finished.code == 0, finished.err
-    new = set(gcs.names(bucket)) - set(before)
-    assert new and not [name for name in new if not name.startswith(f"out/{VERSION}/")]
-    assert not [name for name in new if not OURS.fullmatch(name.removeprefix(f"out/{VERSION}/"))]
+    assert_confined(set(gcs.names(bucket)) - set(before))
 
 
 def test_a_job_asks_of_its_buckets_only_what_its_roles_allow(gcs: Gcs, photos: Path) -> None:
@@ -130,13 +103,12 @@ def test_a_job_asks_of_its_buckets_only_what_its_roles_allow(gcs: Gcs, photos: P
     assert not [one for one in gcs.requests()[before:] if re.search(r"/(acl|iam)\b|rewriteTo|copyTo", one.target)]
 
 
-@pytest.mark.parametrize("split", ["up\\..", "Train", "a b", "$(id)", "-rf", "train\n"])
+@pytest.mark.parametrize("split", ["up\\..", "Train", "-rf", "train\n"])
 def test_a_folder_that_is_no_split_stops_the_job_before_anything_is_written(split: str, tmp_path: Path) -> None:
     make.class_folders(tmp_path / "in" / split, {"cat": 2})
     finished = make.job(tmp_path / "in", tmp_path / "out", "--layout", "split_class_folders")
-    assert finished.code == 2
-    assert "can't be a split" in finished.err and finished.err.count("\n") == 1
-    assert not [name for name in everything_below(tmp_path) if not name.startswith("in/")]
+    assert (finished.code, finished.err.count("\n")) == (2, 1) and "can't be a split" in finished.err
+    assert_nothing_written(tmp_path)
 
 
 def manifest_job(tmp_path: Path, *rows: dict[str, str]) -> make.Finished:
@@ -146,14 +118,14 @@ def manifest_job(tmp_path: Path, *rows: dict[str, str]) -> make.Finished:
     return make.job(tmp_path / "in", tmp_path / "out", *more)
 
 
-@pytest.mark.parametrize("label", ["../../up", "..", "/etc", "a/b", *HOSTILE_LABELS, "nul\x00", "\x1b[31m"])
-def test_a_manifest_s_label_is_only_ever_content(label: str, tmp_path: Path) -> None:
-    make.class_folders(tmp_path / "in", {"cat": 3})
-    rows = [{"path": f"cat/000{number}.jpg", "label": label} for number in range(3)]
+def test_a_manifest_s_labels_are_only_ever_content(tmp_path: Path) -> None:
+    labels = sorted({"../../up", "/etc", "a/b", *HOSTILE_LABELS, "nul\x00", "\x1b[31m"})
+    make.class_folders(tmp_path / "in", {"cat": len(labels)})
+    rows = [{"path": f"cat/{number:04d}.jpg", "label": label} for number, label in enumerate(labels)]
     finished = manifest_job(tmp_path, *rows)
     assert finished.code == 0, finished.err
-    assert make.manifest(tmp_path / "out" / VERSION)["classes"] == [label]
-    assert_confined(tmp_path, tmp_path / "out")
+    assert make.manifest(tmp_path / "out" / VERSION)["classes"] == labels
+    assert_confined(make.files(tmp_path))
 
 
 @pytest.mark.parametrize("split", ["../up", "/etc", "a b", "..", "nul\x00", "train\n"])
@@ -162,7 +134,7 @@ def test_a_manifest_s_split_that_could_be_a_path_stops_the_job(split: str, tmp_p
     finished = manifest_job(tmp_path, {"path": "cat/0000.jpg", "label": "cat", "split": split})
     assert finished.code in (1, 2)
     assert f"split {split!r} is not a-z, 0-9 and _, a letter first" in finished.err
-    assert not [name for name in everything_below(tmp_path) if not name.startswith("in/") and "_state" not in name]
+    assert_nothing_written(tmp_path, ("in/", "out/photos/_state/"))
 
 
 def test_what_a_manifest_s_path_reads_beside_the_input_never_shows(tmp_path: Path) -> None:
@@ -218,21 +190,21 @@ def test_nothing_shipped_gives_data_to_a_shell_to_python_or_to_pickle() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "eval(text)",
-        "os.system('ls ' + name)",
-        "subprocess.run(f'cp {name} /tmp', shell=True)",
-        "pickle.loads(data)",
-        "np.load(file)",
-        "np.load(file, allow_pickle=True)",
-        "keras.saving.load_model(path, safe_mode=False)",
-    ],
-)
-def test_the_search_finds_what_it_is_for(code: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.py").write_text(code)
-    assert [why for _, name, keywords in calls(tmp_path / "bad.py") if (why := why_dangerous(name, keywords))]
+BAD = """
+eval(text)
+os.system('ls ' + name)
+subprocess.run(f'cp {name} /tmp', shell=True)
+pickle.loads(data)
+np.load(file)
+np.load(file, allow_pickle=True)
+keras.saving.load_model(path, safe_mode=False)
+"""
+
+
+def test_the_search_finds_what_it_is_for(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(BAD)
+    found = {line for line, name, keywords in calls(tmp_path / "bad.py") if why_dangerous(name, keywords)}
+    assert found == set(range(2, 9))
 
 
 def test_scripts_hand_no_text_to_a_shell() -> None:
@@ -246,17 +218,15 @@ def test_scripts_hand_no_text_to_a_shell() -> None:
 @pytest.mark.parametrize(
     "value", ["$(touch escaped)", "`touch escaped`", "x; touch escaped", "x' touch escaped '", "*"]
 )
-@pytest.mark.parametrize("flag", ["project", "region", "input", "output", "name", "version", "job_name", "labels_file"])
-def test_no_value_of_the_submitting_script_reaches_a_shell(flag: str, value: str, tmp_path: Path) -> None:
-    values = {"project": "p", "region": "r", "input": "gs://in", "output": "gs://out", "name": "photos"}
-    values[flag] = f"{values.get(flag, '')}{value}"
-    arguments = [f"--{name}={value}" for name, value in values.items()]
-    shown = subprocess.run(
-        [ROOT / "deploy" / "dataflow.sh", *arguments, "--dry_run"], cwd=tmp_path, capture_output=True, text=True
-    )
+def test_no_value_of_the_submitting_script_reaches_a_shell(value: str, tmp_path: Path) -> None:
+    names = ("project", "region", "input", "output", "name", "version", "job_name", "labels_file")
+    values = {name: f"{'gs://' if name in ('input', 'output') else ''}{value}" for name in names}
+    command = [ROOT / "deploy" / "dataflow.sh", *(f"--{name}={text}" for name, text in values.items()), "--dry_run"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     # What it shows is what a shell would pass on as one word.
-    assert f"--{flag}={values[flag]}" in shlex.split(shown.stdout.partition("\n")[2].replace("\\\n", " "))
+    words = shlex.split(shown.stdout.partition("\n")[2].replace("\\\n", " "))
+    assert {f"--{name}={text}" for name, text in values.items()} <= set(words)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -264,13 +234,12 @@ CANARY = "canary-8f14e45f"
 SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY", "GOOGLE_AUTH_TOKEN_FOR_TESTING", "HF_TOKEN")
 
 
-def test_secrets_of_the_environment_are_neither_written_nor_said(
+def test_secrets_of_the_environment_are_not_written_or_said(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in SECRET_VARIABLES:
         monkeypatch.setenv(name, CANARY)
-    finished = make.job(photos, tmp_path / "out")
-    refused = make.job(photos, tmp_path / "out", "--version", "one")
+    finished, refused = make.job(photos, tmp_path / "out"), make.job(photos, tmp_path / "out", "--version", "one")
     assert (finished.code, refused.code) == (0, 2)
     assert CANARY not in finished.out + finished.err + refused.out + refused.err
     written = make.files(tmp_path)

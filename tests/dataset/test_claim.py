@@ -8,6 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,18 +37,21 @@ def claim_file(output: object) -> str:
 # --- a lock of this machine
 
 HOLD = """
-import sys, time
+import os, sys, time
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.claim import claim_of
 claim_of(Config(input="/in", output=sys.argv[1], name="photos")).hold()
+if len(sys.argv) > 2 and os.fork():
+    os._exit(0)
 print("held", flush=True)
 time.sleep(600)
 """
 
 
-def holder(output: Path) -> subprocess.Popen[str]:
-    """A process that holds the lock."""
-    child = subprocess.Popen([sys.executable, "-c", HOLD, str(output)], stdout=subprocess.PIPE, text=True)
+def holder(output: Path, *more: str) -> subprocess.Popen[str]:
+    """A process that has taken the lock; with more arguments, its child that it leaves behind."""
+    command = [sys.executable, "-c", HOLD, str(output), *more]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "held\n"
     return child
@@ -62,43 +68,37 @@ def test_a_second_job_is_told_by_whom_and_since_when(tmp_path: Path) -> None:
     second.release()
 
 
-def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
-    with holder(tmp_path) as child:
-        with pytest.raises(ImageShardsError, match=rf"another job \(process {child.pid} on "):
-            job(tmp_path).hold()
-        child.kill()
-    job(tmp_path).hold()
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make.class_folders(tmp_path_factory.mktemp("few"), {"ant": 3})
 
 
-@pytest.mark.parametrize("flags", [(), ("--overwrite",), ("--restart",), ("--repair",)], ids=str)
-def test_no_command_touches_a_local_version_that_another_job_writes(
-    photos: Path, tmp_path: Path, flags: tuple[str, ...]
-) -> None:
-    version = make.published(photos, tmp_path)
+def test_no_command_touches_a_local_version_that_another_job_writes(few: Path, tmp_path: Path) -> None:
+    version = make.published(few, tmp_path)
+    commands = ((), ("--overwrite",), ("--restart",), ("--repair",))
     (version / "features.json").unlink()
     with holder(tmp_path) as child:
         before = make.files(tmp_path)
-        finished = make.job(photos, tmp_path, *flags)
-        assert finished.code == 1
-        assert f"is being written by another job (process {child.pid} on " in finished.err
-        assert make.files(tmp_path) == before
+        for flags in commands:
+            finished = make.job(few, tmp_path, *flags)
+            assert finished.code == 1
+            assert f"is being written by another job (process {child.pid} on " in finished.err
+            assert make.files(tmp_path) == before
         child.kill()
-    assert make.job(photos, tmp_path, *flags).code == 0
-    assert (version / "features.json").exists()
-    assert not (tmp_path / "photos/_state").exists()
+    for flags in commands:
+        (version / "features.json").unlink(missing_ok=True)
+        assert make.job(few, tmp_path, *flags).code == 0
+        assert (version / "features.json").exists()
+        assert not (tmp_path / "photos/_state").exists()
 
 
 def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
-    forking = "import os\nif os.fork():\n    os._exit(0)\nprint('child', flush=True)\ntime.sleep(600)"
-    command = [sys.executable, "-c", HOLD.replace("time.sleep(600)", forking), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
-        assert child.stdout is not None
-        assert [child.stdout.readline() for _ in range(2)] == ["held\n", "child\n"]
-        child.wait()
+    with holder(tmp_path, "fork") as parent:
+        parent.wait()
         try:
             job(tmp_path).hold()
         finally:
-            os.killpg(child.pid, signal.SIGKILL)
+            os.killpg(parent.pid, signal.SIGKILL)
 
 
 def test_a_link_in_its_place_is_an_error_not_a_loop(tmp_path: Path) -> None:
@@ -109,27 +109,28 @@ def test_a_link_in_its_place_is_an_error_not_a_loop(tmp_path: Path) -> None:
         job(tmp_path).hold()
 
 
+def at_once(threads: int, work: Callable[[str], None]) -> None:
+    """Calls `work` with a name of its own in each thread, all together."""
+    start = threading.Barrier(threads)
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda name: (start.wait(), work(name)), map(str, range(threads))))
+
+
 def test_a_lock_is_never_held_on_a_deleted_file(tmp_path: Path) -> None:
     was_alone: list[bool] = []
     inside = threading.Lock()
 
-    def hold_and_release() -> None:
+    def hold_and_release(_: str) -> None:
         for _ in range(50):
             one = job(tmp_path)
-            try:
+            with suppress(ImageShardsError):
                 one.hold()
-            except ImageShardsError:
-                continue
-            was_alone.append(inside.acquire(blocking=False))
-            if was_alone[-1]:
-                inside.release()
-            one.release()
+                was_alone.append(inside.acquire(blocking=False))
+                if was_alone[-1]:
+                    inside.release()
+                one.release()
 
-    threads = [threading.Thread(target=hold_and_release) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(4, hold_and_release)
     assert len(was_alone) >= 4 and all(was_alone)
     assert not Path(claim_file(tmp_path)).exists()
 
@@ -151,23 +152,17 @@ def plan_of(output: str) -> str | None:
 def test_jobs_of_one_plan_share_the_claim_and_another_is_told_by_whom_and_what_to_do(bucket: str) -> None:
     assert job(bucket).take("plan")
     assert job(bucket).take("plan")
-    line = BY_ANOTHER + (
-        r" with other images or flags: wait until it is published, or --restart discards what it has written$"
-    )
-    with pytest.raises(ImageShardsError, match=line):
+    line = " with other images or flags: wait until it is published, or --restart discards what it has written$"
+    with pytest.raises(ImageShardsError, match=BY_ANOTHER + line):
         job(bucket).take("other")
     assert plan_of(bucket) == "plan"
 
 
-def test_a_repeated_step_of_the_same_job_has_it_already(bucket: str) -> None:
+def test_restart_and_overwrite_replace_the_claim_of_another_plan_once(bucket: str) -> None:
     job(bucket).take("plan")
     one = job(bucket, restart=True)
     assert not one.take("plan"), "--restart begins again, whatever is there"
-    assert one.take("plan"), "what it has written since stays"
-
-
-def test_restart_and_overwrite_replace_the_claim_of_another_plan(bucket: str) -> None:
-    job(bucket).take("plan")
+    assert one.take("plan"), "a repeated step has it already: what it has written since stays"
     assert not job(bucket, restart=True).take("other")
     assert plan_of(bucket) == "other"
     assert not job(bucket, overwrite=True).take("third")
@@ -175,35 +170,26 @@ def test_restart_and_overwrite_replace_the_claim_of_another_plan(bucket: str) ->
     assert job(bucket, overwrite=True).take("third"), "a killed --overwrite resumes"
 
 
-def test_after_a_job_of_another_plan_died_the_command_names_restart_which_publishes(gcs: Gcs, photos: Path) -> None:
-    name = gcs.new_bucket()
-    job(f"gs://{name}").take("plan")
-    finished = make.job(photos, f"gs://{name}")
+def test_after_a_job_of_another_plan_died_the_command_names_restart_which_publishes(gcs: Gcs, few: Path) -> None:
+    output = f"gs://{(name := gcs.new_bucket())}"
+    job(output).take("plan")
+    finished = make.job(few, output)
     assert (finished.code, finished.err.count("\n")) == (1, 1)
     assert finished.err.endswith("wait until it is published, or --restart discards what it has written\n")
-    assert make.job(photos, f"gs://{name}", "--restart").out.startswith("published")
-    assert make.job(photos, f"gs://{name}", "--restart").out.startswith("already published")
+    assert make.job(few, output, "--restart").out.startswith("published")
+    assert make.job(few, output, "--restart").out.startswith("already published")
     assert not any("_state" in file for file in gcs.names(name))
 
 
 def test_of_many_plans_at_once_one_is_claimed(bucket: str) -> None:
     taken: list[str] = []
-    start = threading.Barrier(8)
 
     def compete(plan: str) -> None:
-        one = job(bucket)
-        start.wait()
-        try:
-            one.take(plan)
+        with suppress(ImageShardsError):
+            job(bucket).take(plan)
             taken.append(plan)
-        except ImageShardsError:
-            pass
 
-    threads = [threading.Thread(target=compete, args=(str(number),)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, compete)
     assert taken == [plan_of(bucket)]
 
 

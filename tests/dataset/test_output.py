@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -62,9 +61,7 @@ def test_objects_of_others_are_refused_and_left_alone(photos: Path, gcs: Gcs, tm
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
-def test_repair_of_the_manifest_leaves_files_of_others(
-    photos: Path, original: Path, version: Path, damage: str
-) -> None:
+def test_repair_of_a_manifest_leaves_files_of_others(photos: Path, original: Path, version: Path, damage: str) -> None:
     mine = ("notes.txt", "drafts/1.txt", "index/notes.txt", "pics-train.tfrecord-00000-of-00001")
     for name in mine:
         (version / name).parent.mkdir(exist_ok=True)
@@ -85,15 +82,11 @@ def test_repair_of_the_manifest_leaves_files_of_others(
 @pytest.mark.parametrize(
     ("place", "flags"), [("1.0.0/source", ("--overwrite",)), ("_state/source", ("--repair",)), ("link", ())]
 )
-def test_an_input_inside_the_version_is_refused(
-    photos: Path, version: Path, place: str, flags: tuple[str, ...]
-) -> None:
+def test_an_input_in_the_version_is_refused(photos: Path, version: Path, place: str, flags: tuple[str, ...]) -> None:
     source = version.parent / place
+    shutil.copytree(photos, version / "source" if place == "link" else source)
     if place == "link":
-        shutil.copytree(photos, version / "source")
         source.symlink_to(version / "source")
-    else:
-        shutil.copytree(photos, source)
     before = make.files(version.parent)
     line = line_of(make.job(source, version.parent.parent, *flags))
     folder = version.parent / "_state" if place.startswith("_") else version
@@ -101,11 +94,17 @@ def test_an_input_inside_the_version_is_refused(
     assert make.files(version.parent) == before
 
 
-@pytest.mark.parametrize("flag", ["--manifest", "--labels_file"])
-def test_a_file_of_the_input_inside_the_version_is_refused(photos: Path, version: Path, flag: str) -> None:
-    file = version / "mine.csv"
-    file.write_text("path,label\nant/0000.jpg,ant\n" if flag == "--manifest" else "ant\nbee\ncat\n")
-    more = ("--layout", "manifest") if flag == "--manifest" else ()
+@pytest.mark.parametrize(
+    ("flag", "text", "more"),
+    [
+        ("--manifest", "path,label\nant/0000.jpg,ant\n", ("--layout", "manifest")),
+        ("--labels_file", "ant\nbee\ncat", ()),
+    ],
+)
+def test_a_file_of_the_input_inside_the_version_is_refused(
+    photos: Path, version: Path, flag: str, text: str, more: tuple[str, ...]
+) -> None:
+    (file := version / "mine.csv").write_text(text)
     line = line_of(make.job(photos, version.parent.parent, flag, file, *more, "--overwrite"))
     assert line == f"{flag} '{file}': it is in {version}, which belongs to the job; move it elsewhere"
     assert file.exists()
@@ -131,35 +130,24 @@ def test_an_output_inside_the_input_is_seen_through_a_link(photos: Path, tmp_pat
 # --- folders where files belong
 
 
-@pytest.mark.parametrize(
-    ("name", "flags"),
-    [
-        ("manifest.json", ()),
-        ("manifest.json", ("--repair",)),
-        ("features.json", ("--repair",)),
-        ("photos-train.tfrecord-00000-of-00001", ()),
-        ("index/train.runs.npy", ()),
-        ("index", ()),
-    ],
-)
-def test_what_is_in_the_way_of_a_file_is_named_until_it_is_moved(
-    photos: Path, original: Path, version: Path, name: str, flags: tuple[str, ...]
+@pytest.mark.parametrize("name", ["manifest.json", "features.json", "photos-train.tfrecord-00000-of-00001", "index"])
+def test_what_is_in_the_way_of_a_file_is_named_until_moved(
+    photos: Path, original: Path, version: Path, name: str
 ) -> None:
     path, output = version / name, version.parent.parent
-    moved = output / "moved"
-    path.rename(moved)
-    what = "a folder where a file belongs"
+    moved = path.rename(output / "moved")
     if name == "index":
         path.write_text("mine")
-        what = "a file where a folder belongs"
     else:
         path.mkdir()
-    line = line_of(make.job(photos, output, *flags))
-    assert line == f"--output '{output}': {path} is {what}; move it away"
-    os.rename(path, output / "away")
+    what = "a file where a folder belongs" if name == "index" else "a folder where a file belongs"
+    for flags in ((), ("--repair",)):
+        line = line_of(make.job(photos, output, *flags))
+        assert line == f"--output '{output}': {path} is {what}; move it away"
+    path.rename(output / "away")
     if name == "manifest.json":
         moved.rename(path)
-    finished = make.job(photos, output, *flags)
+    finished = make.job(photos, output)
     assert finished.code == 0, finished.err
     assert make.files(version) == make.files(original)
 
@@ -172,16 +160,14 @@ def test_a_folder_in_place_of_a_new_manifest_is_named(photos: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["manifest.json", "dataset_info.json", "index"])
 def test_overwrite_deletes_everything_there(photos: Path, original: Path, version: Path, name: str) -> None:
-    path = version / name
+    shutil.rmtree(version / "index")
     if name == "index":
-        shutil.rmtree(path)
-        path.write_text("mine")
+        (version / name).write_text("mine")
     else:
-        path.unlink()
-        path.mkdir()
-        (path / "mine").write_text("mine")
-    (version / "drafts").mkdir()
-    (version / "drafts" / "1.txt").write_text("old")
+        (version / name).unlink()
+    for other in {"drafts", name} - {"index"}:
+        (version / other).mkdir()
+        (version / other / "mine").write_text("old")
     finished = make.job(photos, version.parent.parent, "--overwrite")
     assert finished.code == 0, finished.err
     assert make.same_each_time(version) == make.same_each_time(original)

@@ -34,67 +34,48 @@ def test_without_a_launcher_that_listens_a_report_does_nothing(monkeypatch: pyte
     report(now=True, images=1)
 
 
-def test_counts_of_several_processes_are_added_up() -> None:
-    with ProgressLine(io.StringIO()) as line:
-        report(now=True, images=3, images_planned=40, shards_planned=4)
-        report(now=True, images=4, shards=1)
-        code = "from beam_pipeline.dataset.progress import report; report(now=True, images=5, shards=1)"
-        subprocess.run([sys.executable, "-c", code], check=True)
-        assert line._sum() == {"images": 12, "images_planned": 40, "shards_planned": 4, "shards": 2}
-        assert line._text(line._sum()) == "shards 2/4 · images 12/40"
+def test_counts_of_several_processes_are_added_up_and_each_job_begins_at_0() -> None:
+    code = "from beam_pipeline.dataset.progress import report; report(now=True, images=5, shards=1)"
+    for _ in range(2):
+        with ProgressLine(io.StringIO()) as line:
+            assert line._text(line._sum()) == ""
+            report(now=True, images_listed=1234)
+            assert line._text(line._sum()) == "listing: 1,234 images", "before there is a plan"
+            report(now=True, images=3, images_planned=40, shards_planned=4)
+            report(now=True, images=4, shards=1)
+            subprocess.run([sys.executable, "-c", code], check=True)
+            assert line._text(line._sum()) == "shards 2/4 · images 12/40"
 
 
-def test_listing_is_shown_before_there_is_a_plan() -> None:
-    with ProgressLine(io.StringIO()) as line:
-        assert line._text(line._sum()) == ""
-        report(now=True, images_listed=1234)
-        assert line._text(line._sum()) == "listing: 1,234 images"
-
-
-def test_rate_and_time_left_are_of_what_was_seen_done(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("done", "text"), [(400, "20 images/s · 30 s"), (210, "1 images/s · 13 min 10 s"), (201, "0 images/s · 2 h 13 min")]
+)
+def test_rate_and_time_left_are_of_what_was_seen_done(monkeypatch: pytest.MonkeyPatch, done: int, text: str) -> None:
     clock = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     line = ProgressLine(io.StringIO())
     counts = {"images_planned": 1000, "shards_planned": 4, "images": 200, "shards": 1}
     line._text(counts)  # resumed: 200 were done already
     clock[0] = 110.0
-    assert line._text(counts | {"images": 400}) == "shards 1/4 · images 400/1,000 · 20 images/s · 30 s left"
+    assert line._text(counts | {"images": done}) == f"shards 1/4 · images {done}/1,000 · {text} left"
 
 
-def test_a_terminal_gets_one_line_that_is_wiped_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_REDRAW_EVERY_S", 0.01)
-    stream = Terminal()
-    with ProgressLine(stream):
-        report(now=True, images=1, images_planned=2, shards_planned=1)
-        wait_for("images 1/2", stream)
-    assert "\n" not in stream.getvalue()
-    assert stream.getvalue().endswith("\r\033[K")
-
-
-def test_a_log_gets_whole_lines_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_gets_one_line_that_is_wiped_and_a_log_whole_lines_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
     monkeypatch.setattr(progress, "_REDRAW_EVERY_S", 0.01)
     monkeypatch.setattr(progress, "_LOG_LINE_EVERY_S", 0.02)
-    stream = io.StringIO()
-    with ProgressLine(stream):
-        report(now=True, images=1, images_planned=2, shards_planned=1)
-        wait_for("\n", stream)
-    assert stream.getvalue().startswith("shards 0/1 · images 1/2")
-    assert "\r" not in stream.getvalue()
-
-
-def test_the_environment_is_as_before_also_after_an_error() -> None:
-    before = dict(os.environ)
-    with pytest.raises(ValueError, match="x"), ProgressLine(io.StringIO()):
+    stream, before = Terminal() if terminal else io.StringIO(), dict(os.environ)
+    with pytest.raises(ValueError, match="x"), ProgressLine(stream):
         assert dict(os.environ) != before
+        report(now=True, images=1, images_planned=2, shards_planned=1)
+        wait_for("images 1/2" if terminal else "\n", stream)
         raise ValueError("x")
     assert dict(os.environ) == before
-
-
-def test_each_job_begins_at_0() -> None:
-    for _ in range(2):
-        with ProgressLine(io.StringIO()) as line:
-            report(now=True, images=2)
-            assert line._sum() == {"images": 2}
+    text = stream.getvalue()
+    assert ("\n" in text, "\r" in text) == (not terminal, terminal)
+    assert text.endswith("\r\033[K") if terminal else text.startswith("shards 0/1 · images 1/2\n")
 
 
 def test_what_others_send_is_ignored() -> None:
@@ -115,8 +96,3 @@ def test_without_a_port_there_is_no_progress(monkeypatch: pytest.MonkeyPatch) ->
         assert dict(os.environ) == before
         report(now=True, images=1)
     assert stream.getvalue() == ""
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3_723, "1 h 02 min")])
-def test_durations(seconds: float, text: str) -> None:
-    assert progress._duration(seconds) == text

@@ -16,21 +16,16 @@ from hypothesis import strategies as st
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import ImageShardsError, StorageError
 from beam_pipeline.planning.cuts import SplitPlan
 from beam_pipeline.planning.plan import JobPlan, split_documents, split_plans
-from beam_pipeline.schema import ShardName
+from beam_pipeline.schema import ShardName, is_ours
+from tests import make
 from tests.servers import Gcs
 
 PLAN = JobPlan(
-    configuration={"seed": 0},
-    classes=("a",),
-    columns=(),
-    splits={"train": SplitPlan(9, 90, (5, 1 << 63))},
-    statistics={"mean": ["0.1"]},
-    references="9-abc",
-    codec={"pillow": "1"},
+    {"seed": 0}, ("a",), (), {"train": SplitPlan(9, 90, (5, 1 << 63))}, {"mean": ["0.1"]}, "9-abc", {"pillow": "1"}
 )
 OTHER = dataclasses.replace(PLAN, references="other")
 NAME = ShardName("photos", "train", 1, 3)
@@ -84,18 +79,15 @@ def test_plans_read_back_from_json_with_every_bit_of_their_keys(some: dict[str, 
     assert all(isinstance(cut, str) for plan in json.loads(text).values() for cut in plan["cuts"]), "JSON has 53 bits"
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(JobPlan)])
-def test_every_part_of_a_plan_is_in_its_hash(field: str) -> None:
+def test_every_part_of_a_plan_is_in_its_hash() -> None:
+    # fmt: off
     others = {
-        "configuration": {"seed": 1},
-        "classes": ("b",),
-        "columns": ({"name": "x"},),
-        "splits": {"train": SplitPlan(9, 90, (6, 1 << 63))},
-        "statistics": {},
-        "references": "9-abd",
-        "codec": {"pillow": "2"},
+        "configuration": {"seed": 1}, "classes": ("b",), "columns": ({"name": "x"},), "statistics": {},
+        "splits": {"train": SplitPlan(9, 90, (6, 1 << 63))}, "references": "9-abd", "codec": {"pillow": "2"},
     }
-    assert dataclasses.replace(PLAN, **{field: others[field]}).sha256 != PLAN.sha256
+    # fmt: on
+    assert set(others) == {field.name for field in dataclasses.fields(JobPlan)}
+    assert len({PLAN.sha256, *(dataclasses.replace(PLAN, **{key: others[key]}).sha256 for key in others)}) == 8
 
 
 # --- making the output ready
@@ -113,36 +105,31 @@ def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config
     assert (state.sidecar(NAME) or {})["plan"] == PLAN.sha256
 
 
+EMPTY = {f"{STATE}/claim.json", f"{STATE}/plan.json"}
+
+
 @pytest.mark.parametrize("flag", ["overwrite", "restart"])
 def test_another_plan_voids_all_that_was_written(config: Config, flag: str) -> None:
-    state, store = JobState(config), storage.open_storage(config.output)
+    state = JobState(config)
     state.prepare(PLAN)
     state.save_sidecar(NAME, {"plan": PLAN.sha256})
     put(config, NAME.file, NAME.index_file, "dataset_info.json", "notes.txt", *["manifest.json"] * (flag != "restart"))
-    store.write(f"{config.output}/photos/2.0.0/manifest.json", b"another version")
+    storage.open_storage(config.output).write(f"{config.output}/photos/2.0.0/manifest.json", b"old")
     JobState(dataclasses.replace(config, **{flag: True})).prepare(OTHER)
     kept = {"photos/1.0.0/notes.txt"} if flag == "restart" else set()
-    assert files(config) == {f"{STATE}/claim.json", f"{STATE}/plan.json", "photos/2.0.0/manifest.json", *kept}, (
-        "only --overwrite deletes the user's files"
-    )
+    assert files(config) == {*EMPTY, *kept, "photos/2.0.0/manifest.json"}, "only --overwrite deletes the user's files"
     assert state.sidecar(NAME) is None
 
 
-def test_restart_voids_the_same_plan_too(config: Config) -> None:
+@pytest.mark.parametrize("plan", [PLAN, OTHER], ids=["the same plan", "another plan"])
+def test_restart_voids_any_plan_and_a_local_job_another_one_by_itself(config: Config, plan: JobPlan) -> None:
     JobState(config).prepare(PLAN)
     put(config, NAME.file)
     JobState(config).claim.release()
-    restarted = another(config, restart=True)
-    restarted.claim.hold()
-    restarted.prepare(PLAN)
-    assert files(config) == {f"{STATE}/claim.json", f"{STATE}/plan.json"}
-
-
-def test_a_local_job_voids_another_plan_by_itself(local: Config) -> None:
-    JobState(local).prepare(PLAN)
-    put(local, NAME.file)
-    JobState(local).prepare(OTHER)
-    assert files(local) == {f"{STATE}/claim.json", f"{STATE}/plan.json"}
+    again = another(config, restart=plan == PLAN or not storage.is_local(config.output))
+    again.claim.hold()
+    again.prepare(plan)
+    assert files(config) == EMPTY
 
 
 def test_in_an_object_store_another_plan_changes_nothing_unless_it_is_told_to(remote: Config) -> None:
@@ -171,7 +158,7 @@ def test_a_version_that_another_job_published_meanwhile_is_left_alone(config: Co
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_a_kill_while_the_output_is_made_ready_leaves_a_version_that_is_known_as_ours(
+def test_a_kill_of_the_preparation_leaves_a_version_of_ours(
     config: Config, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, done = storage.open_storage(config.output), []
@@ -180,53 +167,82 @@ def test_a_kill_while_the_output_is_made_ready_leaves_a_version_that_is_known_as
     class Killed(BaseException):
         pass
 
-    def stop_after(method: str) -> None:
-        real = getattr(type(store), method)
+    def step(*_: object) -> None:
+        if len(done) == steps:
+            raise Killed
+        done.append(None)
 
-        def step(self: object, *arguments: object, **more: object) -> object:
-            if len(done) == steps:
-                raise Killed
-            done.append(method)
-            return real(self, *arguments, **more)
-
-        monkeypatch.setattr(type(store), method, step)
+    def is_known() -> bool:
+        return JobState(config).exists() or store.stat(f"{config.dataset_url}/manifest.json") is not None
 
     for method in ("write", "replace", "delete", "delete_tree"):
         if hasattr(store, method):
-            stop_after(method)
+            make.before(monkeypatch, type(store), method, step)
     with contextlib.suppress(Killed):
         JobState(dataclasses.replace(config, overwrite=True)).prepare(PLAN)
     monkeypatch.undo()
-    assert JobState(config).exists() or store.stat(f"{config.dataset_url}/manifest.json")
+    assert is_known()
     JobState(config).claim.release()  # as a job does that fails
-    assert JobState(config).exists() or store.stat(f"{config.dataset_url}/manifest.json")
+    assert is_known()
+
+
+# --- which files are a job's own
+
+# fmt: off
+OURS = (
+    "photos-train.tfrecord-00000-of-00012", "photos-val_2.tfrecord-100000-of-123456", "index/train.runs.npy",
+    "index/photos-train.tfrecord-00000-of-00012.idx", "class.labels.txt", "features.json", "dataset_info.json",
+    "rejects.jsonl", "duplicates.jsonl", "run.json", "manifest.json",
+)
+THEIRS = (
+    "pics-train.tfrecord-00000-of-00012", "photos-train.tfrecord-000000-of-00012",
+    "photos-train.tfrecord-00000-of-00012.idx", "photos-train.tfrecord-00000-of-00012.bak",
+    "index/photos-train.tfrecord-00000-of-00012", "index/pics-train.tfrecord-00000-of-00012.idx",
+    "index/My notes.runs.npy", "index/notes.txt", "train.runs.npy", "index/manifest.json", "old/manifest.json",
+    "old/photos-train.tfrecord-00000-of-00012", "notes.txt", "report.html",
+)
+# fmt: on
+
+
+def test_a_name_that_a_job_gives_is_ours_and_any_other_is_the_users() -> None:
+    assert [name for name in (*OURS, *THEIRS) if is_ours(name, "photos")] == list(OURS)
+
+
+def test_a_published_version_has_no_other_files(photos: Path, tmp_path: Path) -> None:
+    version = make.published(photos, tmp_path, "--duplicates", "report")
+    assert sorted(own_files(storage.LocalStorage(), str(version), "photos")) == sorted(make.files(version))
+
+
+def test_a_job_that_begins_from_nothing_deletes_ours_and_leaves_theirs(config: Config) -> None:
+    put(config, *OURS, *THEIRS)
+    JobState(dataclasses.replace(config, repair=True)).prepare(PLAN)
+    assert files(config) == {*EMPTY, *(f"photos/1.0.0/{name}" for name in THEIRS)}
+
+
+def test_an_index_folder_of_ours_alone_is_gone(local: Config) -> None:
+    put(local, "index/train.runs.npy")
+    JobState(dataclasses.replace(local, repair=True)).prepare(PLAN)
+    assert not list(Path(local.dataset_url).iterdir())
 
 
 # --- who may write
 
 
-def test_a_zombie_of_a_job_that_was_begun_again_may_not_write(config: Config) -> None:
+@pytest.mark.parametrize("meanwhile", ["begun again", "begun again and published"])
+def test_a_zombie_may_not_write(config: Config, meanwhile: str) -> None:
     zombie = JobState(config)
     zombie.prepare(PLAN)
     zombie.check(PLAN.sha256)
-    if storage.is_local(config.output):
+    if meanwhile == "begun again and published":  # while a worker slept
+        storage.open_storage(config.output).delete(f"{config.output}/{STATE}/claim.json")
+    elif storage.is_local(config.output):
         zombie.claim.release()
         another(config).claim.hold()
     else:
         another(config, restart=True).prepare(OTHER)
-    with pytest.raises(
-        ImageShardsError, match=r"/1\.0\.0: another job has begun it again; this one stops and publishes"
-    ):
+    line = r"/1\.0\.0: another job has begun it again; this one stops and publishes"
+    with pytest.raises(ImageShardsError, match=line):
         zombie.check(PLAN.sha256)
-
-
-def test_nobody_may_write_after_the_claim_is_gone(config: Config) -> None:
-    # A worker that slept while another job restarted the version and published it.
-    state = JobState(config)
-    state.prepare(PLAN)
-    storage.open_storage(config.output).delete(f"{config.output}/{STATE}/claim.json")
-    with pytest.raises(ImageShardsError, match="another job has begun it again"):
-        state.check(PLAN.sha256)
 
 
 # --- sidecars
@@ -269,7 +285,7 @@ def test_a_temporary_file_is_gone_in_any_case(config: Config, tmp_path: Path) ->
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_kill_leaves_no_temporary_file_of_a_remote_output(
+def test_a_kill_leaves_no_temporary_file_of_remote_outputs(
     remote: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -288,39 +304,24 @@ def test_clearing_takes_along_what_killed_writes_left(local: Config) -> None:
     assert files(local) == {"photos/1.0.0/index/a.idx", "photos/1.0.0/notes.tmp"}
 
 
-def test_clearing_leaves_nothing_of_the_state(config: Config) -> None:
-    state = JobState(config)
+def test_clearing_leaves_nothing_of_the_state_but_that_of_another_version(config: Config) -> None:
+    state, other = JobState(config), JobState(dataclasses.replace(config, version="2.0.0"))
+    other.claim.hold()
+    other.prepare(PLAN)
     state.prepare(PLAN)
     put(config, "manifest.json")
     state.save_sidecar(NAME, {})
-    state.clear()
-    state.clear()
-    assert files(config) == {"photos/1.0.0/manifest.json"}
-    if storage.is_local(config.output):
-        assert not Path(state.url).parent.exists()
-
-
-def test_clearing_leaves_the_state_of_another_version(config: Config) -> None:
-    other = JobState(dataclasses.replace(config, version="2.0.0"))
-    other.claim.hold()
-    other.prepare(PLAN)
-    state = JobState(config)
-    state.prepare(PLAN)
-    put(config, "manifest.json")
-    state.clear()
+    remote = not storage.is_local(config.output)
+    for _ in range(2):  # what a killed publisher left in an object store is cleared by any later job
+        (another(config) if remote else state).clear()
     assert other.exists()
-    other.claim.release()
-
-
-def test_what_a_killed_publisher_left_is_cleared_by_any_later_job(remote: Config) -> None:
-    JobState(remote).prepare(PLAN)
-    put(remote, "manifest.json")
-    another(remote).clear()
-    assert files(remote) == {"photos/1.0.0/manifest.json"}
+    other.claim.give_up() if remote else other.clear()
+    assert {file for file in files(config) if "2.0.0" not in file} == {"photos/1.0.0/manifest.json"}
+    assert remote or not Path(state.url).parent.exists()
 
 
 @pytest.mark.parametrize("moment", ["it has the claim", "the old version is gone"])
-def test_clearing_leaves_the_state_of_a_job_that_overwrites_the_version(
+def test_clearing_leaves_the_state_of_a_job_that_overwrites(
     remote: Config, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(remote, "manifest.json")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import json
 import random
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -31,244 +33,206 @@ from tests import make
 from tests.servers import Gcs
 
 NAME = ShardName("photos", "train", 0, 1)
+CLASSES = ("ant", "bee", "cat")
 
 
 def config(input: object, output: object, **more: object) -> Config:
     return Config(**{"input": str(input), "output": str(output), "name": "photos", "image_size": 24} | more)
 
 
-def plan_of(some: Config, classes: Iterable[str], images_planned: int = 0) -> JobPlan:
-    """A plan of one train shard, of a job that may write it."""
-    plan = JobPlan(
-        configuration=some.fingerprint(),
-        classes=tuple(classes),
-        columns=(),
-        splits={"train": SplitPlan(images_planned, 1, ())},
-        statistics={},
-        references="",
-        codec=images.codec_versions(),
-    )
-    claim = JobState(some).claim
-    claim.hold()
-    claim.take(plan.sha256)
-    return plan
+class Job:
+    """A job that may write its one shard."""
 
+    def __init__(self, some: Config, classes: Iterable[str] = CLASSES) -> None:
+        self.config, self.refs = some, list(all_images(some))
+        self.version, self.state = Path(some.dataset_url), JobState(some)
+        self.shard, self.index = self.version / NAME.file, self.version / NAME.index_file
+        split = {"train": SplitPlan(len(self.refs), 1, ())}
+        self.plan = JobPlan(some.fingerprint(), tuple(classes), (), split, {}, "", images.codec_versions())
+        self.state.claim.hold()
+        self.state.claim.take(self.plan.sha256)
 
-def read_shard(data: bytes) -> list[str]:
-    """File names of a shard's records, in order."""
-    import tensorflow as tf
+    def write(self, refs: Iterable[ImageRef] | None = None) -> ShardResult:
+        return ShardWriter(self.config, self.plan).write("train", 0, self.refs if refs is None else refs)
 
-    examples = map(tf.train.Example.FromString, schema.unframe(data))
-    return [example.features.feature["filename"].bytes_list.value[0].decode() for example in examples]
+    def elsewhere(self, output: Path, **more: object) -> Job:
+        return Job(dataclasses.replace(self.config, output=str(output), **more))
+
+    @property
+    def sidecar(self) -> dict[str, Any]:
+        found = self.state.sidecar(NAME)
+        assert found is not None
+        return found
 
 
 @pytest.fixture
-def job(photos: Path, tmp_path: Path) -> tuple[Config, JobPlan, list[ImageRef]]:
-    some = config(photos, tmp_path / "out")
-    refs = list(all_images(some))
-    return some, plan_of(some, ["ant", "bee", "cat"], len(refs)), refs
+def job(photos: Path, tmp_path: Path) -> Job:
+    return Job(config(photos, tmp_path / "out"))
+
+
+def in_order(refs: Iterable[ImageRef]) -> list[str]:
+    return [ref.path for ref in sorted(refs, key=lambda ref: (ref.order_key, ref.path))]
 
 
 # --- a shard
 
 
-def test_records_are_in_order_of_key_and_path_whatever_order_the_references_come_in(job, tmp_path: Path) -> None:
-    some, plan, refs = job
+def test_records_are_in_order_of_key_and_path_whatever_order_the_references_come_in(job: Job, tmp_path: Path) -> None:
+    import tensorflow as tf
+
     written = []
     for number in range(3):
-        out = dataclasses.replace(some, output=str(tmp_path / f"out{number}"))
-        random.Random(number).shuffle(refs)
-        JobState(out).claim.hold()
-        ShardWriter(out, plan).write("train", 0, iter(refs))
-        written.append((Path(out.dataset_url) / NAME.file).read_bytes())
+        one = job.elsewhere(tmp_path / f"out{number}")
+        random.Random(number).shuffle(one.refs)
+        one.write(iter(one.refs))
+        written.append(one.shard.read_bytes())
     assert written[0] == written[1] == written[2]
-    assert read_shard(written[0]) == [ref.path for ref in sorted(refs, key=lambda ref: (ref.order_key, ref.path))]
+    examples = map(tf.train.Example.FromString, schema.unframe(written[0]))
+    names = [example.features.feature["filename"].bytes_list.value[0].decode() for example in examples]
+    assert names == in_order(job.refs)
 
 
-def test_a_sidecar_says_what_is_in_the_shard(job) -> None:
-    some, plan, refs = job
-    summary = ShardWriter(some, plan).write("train", 0, refs)
-    data = (Path(some.dataset_url) / NAME.file).read_bytes()
-    sidecar = JobState(some).sidecar(NAME)
-    assert sidecar is not None
+def test_a_sidecar_says_what_is_in_the_shard(job: Job) -> None:
+    summary = job.write()
+    data, index, sidecar = job.shard.read_bytes(), job.index.read_bytes(), job.sidecar
     assert (summary.images, summary.records, summary.bytes, summary.kept) == (40, 40, len(data), False)
-    assert summary.source_bytes == sidecar["source_bytes"] == sum(ref.source_bytes for ref in refs)
-    assert sidecar["plan"] == plan.sha256
+    assert summary.source_bytes == sidecar["source_bytes"] == sum(ref.source_bytes for ref in job.refs)
+    assert sidecar["plan"] == job.plan.sha256
     assert (sidecar["bytes"], sidecar["crc32c"]) == (len(data), google_crc32c.value(data))
     assert (sidecar["images"], sidecar["records"], sidecar["rejects"]) == (40, 40, {})
     assert sidecar["class_counts"] == {"0": 14, "1": 13, "2": 13}
     assert sidecar["min_size"] == sidecar["max_size"] == [24, 24]
-    index = (Path(some.dataset_url) / NAME.index_file).read_bytes()
-    assert sidecar["index"]["sha256"] == hashlib.sha256(index).hexdigest()
-    assert sidecar["index"]["bytes"] == len(index)
+    assert (sidecar["index"]["bytes"], sidecar["index"]["sha256"]) == (len(index), hashlib.sha256(index).hexdigest())
 
 
-def test_the_text_index_leads_to_every_record(job) -> None:
-    some, plan, refs = job
-    ShardWriter(some, plan).write("train", 0, refs)
-    data = (Path(some.dataset_url) / NAME.file).read_bytes()
-    lines = (Path(some.dataset_url) / NAME.index_file).read_text().splitlines()
-    places = [tuple(map(int, line.split())) for line in lines]
-    assert [data[offset : offset + length] for offset, length in places] == [
-        schema.frame(record) for record in schema.unframe(data)
-    ]
+def test_the_text_index_leads_to_every_record(job: Job) -> None:
+    job.write()
+    data = job.shard.read_bytes()
+    places = [tuple(map(int, line.split())) for line in job.index.read_text().splitlines()]
+    assert [data[offset : offset + length] for offset, length in places] == list(
+        map(schema.frame, schema.unframe(data))
+    )
     assert sum(length for _, length in places) == len(data)
-
-
-def test_index_text_has_known_bytes() -> None:
-    assert index_text([20, 300, 16]) == b"0 20\n20 300\n320 16\n"
-    assert index_text([]) == b""
+    assert (index_text([20, 300, 16]), index_text([])) == (b"0 20\n20 300\n320 16\n", b"")
 
 
 # --- finished shards
 
 
-def test_a_finished_shard_is_kept(job) -> None:
-    some, plan, refs = job
-    first = ShardWriter(some, plan).write("train", 0, refs)
-    before = make.traces(Path(some.output))
-    again = ShardWriter(some, plan).write("train", 0, refs)
+def test_a_finished_shard_is_kept(job: Job) -> None:
+    first = job.write()
+    before = make.traces(Path(job.config.output))
+    again = job.write()
     assert again.kept
-    assert make.traces(Path(some.output)) == before
+    assert make.traces(Path(job.config.output)) == before
     assert (again.records, again.bytes, again.rejects) == (first.records, first.bytes, first.rejects)
 
 
-def test_a_shard_of_another_plan_is_written_anew(job) -> None:
-    some, plan, refs = job
-    ShardWriter(some, plan).write("train", 0, refs)
-    assert not ShardWriter(some, dataclasses.replace(plan, references="other")).write("train", 0, refs).kept
-
-
 @pytest.mark.parametrize(
-    "damage",
-    ["truncated", "missing", "sidecar missing", "sidecar broken", "sidecar in part", "index missing", "index flipped"],
+    ("what", "damage"),
+    [
+        ("shard", "cut"),
+        ("shard", "gone"),
+        ("sidecar", "gone"),
+        ("sidecar", "cut"),
+        ("sidecar", "of another plan"),
+        ("index", "gone"),
+        ("index", "flipped"),
+    ],
 )
-def test_a_shard_that_is_not_whole_is_written_anew(job, damage: str) -> None:
-    some, plan, refs = job
-    ShardWriter(some, plan).write("train", 0, refs)
-    index = Path(some.dataset_url) / NAME.index_file
-    whole_index = index.read_bytes()
-    shard, sidecar = Path(some.dataset_url) / NAME.file, Path(JobState(some).url) / "shards" / "train-00000.json"
-    whole = shard.read_bytes()
-    if damage == "truncated":
-        shard.write_bytes(whole[:-1])
-    elif damage == "sidecar broken":
-        sidecar.write_bytes(b"{")
-    elif damage == "sidecar in part":
-        sidecar.write_bytes(schema.canonical_json({"plan": plan.sha256}))
-    elif damage == "index flipped":
-        make.flip_byte(index)
+def test_a_shard_that_is_not_whole_or_of_another_plan_is_written_anew(job: Job, what: str, damage: str) -> None:
+    job.write()
+    before = make.files(job.version)
+    path = {"shard": job.shard, "index": job.index, "sidecar": Path(job.state.url) / "shards" / "train-00000.json"}[
+        what
+    ]
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif damage == "flipped":
+        make.flip_byte(path)
     else:
-        {"missing": shard, "sidecar missing": sidecar, "index missing": index}[damage].unlink()
-    assert not ShardWriter(some, plan).write("train", 0, refs).kept
-    assert shard.read_bytes() == whole
-    assert index.read_bytes() == whole_index
+        job.plan = dataclasses.replace(job.plan, references="other")
+    assert not job.write().kept
+    assert make.files(job.version) == before
 
 
 def test_a_remote_shard_with_another_crc_is_written_anew(gcs: Gcs, photos: Path) -> None:
-    bucket = gcs.new_bucket()
-    some = config(photos, f"gs://{bucket}/out")
-    refs = list(all_images(some))
-    plan = plan_of(some, ["ant", "bee", "cat"], len(refs))
-    ShardWriter(some, plan).write("train", 0, refs)
-    name = f"out/photos/1.0.0/{NAME.file}"
+    bucket, name = gcs.new_bucket(), f"out/photos/1.0.0/{NAME.file}"
+    job = Job(config(photos, f"gs://{bucket}/out"))
+    job.write()
     whole = gcs.get(bucket, name)
-    assert ShardWriter(some, plan).write("train", 0, refs).kept
+    assert job.write().kept
     gcs.put(bucket, name, whole[:-1] + bytes((whole[-1] ^ 1,)))
-    assert not ShardWriter(some, plan).write("train", 0, refs).kept
+    assert not job.write().kept
     assert gcs.get(bucket, name) == whole
 
 
 # --- an exception in the middle
 
 
-@pytest.fixture(scope="module")
-def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """45 links to noise of 330 kB: as PNG of its own size a record of it doesn't shrink."""
-    folder = tmp_path_factory.mktemp("heavy")
-    (folder / "a").mkdir()
-    (folder / "noise.png").write_bytes(make.encoded(make.noise(350, 310), "PNG", compress_level=0))
-    for number in range(45):
-        (folder / "a" / f"{number:02d}.png").symlink_to(folder / "noise.png")
-    return folder
-
-
-@pytest.mark.parametrize("mebibytes", [1, 12])
 @pytest.mark.parametrize("remote", [False, True], ids=["local", "gs"])
 def test_an_exception_in_the_middle_leaves_no_object_and_no_temporary_file(
-    heavy: Path, gcs: Gcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mebibytes: int, remote: bool
+    gcs: Gcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
+    for folder in ("tmp", "in/a"):
+        (tmp_path / folder).mkdir(parents=True)
+    noise = make.encoded(make.noise(350, 310), "PNG", compress_level=0)  # 330 kB, and so is its record
+    for number in range(9):
+        (tmp_path / "in" / "a" / f"{number}.png").write_bytes(noise)
     bucket = gcs.new_bucket()
     output = f"gs://{bucket}/out" if remote else tmp_path / "out"
-    some = config(heavy, output, image_size="none", image_format="png")
-    refs = sorted(all_images(some), key=lambda ref: (ref.order_key, ref.path))
-    record = (heavy / "noise.png").stat().st_size
-    position = (mebibytes << 20) // record + 2
-    assert position < len(refs)
-    refs[position] = refs[position]._replace(label="a class that the plan hasn't")  # raises when its record is made
-    plan = plan_of(some, ["a"], len(refs))
+    job = Job(config(tmp_path / "in", output, image_size="none", image_format="png"), "a")
+    whole = sorted(job.refs, key=lambda ref: (ref.order_key, ref.path))
+    # Raises when its record is made, with more than 1 MiB, a temporary file's buffer, before it.
     with pytest.raises(KeyError, match="a class that the plan hasn't"):
-        ShardWriter(some, plan).write("train", 0, refs)
+        job.write([*whole[:6], whole[6]._replace(label="a class that the plan hasn't"), *whole[7:]])
     # Which job writes the version, and what was being decoded, are there; nothing else.
-    assert [name for name in gcs.names(bucket) if "/claim.json" not in name and "/inflight/" not in name] == []
-    files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
-    assert [name for name in files if "/claim.json" not in name and "/inflight/" not in name] == []
+    left = [*gcs.names(bucket), *make.files(tmp_path)]
+    assert [
+        name for name in left if not name.startswith("in/") and not {"claim.json", "inflight"} & {*name.split("/")}
+    ] == []
     # And then, without the fault, the whole shard.
-    refs[position] = refs[position]._replace(label="a")
-    summary = ShardWriter(some, plan).write("train", 0, refs)
-    assert summary.records == 45
-    assert summary.bytes > 13 << 20
+    summary = job.write()
+    assert summary.records == 9 and summary.bytes > 2 << 20
     assert list(tmp_path.rglob("*.tmp")) == []
-    if remote:
-        name = f"out/photos/1.0.0/{NAME.file}"
-        sidecar = JobState(some).sidecar(NAME)
-        assert sidecar is not None
-        assert google_crc32c.value(gcs.get(bucket, name)) == sidecar["crc32c"]
+    data = gcs.get(bucket, f"out/photos/1.0.0/{NAME.file}") if remote else job.shard.read_bytes()
+    assert google_crc32c.value(data) == job.sidecar["crc32c"]
 
 
 def test_a_failed_upload_leaves_no_object_no_sidecar_and_no_temporary_file(
     photos: Path, gcs: Gcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    some = config(photos, "gs://no-such-bucket-at-all/out")
-    refs = list(all_images(some))
     with pytest.raises((FileNotFoundError, ImageShardsError)):
-        ShardWriter(some, plan_of(some, ["ant", "bee", "cat"], 40)).write("train", 0, refs)
+        Job(config(photos, "gs://no-such-bucket-at-all/out")).write()
     assert list(tmp_path.iterdir()) == []
 
 
 # --- rejects
 
 
-def rejected_of(some: Config) -> list[dict[str, str]]:
-    sidecar = JobState(some).sidecar(NAME)
-    assert sidecar is not None
-    return sidecar["rejected"]
-
-
-def test_what_vanished_or_changed_is_a_reject(job) -> None:
-    some, plan, refs = job
+def test_what_vanished_or_changed_is_a_reject(job: Job) -> None:
+    refs = job.refs
     refs[0] = refs[0]._replace(path="ant/gone.jpg")
     refs[1] = refs[1]._replace(source_bytes=refs[1].source_bytes + 1)
     refs[2] = refs[2]._replace(etag="md5:" + "0" * 32)
     refs[3] = refs[3]._replace(source_bytes=1 << 40)
-    summary = ShardWriter(some, plan).write("train", 0, refs)
+    summary = job.write()
     assert summary.rejects == {"vanished": 1, "changed": 2, "too_many_bytes": 1}
     assert summary.records + 4 == summary.images == 40
-    rejected = {reject["path"]: (reject["reason"], reject["detail"]) for reject in rejected_of(some)}
+    rejected = {reject["path"]: (reject["reason"], reject["detail"]) for reject in job.sidecar["rejected"]}
     assert rejected["ant/gone.jpg"][0] == "vanished"
     expected = f"listed with {refs[1].source_bytes} bytes, read {refs[1].source_bytes - 1}"
     assert rejected[refs[1].path] == ("changed", expected)
 
 
-def test_rejects_are_lines_in_the_order_of_the_records(job, photos: Path) -> None:
-    some, plan, refs = job
-    broken = [ref._replace(path=f"{ref.path}.gone") for ref in refs]
-    ShardWriter(some, plan).write("train", 0, broken)
-    paths = [reject["path"] for reject in rejected_of(some)]
-    assert paths == [ref.path for ref in sorted(broken, key=lambda ref: (ref.order_key, ref.path))]
+def test_rejects_are_lines_in_the_order_of_the_records(job: Job) -> None:
+    broken = [ref._replace(path=f"{ref.path}.gone") for ref in job.refs]
+    job.write(broken)
+    assert [reject["path"] for reject in job.sidecar["rejected"]] == in_order(broken)
 
 
 def convert_one(some: Config, ref: ImageRef) -> Converted[bytes]:
@@ -279,8 +243,8 @@ def convert_one(some: Config, ref: ImageRef) -> Converted[bytes]:
 def test_a_file_over_the_byte_limit_is_not_fetched(gcs: Gcs) -> None:
     bucket = gcs.new_bucket()
     gcs.put(bucket, "in/a.jpg", b"x" * 500)
-    some = config(f"gs://{bucket}/in", "/out", max_image_bytes=100)
     before = len(gcs.requests())
+    some = config(f"gs://{bucket}/in", "/out", max_image_bytes=100)
     found = convert_one(some, ImageRef("a.jpg", 500, "", "a", "train", 0))
     assert isinstance(found.result, Reject)
     expected = (RejectReason.TOO_MANY_BYTES, "500 bytes, --max_image_bytes 100")
@@ -304,11 +268,8 @@ def test_what_was_read_is_compared_with_what_was_listed(tmp_path: Path, etag: st
     (tmp_path / "a.jpg").write_bytes(b"data")
     found = convert_one(config(tmp_path, "/out"), ImageRef("a.jpg", 4, etag, "a", "train", 0))
     assert (found.md5, found.source_bytes) == (hashlib.md5(b"data").digest(), 4), "rejected or not"
-    if fine:
-        assert found.result == b"atad"
-        return
-    assert isinstance(found.result, Reject)
-    assert found.result.reason == RejectReason.CHANGED
+    result = found.result.reason if isinstance(found.result, Reject) else found.result
+    assert result == (b"atad" if fine else RejectReason.CHANGED)
 
 
 def test_a_reject_holds_nothing_of_its_image_in_memory(tmp_path: Path) -> None:
@@ -325,74 +286,48 @@ def test_a_reject_holds_nothing_of_its_image_in_memory(tmp_path: Path) -> None:
 # --- the result
 
 
-def test_results_come_back_from_their_sidecars_and_add_up(job) -> None:
-    some, plan, refs = job
-    refs[0] = refs[0]._replace(path="ant/gone.jpg")
-    writer = ShardWriter(some, plan)
+def test_results_come_back_from_their_sidecars_and_add_up(job: Job) -> None:
+    job.refs[0] = job.refs[0]._replace(path="ant/gone.jpg")
     total = ShardResult()
-    for part in (refs[:15], refs[15:16], refs[16:]):
-        result = writer.write("train", 0, part)
-        JobState(some).clear()
-        JobState(some).claim.hold()
+    for part in (job.refs[:15], job.refs[15:16], job.refs[16:]):
+        result = job.write(part)
+        job.state.clear()
+        job.state.claim.hold()
         document = json.loads(schema.canonical_json(result.to_json()))
         assert json.loads(schema.canonical_json(ShardResult.from_json(document).to_json())) == document
         total.merge(ShardResult.from_json(document))
-    at_once = writer.write("train", 0, refs).to_json()
-    one_file = ("plan", "file", "bytes", "crc32c", "etag", "runs", "index")
-    merged = total.to_json()
-    assert {key: merged[key] for key in merged if key not in one_file} == {
-        key: at_once[key] for key in at_once if key not in one_file
-    }
+    one_file = dict.fromkeys(("plan", "file", "bytes", "crc32c", "etag", "runs", "index"))
+    assert total.to_json() | one_file == job.write().to_json() | one_file
 
 
-def test_an_image_given_twice_is_an_error_that_names_both(job) -> None:
-    some, plan, refs = job
-    twice = [*refs, refs[5]._replace(label="cat")]
+def test_an_image_given_twice_is_an_error_that_names_both(job: Job) -> None:
+    twice = job.refs[5]
     with pytest.raises(ImageShardsError) as caught:
-        ShardWriter(some, plan).write("train", 0, twice)
-    assert repr(refs[5].path) in str(caught.value)
-    assert repr(refs[5].label) in str(caught.value)
-    assert "'cat'" in str(caught.value)
+        job.write([*job.refs, twice._replace(label="cat")])
+    assert all(repr(text) in str(caught.value) for text in (twice.path, twice.label, "cat"))
 
 
 # --- sizes and gzip
 
 
 def test_sizes_of_mixed_images_are_the_extremes_of_each_side(tmp_path: Path) -> None:
-    folder = tmp_path / "in" / "a"
-    folder.mkdir(parents=True)
+    (folder := tmp_path / "in" / "a").mkdir(parents=True)
     for number, size in enumerate([(10, 30), (20, 20), (30, 10), (15, 15)]):
         Image.fromarray(np.zeros((size[1], size[0], 3), np.uint8)).save(folder / f"{number}.png")
-    some = config(tmp_path / "in", tmp_path / "out", image_size="none")
-    ShardWriter(some, plan_of(some, ["a"], 4)).write("train", 0, all_images(some))
-    sidecar = JobState(some).sidecar(NAME)
-    assert sidecar is not None
-    assert (sidecar["min_size"], sidecar["max_size"]) == ([10, 10], [30, 30])
+    job = Job(config(tmp_path / "in", tmp_path / "out", image_size="none"), "a")
+    job.write()
+    assert (job.sidecar["min_size"], job.sidecar["max_size"]) == ([10, 10], [30, 30])
 
 
-def test_a_gzip_shard_holds_the_plain_shards_bytes(job, tmp_path: Path) -> None:
-    import gzip
-
-    some, plan, refs = job
-    ShardWriter(some, plan).write("train", 0, refs)
-    packed = dataclasses.replace(some, output=str(tmp_path / "packed"), compression="gzip")
-    JobState(packed).claim.hold()
-    ShardWriter(packed, plan).write("train", 0, refs)
-    plain = (Path(some.dataset_url) / NAME.file).read_bytes()
-    data = (Path(packed.dataset_url) / NAME.file).read_bytes()
-    assert gzip.decompress(data) == plain
-    sidecar = JobState(packed).sidecar(NAME)
-    assert sidecar is not None
-    assert (sidecar["bytes"], sidecar["crc32c"]) == (len(data), google_crc32c.value(data))
-    assert (sidecar["runs"], sidecar["index"]) == ([], None)
-    assert not (Path(packed.dataset_url) / "index").exists()
-
-
-def test_tensorflow_reads_a_gzip_shard(job, tmp_path: Path) -> None:
+def test_a_gzip_shard_holds_the_plain_shards_bytes_and_tensorflow_reads_it(job: Job, tmp_path: Path) -> None:
     import tensorflow as tf
 
-    some, plan, refs = job
-    packed = dataclasses.replace(some, compression="gzip")
-    ShardWriter(packed, plan).write("train", 0, refs)
-    file = str(Path(packed.dataset_url) / NAME.file)
-    assert sum(1 for _ in tf.data.TFRecordDataset([file], compression_type="GZIP")) == 40
+    job.write()
+    packed = job.elsewhere(tmp_path / "packed", compression="gzip")
+    packed.write()
+    data, sidecar = packed.shard.read_bytes(), packed.sidecar
+    assert gzip.decompress(data) == job.shard.read_bytes()
+    assert (sidecar["bytes"], sidecar["crc32c"]) == (len(data), google_crc32c.value(data))
+    assert (sidecar["runs"], sidecar["index"]) == ([], None)
+    assert not (packed.version / "index").exists()
+    assert sum(1 for _ in tf.data.TFRecordDataset([str(packed.shard)], compression_type="GZIP")) == 40

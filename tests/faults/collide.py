@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests import make, servers
+from tests import make
 from tests.faults import jobs
 from tests.faults.jobs import Job, Output, Reference
 
@@ -27,11 +27,7 @@ _REFUSED = re.compile(
 
 
 def collide(images: Path, output: Output, expected: Reference, apart_s: float, scratch: Path) -> str:
-    """Two jobs, begun `apart_s` apart; returns what was seen.
-
-    Raises:
-        AssertionError: neither published, one failed in another way, or the bytes are others.
-    """
+    """Two jobs, begun `apart_s` apart; returns what was seen, or raises AssertionError."""
     first = Job(images, output)
     time.sleep(apart_s)
     results = [job.result() for job in (first, Job(images, output))]
@@ -51,11 +47,7 @@ def _said(output: Output, result: make.Finished) -> str:
 
 
 def take_over(images: Path, output: Output, expected: Reference, shards: int, scratch: Path) -> str:
-    """A job is killed after some shards, while a second one has begun; a third publishes.
-
-    Raises:
-        AssertionError: otherwise.
-    """
+    """A job is killed after some shards, while a second one has begun; a third publishes, or it is AssertionError."""
     first = Job(images, output)
     first.wait_for("claim.json")
     second = Job(images, output)
@@ -76,29 +68,16 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=300)
     flags = parser.parse_args()
     chance = random.Random(flags.seed)
-    failures = 0
     with tempfile.TemporaryDirectory(prefix="collide-") as folder, jobs.gcs_server(Path(folder)) as server:
         images = jobs.draw(Path(folder) / "images", flags.images)
-        for remote in (False, True):
-            expected = None
-            for number in range(flags.runs + 1):
-                name = f"output-{number}"
-                if remote:
-                    servers.make_bucket(server, name)
-                output = Output(f"gs://{name}", server) if remote else Output(f"{folder}/{name}")
-                scratch = Path(folder) / f"scratch-{remote}-{number}"
-                if expected is None:
-                    expected = jobs.reference(images, output, scratch)
-                    continue
-                try:
-                    if number % 4:
-                        seen = collide(images, output, expected, chance.choice((0.0, chance.uniform(0, 1))), scratch)
-                    else:
-                        seen = take_over(images, output, expected, chance.randrange(jobs.SHARDS), scratch)
-                    print(f"{'gs://' if remote else 'local':6}  {seen}", flush=True)
-                except AssertionError as error:
-                    failures += 1
-                    print(f"{'gs://' if remote else 'local':6}  FAILED: {error}", flush=True)
+
+        def act(number: int, output: Output, expected: Reference, scratch: Path) -> str:
+            if number % 4:
+                return collide(images, output, expected, chance.choice((0.0, chance.uniform(0, 1))), scratch)
+            return take_over(images, output, expected, chance.randrange(jobs.SHARDS), scratch)
+
+        kinds = (("local", None), ("gs://", server))
+        failures = sum(jobs.repeat(title, flags.runs, images, place, act, "in_memory") for title, place in kinds)
     print(f"{failures} failures")
     return 1 if failures else 0
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,20 +22,12 @@ VERSION, STATE = "photos/1.0.0/", "photos/_state/1.0.0/"
 FLAGS = ("--name", "photos", "--splits", "train=0.8,validation=0.2", "--num_shards", "8")
 SHARDS = 16  # of both splits
 MOMENTS = ("claim.json", "plan.json")  # when a job has the right to write, and when it begins its shards
-MODES = {
-    "in_memory": (),
-    "multi_processing": ("--direct_running_mode=multi_processing", "--direct_num_workers=2"),
-}
+MODES = {"in_memory": (), "multi_processing": ("--direct_running_mode=multi_processing", "--direct_num_workers=2")}
 
 
 @dataclass(frozen=True)
 class Output:
-    """A place that jobs write to.
-
-    Args:
-        url: value of `--output`.
-        server: URL of the GCS server for gs://, else None.
-    """
+    """A place that jobs write to: the value of `--output`, and for gs:// the GCS server's URL."""
 
     url: str
     server: str | None = None
@@ -85,13 +77,7 @@ class Output:
 
 
 class Job:
-    """One command as a process group.
-
-    Args:
-        images: `--input`.
-        output: where to.
-        mode: one of `MODES`.
-    """
+    """One command as a process group."""
 
     def __init__(self, images: Path, output: Output, mode: str = "in_memory") -> None:
         command = [sys.executable, "-m", "beam_pipeline", "--input", str(images), "--output", output.url]
@@ -99,13 +85,10 @@ class Job:
         if output.server:
             environment["STORAGE_EMULATOR_HOST"] = output.server
         self.output = output
+        command += [*FLAGS, *MODES[mode]]
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            [*command, *FLAGS, *MODES[mode]],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
+            command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
         )
 
     def wait_for(self, file: str) -> None:
@@ -138,24 +121,14 @@ def draw(folder: Path, images: int = 800) -> Path:
 
 @dataclass(frozen=True)
 class Reference:
-    """What an undisturbed job gives.
-
-    Attributes:
-        hash: of its dataset.
-        names: of its files.
-        seconds: file of its state → from that to its end.
-    """
+    """What an undisturbed job gives: its dataset's hash, its files, and file of its state → from that to its end."""
 
     hash: str
     names: frozenset[str]
     seconds: dict[str, float]
 
     def check(self, output: Output, scratch: Path) -> None:
-        """The dataset is this one, to the byte, and nothing else is there.
-
-        Raises:
-            AssertionError: otherwise.
-        """
+        """The dataset is this one, to the byte, and nothing else is there; otherwise AssertionError."""
         assert output.hash(scratch) == self.hash, "another hash"
         assert frozenset(output.files()) == self.names, frozenset(output.files()) ^ self.names
 
@@ -172,6 +145,38 @@ def reference(images: Path, output: Output, scratch: Path, mode: str = "in_memor
     end = time.monotonic()
     seconds = {file: end - start for file, start in starts.items()}
     return Reference(output.hash(scratch), frozenset(output.files()), seconds)
+
+
+def repeat(
+    title: str,
+    runs: int,
+    images: Path,
+    server: str | None,
+    act: Callable[[int, Output, Reference, Path], str],
+    mode: str,
+) -> int:
+    """Does something to each of so many fresh outputs and prints what it returns; returns how many failed.
+
+    Args:
+        server: URL of the GCS server for outputs on gs://.
+        act: called with the number of the run, from 1, the output, what has to come out, and a scratch folder.
+    """
+    failures, expected = 0, None
+    for number in range(runs + 1 if runs else 0):
+        name = f"{title.strip(':/').replace('_', '-')}-{number}"
+        if server:
+            servers.make_bucket(server, name)
+        output = Output(f"gs://{name}", server) if server else Output(str(images.parent / name))
+        scratch = images.parent / f"scratch-{name}"
+        if expected is None:
+            expected = reference(images, output, scratch, mode)
+            continue
+        try:
+            print(f"{title:16}  {act(number, output, expected, scratch)}", flush=True)
+        except AssertionError as error:
+            failures += 1
+            print(f"{title:16}  FAILED: {error}", flush=True)
+    return failures
 
 
 @contextmanager

@@ -14,19 +14,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tests import servers
 from tests.faults import jobs
 from tests.faults.jobs import Job, Output, Reference
 
 
 class Moment(NamedTuple):
-    """When a job is killed: not after so many seconds, since two runs take differently long.
+    """When a job is killed: `more_s` after so many shards are finished (None: before the plan is there).
 
-    Attributes:
-        shards: are finished; None before the plan is there.
-        more_s: later.
+    Not after so many seconds, since two runs take differently long.
     """
 
     shards: int | None
@@ -54,11 +51,7 @@ class Moment(NamedTuple):
 
 
 def kill_and_resume(images: Path, output: Output, mode: str, expected: Reference, moment: Moment, scratch: Path) -> str:
-    """One kill; returns what was seen.
-
-    Raises:
-        AssertionError: the same command doesn't make it good.
-    """
+    """One kill; returns what was seen, or raises AssertionError if the same command doesn't make it good."""
     job = Job(images, output, mode)
     moment.wait(job)
     job.kill()
@@ -66,11 +59,7 @@ def kill_and_resume(images: Path, output: Output, mode: str, expected: Reference
 
 
 def resume(images: Path, output: Output, mode: str, expected: Reference, scratch: Path) -> str:
-    """The same command after a kill; returns what was seen.
-
-    Raises:
-        AssertionError: it doesn't make it good.
-    """
+    """The same command after a kill; returns what was seen, or raises AssertionError if it doesn't make it good."""
     phase, finished = output.phase(), output.finished_shards()
     start = time.monotonic()
     result = Job(images, output, mode).result()
@@ -97,35 +86,19 @@ def main() -> int:
     print("mode              killed                     at                               resumed")
     with tempfile.TemporaryDirectory(prefix="kill-") as folder, jobs.gcs_server(Path(folder)) as server:
         images = jobs.draw(Path(folder) / "images", flags.images)
-        kinds = [(mode, False, flags.runs) for mode in flags.modes] + [("in_memory", True, flags.gs_runs)]
-        for mode, remote, runs in kinds:
-            if not runs:
-                continue
-            places = (_place(Path(folder), server, mode, remote, number) for number in range(runs + 1))
-            chance = random.Random(f"{flags.seed} {mode} {remote}")
-            expected = None
-            for number, output in enumerate(places):
-                scratch = Path(folder) / f"scratch-{mode}-{remote}-{number}"
-                if expected is None:
-                    expected = jobs.reference(images, output, scratch, mode)
-                    continue
-                title = "gs://" if remote else mode
-                try:
-                    moment = Moment.draw(chance, number, expected)
-                    seen = kill_and_resume(images, output, mode, expected, moment, scratch)
-                    print(f"{title:16}  {seen}  same hash", flush=True)
-                except AssertionError as error:
-                    failures += 1
-                    print(f"{title:16}  FAILED: {error}", flush=True)
+        kinds = [(mode, mode, None, flags.runs) for mode in flags.modes]
+        for title, mode, place, runs in [*kinds, ("gs://", "in_memory", server, flags.gs_runs)]:
+            chance = random.Random(f"{flags.seed} {mode} {place is not None}")
+
+            def act(
+                number: int, output: Output, expected: Reference, scratch: Path, mode: str = mode, chance: Any = chance
+            ) -> str:
+                moment = Moment.draw(chance, number, expected)
+                return kill_and_resume(images, output, mode, expected, moment, scratch) + "  same hash"
+
+            failures += jobs.repeat(title, runs, images, place, act, mode)
     print(f"{failures} failures")
     return 1 if failures else 0
-
-
-def _place(folder: Path, server: str, mode: str, remote: bool, number: int) -> Output:
-    if not remote:
-        return Output(str(folder / f"{mode}-{number}"))
-    servers.make_bucket(server, f"kill-{number}")
-    return Output(f"gs://kill-{number}", server)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 BUSY = "429, 500 or 503"
@@ -32,21 +33,45 @@ SILENCE = "no answer ever comes"
 FAULTS = (BUSY, DROP, RESET, TRUNCATE, SHORT, LOSE, DELAY)
 FAILURES = (BUSY, DROP, RESET, TRUNCATE, LOSE)
 
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Answers in silence."""
+
+    protocol_version = "HTTP/1.1"
+
+    def _reply(self, status: int, headers: dict[str, str], body: bytes, length: int | None = None) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """Runs a server in a thread."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 class Proxy(ThreadingHTTPServer):
-    """The proxy.
+    """The proxy before `upstream`: one of `faults` befalls a `share` of the requests, by `seed`.
 
-    Args:
-        upstream: URL of the server behind it.
-        share: of the requests that a fault befalls, 0 to 1; may be changed while it runs.
-        seed: decides which and how.
-        faults: what may befall a request.
-
-    Attributes:
-        url: where clients reach it.
-        happened: fault → how often.
+    `share`, 0 to 1, may be changed while it runs; `happened` counts each fault.
     """
 
     daemon_threads = True
@@ -88,8 +113,7 @@ class Proxy(ThreadingHTTPServer):
         """Clients that go away are no news here."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     server: Proxy
 
     def _answer(self) -> None:
@@ -134,15 +158,6 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._reply(reply.status, sent, data[:cut] if fault == SHORT else data)
 
-    def _reply(self, status: int, headers: dict[str, str], body: bytes, length: int | None = None) -> None:
-        self.send_response_only(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
-        self.end_headers()
-        self.wfile.write(body)
-        self.wfile.flush()
-
     def _hang_up(self, reset: bool = False) -> None:
         if reset:  # no farewell: https://man7.org/linux/man-pages/man7/socket.7.html, SO_LINGER
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -150,18 +165,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.close()  # it holds the socket open
         self.connection.close()
 
-    def log_message(self, *arguments: object) -> None:
-        pass
 
-
-@contextmanager
-def proxied(upstream: str, share: float, seed: int = 0, faults: Sequence[str] = FAULTS) -> Iterator[Proxy]:
+def proxied(
+    upstream: str, share: float, seed: int = 0, faults: Sequence[str] = FAULTS
+) -> AbstractContextManager[Proxy]:
     """Runs a proxy in a thread."""
-    with Proxy(upstream, share, seed, faults) as proxy:
-        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield proxy
-        finally:
-            proxy.shutdown()
-            thread.join()
+    return running(Proxy(upstream, share, seed, faults))

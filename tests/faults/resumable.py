@@ -10,13 +10,13 @@ import base64
 import json
 import random
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from contextlib import AbstractContextManager
+from http.server import ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 import google_crc32c
+
+from tests.faults.proxy import Handler, running
 
 _QUANTUM = 256 << 10
 
@@ -27,14 +27,6 @@ class UploadServer(ThreadingHTTPServer):
     Args:
         share: of the chunks at which it fails; it has taken a part of such a one, or all and fails in answering.
         seed: decides which, and how much.
-
-    Attributes:
-        objects: name → content of finished uploads.
-        received: bytes of all chunks that came.
-        sessions: begun uploads.
-        lost_replies: numbers of chunks, from 1, which are taken and whose answers are lost.
-        keeps_nothing: how it fails at every chunk from now on: "answers" that nothing has arrived, or "hangs up" and
-            says so when it is asked.
     """
 
     daemon_threads = True
@@ -42,20 +34,18 @@ class UploadServer(ThreadingHTTPServer):
     def __init__(self, share: float, seed: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.objects: dict[str, bytes] = {}
-        self.received = 0
-        self.sessions = 0
-        self.chunks = 0
-        self.lost_replies: frozenset[int] = frozenset()
+        self.objects: dict[str, bytes] = {}  # of finished uploads
+        self.received = self.sessions = self.chunks = 0  # bytes of chunks that came, begun uploads
+        self.lost_replies: frozenset[int] = frozenset()  # chunks, from 1, that are taken and whose answers are lost
         self.forget_after: int | None = None
+        # How it fails at every chunk: "answers" that nothing arrived, or "hangs up" and says so when it is asked.
         self.keeps_nothing = ""
         self.open_uploads: dict[str, tuple[str, bytearray]] = {}
         self.share = share
         self.chance = random.Random(seed)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     server: UploadServer
 
     def do_POST(self) -> None:
@@ -114,31 +104,12 @@ class _Handler(BaseHTTPRequestHandler):
         span = (int(found[1]), int(found[2])) if found[1] else None
         return span, int(found[3])
 
-    def _reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.send_response_only(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
 
 def _item(content: bytes) -> bytes:
     crc32c = base64.b64encode(google_crc32c.value(content).to_bytes(4)).decode()
     return json.dumps({"size": str(len(content)), "crc32c": crc32c, "generation": "1"}).encode()
 
 
-@contextmanager
-def upload_server(share: float = 0.0, seed: int = 0) -> Iterator[UploadServer]:
+def upload_server(share: float = 0.0, seed: int = 0) -> AbstractContextManager[UploadServer]:
     """Runs the server in a thread."""
-    with UploadServer(share, seed) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return running(UploadServer(share, seed))

@@ -95,15 +95,8 @@ def _count_steps(output: Output, kill_at: int) -> Callable[[], int]:
 
 
 # https://docs.python.org/3/library/audit_events.html: which argument is the path that changes, which its folder
-_EVENTS = {
-    "os.mkdir": (0, 2),
-    "os.rmdir": (0, 1),
-    "os.remove": (0, 1),
-    "os.rename": (1, 3),
-    "os.link": (1, 3),
-    "os.truncate": (0, None),
-    "open": (0, None),
-}
+_EVENTS = {"os.mkdir": (0, 2), "os.rmdir": (0, 1), "os.remove": (0, 1), "os.rename": (1, 3), "os.link": (1, 3)}
+_EVENTS |= {"os.truncate": (0, None), "open": (0, None)}
 
 
 def _changes(folder: str, event: str, arguments: tuple[Any, ...]) -> bool:
@@ -133,10 +126,6 @@ class Case:
     remote: bool = False
 
 
-def _nothing(images: Path, output: Output) -> None:
-    pass
-
-
 def _another_version(images: Path, output: Output) -> None:
     assert run(images, output, ("--seed", "1")).code == 0
 
@@ -156,11 +145,11 @@ def _damage(images: Path, output: Output) -> None:
 
 
 CASES = (
-    Case("fresh", _nothing),
+    Case("fresh", lambda *_: None),
     Case("overwrite", _another_version, ("--overwrite",)),
     Case("another plan", _half_of_another_plan),
     Case("repair", _damage),
-    Case("fresh gs", _nothing, remote=True),
+    Case("fresh gs", lambda *_: None, remote=True),
     Case("another plan gs", _half_of_another_plan, ("--restart",), remote=True),
 )
 
@@ -265,9 +254,7 @@ def _check(
 def _kill_and_resume(
     case: Case, images: Path, output: Output, kills: tuple[int, int], folder: Path, expected: Expected
 ) -> None:
-    """Raises:
-    AssertionError: the same command doesn't make it good.
-    """
+    """AssertionError if the same command doesn't make it good."""
     assert run(images, output, case.more, kills[0]).code is None, "not killed"
     if kills[1]:
         run(images, output, case.more, kills[1])  # it may have less to do, and end before that

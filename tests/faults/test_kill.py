@@ -33,9 +33,7 @@ def place(gcs: Gcs, tmp_path: Path, remote: bool) -> Output:
 
 
 @pytest.mark.parametrize(
-    ("mode", "remote", "shards"),
-    [("multi_processing", False, 3), ("in_memory", True, 3)],
-    ids=str,
+    ("mode", "remote", "shards"), [("multi_processing", False, 3), ("in_memory", True, 3)], ids=str
 )
 def test_after_a_kill_the_same_command_keeps_finished_shards_and_gives_the_same_bytes(
     gcs: Gcs, images: Path, expected: Reference, tmp_path: Path, mode: str, remote: bool, shards: int

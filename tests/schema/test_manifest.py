@@ -145,21 +145,18 @@ def test_no_two_wrong_values_end_in_a_traceback(file: Path) -> None:
             assert len(str(error).splitlines()) == 1
 
 
-SHARD = ("splits", "train", "shards", 0)
+SHARD, SECOND = ("splits", "train", "shards", 0), "photos-train.tfrecord-00001-of-00002"
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
         ((*SHARD, "records"), "x", "$.splits.train.shards[0].records is 'x': expected `int`, got `str`"),
-        (
-            (*SHARD, "crc32c"),
-            1 << 32,
-            "$.splits.train.shards[0].crc32c is 4294967296: expected `int` <= 4294967295",
-        ),
+        ((*SHARD, "crc32c"), 1 << 32, "$.splits.train.shards[0].crc32c is 4294967296: expected `int` <= 4294967295"),
         ((*SHARD, "file"), None, "$.splits.train.shards[0].file is None: expected `str`, got `null`"),
         ((*SHARD, "images"), -1, "$.splits.train.shards[0].images is -1: expected `int` >= 0"),
         ((*SHARD, "records"), 69, "$.splits.train: records is 110, its shards have 109"),
+        ((*SHARD, "file"), SECOND, f"'{SECOND}' is the file of 2 shards"),
         (("splits", "validation"), {}, "$.splits.validation lacks 'records'"),
         (("splits", "validation", "class_counts"), [9], "$.splits.validation.class_counts has 1 numbers for 3 classes"),
         (("splits", "train", "class_counts", 0), 99, "$.splits.train: class_counts sum to 172 of 110 records"),
@@ -179,15 +176,9 @@ SHARD = ("splits", "train", "shards", 0)
 def test_one_line_names_what_is_wrong(manifest: Any, path: Path_, value: Any, message: str) -> None:
     with pytest.raises(NotPublishedError) as caught:
         open_manifest(seal_manifest(changed(manifest, path, value)), "a/manifest.json")
-    assert str(caught.value).startswith(f"a/manifest.json: {message}")
+    assert str(caught.value).startswith("a/manifest.json: ") and message in str(caught.value)
     assert str(caught.value).endswith("; run the job with --repair")
     assert type(caught.value) is NotPublishedError
-
-
-def test_the_same_shard_twice_is_refused(manifest: Any) -> None:
-    new = changed(manifest, (*SHARD[:3], 1, "file"), manifest["splits"]["train"]["shards"][0]["file"])
-    with pytest.raises(NotPublishedError, match="-00000-of-00002' is the file of 2 shards"):
-        open_manifest(seal_manifest(new), "m")
 
 
 def test_a_plan_has_the_shards_that_there_are() -> None:
