@@ -296,7 +296,7 @@ class Config:
 
     splits: Flag[str | Mapping[str, Any] | None, dict[str, Fraction] | None] = Flag(
         _SPLITS, None, _splits, "the share of each split, such as train=0.9,validation=0.1; one share may be 'rest'. "
-        "A hash of its path puts an image into its split (train=1)", "SHARES")
+        "Images are assigned by a hash of their path (train=1)", "SHARES")
     split_by: Flag[str | re.Pattern[str] | None, re.Pattern[str] | None] = Flag(
         _SPLITS, None, _split_by, "regular expression: images share a split if its first group matches the same part "
         "of their paths, such as the name of a video or a patient", "REGEX")
@@ -332,7 +332,7 @@ class Config:
     num_shards: Flag[int | str | Mapping[str, int] | None, int | dict[str, int] | None] = Flag(
         _SHARDS, None, _shards, "number of shards, instead of a size: 8 for each split, or train=64,validation=4", "N")
     compression: Text = Flag(
-        _SHARDS, "none", ("none", "gzip"), "of the shards: gzip saves nothing on JPEGs and slows down reading")
+        _SHARDS, "none", ("none", "gzip"), "compression of the shards; gzip saves nothing on JPEGs and slows down reading")
     one_hot: Switch = Flag(_SHARDS, False, _SWITCH, "also store one_hot_class: 4 bytes per class in every record")
     seed: Whole = Flag(
         _SHARDS, 0, _between(int, -(1 << 63), (1 << 63) - 1), "seed of the order of the records", "N")
@@ -388,7 +388,7 @@ class Config:
             raise wrong("--num_shards", self.num_shards, fix)
         for flag in ("overwrite", "restart"):
             if self.repair and getattr(self, flag):
-                raise UsageError(f"--repair and --{flag} exclude each other: leave out one")
+                raise UsageError(f"--repair and --{flag} can't be used together: leave out one")
 
     @property
     def dataset_url(self) -> str:

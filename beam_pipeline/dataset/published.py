@@ -97,10 +97,10 @@ def _summary(manifest: dict[str, Any], compared: int, unread: int, by: str) -> s
         by: what of the files was compared.
     """
     shards, files = plural(len(shards_of(manifest)), "shard"), plural(len(manifest["files"]), "other file")
-    parts = [f"{shards} and {files} have the {by} of the manifest"]
-    parts += [f"{plural(compared, 'image')} the MD5s that were published"] * bool(compared)
+    parts = [f"{shards} and {files} match the {by} in the manifest"]
+    parts += [f"{plural(compared, 'image')} match the MD5s that were published"] * bool(compared)
     others = ["files"] * (by == _SIZES) + [plural(unread, "image")] * bool(unread)
-    return ", ".join(parts) + f"; contents of {' and '.join(others)} were not read: --repair reads them" * bool(others)
+    return ", ".join(parts) + f"; contents of {' and '.join(others)} were not checked: --repair checks them" * bool(others)
 
 
 def run_facts(config: Config) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _check_inputs(config: Config, manifest: dict[str, Any]) -> tuple[int, str]:
         different += not same
     if different:
         raise ImageShardsError(
-            f"the input is not the one that {config.dataset_url} was made from: {manifest['images']} images were "
+            f"the input has changed since {config.dataset_url} was published: {manifest['images']} images were "
             f"listed then, {references.count} now, {different} of {len(shards)} shards differ; "
             "choose another --version or --overwrite"
         )

@@ -191,7 +191,7 @@ def test_added_and_removed_images_are_exit_1_with_counts(changed: Path, copy: Pa
         failed(again(changed, copy), "40 images were listed then, 42 now", "of 4 shards differ")
         for name in ("new0.jpg", "new1.jpg", "0000.jpg"):
             (changed / "ant" / name).unlink()
-        line = f"the input is not the one that {copy} was made from: 40 images were listed then, 39 now, "
+        line = f"the input has changed since {copy} was published: 40 images were listed then, 39 now, "
         refused(again(changed, copy), 1, f"{line}1 of 4 shards differ; choose another --version or --overwrite")
 
 

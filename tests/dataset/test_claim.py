@@ -60,7 +60,7 @@ def holder(output: Path, *more: str) -> subprocess.Popen[str]:
 def test_a_second_job_is_told_by_whom_and_since_when(tmp_path: Path) -> None:
     first, second = job(tmp_path), job(tmp_path)
     first.hold()
-    with pytest.raises(ImageShardsError, match=BY_ANOTHER + r": wait for its end$"):
+    with pytest.raises(ImageShardsError, match=BY_ANOTHER + r": wait for it to finish$"):
         second.hold()
     first.release()
     assert not Path(claim_file(tmp_path)).exists()

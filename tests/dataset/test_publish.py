@@ -313,7 +313,7 @@ def test_a_manifest_of_another_job_is_not_overwritten(written: Job, monkeypatch:
     config, plan = written
     path = Path(config.dataset_url) / "manifest.json"
     make.before(monkeypatch, storage.LocalStorage, "create", lambda *_: path.write_bytes(b"theirs"))
-    with pytest.raises(ImageShardsError, match="was published by another job meanwhile"):
+    with pytest.raises(ImageShardsError, match="was published by another job while this one was running"):
         publish(config, plan, {})
     assert path.read_bytes() == b"theirs"
 

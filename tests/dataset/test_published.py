@@ -223,7 +223,7 @@ def without_few(stderr: str) -> str:
     return "".join(line for line in stderr.splitlines(True) if "fewer than 5 records" not in line)
 
 
-FILES = "4 shards and 10 other files have the"
+FILES = "4 shards and 10 other files match the"
 TOUCHED = (
     "warning: images were touched, copied or moved since this version was published: their etags or mtimes differ from "
     "run.json; --repair compares their contents\n"
@@ -231,9 +231,9 @@ TOUCHED = (
 
 
 def test_a_rerun_says_what_it_compared(photos: Path, version: Path) -> None:
-    unread = "contents of files and 40 images were not read: --repair reads them"
-    assert compared(photos, version) == (f"{FILES} sizes of the manifest; {unread}", "")
-    read = f"{FILES} sizes and CRCs of the manifest, 40 images the MD5s that were published"
+    unread = "contents of files and 40 images were not checked: --repair checks them"
+    assert compared(photos, version) == (f"{FILES} sizes in the manifest; {unread}", "")
+    read = f"{FILES} sizes and CRCs in the manifest, 40 images match the MD5s that were published"
     assert compared(photos, version, "--repair") == (read, "")
 
 
@@ -244,8 +244,8 @@ def test_in_a_bucket_checksums_of_the_listing_are_compared_and_a_flipped_bit_is_
     gcs.put_folder(bucket, "in", photos)
     gcs.put_folder(bucket, "out/photos/1.0.0", version)
     url, output = f"gs://{bucket}/in", f"gs://{bucket}/out"
-    first = f"already published {output}/photos/1.0.0, nothing written\n  {FILES} sizes and CRCs of the manifest"
-    for source, more in ((url, ", 40 images the MD5s that were published\n"), (photos, "; contents of 40 images were")):
+    first = f"already published {output}/photos/1.0.0, nothing written\n  {FILES} sizes and CRCs in the manifest"
+    for source, more in ((url, ", 40 images match the MD5s that were published\n"), (photos, "; contents of 40 images were")):
         finished = make.job(source, output, *FLAGS)
         assert finished.out.startswith(first + more)
         assert (finished.code, without_few(finished.err)) == (0, "")
@@ -299,7 +299,7 @@ def test_repair_compares_images_of_shards_without_a_reject_of_the_moment(photos:
     shards = published.shards_of(make.manifest(version)).values()
     count = sum(shard["images"] for shard in shards if shard["images"] == shard["records"])
     assert 0 < count < 40
-    read = f"{FILES} sizes and CRCs of the manifest, {count} images the MD5s that were published"
+    read = f"{FILES} sizes and CRCs in the manifest, {count} images match the MD5s that were published"
     assert compared(folder, version, "--repair") == (read, "")
     for image in (folder / "bee").iterdir():
         make.flip_byte(image)

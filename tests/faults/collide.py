@@ -22,7 +22,7 @@ from tests.faults import jobs
 from tests.faults.jobs import Job, Output, Reference
 
 _REFUSED = re.compile(
-    r"error: \S+/1\.0\.0 is being written by another job \(process \d+ on \S+, since .* UTC\): wait for its end\n"
+    r"error: \S+/1\.0\.0 is being written by another job \(process \d+ on \S+, since .* UTC\): wait for it to finish\n"
 )
 
 
