@@ -126,17 +126,17 @@ def test_jpeg_is_what_pillow_writes_of_the_same_pixels() -> None:
 @pytest.mark.parametrize(("width", "height", "quality"), [(512, 512, 90), (224, 224, 100), (1, 30_000, 100)])
 def test_the_most_detailed_pictures_get_the_usual_codes(width: int, height: int, quality: int) -> None:
     """libjpeg needs room for the whole file where codes are optimised; Pillow's guess is a byte a pixel."""
-    options = OWN_SIZE._replace(format="jpeg", jpeg_quality=quality, jpeg_subsampling="4:4:4", optimize=True)
+    options = OWN_SIZE._replace(format="jpeg", jpeg_quality=quality, jpeg_subsampling="4:4:4")
     values = np.random.default_rng(3).integers(0, 2, (height, width, 3), dtype=np.uint8) * 255
-    found = convert(encoded(Image.fromarray(values), "PNG"), options).data
-    assert len(found) > max(65_536, width * height)
-    plain = convert(encoded(Image.fromarray(values), "PNG"), options._replace(optimize=False)).data
-    assert np.array_equal(pixels(found), pixels(plain))
+    data = encoded(Image.fromarray(values), "PNG")
+    plain, optimized = (convert(data, options._replace(optimize=optimize)).data for optimize in (False, True))
+    assert len(optimized) > max(65_536, width * height)
+    assert np.array_equal(pixels(optimized), pixels(plain))
 
 
 def test_optimized_codes_are_smaller_and_change_no_pixel() -> None:
     data, options = encoded(picture(200, 100), "PNG"), OWN_SIZE._replace(format="jpeg")
-    plain, optimized = convert(data, options).data, convert(data, options._replace(optimize=True)).data
+    plain, optimized = (convert(data, options._replace(optimize=optimize)).data for optimize in (False, True))
     assert len(optimized) < len(plain)
     assert np.array_equal(pixels(optimized), pixels(plain))
 
@@ -145,30 +145,26 @@ def test_optimized_codes_are_smaller_and_change_no_pixel() -> None:
 
 
 @pytest.mark.parametrize("format", ["jpeg", "png"])
-def test_metadata_of_the_source_is_stripped(format: str) -> None:
-    exif = Image.Exif()
+@pytest.mark.parametrize("size", [None, (20, 20)])
+def test_metadata_of_the_source_is_stripped(format: str, size: tuple[int, int] | None) -> None:
+    exif, text = Image.Exif(), PngImagePlugin.PngInfo()
     exif[0x010F] = "SECRET-CAMERA"
-    jpeg = encoded(picture(), exif=exif, comment=b"SECRET-COMMENT", icc_profile=b"SECRET-PROFILE" * 20, dpi=(300, 300))
-    text = PngImagePlugin.PngInfo()
     text.add_text("Author", "SECRET-AUTHOR")
-    png = encoded(picture(), "PNG", exif=exif, pnginfo=text, icc_profile=b"SECRET-PROFILE" * 20, dpi=(300, 300))
-    for source in (jpeg, png):
-        for size in (None, (20, 20)):
-            data = convert(source, DEFAULTS._replace(format=format, size=size)).data
-            assert b"SECRET" not in data
-            found = Image.open(io.BytesIO(data))
-            found.load()
-            resolution = {"dpi"} if size is None else set()  # the header of a JPEG that is stored as it was stays
-            assert not set(found.info) - {"jfif", "jfif_version", "jfif_unit", "jfif_density"} - resolution
-            assert size is None or found.info.get("jfif_density", (1, 1)) == (1, 1)
+    more = {"exif": exif, "icc_profile": b"SECRET-PROFILE" * 20, "dpi": (300, 300)}
+    for source in (
+        encoded(picture(), comment=b"SECRET-COMMENT", **more),
+        encoded(picture(), "PNG", pnginfo=text, **more),
+    ):
+        data = convert(source, DEFAULTS._replace(format=format, size=size)).data
+        assert b"SECRET" not in data
+        found = Image.open(io.BytesIO(data))
+        found.load()
+        resolution = {"dpi"} if size is None else set()  # the header of a JPEG that is stored as it was stays
+        assert not set(found.info) - {"jfif", "jfif_version", "jfif_unit", "jfif_density"} - resolution
+        assert size is None or found.info.get("jfif_density", (1, 1)) == (1, 1)
 
 
 # --- rejects
-
-
-def bomb(width: int, height: int) -> bytes:
-    """A PNG that claims a size, with hardly any data."""
-    return png(width, height, 8, 2, [b""])
 
 
 JPEG = encoded(picture(120, 90))
@@ -190,20 +186,17 @@ def test_what_is_no_image_is_rejected_with_reason_and_detail(data: bytes, reason
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    ("width", "height", "most", "reason"),
+    ("width", "height", "most", "reason", "beginning"),
     [  # Pillow itself warns from 89 million pixels on and raises from 179 million
-        (200, 51, 10_000, "too_many_pixels"),
-        (10_000, 10_000, 50_000_000, "too_many_pixels"),
-        (40_000, 40_000, 50_000_000, "too_many_pixels"),
-        (20_000, 10_000, 300_000_000, "truncated"),  # it gets as far as the decoder
+        (200, 51, 10_000, "too_many_pixels", ""),
+        (40_000, 40_000, 50_000_000, "too_many_pixels", ""),
+        (20_000, 10_000, 300_000_000, "truncated", "PNG of "),  # it gets as far as the decoder
     ],
 )
-def test_max_pixels_is_the_limit_and_is_checked_before_decoding(
-    width: int, height: int, most: int, reason: str
-) -> None:
-    found, detail = rejected(bomb(width, height), DEFAULTS._replace(max_pixels=most))
+def test_max_pixels_is_the_limit_and_is_checked_before_decoding(width, height, most, reason, beginning) -> None:
+    found, detail = rejected(png(width, height, 8, 2, [b""]), DEFAULTS._replace(max_pixels=most))
     assert found == reason
-    assert detail.startswith(f"{'PNG of ' * (reason == 'truncated')}{width}x{height} pixels, ")
+    assert detail.startswith(f"{beginning}{width}x{height} pixels, ")
 
 
 def test_a_file_over_the_byte_limit_is_rejected_by_its_size() -> None:
