@@ -15,7 +15,7 @@ from beam_pipeline.images import convert
 from reader.commands import main as reader_command
 from tests.images.kinds import broken, every_kind
 from tests.images.test_codec import OWN_SIZE, pixels
-from tests.make import class_folders, manifest, published, same_each_time, shard_files
+from tests.make import class_folders, manifest, published, rejects, same_each_time, shard_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")
 SUFFIXES = {"jpeg": "jpg", "tiff": "tif"}
@@ -45,11 +45,10 @@ def test_every_kind_gets_a_record_and_every_broken_file_its_reason(bucket: Path,
     assert content["rejects"] == {"by_reason": dict(reasons), "environment": 0}
     assert content["images"] == len(every_kind()) + 30 + 20
     assert content["records"] == len(every_kind()) + 30
-    lines = [json.loads(line) for line in (version / schema.REJECTS_FILE).read_text().splitlines()]
-    assert {line["path"]: line["reason"] for line in lines} == {
+    assert {line["path"]: line["reason"] for line in rejects(version)} == {
         f"mixed/{name}": reason for name, (reason, _) in broken().items()
     }
-    assert all(" 0x" not in line["detail"] for line in lines)
+    assert all(" 0x" not in line["detail"] for line in rejects(version))
     formats = content["source"]["formats"]
     assert sum(formats.values()) == content["records"]
     assert formats["JPEG"] == sum(kind.startswith("jpeg") for kind in every_kind()) + 30
