@@ -85,14 +85,12 @@ def test_srgb_under_another_name_changes_no_pixel() -> None:
     assert np.array_equal(stored(noise(31, 17), profile), np.asarray(noise(31, 17)))
 
 
+# fmt: off
 UNUSABLE = {
-    "empty": b"",
-    "text": b"no profile",
-    "cut": wide_profile()[:300],
-    "zeros": wide_profile()[:128] + bytes(200),
-    "for inks": ink_profile(),  # on RGB pixels
-    "large": wide_profile() + bytes(4 << 20),
+    "empty": b"", "text": b"no profile", "cut": wide_profile()[:300], "zeros": wide_profile()[:128] + bytes(200),
+    "for inks, on RGB": ink_profile(), "large": wide_profile() + bytes(4 << 20),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,13 +23,12 @@ JPEG = OWN_SIZE._replace(format="jpeg")
 PNG = OWN_SIZE
 EXIF = turned(1)
 EXIF[0x010F] = "SECRET"
-
-
-def with_everything() -> bytes:
-    """A JPEG with metadata of all kinds, and a film behind it."""
-    xmp = b"<x:xmpmeta xmlns:x='adobe:ns:meta/'>SECRET</x:xmpmeta>"
-    data = encoded(UPRIGHT, exif=EXIF, comment=b"SECRET", xmp=xmp)
-    return data + b"\0\0\0\x18ftypmp42" + b"SECRET" * 50
+XMP = b"<x:xmpmeta xmlns:x='adobe:ns:meta/'>SECRET</x:xmpmeta>"
+FILM = b"\0\0\0\x18ftypmp42" + b"SECRET" * 50
+WITH_METADATA = {
+    "everything": encoded(UPRIGHT, exif=EXIF, comment=b"SECRET", xmp=XMP) + FILM,
+    "two pictures": animation("MPO", exif=EXIF),
+}
 
 
 def jpeg(**changes: object) -> ImageOptions:
@@ -52,22 +52,21 @@ ANEW = [
 # fmt: on
 
 
-def file_of(kind: str) -> bytes:
-    data = every_kind()["jpeg"]
+@cache
+def files() -> dict[str, bytes]:
+    kinds = every_kind()
+    data = kinds["jpeg"]
     thumbnail = b"\xff\xe0" + (16 + 3).to_bytes(2, "big") + data[6:18] + b"\1\1" + b"\x99\x98\x97"
-    return (
-        every_kind().get(kind)
-        or {
-            "jpeg_gray_profile": encoded(UPRIGHT.convert("L"), icc_profile=gray_profile(1.0)),
-            "jpeg_without_end": data[:-1],
-            "jpeg_with_thumbnail": data[:2] + thumbnail + data[20:],  # in its JFIF header
-        }[kind]
-    )
+    return kinds | {
+        "jpeg_gray_profile": encoded(UPRIGHT.convert("L"), icc_profile=gray_profile(1.0)),
+        "jpeg_without_end": data[:-1],
+        "jpeg_with_thumbnail": data[:2] + thumbnail + data[20:],  # in its JFIF header
+    }
 
 
 @pytest.mark.parametrize(("kind", "options"), WHOLE)
 def test_what_fits_goes_in_bit_for_bit(kind: str, options: ImageOptions) -> None:
-    data = file_of(kind)
+    data = files()[kind]
     image = convert(data, options, with_sums=True)
     assert (image.data, image.passthrough) == (data, "whole")
     assert image.sums == channel_sums(Image.open(io.BytesIO(data))), "the pixels are still looked at"
@@ -75,18 +74,18 @@ def test_what_fits_goes_in_bit_for_bit(kind: str, options: ImageOptions) -> None
 
 @pytest.mark.parametrize(("kind", "options"), ANEW)
 def test_what_does_not_fit_is_encoded_anew(kind: str, options: ImageOptions) -> None:
-    image = convert(file_of(kind), options)
+    image = convert(files()[kind], options)
     assert image.passthrough is None
     assert b"\x99\x98\x97" not in image.data
 
 
-@pytest.mark.parametrize("data", [with_everything(), animation("MPO", exif=EXIF)], ids=["everything", "two pictures"])
-def test_metadata_is_cut_out_and_the_compressed_pixels_stay(data: bytes) -> None:
+@pytest.mark.parametrize("kind", WITH_METADATA)
+def test_metadata_is_cut_out_and_the_compressed_pixels_stay(kind: str) -> None:
+    data = WITH_METADATA[kind]
     image = convert(data, JPEG)
     assert image.passthrough == "without_metadata"
     assert b"SECRET" not in image.data
-    assert image.data.endswith(b"\xff\xd9")
-    assert image.data.count(b"\xff\xd8\xff") == 1
+    assert image.data.endswith(b"\xff\xd9") and image.data.count(b"\xff\xd8\xff") == 1
     assert np.array_equal(pixels(image.data), pixels(data))
     again = convert(image.data, JPEG)
     assert (again.data, again.passthrough) == (image.data, "whole")
@@ -156,8 +155,6 @@ def test_a_png_with_a_wrong_crc_is_rejected_unless_it_is_of_a_text() -> None:
     assert convert(png_with(wrong), PNG) == convert(png_with(), PNG)
 
 
-# --- the containers themselves
-
 # The first of several pictures is there before the file ends.
 WHOLE_WHEN_CUT = {"jpeg_two_pictures", "gif_animated", "png_animated", "tiff_pages"}
 
@@ -199,8 +196,8 @@ def test_a_jpeg_without_an_end_ends_early() -> None:
     data = encoded(picture())
     with pytest.raises(EndsEarly):
         list(jpeg_parts(data[:-2]))
-    truncated = JPEG._replace(allow_truncated=True, jpeg_quality=100)
-    assert np.abs(pixels(convert(data[:-2], truncated).data).astype(int) - pixels(data)).max() < 9
+    truncated = convert(data[:-2], jpeg(allow_truncated=True, jpeg_quality=100)).data
+    assert np.abs(pixels(truncated).astype(int) - pixels(data)).max() < 9
 
 
 @pytest.mark.parametrize("endian", ["<", ">"])

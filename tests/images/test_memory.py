@@ -92,9 +92,6 @@ def test_no_kind_takes_more_than_was_foretold(tmp_path: Path) -> None:
     assert max(int(taken) for _, taken, _ in lines) > 15 * pixels, "it measures something"
 
 
-# --- the bound
-
-
 def claiming(data: bytes, width: int = 14_000, height: int = 12_780) -> bytes:
     """A small JPEG whose header says that it is large."""
     (frame,) = (part for part in jpeg_parts(data) if part.kind in (0xC0, 0xC2))

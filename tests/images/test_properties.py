@@ -153,8 +153,6 @@ def test_cheap_reductions_cost_less_than_a_third_of_a_decibel(sides: tuple[int, 
     assert reference.psnr(pixels(ours), exact) >= reference.psnr(pixels(plain), exact) - 0.3
 
 
-# --- damage
-
 KNOWN_TO_VARY = "tiff_1bit_fax"  # libtiff shows memory that nobody wrote to where the codes are damaged
 
 
