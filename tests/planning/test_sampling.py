@@ -29,12 +29,6 @@ def bad(path: str) -> Measurement:
     return Measurement(path, "train", 100, 0, None, Reject("truncated", "JPEG of 1x1 pixels, 9 bytes"))
 
 
-def test_sums_are_those_of_the_pixels() -> None:
-    image = make.noise(31, 17)
-    pixels = np.asarray(image).astype(np.int64).reshape(-1, 3)
-    assert channel_sums(image) == ChannelSums(31 * 17, tuple(pixels.sum(0)), tuple((pixels * pixels).sum(0)))
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 99))
 def test_statistics_are_numpys_over_all_pixels(sides: list[int], seed: int) -> None:

@@ -175,9 +175,7 @@ def as_another_user() -> Iterator[None]:
         os.seteuid(user)
 
 
-def test_a_folder_whose_files_may_not_be_looked_at_is_an_error_not_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_whose_files_may_not_be_looked_at_is_an_error_not_empty(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "in" / "cat" / "kittens").mkdir(parents=True)
     (tmp_path / "in" / "cat" / "x.jpg").write_bytes(b"1")
     monkeypatch.chdir(tmp_path / "in")  # folders above are pytest's own
