@@ -82,6 +82,7 @@ def test_a_child_process_rejects_for_the_same_reason_and_goes_on() -> None:
     ("kind", "reason", "detail"),
     [
         ("crash", "decoder_crash", "its decoder ended by signal SIGABRT, twice"),
+        ("segfault", "decoder_crash", "its decoder ended by signal SIGSEGV, twice"),
         ("exit", "decoder_crash", "its decoder ended with exit code 3, twice"),
         ("killed", "out_of_memory", "its decoder was killed by the system, twice"),
         ("sleep with the interpreter", "decoder_timeout", "no end in 2 s, twice"),

@@ -100,7 +100,7 @@ def test_listing_a_missing_bucket_names_the_cause(scheme: str, reach: Reach) -> 
 
 
 @pytest.mark.parametrize("scheme", URLS)
-@pytest.mark.parametrize("status", [408, 429, 503, RESET, SHORT])
+@pytest.mark.parametrize("status", [408, 429, 500, 503, RESET, SHORT])
 def test_what_passes_is_asked_again(scheme: str, status: int, reach: Reach) -> None:
     with telling(Answer(status), Answer(status), Answer(200)) as server:
         reach(server.url)
@@ -235,7 +235,8 @@ def error_named(name: str, text: str) -> Exception:
 
 
 LASTING_ERRORS = [
-    *(ValueError("bad"), MemoryError(), PermissionError(errno.EACCES, "no"), OSError(errno.ENOSPC, "full")),
+    *(ValueError("bad"), MemoryError(), PermissionError(errno.EACCES, "no")),
+    *(OSError(errno.ENOSPC, "full"), OSError(errno.EROFS, "read-only")),
     error_named("DefaultCredentialsError", "nothing found"),
     error_named("UnauthorizedSSOTokenError", "it has expired"),
 ]
