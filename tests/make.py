@@ -86,6 +86,11 @@ def manifest(version: Path) -> dict[str, Any]:
     return dict(json.loads((version / schema.MANIFEST_FILE).read_bytes()))
 
 
+def rejects(version: Path) -> list[dict[str, str]]:
+    """Lines of a published version's rejects.jsonl."""
+    return [json.loads(line) for line in (version / schema.REJECTS_FILE).read_text().splitlines()]
+
+
 def shard_files(version: Path) -> list[Path]:
     """Every shard, in order of split and number."""
     return sorted(path for path in version.iterdir() if schema.ShardName.parse(path.name))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
-import json
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,10 @@ from beam_pipeline.inputs.references import Splits, order_key
 from tests import make
 
 tf = pytest.importorskip("tensorflow", exc_type=ImportError)
+tfds = pytest.importorskip("tensorflow_datasets", exc_type=ImportError)
 
 FLAGS = ("--splits", "train=0.75,validation=0.25", "--num_shards", "train=3,validation=2", "--one_hot")
+OPTIONS = Config(input="/x", output="/y", name="z", image_size=24, image_format="png").image_options
 LABELS = ["ant", "bee", "cat", "größe"]
 
 
@@ -84,6 +87,12 @@ def records(version: Path) -> dict[str, list[dict]]:
     return {shard.name: parsed(shard) for shard in make.shard_files(version)}
 
 
+@pytest.fixture(scope="module")
+def examples(records: dict[str, list[dict]]) -> list[dict]:
+    """All records."""
+    return [example for some in records.values() for example in some]
+
+
 def with_pillow(path: Path) -> np.ndarray:
     """What the codec promises, done with Pillow's plain calls: upright RGB, bilinear, 24×24."""
     image = Image.open(path)
@@ -91,16 +100,16 @@ def with_pillow(path: Path) -> np.ndarray:
     return np.asarray(upright.resize((24, 24), Image.Resampling.BILINEAR))
 
 
-def test_every_image_is_there_once_and_the_rest_is_in_rejects(source: Path, version: Path, records) -> None:
-    found = [example["filename"].decode() for shard in records.values() for example in shard]
-    rejects = [json.loads(line)["path"] for line in (version / "rejects.jsonl").read_text().splitlines()]
+def test_every_image_is_there_once_and_the_rest_is_in_rejects(source: Path, version: Path, examples) -> None:
+    found = [example["filename"].decode() for example in examples]
+    rejects = [line["path"] for line in make.rejects(version)]
     assert len(found) == 60
     assert sorted(rejects) == ["bee/text.jpg", "cat/cut.jpg"]
     assert sorted(found + rejects) == sorted(make.files(source))
 
 
-def test_pixels_are_those_that_pillow_gives(source: Path, records) -> None:
-    for example in itertools.chain.from_iterable(records.values()):
+def test_pixels_are_those_that_pillow_gives(source: Path, examples) -> None:
+    for example in examples:
         found = np.asarray(Image.open(io.BytesIO(example["image"]))).astype(int)
         expected = with_pillow(source / example["filename"].decode())
         assert found.shape == (24, 24, 3)
@@ -108,22 +117,21 @@ def test_pixels_are_those_that_pillow_gives(source: Path, records) -> None:
         assert np.abs(found - expected).mean() < 2.5, example["filename"]
 
 
-def test_stored_bytes_are_exactly_the_codecs(source: Path, records) -> None:
-    options = Config(input="/x", output="/y", name="z", image_size=24, image_format="png").image_options
-    for example in itertools.chain.from_iterable(records.values()):
-        expected = images.convert((source / example["filename"].decode()).read_bytes(), options)
+def test_stored_bytes_are_exactly_the_codecs(source: Path, examples) -> None:
+    for example in examples:
+        expected = images.convert((source / example["filename"].decode()).read_bytes(), OPTIONS)
         assert example["image"] == expected.data
         assert example["size"].tolist() == [expected.height, expected.width] == [24, 24]
 
 
-def test_tensorflow_decodes_the_same_pixels(records) -> None:
-    for example in itertools.islice(itertools.chain.from_iterable(records.values()), 10):
+def test_tensorflow_decodes_the_same_pixels(examples) -> None:
+    for example in examples[:10]:
         assert np.array_equal(tf.io.decode_image(example["image"]).numpy(), Image.open(io.BytesIO(example["image"])))
 
 
-def test_labels_and_classes_are_the_folders(version: Path, records) -> None:
+def test_labels_and_classes_are_the_folders(version: Path, examples) -> None:
     assert (version / "class.labels.txt").read_text().splitlines() == LABELS
-    for example in itertools.chain.from_iterable(records.values()):
+    for example in examples:
         label = example["filename"].decode().split("/")[0]
         assert example["label"].decode() == label
         assert example["class"] == LABELS.index(label)
@@ -140,8 +148,6 @@ def test_order_keys_of_the_file_names_increase_strictly_within_and_across_shards
 
 
 def test_every_image_is_in_the_split_of_its_hash(records) -> None:
-    from fractions import Fraction
-
     splits = Splits({"train": Fraction(3, 4), "validation": Fraction(1, 4)})
     for name, examples in records.items():
         assert {splits.of(example["filename"].decode()) for example in examples} == {schema.ShardName.parse(name).split}
@@ -157,36 +163,33 @@ def test_counts_of_the_manifest_are_those_of_the_files(version: Path, records) -
 
 
 def test_shards_are_balanced_to_within_an_image(version: Path) -> None:
+    lines = [line for file in version.glob("index/*.idx") for line in file.read_text().splitlines()]
+    largest = max(int(line.split()[1]) for line in lines)
     for split in make.manifest(version)["splits"].values():
         sizes = [shard["bytes"] for shard in split["shards"]]
-        largest = max(
-            int(line.split()[1]) for file in version.glob("index/*.idx") for line in file.read_text().splitlines()
-        )
         assert all(abs(size - sum(sizes) / len(sizes)) <= largest for size in sizes)
+
+
+def hashed(path: str, key: bytes) -> int:
+    """The design's hashes of a path, by hand."""
+    return int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8, key=key).digest(), "big")
 
 
 def test_a_shard_is_the_frames_that_tensorflow_would_write(source: Path, version: Path, tmp_path: Path) -> None:
     # The whole shard anew, from the input alone: keys, order, codec, protobuf and framing by other hands than ours.
-    import hashlib
-
     paths = [ref.path for ref in all_images(Config(input=str(source), output="/y", name="z"))]
-    options = Config(input="/x", output="/y", name="z", image_size=24, image_format="png").image_options
 
-    def key(path: str) -> int:
-        return int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8, key=b"0").digest(), "big")
-
-    data = make.manifest(version)
-    cuts = [int(cut) for cut in data["plan"]["splits"]["train"]["cuts"]]
-    kept = sorted((key(path), path) for path in paths if key(path) < cuts[0])
+    first_cut = int(make.manifest(version)["plan"]["splits"]["train"]["cuts"][0])
+    train = (path for path in paths if hashed(path, b"imageshards split") < 3 << 62)  # 3/4
+    kept = sorted((hashed(path, b"0"), path) for path in train if hashed(path, b"0") < first_cut)
     file = tmp_path / "shard"
     with tf.io.TFRecordWriter(str(file)) as writer:
         for _, path in kept:
-            if split_of(path) != "train" or path in ("bee/text.jpg", "cat/cut.jpg"):
+            if path in ("bee/text.jpg", "cat/cut.jpg"):
                 continue
-            label = path.split("/")[0]
-            example = tf.train.Example()
+            label, example = path.split("/")[0], tf.train.Example()
             feature = example.features.feature
-            feature["image"].bytes_list.value.append(images.convert((source / path).read_bytes(), options).data)
+            feature["image"].bytes_list.value.append(images.convert((source / path).read_bytes(), OPTIONS).data)
             feature["class"].int64_list.value.append(LABELS.index(label))
             feature["label"].bytes_list.value.append(label.encode())
             feature["size"].int64_list.value.extend([24, 24])
@@ -196,20 +199,7 @@ def test_a_shard_is_the_frames_that_tensorflow_would_write(source: Path, version
     assert file.read_bytes() == (version / "photos-train.tfrecord-00000-of-00003").read_bytes()
 
 
-def split_of(path: str) -> str:
-    """The design's split hash, by hand."""
-    import hashlib
-
-    digest = hashlib.blake2b(path.encode(), digest_size=8, key=b"imageshards split").digest()
-    return "train" if int.from_bytes(digest, "big") < 3 << 62 else "validation"
-
-
-# --- TFDS
-
-
 def test_tfds_reads_the_version_by_its_folder(version: Path, records) -> None:
-    import tensorflow_datasets as tfds
-
     builder = tfds.builder_from_directory(str(version))
     total = sum(len(examples) for name, examples in records.items() if "-train." in name)
     assert builder.info.splits["train"].num_examples == total
@@ -224,13 +214,10 @@ def test_tfds_reads_the_version_by_its_folder(version: Path, records) -> None:
 
 
 def test_tfds_loads_it_by_name(root: Path, records) -> None:
-    import tensorflow_datasets as tfds
-
     splits = tfds.load("photos:1.0.0", data_dir=str(root))
-    assert {name: len(split) for name, split in splits.items()} == {
-        split: sum(len(examples) for name, examples in records.items() if f"-{split}." in name)
-        for split in ("train", "validation")
-    }
+    counts = {split: sum(len(some) for name, some in records.items() if f"-{split}." in name) for split in splits}
+    assert {name: len(split) for name, split in splits.items()} == counts
+    assert set(counts) == {"train", "validation"}
     example = next(iter(splits["validation"]))
     assert set(example) == set(schema.RECORD_KEYS)
     assert example["one_hot_class"].shape == (4,)
@@ -238,21 +225,15 @@ def test_tfds_loads_it_by_name(root: Path, records) -> None:
 
 
 def test_tfds_reads_mixed_sizes_without_one_hot(source: Path, tmp_path: Path) -> None:
-    import tensorflow_datasets as tfds
-
     version = make.published(source, tmp_path, "--image_size", "none", "--max_reject_fraction", "0.1")
     data = make.manifest(version)
     assert (data["image"]["min_size"], data["image"]["max_size"]) == ([23, 24], [150, 200])
-    shapes = {
-        tuple(image.shape)
-        for image, _ in tfds.builder_from_directory(str(version)).as_dataset("train", as_supervised=True)
-    }
+    dataset = tfds.builder_from_directory(str(version)).as_dataset("train", as_supervised=True)
+    shapes = {tuple(image.shape) for image, _ in dataset}
     assert len(shapes) > 3
 
 
 def test_a_shard_without_records_and_a_state_folder_do_not_hinder_tfds(tmp_path: Path) -> None:
-    import tensorflow_datasets as tfds
-
     folder = make.class_folders(tmp_path / "in", {"a": 4})
     (folder / "a" / "bad.jpg").write_bytes(b"bad")
     version = make.published(folder, tmp_path / "out", "--num_shards", "5", "--max_reject_fraction", "0.5")
@@ -261,18 +242,13 @@ def test_a_shard_without_records_and_a_state_folder_do_not_hinder_tfds(tmp_path:
     assert len(tfds.load("photos", data_dir=str(tmp_path / "out"), split="train")) == 4
 
 
-# --- split folders
-
-
 def test_split_folders_give_their_splits(tmp_path: Path) -> None:
     make.class_folders(tmp_path / "in" / "train", {"a": 3, "b": 2})
     make.class_folders(tmp_path / "in" / "test", {"b": 2, "c": 1})
     version = make.published(tmp_path / "in", tmp_path / "out", "--layout", "split_class_folders")
     data = make.manifest(version)
     assert data["classes"] == ["a", "b", "c"]
-    assert {split: content["class_counts"] for split, content in data["splits"].items()} == {
-        "train": [3, 2, 0],
-        "test": [0, 2, 1],
-    }
+    counts = {split: content["class_counts"] for split, content in data["splits"].items()}
+    assert counts == {"train": [3, 2, 0], "test": [0, 2, 1]}
     names = {example["filename"].decode() for shard in make.shard_files(version) for example in parsed(shard)}
     assert {name.split("/")[0] for name in names} == {"train", "test"}

@@ -5,12 +5,22 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from beam_pipeline.conversion import pool
 from beam_pipeline.conversion.pool import MemoryBudget, Pool, shared_pool
+
+REMOTE_OR_LOCAL = pytest.mark.parametrize("fetches", [4, 0], ids=["remote", "local"])
+
+
+@pytest.fixture
+def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 bytes in flight, 50 in a batch."""
+    monkeypatch.setattr(pool, "_PAYLOAD_BYTES", 100)
+    monkeypatch.setattr(pool, "_BATCH_BYTES", 50)
 
 
 def unchanged(item: int) -> int:
@@ -25,7 +35,7 @@ def fetched_only(item: int, fetched: Callable[[], int]) -> int:
     return fetched()
 
 
-@pytest.mark.parametrize("fetches", [8, 0], ids=["remote", "local"])
+@REMOTE_OR_LOCAL
 def test_results_come_in_order_whatever_is_ready_first(fetches: int) -> None:
     pauses = random.Random(3)
 
@@ -42,9 +52,7 @@ def test_results_come_in_order_whatever_is_ready_first(fetches: int) -> None:
 
 
 def test_no_more_fetches_and_decodes_at_a_time_than_asked_for() -> None:
-    lock = threading.Lock()
-    now = {"fetch": 0, "decode": 0}
-    most = {"fetch": 0, "decode": 0}
+    lock, now, most = threading.Lock(), Counter(), Counter()
 
     def work(kind: str) -> None:
         assert threading.current_thread().name.startswith(kind)
@@ -72,44 +80,35 @@ def test_a_slow_request_holds_no_decoder() -> None:
     waiting.join()
 
 
-@pytest.mark.parametrize("fetches", [3, 0], ids=["remote", "local"])
+@REMOTE_OR_LOCAL
 def test_items_are_taken_as_the_window_moves(fetches: int) -> None:
-    taken = 0
-
-    def items() -> Iterator[int]:
-        nonlocal taken
-        for item in range(1000):
-            taken += 1
-            yield item
-
-    results = Pool(fetches, 2).map(items(), unchanged, fetched_only, one_byte)
+    taken: list[int] = []
+    items = (taken.append(item) or item for item in range(1000))  # type: ignore[func-returns-value]
+    results = Pool(fetches, 2).map(items, unchanged, fetched_only, one_byte)
     for done in range(1, 51):
         next(results)
-        assert taken <= done + 8 * (1 + 2 * 2) + 8
+        assert len(taken) <= done + 8 * (1 + 2 * 2) + 8
 
 
-def test_payload_bytes_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_PAYLOAD_BYTES", 100)
-    monkeypatch.setattr(pool, "_BATCH_BYTES", 50)
-    lock = threading.Lock()
-    held = most = 0
+@pytest.mark.usefixtures("small_budget")
+def test_payload_bytes_in_flight_are_bounded() -> None:
+    lock, held = threading.Lock(), [0]
+
+    def change(by: int) -> None:
+        with lock:
+            held.append(held[-1] + by)
 
     def fetch(item: int) -> int:
-        nonlocal held, most
-        with lock:
-            held += 40
-            most = max(most, held)
+        change(40)
         return item
 
     def convert(item: int, fetched: Callable[[], int]) -> int:
-        nonlocal held
         time.sleep(0.001)
-        with lock:
-            held -= 40
+        change(-40)
         return fetched()
 
     assert list(Pool(16, 4).map(range(50), fetch, convert, lambda item: 40)) == list(range(50))
-    assert most <= 100
+    assert 40 <= max(held) <= 100
 
 
 def test_who_wants_more_than_the_whole_budget_gets_it_alone() -> None:
@@ -129,9 +128,8 @@ def test_who_wants_more_than_the_whole_budget_gets_it_alone() -> None:
     assert not budget.reserve(1, wait=False)
 
 
-def test_two_writers_that_share_a_budget_both_finish(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_PAYLOAD_BYTES", 100)
-    monkeypatch.setattr(pool, "_BATCH_BYTES", 50)
+@pytest.mark.usefixtures("small_budget")
+def test_writers_that_share_a_budget_all_finish() -> None:
     shared = Pool(8, 2)
     found: dict[int, list[int]] = {}
 
@@ -147,7 +145,7 @@ def test_two_writers_that_share_a_budget_both_finish(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("where", ["fetch", "convert"])
-@pytest.mark.parametrize("fetches", [4, 0], ids=["remote", "local"])
+@REMOTE_OR_LOCAL
 def test_the_first_error_in_order_is_raised_and_the_pool_works_on(fetches: int, where: str) -> None:
     shared = Pool(fetches, 2)
 
@@ -158,15 +156,12 @@ def test_the_first_error_in_order_is_raised_and_the_pool_works_on(fetches: int, 
             raise ValueError(f"item {item}")
         return item
 
-    results = shared.map(
-        range(100),
-        lambda item: maybe_fail("fetch", item),
-        lambda item, fetched: maybe_fail("convert", fetched()),
-        one_byte,
-    )
+    def convert(item: int, fetched: Callable[[], int]) -> int:
+        return maybe_fail("convert", fetched())
+
     seen = []
     with pytest.raises(ValueError, match="item 19"):
-        for result in results:
+        for result in shared.map(range(100), lambda item: maybe_fail("fetch", item), convert, one_byte):
             seen.append(result)
     assert seen == list(range(16)), "the batches before it"
     assert shared._budget._reserved == 0, "an abandoned window gives its bytes back"

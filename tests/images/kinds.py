@@ -60,7 +60,7 @@ def png_of_depth(gray: Image.Image, depth: int, *chunks: bytes) -> bytes:
 
 
 def tiff_of_12_bits(gray: Image.Image) -> bytes:
-    """A gray TIFF of 12 bits, packed, as scanners write it and Pillow doesn't: TIFF 6.0, section 3."""
+    """A gray TIFF of 12 bits, packed, as scanners write it: TIFF 6.0, section 3."""
     values = np.asarray(gray).astype(np.uint32).ravel() * 4095 // 255
     two = values[0::2] << 12 | values[1::2]
     pixels = np.stack([two >> 16, two >> 8, two], axis=1).astype(np.uint8).tobytes()

@@ -31,12 +31,7 @@ class Case(NamedTuple):
 
 
 def case(seed: int, number: int, options: ImageOptions) -> Case:
-    """The case of a number: the same for the same seed and files.
-
-    Args:
-        seed, number: which.
-        options: what isn't varied.
-    """
+    """The case of a number: the same for the same seed and files; `options` are what isn't varied."""
     random_ = random.Random(f"{seed}-{number}")
     sources = every_kind() | {name: data for name, (_, data) in broken().items()}
     kind = random_.choice(sorted(sources))
@@ -102,12 +97,7 @@ def _correct_crcs(data: bytearray) -> None:
 
 
 def outcome(some: Case) -> tuple[str, str]:
-    """What becomes of a case: `converted`, `passed` or why it is rejected; the hash of what came out, or the detail.
-
-    Raises:
-        AssertionError: it isn't what was promised.
-        Exception: anything but a reject.
-    """
+    """What becomes of a case: `converted`, `passed` or why it is rejected; the hash of what came out, or the detail."""
     options = some.options
     try:
         image = convert(some.data, options)

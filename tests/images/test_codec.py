@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 import io
-import itertools
 
 import numpy as np
 import pytest
-from PIL import Image, PngImagePlugin
+from PIL import Image, JpegImagePlugin, PngImagePlugin
 
 from beam_pipeline import images
+from beam_pipeline.config import Config
 from beam_pipeline.errors import Reject
 from beam_pipeline.images import ImageOptions, convert
 from beam_pipeline.images.geometry import RESIZE_MODES
-from tests.images.kinds import png
+from tests.images.kinds import png, turned
 from tests.make import encoded, noise, picture
 
-DEFAULTS = ImageOptions(
-    size=(40, 60),
-    resize_mode="stretch",
-    resample="bilinear",
-    background=None,
-    channels=3,
-    format="png",
-    jpeg_quality=90,
-    jpeg_subsampling="4:2:0",
-    optimize=False,
-    max_pixels=178_956_970,
-    max_image_bytes=256 << 20,
-    allow_truncated=False,
-)
+DEFAULTS = Config(input="in", output="out", name="x", image_size="40x60", image_format="png").image_options
 OWN_SIZE = DEFAULTS._replace(size=None)
 # How a camera held this way stores an upright picture: the inverse of what a viewer does.
-AS_STORED = {
-    1: None,
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
+AS_STORED = [
+    None,
+    "FLIP_LEFT_RIGHT",
+    "ROTATE_180",
+    "FLIP_TOP_BOTTOM",
+    "TRANSPOSE",
+    "ROTATE_90",
+    "TRANSVERSE",
+    "ROTATE_270",
+]
+ORIENTATIONS, ALL_MODES = range(1, 9), pytest.mark.parametrize("mode", RESIZE_MODES)
+
+
+def opened(data: bytes) -> np.ndarray:
+    """uint8 [height, width(, channels)] of an encoded image."""
+    return np.asarray(Image.open(io.BytesIO(data)))
 
 
 def pixels(data: bytes) -> np.ndarray:
@@ -51,10 +44,9 @@ def pixels(data: bytes) -> np.ndarray:
 
 def stored_with(orientation: int, upright: Image.Image) -> bytes:
     """A PNG whose pixels lie as the EXIF orientation says."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    how = AS_STORED[orientation]
-    return encoded(upright if how is None else upright.transpose(how), "PNG", exif=exif)
+    how = AS_STORED[orientation - 1]
+    lying = upright.transpose(Image.Transpose[how]) if how else upright
+    return encoded(lying, "PNG", exif=turned(orientation))
 
 
 def rejected(data: bytes, options: ImageOptions = DEFAULTS) -> tuple[str, str]:
@@ -63,47 +55,37 @@ def rejected(data: bytes, options: ImageOptions = DEFAULTS) -> tuple[str, str]:
     return str(caught.value.reason), caught.value.detail
 
 
-# --- sizes and orientation
-
-
-@pytest.mark.parametrize(("orientation", "mode"), list(itertools.product(range(1, 9), RESIZE_MODES)))
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@ALL_MODES
 def test_pictures_come_out_upright(orientation: int, mode: str) -> None:
     upright = picture(90, 60, seed=3)
     options = DEFAULTS._replace(size=(32, 48), resize_mode=mode)
     plain = convert(encoded(upright, "PNG"), options)
-    turned = convert(stored_with(orientation, upright), options)
-    assert (turned.height, turned.width) == (plain.height, plain.width)
-    difference = np.abs(pixels(turned.data).astype(int) - pixels(plain.data))
-    assert difference.max() <= 2, "resized before it was turned: rounding differs"
+    found = convert(stored_with(orientation, upright), options)
+    assert (found.height, found.width) == (plain.height, plain.width)
+    assert np.abs(pixels(found.data).astype(int) - pixels(plain.data)).max() <= 2, (
+        "resized before it was turned: rounding differs"
+    )
 
 
-@pytest.mark.parametrize(("orientation", "mode"), list(itertools.product((1, 3, 6), RESIZE_MODES)))
+@pytest.mark.parametrize("orientation", (1, 3, 6))
+@ALL_MODES
 def test_an_upright_picture_of_other_proportions_fills_the_target_as_the_mode_says(orientation: int, mode: str) -> None:
     # Left half black, right half white, twice as wide as the target's proportions.
     upright = Image.new("RGB", (120, 30))
     upright.paste((255, 255, 255), (60, 0, 120, 30))
     found = pixels(convert(stored_with(orientation, upright), DEFAULTS._replace(size=(30, 60), resize_mode=mode)).data)
-    height = len(found)
-    assert found[height // 2, 1].max() < 5
-    assert found[height // 2, -2].min() > 250
-    top_left, top_right = found[0, 0].max(), found[0, -1].max()
-    assert (top_left, top_right) == ((0, 0) if mode == "pad" else (0, 255))
+    middle = found[len(found) // 2]
+    assert middle[1].max() < 5 and middle[-2].min() > 250
+    assert (found[0, 0].max(), found[0, -1].max()) == ((0, 0) if mode == "pad" else (0, 255))
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_pixels_are_exact_where_nothing_is_resized(orientation: int) -> None:
     upright = noise(13, 7)
     image = convert(stored_with(orientation, upright), OWN_SIZE)
     assert (image.height, image.width) == (7, 13)
     assert np.array_equal(pixels(image.data), np.asarray(upright))
-
-
-@pytest.mark.parametrize("orientation", [0, 9, 65535])
-def test_an_orientation_that_is_none_is_ignored(orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    upright = noise(9, 5)
-    assert np.array_equal(pixels(convert(encoded(upright, "PNG", exif=exif), OWN_SIZE).data), np.asarray(upright))
 
 
 def test_broken_exif_does_not_cost_the_image() -> None:
@@ -112,30 +94,17 @@ def test_broken_exif_does_not_cost_the_image() -> None:
     assert convert(good, DEFAULTS).height == 40
 
 
-# --- quality
-
-
-def without_draft(data: bytes, options: ImageOptions, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    from PIL import JpegImagePlugin
-
-    with monkeypatch.context() as patch:
-        patch.setattr(JpegImagePlugin.JpegImageFile, "draft", lambda self, mode, size: None)
-        return pixels(convert(data, options).data)
-
-
-@pytest.mark.parametrize(("mode", "orientation"), list(itertools.product(RESIZE_MODES, (1, 6))))
-def test_decoding_at_a_fraction_gives_the_same_picture(
-    mode: str, orientation: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("orientation", (1, 6))
+@ALL_MODES
+def test_decoding_at_a_fraction_gives_the_same_picture(mode: str, orientation: int, monkeypatch) -> None:
     # 1001 and 747 are no multiples of 8: the decoded size is rounded up.
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encoded(picture(1001, 747, seed=5), exif=exif)
+    data = encoded(picture(1001, 747, seed=5), exif=turned(orientation))
     options = DEFAULTS._replace(size=(96, 96), resize_mode=mode)
-    exact = without_draft(data, options, monkeypatch).astype(int)
     cheap = pixels(convert(data, options).data)
+    monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "draft", lambda self, mode, size: None)
+    exact = pixels(convert(data, options).data).astype(int)
     assert cheap.shape == exact.shape
-    assert np.abs(cheap - exact).mean() < 1.0
+    assert 0 < np.abs(cheap - exact).mean() < 1.0
     assert np.abs(cheap - exact).max() <= 16
 
 
@@ -149,49 +118,39 @@ def test_jpeg_is_what_pillow_writes_of_the_same_pixels() -> None:
 @pytest.mark.parametrize(("width", "height", "quality"), [(512, 512, 90), (224, 224, 100), (1, 30_000, 100)])
 def test_the_most_detailed_pictures_get_the_usual_codes(width: int, height: int, quality: int) -> None:
     """libjpeg needs room for the whole file where codes are optimised; Pillow's guess is a byte a pixel."""
-    options = OWN_SIZE._replace(format="jpeg", jpeg_quality=quality, jpeg_subsampling="4:4:4", optimize=True)
+    options = OWN_SIZE._replace(format="jpeg", jpeg_quality=quality, jpeg_subsampling="4:4:4")
     values = np.random.default_rng(3).integers(0, 2, (height, width, 3), dtype=np.uint8) * 255
-    found = convert(encoded(Image.fromarray(values), "PNG"), options).data
-    assert len(found) > max(65_536, width * height)
-    plain = convert(encoded(Image.fromarray(values), "PNG"), options._replace(optimize=False)).data
-    assert np.array_equal(pixels(found), pixels(plain))
+    data = encoded(Image.fromarray(values), "PNG")
+    plain, optimized = (convert(data, options._replace(optimize=optimize)).data for optimize in (False, True))
+    assert len(optimized) > max(65_536, width * height)
+    assert np.array_equal(pixels(optimized), pixels(plain))
 
 
 def test_optimized_codes_are_smaller_and_change_no_pixel() -> None:
     data, options = encoded(picture(200, 100), "PNG"), OWN_SIZE._replace(format="jpeg")
-    plain, optimized = convert(data, options).data, convert(data, options._replace(optimize=True)).data
+    plain, optimized = (convert(data, options._replace(optimize=optimize)).data for optimize in (False, True))
     assert len(optimized) < len(plain)
     assert np.array_equal(pixels(optimized), pixels(plain))
 
 
-# --- metadata and modes
-
-
 @pytest.mark.parametrize("format", ["jpeg", "png"])
-def test_metadata_of_the_source_is_stripped(format: str) -> None:
-    exif = Image.Exif()
+@pytest.mark.parametrize("size", [None, (20, 20)])
+def test_metadata_of_the_source_is_stripped(format: str, size: tuple[int, int] | None) -> None:
+    exif, text = Image.Exif(), PngImagePlugin.PngInfo()
     exif[0x010F] = "SECRET-CAMERA"
-    jpeg = encoded(picture(), exif=exif, comment=b"SECRET-COMMENT", icc_profile=b"SECRET-PROFILE" * 20, dpi=(300, 300))
-    text = PngImagePlugin.PngInfo()
     text.add_text("Author", "SECRET-AUTHOR")
-    png = encoded(picture(), "PNG", exif=exif, pnginfo=text, icc_profile=b"SECRET-PROFILE" * 20, dpi=(300, 300))
-    for source in (jpeg, png):
-        for size in (None, (20, 20)):
-            data = convert(source, DEFAULTS._replace(format=format, size=size)).data
-            assert b"SECRET" not in data
-            found = Image.open(io.BytesIO(data))
-            found.load()
-            resolution = {"dpi"} if size is None else set()  # the header of a JPEG that is stored as it was stays
-            assert not set(found.info) - {"jfif", "jfif_version", "jfif_unit", "jfif_density"} - resolution
-            assert size is None or found.info.get("jfif_density", (1, 1)) == (1, 1)
-
-
-# --- rejects
-
-
-def bomb(width: int, height: int) -> bytes:
-    """A PNG that claims a size, with hardly any data."""
-    return png(width, height, 8, 2, [b""])
+    more = {"exif": exif, "icc_profile": b"SECRET-PROFILE" * 20, "dpi": (300, 300)}
+    for source in (
+        encoded(picture(), comment=b"SECRET-COMMENT", **more),
+        encoded(picture(), "PNG", pnginfo=text, **more),
+    ):
+        data = convert(source, DEFAULTS._replace(format=format, size=size)).data
+        assert b"SECRET" not in data
+        found = Image.open(io.BytesIO(data))
+        found.load()
+        resolution = {"dpi"} if size is None else set()  # the header of a JPEG that is stored as it was stays
+        assert not set(found.info) - {"jfif", "jfif_version", "jfif_unit", "jfif_density"} - resolution
+        assert size is None or found.info.get("jfif_density", (1, 1)) == (1, 1)
 
 
 JPEG = encoded(picture(120, 90))
@@ -203,37 +162,27 @@ JPEG = encoded(picture(120, 90))
         (b"", "not_an_image", "0 bytes, beginning nowhere"),
         (b"GIF89a..", "decode_error", "GIF, 8 bytes"),
         (b"hello", "not_an_image", "5 bytes, beginning 68656c6c6f"),
-        (JPEG[: len(JPEG) // 2], "truncated", f"JPEG of 120x90 pixels, {len(JPEG) // 2} bytes"),
+        (JPEG[:900], "truncated", "JPEG of 120x90 pixels, 900 bytes"),
         (encoded(picture(120, 90), "PNG")[:2000], "truncated", "PNG of 120x90 pixels, 2000 bytes"),
-        (bomb(9, 9), "truncated", f"PNG of 9x9 pixels, {len(bomb(9, 9))} bytes"),
     ],
 )
 def test_what_is_no_image_is_rejected_with_reason_and_detail(data: bytes, reason: str, detail: str) -> None:
     assert rejected(data) == (reason, detail)
 
 
-def test_details_are_the_same_each_time() -> None:
-    for data in (b"hello", JPEG[:700], JPEG[:200], encoded(picture(), "PNG")[:60], b"\xff\xd8\xff\xe0" + b"\0" * 90):
-        assert rejected(data) == rejected(data)
-        assert " 0x" not in rejected(data)[1], "no memory addresses"
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    ("width", "height", "most", "reason"),
+    ("width", "height", "most", "reason", "beginning"),
     [  # Pillow itself warns from 89 million pixels on and raises from 179 million
-        (200, 51, 10_000, "too_many_pixels"),
-        (10_000, 10_000, 50_000_000, "too_many_pixels"),
-        (40_000, 40_000, 50_000_000, "too_many_pixels"),
-        (20_000, 10_000, 300_000_000, "truncated"),  # it gets as far as the decoder
+        (200, 51, 10_000, "too_many_pixels", ""),
+        (40_000, 40_000, 50_000_000, "too_many_pixels", ""),
+        (20_000, 10_000, 300_000_000, "truncated", "PNG of "),  # it gets as far as the decoder
     ],
 )
-def test_max_pixels_is_the_limit_and_is_checked_before_decoding(
-    width: int, height: int, most: int, reason: str
-) -> None:
-    found, detail = rejected(bomb(width, height), DEFAULTS._replace(max_pixels=most))
+def test_max_pixels_is_the_limit_and_is_checked_before_decoding(width, height, most, reason, beginning) -> None:
+    found, detail = rejected(png(width, height, 8, 2, [b""]), DEFAULTS._replace(max_pixels=most))
     assert found == reason
-    assert detail.startswith(f"{'PNG of ' * (reason == 'truncated')}{width}x{height} pixels, ")
+    assert detail.startswith(f"{beginning}{width}x{height} pixels, ")
 
 
 def test_a_file_over_the_byte_limit_is_rejected_by_its_size() -> None:
@@ -245,7 +194,7 @@ def test_a_file_over_the_byte_limit_is_rejected_by_its_size() -> None:
 def test_sums_are_of_the_pixels_before_they_are_encoded() -> None:
     for channels, shape in ((1, (40, 60, 1)), (3, (40, 60, 3))):
         image = convert(JPEG, DEFAULTS._replace(channels=channels), with_sums=True)
-        values = np.asarray(Image.open(io.BytesIO(image.data))).reshape(shape).astype(int)
+        values = opened(image.data).reshape(shape).astype(int)
         totals, squares = (tuple(values_.sum((0, 1)).tolist()) for values_ in (values, values**2))
         assert image.sums == images.ChannelSums(40 * 60, totals, squares)
     assert convert(JPEG, DEFAULTS).sums is None

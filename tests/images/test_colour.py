@@ -21,7 +21,7 @@ from tests.images.profiles import (
     srgb_of_linear,
     wide_profile,
 )
-from tests.images.test_codec import OWN_SIZE, pixels
+from tests.images.test_codec import OWN_SIZE, pixels, rejected
 from tests.make import ROOT, encoded, noise, picture
 
 RAMP = Image.frombytes("L", (256, 1), bytes(range(256)))
@@ -85,22 +85,19 @@ def test_srgb_under_another_name_changes_no_pixel() -> None:
     assert np.array_equal(stored(noise(31, 17), profile), np.asarray(noise(31, 17)))
 
 
-@pytest.mark.parametrize(
-    "profile",
-    [
-        b"",
-        b"no profile",
-        wide_profile()[:300],
-        wide_profile()[:128] + bytes(200),
-        ink_profile(),  # for inks, on RGB pixels
-        wide_profile() + bytes(4 << 20),
-    ],
-    ids=["empty", "text", "cut", "zeros", "other", "large"],
-)
-def test_a_profile_that_cannot_be_used_is_ignored(profile: bytes) -> None:
+# fmt: off
+UNUSABLE = {
+    "empty": b"", "text": b"no profile", "cut": wide_profile()[:300], "zeros": wide_profile()[:128] + bytes(200),
+    "for inks, on RGB": ink_profile(), "large": wide_profile() + bytes(4 << 20),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_a_profile_that_cannot_be_used_is_ignored(kind: str) -> None:
     source = noise(31, 17)
-    assert np.array_equal(stored(source, profile or None), np.asarray(source))
-    assert np.array_equal(stored(source, profile or None), np.asarray(source)), "also from the cache"
+    for _ in range(2):  # then from the cache
+        assert np.array_equal(stored(source, UNUSABLE[kind] or None), np.asarray(source))
 
 
 def test_the_profile_is_applied_to_what_shows_not_to_the_background() -> None:
@@ -110,24 +107,20 @@ def test_the_profile_is_applied_to_what_shows_not_to_the_background() -> None:
     assert np.abs(found[:, -1] - srgb_of_adobe_rgb(np.asarray(UPRIGHT).astype(float))[:, -1]).max() <= 2
 
 
-def test_hidden_colours_do_not_bleed_into_visible_ones() -> None:
+@pytest.mark.parametrize("resample", ["bilinear", "lanczos", "box"])
+def test_hidden_colours_do_not_bleed_into_visible_ones(resample: str) -> None:
     # The left half is transparent, and would be red.
     image = Image.new("RGBA", (80, 20), (255, 0, 0, 0))
     image.paste((0, 0, 255, 255), (40, 0, 80, 20))
-    for resample in ("bilinear", "lanczos", "box"):
-        found = pixels(
-            convert(
-                encoded(image, "PNG"), OWN_SIZE._replace(size=(5, 15), resample=resample, background=(0, 0, 0))
-            ).data
-        )
-        assert found[..., 0].max() == 0, resample
-        assert found[..., 2].max() == 255
+    found = stored(image, size=(5, 15), resample=resample, background=(0, 0, 0))
+    assert found[..., 0].max() == 0
+    assert found[..., 2].max() == 255
 
 
 def test_two_threads_get_what_one_gets() -> None:
-    sources = [
-        encoded(noise(200, 150, seed), "PNG", icc_profile=wide_profile() if seed % 3 else None) for seed in range(24)
-    ] + [encoded(cmyk(noise(120, 90, seed)), icc_profile=ink_profile()) for seed in range(8)]
+    profiles = (wide_profile(), None, wide_profile())
+    sources = [encoded(noise(200, 150, seed), "PNG", icc_profile=profiles[seed % 3]) for seed in range(12)]
+    sources += [encoded(cmyk(noise(120, 90, seed)), icc_profile=ink_profile()) for seed in range(6)]
     options = OWN_SIZE._replace(size=(50, 50))
     alone = [convert(data, options) for data in sources]
     colour._conversion.cache_clear()
@@ -136,8 +129,6 @@ def test_two_threads_get_what_one_gets() -> None:
 
 
 def test_a_32_bit_integer_tiff_is_rejected_whatever_its_values() -> None:
-    from tests.images.test_codec import rejected
-
     data = encoded(Image.fromarray(np.array([[0, 65535], [70000, 5]], np.int32)), "TIFF")
     assert rejected(data, OWN_SIZE) == ("unsupported", "TIFF of 32 bits a channel: which value is white?")
 
@@ -145,21 +136,17 @@ def test_a_32_bit_integer_tiff_is_rejected_whatever_its_values() -> None:
 def test_warnings_of_pillow_neither_leak_nor_reject() -> None:
     """Under `python -W error` too: a truncated EXIF makes Pillow warn while it reads the resolution."""
     code = """
-import io, sys
 from PIL import Image
 from tests.images.test_codec import OWN_SIZE
+from tests.make import encoded
 from beam_pipeline.images import convert, formats
 formats.hide_warnings()
 exif = b"Exif\\0\\0MM\\0*\\0\\0\\0\\x08\\0\\x05\\x01\\x1a\\0\\x05\\0\\0\\0\\x01\\0\\0\\xff\\xff"
-out = io.BytesIO()
-Image.new("RGB", (9, 9)).save(out, "JPEG", exif=exif)
-assert convert(out.getvalue(), OWN_SIZE).height == 9
-assert convert(out.getvalue(), OWN_SIZE._replace(size=(5, 5))).height == 5
-png = io.BytesIO()
-Image.new("P", (9, 9)).save(png, "PNG", transparency=b"\\0" * 3)
-assert convert(png.getvalue(), OWN_SIZE).height == 9
+jpeg = encoded(Image.new("RGB", (9, 9)), exif=exif)
+assert convert(jpeg, OWN_SIZE).height == 9
+assert convert(jpeg, OWN_SIZE._replace(size=(5, 5))).height == 5
+assert convert(encoded(Image.new("P", (9, 9)), "PNG", transparency=b"\\0" * 3), OWN_SIZE).height == 9
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

@@ -9,20 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import reader
 from beam_pipeline import schema
 from beam_pipeline.images import convert
 from reader.commands import main as reader_command
-from reader.info import load_info
 from tests.images.kinds import broken, every_kind
 from tests.images.test_codec import OWN_SIZE, pixels
-from tests.make import class_folders, job, manifest, published, same_each_time, shard_files
+from tests.make import class_folders, manifest, published, rejects, same_each_time, shard_files
 
-JPEGS = {kind: data for kind, data in every_kind().items() if kind.startswith("jpeg")}
-
-
-def suffix(kind: str) -> str:
-    name = kind.split("_")[0]
-    return {"jpeg": "jpg", "tiff": "tif"}.get(name, name)
+pytestmark = pytest.mark.filterwarnings("ignore:::PIL")
+SUFFIXES = {"jpeg": "jpg", "tiff": "tif"}
+MANY_REJECTS = ("--max_reject_fraction", "0.5")
 
 
 @pytest.fixture(scope="module")
@@ -32,27 +29,26 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
     class_folders(folder, {"mixed": 30})
     (folder / "kinds").mkdir()
     for kind, data in every_kind().items():
-        (folder / "kinds" / f"{kind}.{suffix(kind)}").write_bytes(data)
+        suffix = kind.split("_")[0]
+        (folder / "kinds" / f"{kind}.{SUFFIXES.get(suffix, suffix)}").write_bytes(data)
     for name, (_, data) in broken().items():
         (folder / "mixed" / name).write_bytes(data)
     (folder / "mixed" / "notes.txt").write_text("not listed")
     return folder
 
 
-@pytest.mark.filterwarnings("ignore:::PIL")
 def test_every_kind_gets_a_record_and_every_broken_file_its_reason(bucket: Path, tmp_path: Path) -> None:
-    version = published(bucket, tmp_path / "out", "--max_reject_fraction", "0.5")
+    version = published(bucket, tmp_path / "out", *MANY_REJECTS)
     content = manifest(version)
     reasons = Counter(reason for reason, _ in broken().values())
     assert len(broken()) == 20
     assert content["rejects"] == {"by_reason": dict(reasons), "environment": 0}
     assert content["images"] == len(every_kind()) + 30 + 20
     assert content["records"] == len(every_kind()) + 30
-    lines = [json.loads(line) for line in (version / schema.REJECTS_FILE).read_text().splitlines()]
-    assert {line["path"]: line["reason"] for line in lines} == {
+    assert {line["path"]: line["reason"] for line in rejects(version)} == {
         f"mixed/{name}": reason for name, (reason, _) in broken().items()
     }
-    assert all(" 0x" not in line["detail"] for line in lines)
+    assert all(" 0x" not in line["detail"] for line in rejects(version))
     formats = content["source"]["formats"]
     assert sum(formats.values()) == content["records"]
     assert formats["JPEG"] == sum(kind.startswith("jpeg") for kind in every_kind()) + 30
@@ -61,36 +57,30 @@ def test_every_kind_gets_a_record_and_every_broken_file_its_reason(bucket: Path,
     assert reader_command(["verify", str(version)]) == 0
 
 
-@pytest.mark.filterwarnings("ignore:::PIL")
 def test_extensions_say_what_is_listed(bucket: Path, tmp_path: Path) -> None:
-    version = published(bucket, tmp_path / "out", "--extensions", ".WEBP,gif", "--max_reject_fraction", "0.5")
+    version = published(bucket, tmp_path / "out", "--extensions", ".WEBP,gif", *MANY_REJECTS)
     content = manifest(version)
     assert content["configuration"]["extensions"] == ["gif", "webp"]
     assert set(content["source"]["formats"]) == {"GIF", "WEBP"}
 
 
-@pytest.mark.filterwarnings("ignore:::PIL")
 def test_gray_datasets_have_one_channel_everywhere(bucket: Path, tmp_path: Path) -> None:
-    more = ("--channels", "1", "--max_reject_fraction", "0.5")
-    version = published(bucket, tmp_path / "out", *more)
+    version = published(bucket, tmp_path / "out", "--channels", "1", *MANY_REJECTS)
     content = manifest(version)
     assert content["image"]["channels"] == 1
     assert len(content["image"]["mean"]) == len(content["image"]["std"]) == 1
     shape = json.loads((version / schema.FEATURES_FILE).read_bytes())["featuresDict"]["features"]["image"]["image"]
     assert shape["shape"]["dimensions"] == ["24", "24", "1"]
-    import reader
-
-    images, labels = next(iter(reader.train_dataset(load_info(str(version)), "train", global_batch_size=8)))
+    images, labels = next(iter(reader.train_batches(str(version), "train", global_batch_size=8)))
     assert (images.shape, images.dtype.name, labels.shape) == ((8, 24, 24, 1), "uint8", (8,))
-    assert np.asarray(images).std() > 10
+    assert images.std() > 10
 
 
 def test_images_that_fit_are_counted_and_not_encoded_again(tmp_path: Path) -> None:
     source = class_folders(tmp_path / "in", {"a": 5, "b": 4})
     stripped = source / "a" / "0000.jpg"
     data = stripped.read_bytes()
-    comment = b"\xff\xfe\0\x09private"
-    stripped.write_bytes(data[:2] + comment + data[2:])
+    stripped.write_bytes(data[:2] + b"\xff\xfe\0\x09private" + data[2:])
     version = published(source, tmp_path / "out", "--image_size", "none")
     assert manifest(version)["image"]["passed_through"] == {"whole": 8, "without_metadata": 1}
     records = b"".join(schema.unframe(shard_files(version)[0].read_bytes()))
@@ -100,24 +90,10 @@ def test_images_that_fit_are_counted_and_not_encoded_again(tmp_path: Path) -> No
     assert same_each_time(version) == same_each_time(again)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--background", "whitish"), "--background 'whitish': write a colour such as white or '#ff8000'"),
-        (("--background", "#ff800080"), "--background '#ff800080': write a colour such as white or '#ff8000'"),
-        (("--channels", "2"), "--channels '2': choose one of 1, 3"),
-        (("--extensions", "jpg,*.png"), "--extensions 'jpg,*.png': write suffixes such as jpg,jpeg,png"),
-    ],
-)
-def test_wrong_flags_are_said_in_one_line(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
-    finished = job(tmp_path, tmp_path / "out", *flags)
-    assert (finished.code, finished.err) == (2, f"error: {message}\n")
-
-
 def test_tensorflow_sees_the_pixels_of_what_is_stored_as_it_was() -> None:
     import tensorflow as tf
 
-    kept = {kind: convert(data, OWN_SIZE._replace(format="jpeg")) for kind, data in JPEGS.items()}
+    kept = {kind: convert(data, OWN_SIZE._replace(format="jpeg")) for kind, data in every_kind().items()}
     passed = {kind: image.data for kind, image in kept.items() if image.passthrough}
     assert passed.keys() == {"jpeg", "jpeg_444", "jpeg_422", "jpeg_411", "jpeg_restarts"} | {"jpeg_two_pictures"}
     for kind, data in passed.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +29,6 @@ def bad(path: str) -> Measurement:
     return Measurement(path, "train", 100, 0, None, Reject("truncated", "JPEG of 1x1 pixels, 9 bytes"))
 
 
-def test_sums_are_those_of_the_pixels() -> None:
-    image = make.noise(31, 17)
-    pixels = np.asarray(image).astype(np.int64).reshape(-1, 3)
-    assert channel_sums(image) == ChannelSums(
-        31 * 17, tuple(pixels.sum(0).tolist()), tuple((pixels * pixels).sum(0).tolist())
-    )
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 99))
 def test_statistics_are_numpys_over_all_pixels(sides: list[int], seed: int) -> None:
@@ -51,11 +42,7 @@ def test_statistics_are_numpys_over_all_pixels(sides: list[int], seed: int) -> N
 
 def test_statistics_are_decimal_strings_of_six_digits() -> None:
     found = statistics([of(channel_sums(Image.new("RGB", (3, 3), (255, 0, 51))))])
-    assert found == {
-        "mean": ["1.000000", "0.000000", "0.200000"],
-        "std": ["0.000000", "0.000000", "0.000000"],
-        "sampled_images": 1,
-    }
+    assert found == {"mean": ["1.000000", "0.000000", "0.200000"], "std": ["0.000000"] * 3, "sampled_images": 1}
 
 
 def test_statistics_do_not_depend_on_the_order() -> None:
@@ -75,19 +62,11 @@ def test_no_digit_is_lost_on_very_many_pixels() -> None:
     # 10^14 pixels in a float would lose the last digits of the variance.
     sums = ChannelSums(10**14, (255 * 10**14 // 2,), (255 * 255 * 10**14 // 2,))
     assert statistics([of(sums)]) == {"mean": ["0.500000"], "std": ["0.500000"], "sampled_images": 1}
-    assert all(Decimal(value) for value in statistics([of(sums)])["mean"])
 
 
-# --- the early stop
-
-
-def test_few_rejects_of_a_part_pass() -> None:
-    sample = [bad(f"{number}") for number in range(6)] + [of(None)] * 94
-    check_sample(sample, 10_000, 0.01)  # 3 + 3 × 1
-
-
-def test_clearly_more_rejects_of_a_part_stop() -> None:
-    sample = [of(None)] * 93 + [bad(f"{number}") for number in range(7)]
+def test_only_clearly_more_rejects_of_a_part_stop() -> None:
+    sample = [bad(f"{number}") for number in range(7)] + [of(None)] * 93
+    check_sample([*sample[1:], of(None)], 10_000, 0.01)  # 3 + 3 × 1
     with pytest.raises(ImageShardsError) as caught:
         check_sample(sample, 10_000, 0.01)
     assert str(caught.value) == (
@@ -103,26 +82,19 @@ def test_where_all_were_sampled_the_limit_itself_counts() -> None:
         check_sample(sample, 100, 0.019)
 
 
-@pytest.mark.parametrize("percent", range(1, 100))
-def test_exactly_the_limit_is_not_over_it(percent: int) -> None:
-    # In floats 0.29 × 100 is 28.999999999999996.
-    sample = [bad("x")] * percent + [of(None)] * (100 - percent)
-    check_sample(sample, 100, float(f"0.{percent:02d}"))
-
-
-# --- measuring
+def test_exactly_the_limit_is_not_over_it() -> None:
+    for percent in range(1, 100):  # in floats 0.29 × 100 is 28.999999999999996
+        check_sample([bad("x")] * percent + [of(None)] * (100 - percent), 100, float(f"0.{percent:02d}"))
 
 
 def test_a_measurement_is_of_the_record_that_will_be_written(photos: Path, tmp_path: Path) -> None:
-    flags = {"image_size": 24, "one_hot": True}
-    config = Config(input=str(photos), output=str(tmp_path), name="photos", **flags)
+    config = Config(input=str(photos), output=str(tmp_path), name="photos", image_size=24, one_hot=True)
     refs = list(all_images(config))
     measured = {one.path: one for one in sampling.measure(config, 3, refs)}
     version = make.published(photos, tmp_path, "--one_hot")
     lengths = [int(line.split()[1]) for line in next(version.glob("index/*.idx")).read_text().splitlines()]
     ordered = sorted(refs, key=lambda ref: (ref.order_key, ref.path))
-    slack = {ref.path: measured[ref.path].record_bytes - length for ref, length in zip(ordered, lengths, strict=True)}
-    assert set(slack.values()) == {0}
+    assert [measured[ref.path].record_bytes for ref in ordered] == lengths
     assert lengths[0] > FRAME_BYTES
     plan = make.manifest(version)["plan"]["splits"]["train"]
     assert plan["estimated_bytes"] == sum(lengths) == make.manifest(version)["splits"]["train"]["bytes"]

@@ -26,8 +26,6 @@ def names_below(url: str) -> dict[str, ListedFile]:
     return {file.path: file for file in listed}
 
 
-# --- names
-
 any_name = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=30)
 
 
@@ -72,8 +70,6 @@ def test_folders_are_told_from_files_by_their_slash(tmp_path: Path) -> None:
     assert sorted(names(str(tmp_path))) == ["B/", "a/", "b/", "file", "link/", "é/"]
     assert list(names(str(tmp_path / "missing"))) == list(names(str(tmp_path / "file"))) == []
 
-
-# --- symbolic links
 
 ROUND = {"a/link": "b", "b/link": "a"}
 
@@ -148,13 +144,12 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 
 def test_a_range_is_read_into_the_given_memory(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"0123456789")
-    out = memoryview(bytearray(8))
-    got = open_storage("").read_range(str(tmp_path / "x"), 3, 7, out)
-    assert bytes(got) == b"3456" == bytes(out[:4])
-    assert bytes(open_storage("").read_range(str(tmp_path / "x"), 8, 12, out)) == b"89"
-    assert bytes(open_storage("").read_range(str(tmp_path / "x"), 12, 14, out)) == b""
+    out, store = memoryview(bytearray(8)), open_storage("")
+    for start, end, expected in ((3, 7, b"3456"), (8, 12, b"89"), (12, 14, b"")):
+        got = store.read_range(str(tmp_path / "x"), start, end, out)
+        assert bytes(got) == expected == bytes(out[: len(got)])
     with pytest.raises(StorageError, match="is missing"):
-        open_storage("").read_range(str(tmp_path / "no"), 0, 1, out)
+        store.read_range(str(tmp_path / "no"), 0, 1, out)
 
 
 def test_a_folder_that_goes_while_it_is_listed_is_no_failure(tmp_path: Path) -> None:
@@ -171,19 +166,16 @@ def test_a_folder_that_goes_while_it_is_listed_is_no_failure(tmp_path: Path) -> 
 @contextmanager
 def as_another_user() -> Iterator[None]:
     """Without root's right to everything."""
-    if os.geteuid():
-        yield
-        return
-    os.seteuid(65534)
+    user = os.geteuid()
+    with contextlib.suppress(PermissionError):
+        os.seteuid(65534)
     try:
         yield
     finally:
-        os.seteuid(0)
+        os.seteuid(user)
 
 
-def test_a_folder_whose_files_may_not_be_looked_at_is_an_error_not_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_whose_files_may_not_be_looked_at_is_an_error_not_empty(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "in" / "cat" / "kittens").mkdir(parents=True)
     (tmp_path / "in" / "cat" / "x.jpg").write_bytes(b"1")
     monkeypatch.chdir(tmp_path / "in")  # folders above are pytest's own
@@ -214,41 +206,30 @@ def test_a_local_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
 def test_a_link_to_an_emptied_folder_stays(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to("disk")
-    for names in (("x", "y"), ()):
-        for name in names:
-            (tmp_path / "disk" / name).write_bytes(b"1")
+    (tmp_path / "disk" / "x").write_bytes(b"1")
+    for _ in range(2):  # then it is empty before
         open_storage("").delete_tree(str(tmp_path / "link"))
         assert list((tmp_path / "link").iterdir()) == []
 
 
-# --- URLs
-
-
 @pytest.mark.parametrize(
-    ("base", "relative", "joined"),
-    [
-        ("/data", "a//b", "/data/a//b"),
-        ("/", "a", "/a"),
-        ("gs://bucket", "a b#?", "gs://bucket/a b#?"),
-        ("gs://bucket/x", "../y", "gs://bucket/x/../y"),
-    ],
+    "parts",
+    [("/data", "a//b", "/data/a//b"), ("/", "a", "/a"), ("gs://bucket/x", "../y b#?", "gs://bucket/x/../y b#?")],
 )
-def test_join_changes_nothing(base: str, relative: str, joined: str) -> None:
-    assert join(base, relative) == joined
+def test_join_changes_nothing(parts: tuple[str, str, str]) -> None:
+    assert join(*parts[:2]) == parts[2]
 
 
 def test_normalize_makes_local_paths_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert normalize("photos/") == str(tmp_path / "photos")
-    assert normalize("./a/../photos") == str(tmp_path / "photos")
+    assert normalize("photos/") == normalize("./a/../photos") == str(tmp_path / "photos")
     assert normalize("~/photos") == str(tmp_path / "home" / "photos")
     assert normalize("file:///data/a b%20/") == "/data/a b%20"
-    assert normalize("gs://bucket/photos/") == "gs://bucket/photos"
-    assert normalize("gs://bucket/") == "gs://bucket"
+    assert (normalize("gs://bucket/photos/"), normalize("gs://bucket/")) == ("gs://bucket/photos", "gs://bucket")
 
 
-@pytest.mark.parametrize("url", ["gs://", "gs:///", "s3://", "abfs://", "nope://"])
+@pytest.mark.parametrize("url", ["gs://", "gs:///", "nope://"])
 def test_normalize_never_makes_a_url_local(url: str) -> None:
     assert not storage.is_local(normalize(url))
 

@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -148,9 +148,7 @@ def test_iterating_a_million_objects_grows_memory_by_less_than_50_mb() -> None:
     assert growth_mb < 50
 
 
-def test_many_threads_share_a_storage(gcs: Gcs, tmp_path: Path) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
+def test_many_threads_share_a_storage(gcs: Gcs) -> None:
     bucket = gcs.new_bucket()
     store = open_storage("gs://")
 
