@@ -332,7 +332,8 @@ class Config:
     num_shards: Flag[int | str | Mapping[str, int] | None, int | dict[str, int] | None] = Flag(
         _SHARDS, None, _shards, "number of shards, instead of a size: 8 for each split, or train=64,validation=4", "N")
     compression: Text = Flag(
-        _SHARDS, "none", ("none", "gzip"), "compression of the shards; gzip saves nothing on JPEGs and slows down reading")
+        _SHARDS, "none", ("none", "gzip"),
+        "compression of the shards; gzip saves nothing on JPEGs and slows down reading")
     one_hot: Switch = Flag(_SHARDS, False, _SWITCH, "also store one_hot_class: 4 bytes per class in every record")
     seed: Whole = Flag(
         _SHARDS, 0, _between(int, -(1 << 63), (1 << 63) - 1), "seed of the order of the records", "N")

@@ -103,7 +103,9 @@ def _commit(config: Config, state: JobState, plan: JobPlan, manifest: bytes) -> 
     url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
     state.check(plan.sha256)
     if not store.create(url, manifest):
-        raise ImageShardsError(f"{config.dataset_url} was published by another job while this one was running; run the command again")
+        raise ImageShardsError(
+            f"{config.dataset_url} was published by another job while this one was running; run the command again"
+        )
     try:
         state.check(plan.sha256, is_published=True)
     except ImageShardsError:

@@ -100,7 +100,9 @@ def _summary(manifest: dict[str, Any], compared: int, unread: int, by: str) -> s
     parts = [f"{shards} and {files} match the {by} in the manifest"]
     parts += [f"{plural(compared, 'image')} match the MD5s that were published"] * bool(compared)
     others = ["files"] * (by == _SIZES) + [plural(unread, "image")] * bool(unread)
-    return ", ".join(parts) + f"; contents of {' and '.join(others)} were not checked: --repair checks them" * bool(others)
+    return ", ".join(parts) + f"; contents of {' and '.join(others)} were not checked: --repair checks them" * bool(
+        others
+    )
 
 
 def run_facts(config: Config) -> dict[str, Any]:

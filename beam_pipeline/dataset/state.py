@@ -87,7 +87,8 @@ class JobState:
                 if is_done:
                     return
                 raise ImageShardsError(
-                    f"{config.dataset_url} was published by another job while this one was running; run the command again"
+                    f"{config.dataset_url} was published by another job while this one was running; "
+                    "run the command again"
                 )
         if is_published or not may_stay or self._read(_PLAN_FILE) != data:
             self._delete(old)
@@ -143,7 +144,8 @@ class JobState:
             may_write = self._is_ours(writer, plan) if writer else is_published
         if not may_write:
             raise ImageShardsError(
-                f"{self._config.dataset_url}: another job has taken over this version; this one stops and publishes nothing"
+                f"{self._config.dataset_url}: another job has taken over this version; "
+                "this one stops and publishes nothing"
             )
 
     def _is_ours(self, writer: Writer, plan: str) -> bool:

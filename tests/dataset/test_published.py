@@ -245,7 +245,10 @@ def test_in_a_bucket_checksums_of_the_listing_are_compared_and_a_flipped_bit_is_
     gcs.put_folder(bucket, "out/photos/1.0.0", version)
     url, output = f"gs://{bucket}/in", f"gs://{bucket}/out"
     first = f"already published {output}/photos/1.0.0, nothing written\n  {FILES} sizes and CRCs in the manifest"
-    for source, more in ((url, ", 40 images match the MD5s that were published\n"), (photos, "; contents of 40 images were")):
+    for source, more in (
+        (url, ", 40 images match the MD5s that were published\n"),
+        (photos, "; contents of 40 images were"),
+    ):
         finished = make.job(source, output, *FLAGS)
         assert finished.out.startswith(first + more)
         assert (finished.code, without_few(finished.err)) == (0, "")

@@ -151,7 +151,9 @@ def test_the_manifest_goes_before_the_shards(local: Config, monkeypatch: pytest.
 
 def test_a_version_that_another_job_published_meanwhile_is_left_alone(config: Config) -> None:
     put(config, "manifest.json", NAME.file)
-    with pytest.raises(ImageShardsError, match=r"was published by another job while this one was running; run the command again$"):
+    with pytest.raises(
+        ImageShardsError, match=r"was published by another job while this one was running; run the command again$"
+    ):
         JobState(config).prepare(PLAN)
     JobState(config).claim.release()
     assert files(config) == {"photos/1.0.0/manifest.json", f"photos/1.0.0/{NAME.file}"}
