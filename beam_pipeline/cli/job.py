@@ -60,7 +60,7 @@ class Job:
         standard.runner = self._runner
         # Our types are checked before; it costs 60 ms a start.
         self._options.view_as(TypeOptions).pipeline_type_check = False
-        # All that a worker unpickles lies in this package.
+        # All that a worker unpickles is in this package.
         self._options.view_as(SetupOptions).save_main_session = False
         self._pipeline = _new_pipeline(self._options, self._runner)
         with suppress(OSError):

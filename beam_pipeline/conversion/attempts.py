@@ -34,11 +34,11 @@ class Attempts:
 
     def begin_shard(self, name: ShardName) -> bool:
         """Mark that a shard's images are decoded from now on; returns whether an earlier attempt did."""
-        return not self._mark(f"shards/{name.split}-{name.index:05d}")
+        return not self._mark(f"shards/{name.short}")
 
     def end_shard(self, name: ShardName) -> None:
         """Take the marker back: the attempt ended, and not by its decoder."""
-        self._store.delete(storage.join(self._url, f"shards/{name.split}-{name.index:05d}"))
+        self._store.delete(storage.join(self._url, f"shards/{name.short}"))
 
     def begin_sampling(self, paths: Iterable[str]) -> bool:
         """Mark that a part of the sample, the images at `paths`, is decoded from now on.

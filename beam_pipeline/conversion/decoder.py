@@ -31,7 +31,7 @@ class Decoder:
 
     Args:
         options: what to make of them.
-        attempts: the job's markers; None for a decoder that goes by none and leaves none.
+        attempts: the job's markers; None for a decoder that neither reads nor writes any.
         isolated: whether to use a child process.
         with_sums: whether to sum up the pixels of each image.
     """

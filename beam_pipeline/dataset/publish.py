@@ -28,7 +28,7 @@ _SIDECARS_IN_FLIGHT = 32
 def publish(
     config: Config, plan: JobPlan, run: dict[str, Any], saved: Sequence[SavedGroups] | None = None
 ) -> dict[str, Any]:
-    """Write everything that a dataset has beside its shards, the manifest last.
+    """Write all files of a dataset other than its shards, the manifest last.
 
     Args:
         config, plan: of the job.
@@ -43,12 +43,12 @@ def publish(
             published.
     """
     state = JobState(config)
-    manifest = state.published(plan)  # a runner repeats the step whose success it didn't hear of
+    manifest = state.published_manifest(plan)  # a runner may retry a step that succeeded
     if manifest is None:
         try:
             manifest = _publish(config, plan, run, saved)
         except ImageShardsError as error:
-            manifest = state.published(plan, after=error)  # another job of this plan, which deletes the state
+            manifest = state.published_manifest(plan, after=error)  # another job of this plan, which deletes the state
             if manifest is None:
                 raise
     state.clear()

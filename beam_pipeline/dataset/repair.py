@@ -43,7 +43,7 @@ def restore(
     _: Iterable[Any],
     saved: Iterable[SavedGroups],
 ) -> str:
-    """Rewrite the damaged files beside the shards, all of them checked against the manifest."""
+    """Rewrite the corrupt files other than the shards, all of them checked against the manifest."""
     state = JobState(config)
     store = storage.open_storage(config.output, config.io_deadline)
     for file, parts in _restored_files(config, plan, manifest, damage, saved):

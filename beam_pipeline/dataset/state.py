@@ -1,7 +1,7 @@
 """What an unpublished job keeps in `ROOT/NAME/_state/VERSION/`: claim, plan, and a sidecar for each finished shard.
 
 A shard is finished if its sidecar carries this plan's hash and the sizes and CRCs of the shard and its index. A plan
-that differs in any byte voids all of it. The folder is deleted once the version is published.
+that differs in any byte invalidates all of it. The folder is deleted once the version is published.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class JobState:
             self.check(plan.sha256)
         is_published = self._store.stat(self._manifest_url) is not None
         if is_published and not config.overwrite:
-            is_done = self.published(plan) is not None
+            is_done = self.published_manifest(plan) is not None
             if is_done or not config.repair or self._manifest() is not None:  # else it can't be read: write it again
                 self.claim.give_up()
                 if is_done:
@@ -151,7 +151,7 @@ class JobState:
     def _is_ours(self, writer: Writer, plan: str) -> bool:
         return writer.run == self._config.run_id if self._is_local else writer.plan == plan
 
-    def published(self, plan: JobPlan, after: Exception | None = None) -> dict[str, Any] | None:
+    def published_manifest(self, plan: JobPlan, after: Exception | None = None) -> dict[str, Any] | None:
         """The manifest, if this plan is published: by an earlier attempt, or by another job of the same plan.
 
         Args:
@@ -195,21 +195,21 @@ class JobState:
     def difference(
         self, name: ShardName, sidecar: dict[str, Any], found: Callable[[str], ListedFile | None], reads: bool
     ) -> str | None:
-        """Which file of a finished shard isn't as its sidecar says.
+        """Which file of a finished shard doesn't match its sidecar.
 
         Args:
             name, sidecar: of the shard.
             found: what the store says of a file of the version.
             reads: whether to read a shard whose CRC the store doesn't tell, even if it has the etag or mtime that its
-                writer noted. Its index, which is small, is always read then.
+                writer recorded. Its index, which is small, is always read then.
         """
-        for kind, file, noted in (("shard", name.file, sidecar), ("index", name.index_file, sidecar["index"])):
-            if noted is None:
+        for kind, file, expected in (("shard", name.file, sidecar), ("index", name.index_file, sidecar["index"])):
+            if expected is None:
                 continue  # a compressed shard has no index
             listed, url = found(file), join(self._config.dataset_url, file)
-            unchanged = not reads and listed is not None and bool(listed.etag) and listed.etag == noted.get("etag")
+            unchanged = not reads and listed is not None and bool(listed.etag) and listed.etag == expected.get("etag")
             read = False if unchanged else None
-            if not storage.is_whole(self._store, url, listed, noted["bytes"], noted["crc32c"], read):
+            if not storage.is_whole(self._store, url, listed, expected["bytes"], expected["crc32c"], read):
                 return f"{kind} {file}"
         return None
 
@@ -297,7 +297,7 @@ def _explained(path: str) -> Iterator[None]:
 
 
 def _sidecar_file(name: ShardName) -> str:
-    return f"shards/{name.split}-{name.index:05d}.json"
+    return f"shards/{name.short}.json"
 
 
 def own_files(store: Storage, version_url: str, dataset: str) -> list[str]:

@@ -10,7 +10,6 @@ import gzip
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import IO, Any, NamedTuple
 
 from beam_pipeline import schema, storage
@@ -75,7 +74,7 @@ class ShardWriter:
             refs: its images, in any order.
 
         Raises:
-            ImageShardsError: two images have one path, or storage failed for good.
+            ImageShardsError: storage failed for good, or the right to write is lost.
         """
         name = ShardName(self._config.name, split, index, self._plan.splits[split].shards)
         try:
@@ -83,7 +82,7 @@ class ShardWriter:
             if result is None:
                 result = self._write(name, sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label)))
         except ImageShardsError as error:
-            if self._expected is not None or self._state.published(self._plan, after=error) is None:
+            if self._expected is not None or self._state.published_manifest(self._plan, after=error) is None:
                 raise
             result = ShardResult(kept=True)  # another job of this plan has written and published it
         report(shards=1, images=result.images if result.kept else 0)
@@ -101,7 +100,6 @@ class ShardWriter:
 
     def _write(self, name: ShardName, refs: list[ImageRef]) -> ShardResult:
         self._check()
-        _refuse_repeated_paths(refs)
         is_first = self._expected is None and not self._state.attempts.begin_shard(name)
         try:
             return self._convert(name, refs, isolated=not is_first)
@@ -202,12 +200,3 @@ def index_text(record_bytes: Iterable[int]) -> bytes:
         lines.append(f"{offset} {length}\n")
         offset += length
     return "".join(lines).encode()
-
-
-def _refuse_repeated_paths(refs: list[ImageRef]) -> None:
-    for first, second in pairwise(refs):
-        if first.path == second.path:
-            raise ImageShardsError(
-                f"input {first.path!r} is given twice, with label {first.label!r} and with label {second.label!r}: "
-                "keep one of the two"
-            )

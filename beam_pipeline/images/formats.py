@@ -112,7 +112,7 @@ def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
 
     Args:
         data: the file.
-        name: what `recognise` said.
+        name: what `recognise` returned.
 
     Raises:
         Reject: `unsupported`: raw camera data, or HEIF without its extra.

@@ -114,7 +114,7 @@ def resize(pixels: Image.Image, plan: Fit, scale: float, resample: str) -> Image
     Args:
         pixels: decoded, of any mode that can be averaged.
         plan: of the image in its file.
-        scale: what `shrink_on_load` said.
+        scale: what `shrink_on_load` returned.
         resample: a key of `RESAMPLING`.
     """
     left, top, right, bottom = plan.box

@@ -172,7 +172,7 @@ class _RowParser:
         if size == _UNKNOWN_SIZE and storage.is_local(url):
             found = storage.open_storage(url).stat(url)
             size, etag = (found.bytes, etag or found.etag) if found else (0, etag)
-        # Relative even if the row holds the whole URL.
+        # Relative even if the row holds the full URL.
         return self._make(url.removeprefix(f"{self._images}/"), size, etag, label, split or None, features)
 
     def _path(self, written: Any) -> str:

@@ -38,7 +38,7 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
     plan = images | "PlanShards" >> PlanShards(config, summary, sample)
     # one JobPlan: the cuts of every split
     plan = plan | "PrepareOutput" >> beam.Map(prepare_output, config)
-    # the same plan; from here on this job alone writes the version, and nothing of another plan is left
+    # the same plan; the right to write is held, and nothing of another plan is left
     if config.plan_only:
         return
     shards = images | "AssignShards" >> AssignShards(plan)

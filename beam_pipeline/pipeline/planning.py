@@ -1,4 +1,4 @@
-"""SampleImages and PlanShards: every shard is decided before one is written; `prepare_output` makes way for them."""
+"""SampleImages and PlanShards decide every shard before one is written; `prepare_output` clears the output for them."""
 
 from __future__ import annotations
 

@@ -122,6 +122,11 @@ class ShardName:
         return f"{self.dataset}-{self.split}.tfrecord-{self.index:05d}-of-{self.count:05d}"
 
     @property
+    def short(self) -> str:
+        """Its name in the state folder."""
+        return f"{self.split}-{self.index:05d}"
+
+    @property
     def index_file(self) -> str:
         """Path of its text index (`offset length` a record) inside the version folder."""
         return f"{INDEX_FOLDER}/{self.file}.idx"

@@ -140,7 +140,7 @@ def test_a_finished_shard_is_kept(job: Job) -> None:
         ("index", "flipped"),
     ],
 )
-def test_a_shard_that_is_not_whole_or_of_another_plan_is_written_anew(job: Job, what: str, damage: str) -> None:
+def test_a_shard_that_is_not_whole_or_of_another_plan_is_rewritten(job: Job, what: str, damage: str) -> None:
     job.write()
     before = make.files(job.version)
     path = {"shard": job.shard, "index": job.index, "sidecar": Path(job.state.url) / "shards" / "train-00000.json"}[
@@ -158,7 +158,7 @@ def test_a_shard_that_is_not_whole_or_of_another_plan_is_written_anew(job: Job, 
     assert make.files(job.version) == before
 
 
-def test_a_remote_shard_with_another_crc_is_written_anew(gcs: Gcs, photos: Path) -> None:
+def test_a_remote_shard_with_another_crc_is_rewritten(gcs: Gcs, photos: Path) -> None:
     bucket, name = gcs.new_bucket(), f"out/photos/1.0.0/{NAME.file}"
     job = Job(config(photos, f"gs://{bucket}/out"))
     job.write()
