@@ -300,13 +300,6 @@ def test_results_come_back_from_their_sidecars_and_add_up(job: Job) -> None:
     assert total.to_json() | one_file == job.write().to_json() | one_file
 
 
-def test_an_image_given_twice_is_an_error_that_names_both(job: Job) -> None:
-    twice = job.refs[5]
-    with pytest.raises(ImageShardsError) as caught:
-        job.write([*job.refs, twice._replace(label="cat")])
-    assert all(repr(text) in str(caught.value) for text in (twice.path, twice.label, "cat"))
-
-
 # --- sizes and gzip
 
 
