@@ -285,7 +285,7 @@ def test_a_job_whose_plan_is_published_meanwhile_ends_well(remote: Job, method: 
 def test_a_manifest_that_came_too_late_is_taken_back(remote: Job, monkeypatch: MonkeyPatch) -> None:
     config, plan = remote
     make.before(monkeypatch, type(storage.open_storage(config.output)), "create", lambda *_: begin_again(config, plan))
-    with pytest.raises(ImageShardsError, match="another job has begun it again"):
+    with pytest.raises(ImageShardsError, match="another job has taken over this version"):
         publish(config, plan, {})
     assert names(config) == {f"photos/_state/1.0.0/{file}" for file in ("claim.json", "plan.json")}
 
@@ -304,7 +304,7 @@ def test_on_gs_a_shard_of_a_voided_job_replaces_no_other(gcs: Gcs, photos: Path,
         store.write(url, b"of the other job")
 
     make.before(monkeypatch, type(store), "publish", act)
-    with pytest.raises(ImageShardsError, match="another job has begun it again"):
+    with pytest.raises(ImageShardsError, match="another job has taken over this version"):
         ShardWriter(config, plan).write("train", 0, [])
     assert store.read(url) == b"of the other job"
 

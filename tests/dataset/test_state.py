@@ -242,7 +242,7 @@ def test_a_zombie_may_not_write(config: Config, meanwhile: str) -> None:
         another(config).claim.hold()
     else:
         another(config, restart=True).prepare(OTHER)
-    line = r"/1\.0\.0: another job has begun it again; this one stops and publishes"
+    line = r"/1\.0\.0: another job has taken over this version; this one stops and publishes"
     with pytest.raises(ImageShardsError, match=line):
         zombie.check(PLAN.sha256)
 
