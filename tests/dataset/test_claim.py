@@ -68,6 +68,13 @@ def test_a_second_job_is_told_by_whom_and_since_when(tmp_path: Path) -> None:
     second.release()
 
 
+def test_a_process_without_a_standard_input_gives_its_lock_back(tmp_path: Path) -> None:
+    code = f"import os; os.close(0)\n{HOLD}".partition("if len")[0].replace(".hold()", "")
+    program = code.replace("claim_of(Config", "claim = claim_of(Config") + "claim.hold()\nclaim.release()"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    assert not Path(claim_file(tmp_path)).exists()
+
+
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make.class_folders(tmp_path_factory.mktemp("few"), {"ant": 3})

@@ -159,6 +159,22 @@ def test_a_version_that_another_job_published_meanwhile_is_left_alone(config: Co
     assert files(config) == {"photos/1.0.0/manifest.json", f"photos/1.0.0/{NAME.file}"}
 
 
+def test_a_repair_that_finds_a_version_of_another_plan_leaves_it_alone(config: Config) -> None:
+    manifest = (make.ROOT / "tests" / "schema" / "manifests" / "photos.json").read_bytes()
+    storage.open_storage(config.output).write(f"{config.dataset_url}/manifest.json", manifest)
+    with pytest.raises(ImageShardsError, match="was published by another job"):
+        JobState(dataclasses.replace(config, repair=True)).prepare(PLAN)
+    assert storage.open_storage(config.output).read(f"{config.dataset_url}/manifest.json") == manifest
+
+
+def test_a_repeated_preparation_of_a_restarted_job_keeps_its_shards(config: Config) -> None:
+    state = JobState(dataclasses.replace(config, restart=True))
+    state.prepare(PLAN)
+    put(config, NAME.file)
+    state.prepare(PLAN)
+    assert f"photos/1.0.0/{NAME.file}" in files(config)
+
+
 @pytest.mark.parametrize("steps", range(6))
 def test_a_kill_of_the_preparation_leaves_a_version_of_ours(
     config: Config, steps: int, monkeypatch: pytest.MonkeyPatch

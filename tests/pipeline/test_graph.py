@@ -18,8 +18,11 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, TypeOptions
 from apache_beam.pipeline import PipelineVisitor
 
+import beam_pipeline
 from beam_pipeline import storage
 from beam_pipeline.config import Config
+from beam_pipeline.dataset.writer import ShardWriter
+from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.pipeline import graph, listing
 from beam_pipeline.pipeline.elements import Page
 from beam_pipeline.storage import ListedFile, LocalStorage
@@ -295,3 +298,21 @@ def test_pages_are_encoded_as_pages_wherever_they_are_grouped(steps: Steps) -> N
     found = {label: kind for label, kind in steps.types.items() if label.endswith(groups)}
     assert len(found) >= 5
     assert all(str(Page) in kind for kind in found.values()), found
+
+
+def test_a_shard_that_fails_stops_the_one_that_is_in_work_with_it(
+    input_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[bool] = []
+
+    def write(self: ShardWriter, split: str, index: int, refs: object) -> None:
+        if index == 0:
+            raise ImageShardsError("shard 0 failed")
+        stopped.append(self._stopped.wait(20))
+        raise ImageShardsError("stopped")
+
+    monkeypatch.setattr(ShardWriter, "write", write)
+    config = Config(input=input_folder, output=tmp_path / "out", name="photos", num_shards=2, max_reject_fraction=0.5)
+    with pytest.raises(ImageShardsError, match=r"^shard 0 failed$"):
+        beam_pipeline.run(config)
+    assert stopped == [True]
