@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -80,7 +79,7 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
         self._expected = expected
 
     def start_bundle(self) -> None:
-        self._in_work: deque[Future[tuple[ShardId, ShardResult, float]]] = deque()
+        self._in_work: set[Future[tuple[ShardId, ShardResult, float]]] = set()
         self._threads = ThreadPoolExecutor(_AT_A_TIME, "shard")
         self._stopped = threading.Event()
 
@@ -88,14 +87,14 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
         writer = ShardWriter(self._config, plan, self._expected, self._stopped)
         with self._all_or_none():
             refs = list(chain.from_iterable(shard[1]))
-            self._in_work.append(self._threads.submit(_write, writer, shard[0], refs))
-            finished = [self._finish_first()] if len(self._in_work) == _AT_A_TIME else []
+            self._in_work.add(self._threads.submit(_write, writer, shard[0], refs))
+            finished = [self._finish_one()] if len(self._in_work) == _AT_A_TIME else []
         yield from finished
 
     def finish_bundle(self) -> Iterator[Any]:
         window = GlobalWindow()
         with self._all_or_none():
-            finished = [self._finish_first() for _ in range(len(self._in_work))]
+            finished = [self._finish_one() for _ in range(len(self._in_work))]
         self._threads.shutdown()
         yield from (WindowedValue(shard, window.max_timestamp(), (window,)) for shard in finished)
 
@@ -111,8 +110,10 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
             self._threads.shutdown(wait=is_soon, cancel_futures=True)
             raise
 
-    def _finish_first(self) -> ShardId:
-        shard, result, seconds = self._in_work.popleft().result()
+    def _finish_one(self) -> ShardId:
+        done = wait(self._in_work, return_when=FIRST_COMPLETED).done.pop()
+        self._in_work.remove(done)
+        shard, result, seconds = done.result()
         if result.kept:
             counter(elements.SHARDS_KEPT).inc()
         else:
