@@ -183,7 +183,7 @@ def test_at_ten_percent_faults_the_job_writes_the_same_bytes_and_loses_no_image(
     assert "40 images listed = 40 records + 0 rejects" in finished.out
     assert make.same_each_time(gcs.download(bucket, "out/photos/1.0.0", tmp_path / "down")) == reference
     assert not [name for name in gcs.names(bucket) if "_state" in name]
-    assert failing.happened.total() > 10
+    assert failing.happened.total() >= 5, "of some 140 requests"
 
 
 @pytest.mark.parametrize("fault", [proxy.EXPIRED, proxy.FORBIDDEN], ids=["expired", "forbidden"])
