@@ -29,7 +29,7 @@ from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import Page, ShardId, counter, grouped
 from beam_pipeline.planning.plan import JobPlan
 
-_AT_A_TIME = 2  # shards in work in a bundle: a shard's last requests take as long as converting a tenth of it
+_AT_A_TIME = 2  # shards in work in a bundle, unless all is local: their threads would only take each other's time
 
 
 @dataclasses.dataclass
@@ -72,7 +72,7 @@ class WriteShards(beam.PTransform):  # type: ignore[misc]
 
 
 class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
-    """Has two shards in work: while one waits for storage, the other's images are converted."""
+    """Has two shards in work if storage is remote: while one waits for it, the other's images are converted."""
 
     def __init__(self, config: Config, expected: Expected | None) -> None:
         self._config = config
@@ -80,7 +80,9 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
 
     def start_bundle(self) -> None:
         self._in_work: set[Future[tuple[ShardId, ShardResult, float]]] = set()
-        self._threads = ThreadPoolExecutor(_AT_A_TIME, "shard")
+        is_local = storage.is_local(self._config.input) and storage.is_local(self._config.output)
+        self._most = 1 if is_local else _AT_A_TIME
+        self._threads = ThreadPoolExecutor(self._most, "shard")
         self._stopped = threading.Event()
 
     def process(self, shard: tuple[ShardId, Iterable[Page]], plan: JobPlan) -> Iterator[ShardId]:
@@ -88,7 +90,7 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
         with self._all_or_none():
             refs = list(chain.from_iterable(shard[1]))
             self._in_work.add(self._threads.submit(_write, writer, shard[0], refs))
-            finished = [self._finish_one()] if len(self._in_work) == _AT_A_TIME else []
+            finished = [self._finish_one()] if len(self._in_work) == self._most else []
         yield from finished
 
     def finish_bundle(self) -> Iterator[Any]:

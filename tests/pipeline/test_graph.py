@@ -301,7 +301,7 @@ def test_pages_are_encoded_as_pages_wherever_they_are_grouped(steps: Steps) -> N
 
 
 def test_a_shard_that_fails_stops_the_one_that_is_in_work_with_it(
-    input_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gcs: Gcs, input_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[bool] = []
 
@@ -312,7 +312,10 @@ def test_a_shard_that_fails_stops_the_one_that_is_in_work_with_it(
         raise ImageShardsError("stopped")
 
     monkeypatch.setattr(ShardWriter, "write", write)
-    config = Config(input=input_folder, output=tmp_path / "out", name="photos", num_shards=2, max_reject_fraction=0.5)
+    gcs.put_folder(bucket := gcs.new_bucket(), "in", input_folder)
+    config = Config(
+        input=f"gs://{bucket}/in", output=tmp_path / "out", name="photos", num_shards=2, max_reject_fraction=0.5
+    )
     with pytest.raises(ImageShardsError, match=r"^shard 0 failed$"):
         beam_pipeline.run(config)
     assert stopped == [True]
