@@ -33,8 +33,8 @@ step "a small network learns the shapes" \
 
 cat <<END
 
-== What lies where
+== Where everything is
 $demo/images    the pictures and $(find "$demo/images" -name 'broken_*' | wc -l) broken files
-$dataset    the shards and all that is beside them; rejects.jsonl names the broken files
+$dataset    the shards with indexes and metadata; rejects.jsonl names the broken files
 $demo/model    the trained model and its metrics
 END
