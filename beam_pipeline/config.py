@@ -397,9 +397,14 @@ class Config:
         return storage.join(storage.join(self.output, self.name), self.version)
 
     @property
+    def states_url(self) -> str:
+        """The folder of the states of all versions."""
+        return storage.join(storage.join(self.output, self.name), STATE_FOLDER)
+
+    @property
     def state_url(self) -> str:
         """What an unpublished job keeps; gone once the version is published."""
-        return "/".join((storage.join(self.output, self.name), STATE_FOLDER, self.version))
+        return storage.join(self.states_url, self.version)
 
     @property
     def first_contact_s(self) -> float:

@@ -1,10 +1,10 @@
-"""Writing throughput: the whole job against a bare two-thread loop over the same codec function.
+"""Writing throughput: the job against a bare two-thread loop over the same codec function.
 
     python benchmarks/write.py [IMAGES] [--count 3000] [--repeats 7]
 
 IMAGES is a folder of class folders (drawn pictures without); its files are repeated by hard links up to the count. A
 turn of the job is `beam_pipeline.run` from its call to its return, on FnApiRunner in memory, in a process that ran it
-once before: Beam is imported. `write_peers.py` measures whole commands.
+once before: Beam is imported. `write_peers.py` measures complete commands.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 IMAGES is a folder of class folders (drawn pictures without); its files are repeated by hard links up to the count. The
 commands run one at a time, in turns; imports and starting processes are part of them. CPU is that of all processes of a
 command, peak the most that they held together. `here` are ours and the rows of writers.py that .venv can run; `bare` is
-the codec alone in two threads. img2dataset can't stretch, so it crops, beside `ours, crop`, and decodes with OpenCV.
+the codec alone in two threads. img2dataset can't stretch, so it crops, as `ours, crop` does, and decodes with OpenCV.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from beam_pipeline import schema
 
 ROOT = Path(__file__).parent.parent
 PEER = ROOT / "build" / "peers" / "write" / ".venv" / "bin" / "python"
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}  # else every turn compiles this package anew
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}  # else every turn compiles this package again
 OURS = ("ours", "ours, crop", "bare")
 HERE = {
     "TFDS generator": "tfds_generator",
@@ -80,7 +80,7 @@ def main() -> None:
         print(turns.table(runs, OURS[:1], more))
         for name in OTHERS:
             if name in runs and OURS[1] in runs:
-                print(f"{name} beside {OURS[1]}: {turns.ratio(runs[name], runs[OURS[1]])}")
+                print(f"{name} compared with {OURS[1]}: {turns.ratio(runs[name], runs[OURS[1]])}")
     if flags.rows == "all" and not PEER.exists():
         print(
             f"img2dataset isn't installed: benchmarks/peers_env.sh write makes {PEER.parent.parent.relative_to(ROOT)}"

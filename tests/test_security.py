@@ -41,7 +41,7 @@ HOSTILE_LABELS = (
 
 
 def assert_confined(written: Iterable[str], output: str = "out") -> None:
-    """Only the published version was written beside the input, and in it only names of ours."""
+    """Only the published version was written next to the input, and in it only names of ours."""
     new = [name for name in written if not name.startswith("in/")]
     prefix = f"{output}/{VERSION}/"
     assert new

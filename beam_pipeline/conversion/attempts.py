@@ -73,8 +73,9 @@ class Attempts:
             phase: what was saved when this process first asked in this phase of the job, for one listing instead of one
                 a shard: what is saved later belongs to shards that have a marker. "" looks now.
         """
-        look = _rejects if phase else _rejects.__wrapped__
-        return look(self._store, self._url, self._job, phase)
+        if phase:
+            return _first_rejects(self._store, self._url, self._job, phase)
+        return _rejects(self._store, self._url)
 
     def _mark(self, name: str) -> bool:
         return self._store.create(storage.join(self._url, name), uuid.uuid4().hex.encode())
@@ -87,7 +88,12 @@ def _another_sampled(store: storage.Storage, url: str, job: str) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _rejects(store: storage.Storage, url: str, job: str, phase: str) -> dict[str, Reject]:
+def _first_rejects(store: storage.Storage, url: str, job: str, phase: str) -> dict[str, Reject]:
+    """What was saved when this process first asked in a phase of a job."""
+    return _rejects(store, url)
+
+
+def _rejects(store: storage.Storage, url: str) -> dict[str, Reject]:
     found, folder = {}, storage.join(url, "rejected")
     for name in _names(store, folder):
         # A power cut may leave half a file: its image is decoded in a child process once more.

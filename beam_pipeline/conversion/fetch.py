@@ -6,8 +6,8 @@ Sample, shards, duplicates and repair all take their images from `convert_all`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import google_crc32c
 
@@ -15,8 +15,9 @@ from beam_pipeline import images, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.pool import shared_pool
 from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef, image_url
-from beam_pipeline.schema import RejectReason
+from beam_pipeline.schema import RejectReason, example
 
 _UNCONFIRMED = "unconfirmed-"
 # Of an etag: an MD5 that a manifest gives, and that the image didn't have when it was looked at.
@@ -91,6 +92,28 @@ def _fetch(config: Config, options: images.ImageOptions, ref: ImageRef) -> bytes
         return storage.open_storage(url, config.io_deadline).read(url)  # a manifest's row may be in another store
     except (FileNotFoundError, IsADirectoryError):
         raise Reject(RejectReason.VANISHED, "not found") from None
+
+
+def record_of(
+    ref: ImageRef, image: EncodedImage, class_id: int, one_hot_classes: int, columns: Sequence[Mapping[str, Any]]
+) -> bytes:
+    """The serialized `tf.train.Example` of a converted image.
+
+    Args:
+        ref, image: which, and what was made of it.
+        class_id: its class.
+        one_hot_classes: length of `one_hot_class`, 0 for none.
+        columns: a manifest's features, in the order of the reference's.
+    """
+    return example.image_example(
+        image=image.data,
+        size=(image.height, image.width),
+        class_id=class_id,
+        label=ref.label,
+        path=ref.path,
+        one_hot_classes=one_hot_classes,
+        extra=dict(zip((column["name"] for column in columns), ref.features, strict=True)),
+    )
 
 
 def _check_unchanged(ref: ImageRef, md5: bytes, data: bytes) -> None:

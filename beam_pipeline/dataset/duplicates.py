@@ -203,6 +203,6 @@ def notice(config: Config) -> str | None:
     """What a user should know before the job runs, or None."""
     if config.duplicates == "keep":
         return None
-    all_are_read = storage.is_local(config.input or "") or "md5" in config.header
+    all_are_read = storage.is_local(config.input) or "md5" in config.header
     which = "every image" if all_are_read else "each image that is listed without an MD5"
     return f"--duplicates {config.duplicates} reads {which} once more, before planning"

@@ -9,7 +9,7 @@ from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import StorageError, UsageError, one_line
-from beam_pipeline.schema import INDEX_FOLDER, MANIFEST_FILE, REJECTS_FILE, STATE_FOLDER, ShardName, is_ours
+from beam_pipeline.schema import INDEX_FOLDER, MANIFEST_FILE, REJECTS_FILE, ShardName, is_ours
 
 
 def check_places(config: Config) -> None:
@@ -18,8 +18,8 @@ def check_places(config: Config) -> None:
     Raises:
         UsageError: one is inside the other, symbolic links followed.
     """
-    version, state = config.dataset_url, storage.join(storage.join(config.output, config.name), STATE_FOLDER)
-    if config.layout != "manifest" and _is_in(version, config.input or ""):
+    version, state = config.dataset_url, config.states_url
+    if config.layout != "manifest" and _is_in(version, config.input):
         raise UsageError(f"--output {config.output!r}: it is inside --input {config.input!r}; choose another place")
     for flag in ("manifest", "labels_file", "input"):
         place = getattr(config, flag)

@@ -46,7 +46,7 @@ def publish(
     manifest = state.published_manifest(plan)  # a runner may retry a step that succeeded
     if manifest is None:
         try:
-            manifest = _publish(config, plan, run, saved)
+            manifest = _publish(config, state, plan, run, saved)
         except ImageShardsError as error:
             manifest = state.published_manifest(plan, after=error)  # another job of this plan, which deletes the state
             if manifest is None:
@@ -55,8 +55,10 @@ def publish(
     return manifest
 
 
-def _publish(config: Config, plan: JobPlan, run: dict[str, Any], saved: Sequence[SavedGroups] | None) -> dict[str, Any]:
-    state, store = JobState(config), storage.open_storage(config.output, config.io_deadline)
+def _publish(
+    config: Config, state: JobState, plan: JobPlan, run: dict[str, Any], saved: Sequence[SavedGroups] | None
+) -> dict[str, Any]:
+    store = storage.open_storage(config.output, config.io_deadline)
     state.check(plan.sha256)
     found = {file.path: file for file in store.files(config.dataset_url)}
 
@@ -65,7 +67,7 @@ def _publish(config: Config, plan: JobPlan, run: dict[str, Any], saved: Sequence
 
     with state.temporary_file() as reject_file, state.temporary_file() as duplicate_file:
         totals = DatasetTotals(config, plan, SummedFile(reject_file))
-        for name, sidecar in _sidecars(config, plan, found):
+        for name, sidecar in _sidecars(config, state, plan, found):
             totals.add(name, sidecar, reject_lines(sidecar))
         try:
             totals.check(config.max_reject_fraction)
@@ -152,14 +154,14 @@ def shard_names(config: Config, plan: JobPlan) -> list[ShardName]:
 
 
 def _sidecars(
-    config: Config, plan: JobPlan, found: dict[str, ListedFile]
+    config: Config, state: JobState, plan: JobPlan, found: dict[str, ListedFile]
 ) -> Iterator[tuple[ShardName, dict[str, Any]]]:
     """Every planned shard's sidecar, in order of split and number, its files checked, some requests ahead."""
-    state, names, plan_hash = JobState(config), shard_names(config, plan), plan.sha256
+    names = shard_names(config, plan)
 
     def checked(name: ShardName) -> tuple[ShardName, dict[str, Any]]:
         sidecar = state.sidecar(name)
-        if sidecar is None or sidecar["plan"] != plan_hash:
+        if sidecar is None or sidecar["plan"] != plan.sha256:
             raise ImageShardsError(f"shard {name.file} was not written: run the same command again")
         if different := state.difference(name, sidecar, found.get, reads=False):
             raise ImageShardsError(

@@ -43,7 +43,7 @@ class JobState:
         self._store = storage.open_storage(config.output, config.io_deadline)
         self._is_local = storage.is_local(config.output)
         self._name_url = join(config.output, config.name)
-        self._folder = join(self._name_url, schema.STATE_FOLDER)
+        self._folder = config.states_url
         self._manifest_url = join(config.dataset_url, schema.MANIFEST_FILE)
         self.url = config.state_url
         self.attempts = Attempts(config)

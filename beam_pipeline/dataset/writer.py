@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Decoder
-from beam_pipeline.conversion.fetch import convert_all
+from beam_pipeline.conversion.fetch import convert_all, record_of
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.result import ShardResult, SummedFile
 from beam_pipeline.dataset.state import JobState
@@ -23,7 +23,7 @@ from beam_pipeline.errors import ImageShardsError, Reject, StorageError
 from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.planning.plan import JobPlan
-from beam_pipeline.schema import ShardName, example
+from beam_pipeline.schema import ShardName
 
 _GZIP_LEVEL = 6
 
@@ -115,12 +115,14 @@ class ShardWriter:
         attempts = self._state.attempts if self._expected is None else None
         decoder = Decoder(self._config.image_options, attempts, isolated)
         result = ShardResult(plan=self._plan_hash, file=name.file)
+        one_hot_classes = len(self._class_ids) if self._config.one_hot else 0
         record_bytes: list[int] = []
         rejected: list[dict[str, str]] = []
 
         def convert(ref: ImageRef, data: bytes, md5: bytes) -> EncodedImage:
             image = decoder.convert(ref.path, data, md5)
-            return image._replace(data=schema.frame(self._record(ref, image)))
+            record = record_of(ref, image, self._class_ids[ref.label], one_hot_classes, self._plan.columns)
+            return image._replace(data=schema.frame(record))
 
         with self._state.temporary_file() as file:
             out = SummedFile(file, with_sha256=False)
@@ -170,17 +172,6 @@ class ShardWriter:
 
     def _url(self, file: str) -> str:
         return storage.join(self._config.dataset_url, file)
-
-    def _record(self, ref: ImageRef, image: EncodedImage) -> bytes:
-        return example.image_example(
-            image=image.data,
-            size=(image.height, image.width),
-            class_id=self._class_ids[ref.label],
-            label=ref.label,
-            path=ref.path,
-            one_hot_classes=len(self._class_ids) if self._config.one_hot else 0,
-            extra=dict(zip((column["name"] for column in self._plan.columns), ref.features, strict=True)),
-        )
 
     @contextmanager
     def _compressed(self, out: SummedFile) -> Iterator[Any]:

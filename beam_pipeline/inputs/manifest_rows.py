@@ -68,7 +68,7 @@ def row_refs(config: Config) -> Iterator[ImageRef]:
     Raises:
         UsageError: a row can't be read; names it.
     """
-    url, parser = config.manifest or "", _RowParser(config)
+    url, parser = config.manifest, _RowParser(config)
     for number, cells in itertools.islice(_cells(url, config.io_deadline), 1 if _is_csv(url) else 0, None):
         try:
             ref = parser.parse(cells)
@@ -148,7 +148,7 @@ class _RowParser:
         self._config = config
         self._header = config.header
         self._known = frozenset(config.header)
-        self._images = config.input or ""
+        self._images = config.input
         self._make = ref_maker(config)
         self._columns = columns(config.header)
         self._written = {name_and_type(written)[0]: written for written in config.header}
@@ -296,7 +296,7 @@ def folder_to_list(config: Config, ref: ImageRef) -> str | None:
     """
     if ref.source_bytes != _UNKNOWN_SIZE:
         return None
-    url, top = image_url(config, ref.path), config.input or ""
+    url, top = image_url(config, ref.path), config.input
     if not url.startswith(f"{top}/"):
         top = "/".join(url.split("/", 3)[:3])
     folder, slash, _ = url[len(top) + 1 :].partition("/")

@@ -145,4 +145,4 @@ def ref_maker(config: Config) -> Callable[..., ImageRef]:
 def image_url(config: Config, path: str) -> str:
     """Path or URL that an image is read from; a manifest's rows may name files outside the input."""
     outside = config.layout == "manifest" and (not storage.is_local(path) or path.startswith("/"))
-    return path if outside else storage.join(config.input or "", path)
+    return path if outside else storage.join(config.input, path)

@@ -15,7 +15,7 @@ from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.duplicates import Group, SavedGroups, Verdict
 from beam_pipeline.inputs.folders import ListingSummary, smallest
 from beam_pipeline.inputs.references import sample_size
-from beam_pipeline.pipeline.elements import PAGE_REFS, Page, grouped, keyed
+from beam_pipeline.pipeline.elements import PAGE_REFS, Page, by_key, grouped, keyed
 from beam_pipeline.planning.plan import JobPlan
 
 _GROUPS = "groups"
@@ -57,10 +57,8 @@ def _hash_pages(
     """(bucket, `Page`) of the references with their MD5s."""
     buckets = duplicates.buckets_for(summary.images)
     for page in pages[1]:
-        parts: dict[int, Page] = {}
-        for ref in duplicates.with_md5s(config, page):
-            parts.setdefault(duplicates.bucket_of(ref, buckets), Page()).append(ref)
-        yield from parts.items()
+        hashed = duplicates.with_md5s(config, page)
+        yield from by_key(hashed, lambda ref: duplicates.bucket_of(ref, buckets)).items()
 
 
 def _mark(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[Any]:

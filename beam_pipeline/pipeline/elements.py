@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import apache_beam as beam
 from apache_beam.coders import FastPrimitivesCoder, registry
@@ -16,6 +16,7 @@ from beam_pipeline.schema import relative_path_bytes
 PAGE_REFS = 1000
 ShardId = tuple[str, int]  # split, number in it
 _FASTEST = 1  # of zlib
+Key = TypeVar("Key")
 
 
 class Page(list[ImageRef]):
@@ -25,6 +26,14 @@ class Page(list[ImageRef]):
 def keyed(page: Page) -> tuple[int, Page]:
     """A page under a key that spreads pages over workers and is the same after a retry."""
     return page[0].order_key >> 1, page  # Beam's integers have a sign
+
+
+def by_key(refs: Iterable[ImageRef], key: Callable[[ImageRef], Key]) -> dict[Key, Page]:
+    """References in a page for each key."""
+    pages: dict[Key, Page] = {}
+    for ref in refs:
+        pages.setdefault(key(ref), Page()).append(ref)
+    return pages
 
 
 class PageCoder(beam.coders.Coder):  # type: ignore[misc]

@@ -20,7 +20,7 @@ from beam_pipeline.planning.plan import JobPlan, split_plans
 
 
 def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
-    """Add the whole job to `pipeline`.
+    """Add the job to `pipeline`.
 
     Args:
         pipeline: of any runner.

@@ -18,7 +18,7 @@ from beam_pipeline.inputs import folders, manifest_rows
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary
 from beam_pipeline.inputs.references import ImageRef, sample_size
 from beam_pipeline.pipeline import elements, limits
-from beam_pipeline.pipeline.elements import PAGE_REFS, Merge, Page, counter, grouped, keyed
+from beam_pipeline.pipeline.elements import PAGE_REFS, Merge, Page, by_key, counter, grouped, keyed
 
 _FOLDERS, _SUMMARIES = "folders", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
@@ -114,7 +114,7 @@ def _read_rows(_: Any, config: Config) -> Iterator[Any]:
 
     One worker reads them all, and stops before more are grouped than there is memory for.
     """
-    url = config.manifest or ""
+    url = config.manifest
     buckets = 1 + storage.open_storage(url, config.io_deadline).size(url) // _BUCKET_BYTES
     images, known = 0, set[str]()
     for bucket, page in _by_bucket(manifest_rows.row_refs(config), buckets):
@@ -134,10 +134,7 @@ def _list_sizes(to_list: tuple[str, int], config: Config) -> Iterator[tuple[int,
 def _by_bucket(refs: Iterator[ImageRef], buckets: int) -> Iterator[tuple[int, Page]]:
     """References by a hash of their path, in pages of about 1,000; smaller ones if there are many buckets."""
     while some := list(islice(refs, PAGE_REFS * min(buckets, _MOST_OPEN))):
-        pages: dict[int, Page] = {}
-        for ref in some:
-            pages.setdefault(ref.order_key % buckets, Page()).append(ref)
-        yield from pages.items()
+        yield from by_key(some, lambda ref: ref.order_key % buckets).items()
 
 
 def _join_sizes(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[Any]:

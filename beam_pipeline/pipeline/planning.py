@@ -9,8 +9,7 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.pvalue import AsList, AsSingleton
-from apache_beam.transforms.window import GlobalWindow
-from apache_beam.utils.windowed_value import WindowedValue
+from apache_beam.transforms.window import GlobalWindows
 
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import report
@@ -97,8 +96,7 @@ class _EstimateSizesFn(beam.DoFn):  # type: ignore[misc]
         self._total.add(chain.from_iterable(pages[1]), self._model, summary.images)
 
     def finish_bundle(self) -> Iterator[Any]:
-        window = GlobalWindow()
-        yield WindowedValue(self._total, window.max_timestamp(), (window,))
+        yield GlobalWindows.windowed_value_at_end_of_window(self._total)
 
 
 def prepare_output(plan: JobPlan, config: Config) -> JobPlan:

@@ -14,8 +14,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.pvalue import AsIter, AsSingleton
-from apache_beam.transforms.window import GlobalWindow
-from apache_beam.utils.windowed_value import WindowedValue
+from apache_beam.transforms.window import GlobalWindows
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
@@ -26,7 +25,7 @@ from beam_pipeline.dataset.writer import Expected, ShardWriter
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.pipeline import elements
-from beam_pipeline.pipeline.elements import Page, ShardId, counter, grouped
+from beam_pipeline.pipeline.elements import Page, ShardId, by_key, counter, grouped
 from beam_pipeline.planning.plan import JobPlan
 
 _AT_A_TIME = 2  # shards in work in a bundle, unless all is local: their threads would only take each other's time
@@ -48,11 +47,7 @@ def _assign(pages: tuple[int, Iterable[Page]], plan: JobPlan) -> Iterable[tuple[
 
 def assigned(refs: Iterable[ImageRef], plan: JobPlan) -> dict[ShardId, Page]:
     """References by the shard that they belong to."""
-    parts: dict[ShardId, Page] = {}
-    for ref in refs:
-        shard = ref.split, plan.splits[ref.split].shard_of(ref.order_key)
-        parts.setdefault(shard, Page()).append(ref)
-    return parts
+    return by_key(refs, lambda ref: (ref.split, plan.splits[ref.split].shard_of(ref.order_key)))
 
 
 @dataclasses.dataclass
@@ -94,11 +89,10 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
         yield from finished
 
     def finish_bundle(self) -> Iterator[Any]:
-        window = GlobalWindow()
         with self._all_or_none():
             finished = [self._finish_one() for _ in range(len(self._in_work))]
         self._threads.shutdown()
-        yield from (WindowedValue(shard, window.max_timestamp(), (window,)) for shard in finished)
+        yield from map(GlobalWindows.windowed_value_at_end_of_window, finished)
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:

@@ -62,7 +62,7 @@ class Histogram:
 
     @staticmethod
     def shift_for(images: int) -> int:
-        """Bits to drop from a key when the whole input has this many images."""
+        """Bits to drop from a key when the input has this many images."""
         return 0 if images <= EXACT_IMAGES else KEY_BITS - BIN_BITS
 
     @property

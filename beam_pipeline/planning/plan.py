@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from beam_pipeline import images
@@ -60,7 +61,7 @@ class JobPlan:
         """Number of shards of all splits."""
         return sum(split.shards for split in self.splits.values())
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Its hash, which sidecars carry."""
         return sha256(canonical_json(self.document()))

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.attempts import Attempts
 from beam_pipeline.conversion.decoder import Decoder
-from beam_pipeline.conversion.fetch import convert_all
+from beam_pipeline.conversion.fetch import convert_all, record_of
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import ChannelSums
 from beam_pipeline.inputs.references import ImageRef
-from beam_pipeline.schema import FRAME_BYTES, example
+from beam_pipeline.schema import FRAME_BYTES
 
 _DIGITS = 6
 _ARITHMETIC = Context(prec=50)
@@ -52,19 +52,11 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
     attempts = Attempts(config)
     isolated = attempts.begin_sampling(ref.path for ref in refs)
     decoder = Decoder(config.image_options, attempts, isolated, with_sums=True)
-    column_names = [column["name"] for column in config.columns]
+    columns, one_hot_classes = config.columns, class_count if config.one_hot else 0
 
     def convert(ref: ImageRef, data: bytes, md5: bytes) -> tuple[int, ChannelSums | None]:
         image = decoder.convert(ref.path, data, md5)
-        record = example.image_example(
-            image=image.data,
-            size=(image.height, image.width),
-            class_id=0,
-            label=ref.label,
-            path=ref.path,
-            one_hot_classes=class_count if config.one_hot else 0,
-            extra=dict(zip(column_names, ref.features, strict=True)),
-        )
+        record = record_of(ref, image, 0, one_hot_classes, columns)
         return len(record) + FRAME_BYTES, image.sums
 
     for ref, result, _, _ in convert_all(config, refs, convert):

@@ -57,6 +57,7 @@ __all__ = [
 ]
 
 _PIECE_BYTES = 16 << 20
+_LOCAL = LocalStorage()
 
 
 def open_storage(url: str, deadline_s: float = DEFAULT_DEADLINE_S) -> Storage:
@@ -70,7 +71,7 @@ def open_storage(url: str, deadline_s: float = DEFAULT_DEADLINE_S) -> Storage:
         UsageError: no such scheme.
         StorageError: its client isn't installed.
     """
-    return LocalStorage() if is_local(url) else open_versioned(url, deadline_s)
+    return _LOCAL if is_local(url) else open_versioned(url, deadline_s)
 
 
 def open_versioned(url: str, deadline_s: float = DEFAULT_DEADLINE_S) -> VersionedStorage:

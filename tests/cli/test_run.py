@@ -278,9 +278,9 @@ def test_repair_never_publishes_a_shard_with_other_bytes(changed: Path, copy: Pa
 def test_a_repair_does_not_believe_the_leftover_of_an_interrupted_one(photos: Path, original: Path, copy: Path) -> None:
     for shard in make.shard_files(copy):
         make.flip_byte(shard)
-    with publishing(fails=lambda url, before: len(before) == 1) as mended:
+    with publishing(fails=lambda url, before: len(before) == 1) as repaired:
         assert again(photos, copy, "--repair").code == 1
-    make.flip_byte(Path(mended[0]))  # damaged once more, after the interrupted repair had mended it
+    make.flip_byte(Path(repaired[0]))  # damaged once more, after the interrupted repair had repaired it
     finished = again(photos, copy, "--repair")
     assert finished.code == 0, finished.err
     assert make.files(copy) == make.files(original)

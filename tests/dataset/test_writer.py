@@ -194,7 +194,7 @@ def test_an_exception_in_the_middle_leaves_no_object_and_no_temporary_file(
     assert [
         name for name in left if not name.startswith("in/") and not {"claim.json", "inflight"} & {*name.split("/")}
     ] == []
-    # And then, without the fault, the whole shard.
+    # And then, without the fault, the complete shard.
     summary = job.write()
     assert summary.records == 9 and summary.bytes > 2 << 20
     assert list(tmp_path.rglob("*.tmp")) == []

@@ -14,11 +14,12 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TypeVar
 from urllib.parse import urlsplit
+
+from tests.servers import serving
 
 BUSY = "429, 500 or 503"
 DROP = "the connection closes before the server hears of it"
@@ -33,7 +34,6 @@ SILENCE = "no answer ever comes"
 FAULTS = (BUSY, DROP, RESET, TRUNCATE, SHORT, LOSE, DELAY)
 FAILURES = (BUSY, DROP, RESET, TRUNCATE, LOSE)
 
-Server = TypeVar("Server", bound=ThreadingHTTPServer)
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
 
 
@@ -53,19 +53,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: object) -> None:
         pass
-
-
-@contextmanager
-def running(server: Server) -> Iterator[Server]:
-    """Runs a server in a thread."""
-    with server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 class Proxy(ThreadingHTTPServer):
@@ -170,4 +157,4 @@ def proxied(
     upstream: str, share: float, seed: int = 0, faults: Sequence[str] = FAULTS
 ) -> AbstractContextManager[Proxy]:
     """Runs a proxy in a thread."""
-    return running(Proxy(upstream, share, seed, faults))
+    return serving(Proxy(upstream, share, seed, faults))

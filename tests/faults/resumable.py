@@ -16,7 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 import google_crc32c
 
-from tests.faults.proxy import Handler, running
+from tests.faults.proxy import Handler
+from tests.servers import serving
 
 _QUANTUM = 256 << 10
 
@@ -112,4 +113,4 @@ def _item(content: bytes) -> bytes:
 
 def upload_server(share: float = 0.0, seed: int = 0) -> AbstractContextManager[UploadServer]:
     """Runs the server in a thread."""
-    return running(UploadServer(share, seed))
+    return serving(UploadServer(share, seed))

@@ -117,7 +117,7 @@ def test_jpeg_is_what_pillow_writes_of_the_same_pixels() -> None:
 
 @pytest.mark.parametrize(("width", "height", "quality"), [(512, 512, 90), (224, 224, 100), (1, 30_000, 100)])
 def test_the_most_detailed_pictures_get_the_usual_codes(width: int, height: int, quality: int) -> None:
-    """libjpeg needs room for the whole file where codes are optimised; Pillow's guess is a byte a pixel."""
+    """libjpeg needs room for the complete file where codes are optimised; Pillow's guess is a byte a pixel."""
     options = OWN_SIZE._replace(format="jpeg", jpeg_quality=quality, jpeg_subsampling="4:4:4")
     values = np.random.default_rng(3).integers(0, 2, (height, width, 3), dtype=np.uint8) * 255
     data = encoded(Image.fromarray(values), "PNG")

@@ -1,4 +1,4 @@
-"""What of a JPEG is stored as it was compressed, what is cut out, what makes it be encoded anew; its containers."""
+"""What of a JPEG is stored as it was compressed, what is cut out, what has it encoded again; its containers."""
 
 from __future__ import annotations
 

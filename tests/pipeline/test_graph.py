@@ -177,10 +177,10 @@ def test_each_image_is_read_once_and_once_if_sampled_and_nothing_else_is_asked_o
 def test_no_request_of_a_healthy_job_is_repeated_or_fails(remote: Remote) -> None:
     assert not [request for request in remote.requests if request.status >= 400 and request.status != 404]
     uploads = [request for request in remote.requests if request.method == "POST"]
-    shards, sidecars, beside = 4, 4, len(["claim", "plan"])
+    shards, sidecars, others = 4, 4, len(["claim", "plan"])
     notes = 4 + len(["32 sampled images", "the last 9"])
     indexes, metadata = 4 + 2, len(["labels", "features", "info", "rejects", "run", "manifest"])
-    assert len(uploads) == shards + sidecars + beside + notes + indexes + metadata
+    assert len(uploads) == shards + sidecars + others + notes + indexes + metadata
 
 
 def test_from_local_to_gs_and_back(gcs: Gcs, remote: Remote, input_folder: Path, reference, tmp_path: Path) -> None:

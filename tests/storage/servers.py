@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
+
+from tests.servers import serving
 
 RESET, SILENCE, SHORT = -1, -2, -3  # answers that are none
 _XML = "<?xml version='1.0'?><Error><Code>{}</Code><Message>{}</Message></Error>"
@@ -79,14 +80,8 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def running(server: ThreadingHTTPServer) -> Iterator[str]:
     """Runs a server in a thread; yields its URL."""
-    with server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(server):
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 @contextmanager
