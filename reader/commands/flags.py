@@ -153,3 +153,18 @@ def positive(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
     return value
+
+
+def between(least: float, most: float) -> Callable[[str], float]:
+    """Reads a number from `least` to `most`."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}: give a number from {least} to {most}")
+        return value
+
+    return read

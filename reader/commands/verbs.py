@@ -16,7 +16,8 @@ from typing import Any
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError, UsageError, one_line, plural, size, some
 from beam_pipeline.schema.manifest import FOREIGN_KEY
-from reader.commands.flags import REQUIRED, Command, Flag, Result, positive, whole_number
+from reader.commands import train
+from reader.commands.flags import REQUIRED, Command, Flag, Result, whole_number
 from reader.info import DatasetInfo, load_info
 from reader.limits import cpu_count
 from reader.tools.copy import checked_sizes, copy, dataset_hash
@@ -175,17 +176,6 @@ def _index(values: dict[str, Any]) -> Result:
     return Result(document, _describe(indexed.info))
 
 
-def _train(values: dict[str, Any]) -> Result:
-    import reader.train.quiet  # noqa: F401
-    from reader.train.fit import TrainOptions, train  # TensorFlow, 4 s: only for this command
-
-    options = TrainOptions(**{field.name: values[field.name] for field in dataclasses.fields(TrainOptions)})
-    info = load_info(values["dataset"])
-    if values["json"]:
-        return Result(dataclasses.asdict(train(info, options)), "")
-    return Result({}, str(train(info, options, lambda line: print(line, flush=True))))
-
-
 # In the order of the help.
 COMMANDS = (
     Command(
@@ -286,34 +276,5 @@ COMMANDS = (
             Flag("--labels_file", "FILE", "Class names, one per line in order of their ids (default: the records')."),
         ),
     ),
-    Command(
-        "train",
-        ("DATASET",),
-        "Train an image classifier on a dataset, on a TPU if there is one, else on all GPUs, else on the CPU.",
-        "Writes metrics.jsonl, a line for each epoch, and model.keras. Loss and accuracy are means over the records.",
-        "datasets/photos/1.0.0 --out runs/1 --epochs 10",
-        "0 trained, 1 the dataset or its storage can't be read",
-        _train,
-        (
-            Flag("--out", "DIR", "Folder that metrics.jsonl and model.keras are written to.", REQUIRED),
-            Flag("--model", "small_cnn|mobilenet_v2", "What to train.", "small_cnn"),
-            Flag("--epochs", "N", "How many times to read the train split.", 5, whole_number(1)),
-            Flag("--batch_size", "N", "Images in a step, over all devices.", 64, whole_number(1)),
-            Flag(
-                "--image_size",
-                "N",
-                "Side in pixels of what the model sees (default: as stored).",
-                None,
-                whole_number(16),
-            ),
-            Flag("--learning_rate", "R", "Peak learning rate (Adam, cosine decay to 0).", 3e-3, positive),
-            Flag("--seed", "N", "Decides the order, the augmentation and the first weights.", 0, whole_number()),
-            Flag(
-                "--weights",
-                "none|imagenet|FILE",
-                "What to begin with; imagenet goes with mobilenet_v2 and is downloaded.",
-                "none",
-            ),
-        ),
-    ),
+    train.COMMAND,
 )

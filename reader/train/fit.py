@@ -1,57 +1,33 @@
-"""Trains an image classifier on a dataset: on a TPU if there is one, else on all GPUs, else on the CPU.
-
-Keras divides its own `val_loss` by the size of the batches, padding included. What is printed and written as `loss` and
-`val_loss` is the loss as a weighted metric: the mean over the records.
-"""
+"""The training: phase by phase, epoch by epoch, from the last checkpoint on if there is one."""
 
 from __future__ import annotations
 
-import json
-import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import keras
-import tensorflow as tf
 
-from beam_pipeline.errors import ImageShardsError, UsageError, from_worker, one_line
-from reader import augment
+from beam_pipeline.errors import ImageShardsError, from_worker, one_line, plural
 from reader.info import DatasetInfo
-from reader.tf_data import eval_dataset, train_dataset
+from reader.position import Position
+from reader.train import checkpoint, out_folder, pictures, report
+from reader.train.checkpoint import Checkpoint, Progress
+from reader.train.compile import LOSS, compile_for, steps_per_execution
+from reader.train.devices import Devices, check_batch, found
+from reader.train.inputs import Inputs
 from reader.train.models import build
+from reader.train.options import Phase, Recipe, TrainOptions, make_recipe, warnings
+from reader.train.out_folder import OutFolder, open_out
+from reader.train.report import Speed
+from reader.train.steps import EvalWatch, StepWatch
 
-METRICS_FILE = "metrics.jsonl"
-MODEL_FILE = "model.keras"
-_LOSS = "mean_loss"  # the weighted metric that is told as `loss`
-
-Metrics = dict[str, float]
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """What to train and how.
-
-    Attributes:
-        model: `small_cnn` or `mobilenet_v2`.
-        epochs: iterations of `train_dataset`.
-        out: folder for metrics.jsonl (a line an epoch) and model.keras.
-        batch_size: global, over all devices.
-        image_size: side in pixels that the model sees; None for the stored size.
-        learning_rate: of Adam at its peak; falls to 0 by a cosine.
-        seed: of order, augmentation and initial weights.
-        weights: `none`, `imagenet` or a file.
-    """
-
-    model: str
-    epochs: int
-    out: str
-    batch_size: int = 64
-    image_size: int | None = None
-    learning_rate: float = 3e-3
-    seed: int = 0
-    weights: str = "none"
+Tell = Callable[[str], None]
+Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -59,123 +35,336 @@ class Trained:
     """What a training did.
 
     Attributes:
-        model_file: the model as Keras saves it.
+        out: its folder.
         devices: that it ran on, in words.
-        steps_per_epoch: batches of an epoch.
-        epochs: for each epoch `epoch` (from 1), `loss` and `accuracy`, with a validation split also `val_loss` and
-            `val_accuracy`: means over the records.
+        epochs: the lines of metrics.jsonl.
+        best_epoch: the one with the lowest (validation) loss.
+        verdict: what limited it.
     """
 
-    model_file: str
+    out: str
     devices: str
-    steps_per_epoch: int
-    epochs: tuple[Metrics, ...]
+    epochs: tuple[Line, ...]
+    best_epoch: int
+    verdict: str
 
     def __str__(self) -> str:
-        name, data = ("val_accuracy", "validation") if "val_accuracy" in self.epochs[-1] else ("accuracy", "training")
-        return f"{data} accuracy {self.epochs[-1][name]:.3f}: {self.model_file}"
+        last = self.epochs[-1]
+        name = "val_accuracy" if "val_accuracy" in last else "accuracy"
+        what = "validation" if name == "val_accuracy" else "training"
+        return f"{self.verdict}\n{what} accuracy {last[name]:.3f}: {self.out}/{out_folder.MODEL_FILE}"
 
 
-def train(info: DatasetInfo, options: TrainOptions, tell: Callable[[str], None] = lambda line: None) -> Trained:
-    """Fit a model and save it.
+def train(info: DatasetInfo, options: TrainOptions, tell: Tell = lambda line: None, command: str = "") -> Trained:
+    """Train a model, or continue its training, and write all that comes out of it.
 
     Args:
+        info: the dataset.
+        options: what to train and how.
         tell: is given a line at the beginning and after each epoch.
+        command: for run.json.
 
     Raises:
-        UsageError: a flag can't be used with this dataset or these devices.
+        UsageError: an option can't be used with this dataset, these devices or this folder.
+        ImageShardsError: the dataset can't be read or the folder written, or a signal stopped the training.
     """
-    if os.path.isfile(options.out):
-        raise UsageError(f"--out {options.out!r}: it is a file; choose a folder")
-    strategy, devices = pick_strategy()
-    replicas = strategy.num_replicas_in_sync
-    if options.batch_size % replicas:
-        raise UsageError(
-            f"--batch_size {options.batch_size}: {replicas} replicas share it; use a multiple of {replicas}"
+    recipe = make_recipe(info, options)
+    with found(options) as devices, _our_errors(), _stop_signals(devices) as stop:
+        check_batch(recipe.batch_size, devices)
+        out, run = open_out(options.out, info.name, recipe.configuration(info))
+        if run is not None and run["finished"]:
+            tell(f"{out.given}: this training is finished; choose another --out to train again")
+            lines = tuple(out.metrics(recipe.epochs))
+            return Trained(out.given, run["devices"], lines, run["best_epoch"], run["verdict"])
+        is_first = devices.process == 0
+        if is_first:
+            for line in report.beginning(info, recipe, devices):
+                tell(line)
+            for line in warnings(info, recipe):
+                report.warn(line)
+            tell(f"writing to {out.given}")
+        return _Training(info, recipe, devices, out, stop, tell if is_first else None, command).run()
+
+
+class _Training:
+    """One training in this process.
+
+    Args:
+        info, recipe, devices, out: what, how, on what, to where.
+        stop: is set by a signal.
+        tell: takes a line; None in all processes but the first, which write nothing either.
+        command: for run.json.
+    """
+
+    def __init__(
+        self,
+        info: DatasetInfo,
+        recipe: Recipe,
+        devices: Devices,
+        out: OutFolder,
+        stop: threading.Event,
+        tell: Tell | None,
+        command: str,
+    ) -> None:
+        self._info, self._recipe, self._devices, self._out, self._stop = info, recipe, devices, out, stop
+        self._tell = tell
+        self._inputs = Inputs(info, recipe, devices)
+        self._run = report.begun(info, recipe, devices, command)
+        self._stride = steps_per_execution(recipe, devices)
+        self._saved_s = time.monotonic()
+        self._speed, self._compiles = Speed(), True
+        # How far it is; see `Progress`.
+        self._phase, self._step = 0, 0
+        self._logs: dict[str, float] | None = None
+        self._lines: list[Line] = []
+        seed, batch = recipe.options.seed, recipe.batch_size
+        self._begin = info.position("train", global_batch_size=batch, hosts=devices.processes, seed=seed), 0
+
+    def run(self) -> Trained:
+        """Train what is left, and write what comes out."""
+        kept = self._latest()
+        if kept is not None:
+            self._continue_from(kept.progress)
+        with self._devices.scope():
+            model = build(self._info, self._recipe)
+        self._write_json()  # not before the model is known to be possible
+        self._write_metrics()
+        for number, phase in enumerate(self._recipe.phases):
+            if number < self._phase:
+                continue
+            self._phase, self._compiles = number, True
+            with self._devices.scope():
+                compile_for(model, phase, self._info, self._recipe, self._devices)
+                if kept is not None:
+                    kept.restore(model.full)
+            self._train_phase(model.full, phase, kept)
+            kept = None
+        return self._finish(model.full)
+
+    # --- where it is
+
+    def _latest(self) -> Checkpoint | None:
+        latest = None
+        for one in checkpoint.latest(self._out):
+            if isinstance(one, str):
+                report.warn(one)
+            else:
+                latest = one
+        if self._devices.processes > 1:
+            _check_same_step(latest.progress.step if latest else 0, self._out.given)
+        return latest
+
+    def _continue_from(self, progress: Progress) -> None:
+        self._phase, self._step, self._logs = progress.phase, progress.step, progress.logs
+        self._lines = self._out.metrics(progress.epochs)
+        batch, hosts = self._recipe.batch_size, self._devices.processes
+        position = Position.from_json(progress.position).on(global_batch_size=batch, hosts=hosts)
+        self._begin = position, progress.step
+        self._say(f"continuing after step {progress.step:,}")
+
+    def _position(self) -> Position:
+        position, step = self._begin
+        return position.after(self._step - step)
+
+    def _say(self, line: str) -> None:
+        if self._tell is not None:
+            self._tell(line)
+
+    def _write_metrics(self) -> None:
+        if self._tell is not None:
+            self._out.write_metrics(self._lines)
+
+    def _write_json(self) -> None:
+        if self._tell is not None:
+            self._out.write_json(out_folder.RUN_FILE, self._run)
+
+    # --- checkpoints
+
+    def _save(self, model: Any) -> None:
+        self._saved_s = time.monotonic()
+        if keras.backend.backend() == "jax":
+            model.jax_state_sync()
+        if self._tell is not None:
+            position = self._position().to_json()
+            checkpoint.save(self._out, Progress(self._phase, len(self._lines), self._step, position, self._logs), model)
+
+    def _is_due(self) -> bool:
+        steps = self._recipe.options.checkpoint_steps
+        if steps is not None:
+            return self._step // steps > (self._step - self._stride) // steps
+        return time.monotonic() - self._saved_s > 60 * self._recipe.options.checkpoint_minutes
+
+    def _stop_if_wanted(self, model: Any) -> None:
+        """Save and end, if a signal came; in several processes after a step that all of them make."""
+        if self._devices.processes > 1:
+            from jax.experimental import multihost_utils
+
+            is_wanted = multihost_utils.reached_preemption_sync_point(self._step)
+        else:
+            is_wanted = self._stop.is_set()
+        if is_wanted:
+            self._save(model)
+            raise ImageShardsError(
+                f"stopped after step {self._step:,}, which is saved; the same command with --out {self._out.given} "
+                "continues"
+            )
+
+    # --- epochs
+
+    def _train_phase(self, model: Any, phase: Phase, kept: Checkpoint | None) -> None:
+        validation = self._inputs.validation() if self._recipe.eval_split else None
+        while sum(line["phase"] == phase.name for line in self._lines) < phase.epochs:
+            if self._is_early(phase):
+                break
+            speed = self._train_epoch(model, kept) if self._logs is None else Speed()
+            kept = None
+            self._stop_if_wanted(model)
+            logs: dict[str, float] = dict(self._logs or {})
+            if validation is not None:
+                watch = EvalWatch(lambda: self._stop_if_wanted(model))
+                found = model.evaluate(validation, verbose=0, return_dict=True, callbacks=[watch])
+                logs |= {f"val_{name}": value for name, value in found.items()}
+            self._end_epoch(phase, logs, speed)
+
+    def _train_epoch(self, model: Any, kept: Checkpoint | None) -> Speed:
+        """Make the steps of an epoch that are left."""
+        epoch, steps, first = len(self._lines), self._recipe.steps, self._step
+        left = (epoch + 1) * steps - first
+        line = report.ProgressLine(epoch, self._recipe)
+        start = self._clock(0)
+
+        def before(begun: int, logs: dict[str, float] | None) -> None:
+            nonlocal start
+            self._step = first + begun
+            if begun == self._stride and self._compiles:  # the first execution isn't timed
+                self._compiles, start = False, self._clock(begun)
+            if begun:
+                line.step(self._step - epoch * steps, logs[LOSS] if logs else None)
+                self._stop_if_wanted(model)
+                if self._is_due():
+                    self._save(model)
+
+        def at_first() -> None:
+            if kept is not None and kept.progress.step > epoch * steps:
+                kept.restore_sums(model)
+
+        data = self._inputs.training(self._position(), left)
+        watch = StepWatch(before, at_first, self._stride)
+        try:
+            history = model.fit(data, verbose=0, shuffle=False, callbacks=[watch]).history
+        finally:
+            line.end()
+        self._step, self._logs = (epoch + 1) * steps, {name: values[-1] for name, values in history.items()}
+        return self._clock(left).since(start)
+
+    def _clock(self, steps: int) -> Speed:
+        return Speed.now(self._inputs.waited_s, steps * self._recipe.batch_size)
+
+    def _end_epoch(self, phase: Phase, logs: dict[str, float], speed: Speed) -> None:
+        line: Line = {"epoch": len(self._lines) + 1, "phase": phase.name, "step": self._step}
+        for name, key in (("loss", LOSS), ("accuracy", "accuracy")):
+            line |= {f"{of}{name}": round(float(logs[of + key]), 6) for of in ("", "val_") if of + key in logs}
+        self._speed = self._speed.plus(speed)
+        self._lines.append(line | speed.document())
+        self._logs = None
+        self._write_metrics()
+        self._say(report.epoch_line(self._lines[-1], self._recipe.epochs))
+
+    def _is_early(self, phase: Phase) -> bool:
+        """Whether the loss of this phase hasn't fallen for as many epochs as `--early_stopping` allows."""
+        patience, lines = (
+            self._recipe.options.early_stopping,
+            [one for one in self._lines if one["phase"] == phase.name],
         )
-    size = options.image_size or _stored_side(info)
-    steps = info.steps_per_epoch("train", options.batch_size)
-    tell(
-        f"training {options.model} on {devices}: {steps} step{'s' * (steps != 1)} an epoch, "
-        f"{options.batch_size} images each"
-    )
-    common: dict[str, Any] = {"global_batch_size": options.batch_size, "image_size": size}
-    data = train_dataset(info, "train", augment=augment.flip_crop, seed=options.seed, **common)
-    validation = eval_dataset(info, "validation", **common) if "validation" in info.splits else None
-    with strategy.scope():
-        model = build(options.model, info, size, options.weights, options.seed)
-        model.compile(
-            optimizer=keras.optimizers.Adam(
-                keras.optimizers.schedules.CosineDecay(options.learning_rate, steps * options.epochs)
-            ),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            # weighted_metrics, not metrics: these would count the padding of the last validation batch.
-            weighted_metrics=[
-                keras.metrics.SparseCategoricalCrossentropy(name=_LOSS, from_logits=True),
-                keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
-            ],
-            jit_compile=False if isinstance(strategy, tf.distribute.TPUStrategy) else "auto",
-        )
-    epochs: list[Metrics] = []
-    os.makedirs(options.out, exist_ok=True)
-    with open(os.path.join(options.out, METRICS_FILE), "w", encoding="utf-8") as file, _our_errors():
-        model.fit(
-            data,
-            epochs=options.epochs,
-            validation_data=validation,
-            shuffle=False,  # the dataset does
-            verbose=0,
-            callbacks=[_noting(epochs, file, tell)],
-        )
-    model_file = os.path.join(options.out, MODEL_FILE)
-    model.save(model_file)
-    return Trained(model_file, devices, steps, tuple(epochs))
+        if patience is None or not lines:
+            return False
+        is_early = len(lines) - 1 - lines.index(_best(lines)) >= patience
+        if is_early:
+            self._say(f"early stopping: no lower loss for {plural(patience, 'epoch')}")
+        return is_early
+
+    # --- the end
+
+    def _finish(self, model: Any) -> Trained:
+        out, info, lines = self._out, self._info, self._lines
+        counts = self._confusion(model)
+        verdict, best = report.verdict(self._speed, info, self._recipe), _best(lines)["epoch"]
+        if self._tell is not None:
+            saved = keras.Model(model.inputs, model.outputs, name=model.name)  # without loss and optimizer
+            out.publish(out_folder.MODEL_FILE, saved.save)
+            out.write(out_folder.LABELS_FILE, "".join(f"{label}\n" for label in info.classes).encode())
+            out.publish(out_folder.CURVES_FILE, lambda path: pictures.draw_curves(lines, path))
+            if counts is not None:
+                split = self._recipe.eval_split or ""
+                out.publish(
+                    out_folder.CONFUSION_FILE,
+                    lambda path: pictures.draw_confusion(counts, info.classes, split, path),
+                )
+        self._run |= {"finished": True, "best_epoch": best, "verdict": verdict, **self._speed.document()}
+        self._write_json()
+        return Trained(out.given, self._devices.said, tuple(lines), best, verdict)
+
+    def _confusion(self, model: Any) -> Any:
+        """Counts [classes, classes] of the eval split, or None."""
+        if self._recipe.eval_split is None or self._info.num_classes > pictures.MOST_CLASSES:
+            return None
+        with self._devices.scope():
+            matrix = pictures.ConfusionMatrix(self._info.num_classes)
+            model.compile(weighted_metrics=[matrix])
+        model.evaluate(self._inputs.validation(), verbose=0)
+        return keras.ops.convert_to_numpy(matrix.counts)
 
 
-def _stored_side(info: DatasetInfo) -> int:
-    """The side of the stored images. Raises UsageError where they aren't all squares of one size."""
-    least, most = info.image.min_size, info.image.max_size
-    if least is not None and least == most and least[0] == least[1]:
-        return least[0]
-    smallest, largest = (f"{size[0]}x{size[1]}" if size else "unknown" for size in (least, most))
-    stored = f"{smallest}, which is no square" if least == most else f"of mixed sizes, {smallest} to {largest}"
-    raise UsageError(f"--image_size is missing: the stored images are {stored}; give a side in pixels")
-
-
-def pick_strategy() -> tuple[Any, str]:
-    """How to spread over the devices that are there, and their name."""
-    try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect()
-        return tf.distribute.TPUStrategy(resolver), "a TPU"
-    except (ValueError, tf.errors.NotFoundError):  # no TPU; or a TensorFlow without TPU kernels
-        pass
-    gpus = tf.config.list_physical_devices("GPU")
-    if len(gpus) > 1:
-        return tf.distribute.MirroredStrategy(), f"{len(gpus)} GPUs"
-    return tf.distribute.get_strategy(), "a GPU" if gpus else "the CPU"
+def _best(lines: list[Line]) -> Line:
+    """The epoch of the lowest validation loss; without validation, of the lowest loss."""
+    return min(lines, key=lambda line: float(line["val_loss" if "val_loss" in line else "loss"]))
 
 
 @contextmanager
 def _our_errors() -> Iterator[None]:
-    """Turns what TensorFlow makes of an error of the reader (a damaged record) back into it."""
+    """Turns what TensorFlow and JAX make of an error of the reader (a corrupt record) back into it."""
     try:
         yield
-    except tf.errors.OpError as error:
+    except ImageShardsError:
+        raise
+    except Exception as error:
         ours = from_worker(error)
-        raise ours or ImageShardsError(f"training failed: {one_line(error)[:500]}") from error
+        if ours is None and keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            if isinstance(error, tf.errors.OpError):
+                ours = ImageShardsError(f"training failed: {one_line(error)[:500]}")
+        if ours is None:
+            raise
+        raise ours from error
 
 
-def _noting(epochs: list[Metrics], file: IO[str], tell: Callable[[str], None]) -> Any:
-    """A callback that appends the metrics of each epoch to `epochs` and the file, and tells them."""
+@contextmanager
+def _stop_signals(devices: Devices) -> Iterator[threading.Event]:
+    """An event that SIGTERM and Ctrl-C set; a second one ends the process as always."""
+    stop = threading.Event()
+    # Several processes of JAX must stop after the same step: its own handler of SIGTERM tells the others.
+    is_ours = devices.processes == 1 and threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT) if is_ours else ()
+    before = {number: signal.getsignal(number) for number in numbers}
 
-    def note(number: int, logs: Metrics) -> None:
-        values = {name: round(float(value), 6) for name, value in logs.items()}
-        for prefix in ("", "val_"):
-            if prefix + _LOSS in values:
-                values[f"{prefix}loss"] = values.pop(prefix + _LOSS)
-        epochs.append({"epoch": number + 1, **values})
-        file.write(json.dumps(epochs[-1]) + "\n")
-        file.flush()
-        tell(f"epoch {number + 1}: " + ", ".join(f"{name} {value:.4f}" for name, value in sorted(values.items())))
+    def note(number: int, frame: Any) -> None:
+        stop.set()
+        signal.signal(number, before[signal.Signals(number)])
 
-    return keras.callbacks.LambdaCallback(on_epoch_end=note)
+    for number in numbers:
+        signal.signal(number, note)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check_same_step(step: int, out: str) -> None:
+    """Raises ImageShardsError if this and other processes found different checkpoints."""
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    if len(set(np.ravel(multihost_utils.process_allgather(np.int64(step))).tolist())) > 1:
+        raise ImageShardsError(f"--out {out!r}: processes see different checkpoints; give a place that all share")

@@ -1,59 +1,125 @@
-"""The models that `python -m reader train` knows. They take uint8 images and normalise by themselves."""
+"""The models: each takes uint8 images, scales them as its weights expect, and returns float32 logits."""
 
 from __future__ import annotations
 
+import importlib
 import os
-from typing import Any
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import keras
+from beam_pipeline import storage
+from beam_pipeline.errors import ImageShardsError, UsageError, one_line
 
-from beam_pipeline.errors import UsageError
-from reader.info import DatasetInfo
+if TYPE_CHECKING:
+    from reader.info import DatasetInfo
+    from reader.train.options import Recipe
 
-_STD_FLOOR = 1e-3  # an image set of one colour has no spread
+SMALL_CNN = "small_cnn"
+# Module of `keras.applications` → its models: `--help` needn't import Keras. A test compares them.
+_APPLICATIONS = {
+    "convnext": "ConvNeXtTiny ConvNeXtSmall ConvNeXtBase ConvNeXtLarge ConvNeXtXLarge",
+    "densenet": "DenseNet121 DenseNet169 DenseNet201",
+    "efficientnet": " ".join(f"EfficientNetB{number}" for number in range(8)),
+    "efficientnet_v2": " ".join(f"EfficientNetV2{size}" for size in ("B0", "B1", "B2", "B3", "S", "M", "L")),
+    "inception_resnet_v2": "InceptionResNetV2",
+    "inception_v3": "InceptionV3",
+    "mobilenet": "MobileNet",
+    "mobilenet_v2": "MobileNetV2",
+    "mobilenet_v3": "MobileNetV3Small MobileNetV3Large",
+    "nasnet": "NASNetMobile NASNetLarge",
+    "resnet": "ResNet50 ResNet101 ResNet152",
+    "resnet_v2": "ResNet50V2 ResNet101V2 ResNet152V2",
+    "vgg16": "VGG16",
+    "vgg19": "VGG19",
+    "xception": "Xception",
+}
+MODULES = {name: module for module, names in _APPLICATIONS.items() for name in names.split()}
+_STD_FLOOR = 1e-3  # images of one colour have no spread
+_DROPOUT = 0.2  # before the new head
 
 
-def build(name: str, info: DatasetInfo, image_size: int, weights: str, seed: int) -> Any:
-    """A compiled-to-be Keras model: uint8 [b, image_size, image_size, channels] → logits [b, classes].
-
-    Args:
-        name: `small_cnn` or `mobilenet_v2`.
-        info: of the dataset; gives classes, channels, mean and standard deviation.
-        image_size: side in pixels.
-        weights: `none`, `imagenet` (mobilenet_v2 only; Keras downloads them) or a `.keras`/`.weights.h5` file.
-        seed: of the initial weights.
+def application_name(given: str) -> str:
+    """A model's name as Keras writes it: `MobileNetV2` for `mobilenet_v2`.
 
     Raises:
-        UsageError: the weights can't be had.
+        UsageError: there is none; names the nearest.
     """
-    if weights not in ("none", "imagenet") and not os.path.isfile(weights):
-        raise UsageError(f"--weights {weights!r}: no such file; use none, imagenet or a file")
-    keras.utils.set_random_seed(seed)
-    inputs = keras.Input((image_size, image_size, info.image.channels), dtype="uint8")
-    if name == "small_cnn":
-        if weights == "imagenet":
-            raise UsageError("--weights 'imagenet': small_cnn has none; use none or a file")
-        outputs = _small_cnn(_normalised(inputs, info), info.num_classes)
+    if ":" in given or given == SMALL_CNN:
+        return given
+    plain = {name.lower(): name for name in (SMALL_CNN, *MODULES)}
+    key = given.lower().replace("_", "").replace("-", "")
+    if key in plain:
+        return plain[key]
+    nearest = get_close_matches(key, plain, n=1)
+    hint = f"did you mean {plain[nearest[0]]}?" if nearest else "see --help"
+    raise UsageError(f"--model {given!r}: {hint}")
+
+
+class Model(NamedTuple):
+    """A model and the part of it that pre-trained weights are for.
+
+    Attributes:
+        full: uint8 [b, side, side, channels] → float32 logits [b, classes].
+        base: its layers but the head; None if it isn't one of `keras.applications`.
+    """
+
+    full: Any
+    base: Any
+
+    def freeze(self, phase: str) -> None:
+        """Let only those variables be trained that the phase is for."""
+        import keras
+
+        if phase == "training" or self.base is None:
+            return
+        self.base.trainable = phase == "fine_tuning"
+        for layer in self.base.layers:
+            if isinstance(layer, keras.layers.BatchNormalization):
+                layer.trainable = False
+
+
+def build(info: DatasetInfo, recipe: Recipe) -> Model:
+    """The model of a recipe, with its first weights, in the dtype policy that is set.
+
+    Raises:
+        UsageError: it can't take such images, or such weights.
+        ImageShardsError: the weights can't be downloaded.
+    """
+    import keras
+
+    keras.utils.set_random_seed(recipe.options.seed)
+    shape = (recipe.image_size, recipe.image_size, info.image.channels)
+    inputs = keras.Input(shape, dtype="uint8")
+    if recipe.model == SMALL_CNN:
+        logits, base = _small_cnn(_normalised(inputs, info), info.num_classes), None
+    elif ":" in recipe.model:
+        logits, base = _users_model(recipe.model, inputs, info.num_classes), None
     else:
-        outputs = _mobilenet_v2(inputs, image_size, info.num_classes, weights)
-    model = keras.Model(inputs, outputs, name=name)
-    if weights not in ("none", "imagenet"):
-        _load(model, weights)
-    return model
+        logits, base = _application(recipe, inputs, info.num_classes)
+    full = keras.Model(inputs, logits, name=recipe.model.partition(":")[2] or recipe.model)
+    if recipe.options.weights not in ("none", "imagenet"):
+        _load(Model(full, base), recipe.options.weights)
+    elif recipe.options.weights == "imagenet" and base is None:
+        raise UsageError(f"--weights imagenet: {recipe.model} has none; use none or a file")
+    return Model(full, base)
 
 
 def _normalised(inputs: Any, info: DatasetInfo) -> Any:
+    import keras
+
     mean = [255 * value for value in info.image.mean]
     variance = [(255 * max(value, _STD_FLOOR)) ** 2 for value in info.image.std]
     return keras.layers.Normalization(mean=mean, variance=variance)(keras.ops.cast(inputs, "float32"))
 
 
 def _small_cnn(images: Any, classes: int) -> Any:
-    """Four convolutions and two pools: learns shapes and textures in half a minute of CPU.
+    """Four convolutions and three pools: learns shapes and textures in half a minute of CPU."""
+    from keras import layers
 
-    On the drawn sample data: over 0.96 of the validation images after 6 epochs of batches of 16, 20 s of CPU.
-    """
-    layers = keras.layers
     features = images
     for number, filters in enumerate((24, 48, 96, 128)):
         size, stride = (5, 2) if number == 0 else (3, 1)
@@ -61,34 +127,98 @@ def _small_cnn(images: Any, classes: int) -> Any:
         features = layers.BatchNormalization(momentum=0.8)(features)  # short trainings: averages must catch up
         features = layers.Activation("relu")(features)
         if number:
-            features = layers.MaxPooling2D()(features)
+            features = layers.MaxPooling2D(padding="same")(features)
     pooled = layers.Concatenate()([layers.GlobalAveragePooling2D()(features), layers.GlobalMaxPooling2D()(features)])
     return layers.Dense(classes, dtype="float32")(pooled)
 
 
-def _mobilenet_v2(inputs: Any, image_size: int, classes: int, weights: str) -> Any:
-    scaled = keras.layers.Rescaling(1 / 127.5, offset=-1)(keras.ops.cast(inputs, "float32"))
+def _application(recipe: Recipe, inputs: Any, classes: int) -> tuple[Any, Any]:
+    """(logits, base): pre-trained layers see images scaled as they were trained, and run in inference mode."""
+    import keras
+
+    name, weights = recipe.model, recipe.options.weights
+    images = keras.ops.cast(inputs, "float32")
+    if inputs.shape[-1] == 1:
+        images = keras.layers.Concatenate(dtype="float32")([images] * 3)  # the models are for colours
+    module = importlib.import_module(f"keras.applications.{MODULES[name]}")
+    arguments = {"include_top": False, "pooling": "avg", "input_shape": images.shape[1:]}
     try:
-        body = keras.applications.MobileNetV2(
-            input_shape=(image_size, image_size, 3),
-            include_top=False,
-            pooling="avg",
-            weights="imagenet" if weights == "imagenet" else None,
-        )
-    except Exception as error:
-        if weights != "imagenet":
-            raise
-        raise UsageError(
-            f"--weights 'imagenet': Keras can't download them ({type(error).__name__}); use none or a file of weights"
+        base = getattr(keras.applications, name)(weights="imagenet" if weights == "imagenet" else None, **arguments)
+    except ValueError as error:  # before anything is downloaded
+        raise UsageError(f"--image_size {recipe.image_size}: {name} can't take it: {one_line(error)}") from None
+    except Exception as error:  # Keras raises an Exception of no kind of its own
+        raise ImageShardsError(
+            f"--weights imagenet: can't be downloaded: {one_line(error)}; get them elsewhere and give --weights FILE"
         ) from None
-    return keras.layers.Dense(classes, dtype="float32")(keras.layers.Dropout(0.2)(body(scaled)))
+    features = base(module.preprocess_input(images), training=False if weights != "none" else None)
+    features = keras.layers.Dropout(_DROPOUT)(features)
+    return keras.layers.Dense(classes, dtype="float32")(features), base
 
 
-def _load(model: Any, weights: str) -> None:
+def _users_model(written: str, inputs: Any, classes: int) -> Any:
+    """`package.module:function`, called as function((height, width, channels), classes), returns a Keras model."""
+    import keras
+
+    module, _, name = written.partition(":")
+    sys.path.insert(0, os.getcwd())  # as `python -m` has it
     try:
-        if weights.endswith(".keras"):
-            model.set_weights(keras.models.load_model(weights).get_weights())
-        else:
-            model.load_weights(weights)
-    except (ValueError, OSError) as error:
-        raise UsageError(f"--weights {weights!r}: not of this model ({type(error).__name__})") from None
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"--model {written!r}: {one_line(error)}; give package.module:function") from None
+    finally:
+        sys.path.remove(os.getcwd())
+    model = function(tuple(inputs.shape[1:]), classes)
+    logits = model(inputs) if isinstance(model, keras.Layer) else None
+    if logits is None or tuple(logits.shape) != (None, classes):
+        made = type(model).__name__ if logits is None else f"a model of output {tuple(logits.shape)}"
+        raise UsageError(
+            f"--model {written!r}: it returned {made}; return a Keras model from images of 0 to 255 to logits "
+            f"[batch, {classes}]"
+        )
+    return keras.layers.Activation("linear", dtype="float32")(logits)
+
+
+def _load(model: Model, weights: str) -> None:
+    """Weights of a file: of the whole model (a dataset of as many classes), or of its base alone."""
+    import keras
+
+    with _local_copy(weights) as file:
+        try:
+            if weights.endswith(".keras"):
+                _set_weights(model, keras.saving.load_model(file, compile=False))
+                return
+            for part in (model.base, model.full):
+                try:
+                    part.load_weights(file)
+                    return
+                except (ValueError, AttributeError) as error:  # the other one's
+                    reason = error
+            raise reason
+        except (ValueError, OSError, TypeError, KeyError) as error:
+            raise UsageError(f"--weights {weights!r}: not of this model: {one_line(error)[:300]}") from None
+
+
+def _set_weights(model: Model, loaded: Any) -> None:
+    """The weights of a loaded model; of other classes, those of its base."""
+    same = [tuple(w.shape) for w in loaded.weights] == [tuple(w.shape) for w in model.full.weights]
+    if same:
+        model.full.set_weights(loaded.get_weights())
+        return
+    if model.base is None:
+        raise ValueError("its layers have other shapes")
+    model.base.set_weights(loaded.get_layer(model.base.name).get_weights())
+
+
+@contextmanager
+def _local_copy(weights: str) -> Iterator[str]:
+    """A file of any storage, as a local one."""
+    if storage.is_local(weights):
+        if not os.path.isfile(weights):
+            raise UsageError(f"--weights {weights!r}: no such file; use none, imagenet or a file")
+        yield weights
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, os.path.basename(weights))
+        with open(path, "wb") as file:
+            file.write(storage.open_storage(weights).read(weights))
+        yield path

@@ -1,0 +1,120 @@
+"""Checkpoints: all of a training's state in one .npz file, which is there or isn't; the last two are kept.
+
+Keras' own formats lose state (random seeds, optimizers), so these are the arrays of all variables, in their order.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from beam_pipeline.errors import ImageShardsError, one_line
+from reader.train.out_folder import OutFolder
+
+_FOLDER = "checkpoints"
+_FILE = re.compile(r"step-\d{9}\.npz")
+_KEPT = 2
+_NUMBER = re.compile(r"_\d+")  # Keras numbers layers through the process
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a training is.
+
+    Attributes:
+        phase: number of its phase.
+        epochs: epochs that are in metrics.jsonl.
+        step: updates made, in all phases.
+        position: `reader.Position` of the next record, as JSON.
+        logs: metrics of an epoch that is trained, but not validated; else None.
+    """
+
+    phase: int
+    epochs: int
+    step: int
+    position: str
+    logs: dict[str, float] | None = None
+
+
+def save(out: OutFolder, progress: Progress, model: Any) -> None:
+    """Write a checkpoint, then delete those before the last two."""
+    state, sums = _state(model), model.metrics_variables
+    paths = [[one.path, list(one.shape)] for one in state]
+    document = json.dumps({"progress": asdict(progress), "variables": paths, "sums": len(sums)})
+    arrays = {f"{number:05}": keras.ops.convert_to_numpy(one) for number, one in enumerate([*state, *sums])}
+
+    def write(path: str) -> None:
+        np.savez(path, allow_pickle=False, document=np.frombuffer(document.encode(), np.uint8), **arrays)
+
+    out.publish(f"{_FOLDER}/step-{progress.step:09}.npz", write)
+    for name in _names(out)[:-_KEPT]:
+        out.delete(name)
+
+
+class Checkpoint:
+    """A checkpoint that was read: all of it is in memory."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            document = json.loads(bytes(file["document"]))
+            self.progress = Progress(**document["progress"])
+            self._variables: list[list[Any]] = document["variables"]
+            count = len(self._variables) + document["sums"]
+            self._arrays = [file[f"{number:05}"] for number in range(count)]
+
+    def restore(self, model: Any) -> None:
+        """Assign all variables of a compiled model.
+
+        Raises:
+            ImageShardsError: they are of another one.
+        """
+        state = _state(model)
+        here = [[_NUMBER.sub("", one.path), list(one.shape)] for one in state]
+        if here != [[_NUMBER.sub("", path), shape] for path, shape in self._variables]:
+            raise ImageShardsError(f"{self.name} is of another model or another Keras; choose another --out")
+        _assign(state, self._arrays[: len(state)])
+
+    def restore_sums(self, model: Any) -> None:
+        """Assign what the metrics have added up in this epoch."""
+        _assign(model.metrics_variables, self._arrays[len(self._variables) :])
+
+
+def latest(out: OutFolder) -> Iterator[Checkpoint | str]:
+    """The valid checkpoint with the most steps, after a line about each later one that is corrupt.
+
+    Raises:
+        ImageShardsError: there are checkpoints, but all are corrupt.
+    """
+    names = _names(out)
+    for name in reversed(names):
+        try:
+            yield Checkpoint(name, out.read(name) or b"")
+            return
+        except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            reason = f"{out.given}/{name} is corrupt ({one_line(error)})"
+        if name == names[0]:
+            raise ImageShardsError(f"{reason}, and there is no other: delete it to begin anew, or choose another --out")
+        yield f"{reason}: going on from the one before"
+
+
+def _names(out: OutFolder) -> list[str]:
+    return [f"{_FOLDER}/{name}" for name in out.names(_FOLDER) if _FILE.fullmatch(name)]
+
+
+def _state(model: Any) -> list[Any]:
+    return [*model.variables, *model.optimizer.variables]
+
+
+def _assign(variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+    for variable, array in zip(variables, arrays, strict=True):
+        variable.assign(array)

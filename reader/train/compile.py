@@ -1,0 +1,75 @@
+"""Compiles a model for a phase: loss, metrics that don't count padding, optimizer and learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from reader.info import DatasetInfo
+from reader.train.devices import Devices
+from reader.train.models import Model
+from reader.train.options import Phase, Recipe
+
+LOSS = "mean_loss"  # the metric that is told as `loss`: Keras' own counts the padding of the last batch
+_EXECUTION_STEPS = 8  # on accelerators, which are faster than a look from Python at each step
+
+
+def compile_for(model: Model, phase: Phase, info: DatasetInfo, recipe: Recipe, devices: Devices) -> None:
+    """Freeze what the phase doesn't train, and build a new optimizer for the rest."""
+    model.freeze(phase.name)
+    loss = _loss(info, recipe)
+    full = model.full
+    full.compile(
+        optimizer=keras.optimizers.Adam(_schedule(phase, recipe)),
+        loss=loss,
+        weighted_metrics=[
+            keras.metrics.MeanMetricWrapper(loss, name=LOSS),
+            keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
+        ],
+        steps_per_execution=steps_per_execution(recipe, devices),
+        jit_compile=False if devices.kind == "tpu" and devices.strategy is not None else "auto",
+    )
+    with devices.scope():
+        full.optimizer.build(full.trainable_variables)
+
+
+def _schedule(phase: Phase, recipe: Recipe) -> Any:
+    rising, falling = recipe.updates(phase)
+    peak = phase.learning_rate
+    if not rising:
+        return keras.optimizers.schedules.CosineDecay(peak, falling)
+    return keras.optimizers.schedules.CosineDecay(0.0, falling, warmup_target=peak, warmup_steps=rising)
+
+
+def _loss(info: DatasetInfo, recipe: Recipe) -> Callable[[Any, Any], Any]:
+    """Cross-entropy of class ids [b] and logits [b, classes], for each record: [b]."""
+    smoothing, classes = recipe.options.label_smoothing, info.num_classes
+    weights = _balanced(info) if recipe.options.class_weights == "balanced" else None
+
+    def cross_entropy(labels: Any, logits: Any) -> Any:
+        labels = ops.cast(ops.reshape(labels, (-1,)), "int32")
+        targets = ops.one_hot(labels, classes) * (1 - smoothing) + smoothing / classes
+        loss = keras.losses.categorical_crossentropy(targets, logits, from_logits=True)
+        return loss if weights is None else loss * ops.take(ops.convert_to_tensor(weights, "float32"), labels)
+
+    return cross_entropy
+
+
+def _balanced(info: DatasetInfo) -> np.ndarray[Any, Any]:
+    """A weight for each class, so that all classes with images weigh the same; 1 on average over the images."""
+    counts = np.array(info.splits["train"].class_counts, np.float64)
+    present = counts > 0
+    return np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 0.0).astype(np.float32)
+
+
+def steps_per_execution(recipe: Recipe, devices: Devices) -> int:
+    """As wanted, lowered to a number that divides the steps of an epoch; 1 where Keras can't do more."""
+    if devices.strategy is not None and devices.kind != "tpu":
+        return 1  # InvalidArgumentError under MirroredStrategy in Keras 3.15
+    default = 1 if devices.kind == "cpu" else _EXECUTION_STEPS
+    wanted = min(recipe.options.steps_per_execution or default, recipe.steps)
+    return next(number for number in range(wanted, 0, -1) if recipe.steps % number == 0)

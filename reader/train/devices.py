@@ -1,0 +1,209 @@
+"""Finds what to train on: a TPU, GPUs or the CPU, under Keras on TensorFlow or JAX; and says what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from urllib.error import URLError
+
+import keras
+
+from beam_pipeline.errors import ImageShardsError, UsageError, one_line, plural
+from reader.train.options import TrainOptions
+
+_BFLOAT16_FROM, _FLOAT16_FROM = (8, 0), (7, 0)  # compute capabilities of GPUs that are faster so
+_ADDRESS, _COUNT, _INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What a training runs on.
+
+    Attributes:
+        kind: `tpu`, `gpu` or `cpu`.
+        count: devices that share a batch, of all processes.
+        said: one line: what was found, and why nothing better.
+        process, processes: which of how many processes this is.
+        strategy: a `tf.distribute.Strategy`, or None.
+        capability: compute capability of a GPU.
+    """
+
+    kind: str
+    count: int
+    said: str
+    process: int = 0
+    processes: int = 1
+    strategy: Any = None
+    capability: tuple[int, ...] = ()
+
+    @property
+    def host(self) -> tuple[int, int]:
+        """The share of the records that is read here, as `train_batches` takes it."""
+        return self.process, self.processes
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """In which variables are made."""
+        return nullcontext() if self.strategy is None else self.strategy.scope()
+
+    def precision(self, wanted: str) -> str:
+        """The dtype policy for `--mixed_precision`."""
+        if wanted == "auto":
+            fast = self.kind == "tpu" or self.capability >= _BFLOAT16_FROM
+            wanted = "bfloat16" if fast else "float16" if self.capability >= _FLOAT16_FROM else "none"
+        return "float32" if wanted == "none" else f"mixed_{wanted}"
+
+
+@contextmanager
+def found(options: TrainOptions) -> Iterator[Devices]:
+    """The devices, with Keras set up for them; its settings are as before afterwards.
+
+    Raises:
+        UsageError: the backend, or TF_CONFIG, is one that can't train; or a batch can't be shared.
+        ImageShardsError: `--device` names what isn't there.
+    """
+    _check_cluster()
+    backend, policy = keras.backend.backend(), keras.config.dtype_policy()
+    if backend not in ("tensorflow", "jax"):
+        raise UsageError(f"KERAS_BACKEND={backend}: train runs on tensorflow or jax")
+    if options.tpu and (backend == "jax" or options.device not in ("auto", "tpu")):
+        raise UsageError(f"--tpu {options.tpu!r}: for --device tpu of TensorFlow; JAX finds its TPU by itself")
+    if options.distributed and backend != "jax":
+        raise UsageError("--distributed: several processes train on JAX only: set KERAS_BACKEND=jax")
+    devices = _of_jax(options) if backend == "jax" else _of_tensorflow(options)
+    try:
+        keras.config.set_dtype_policy(devices.precision(options.mixed_precision))
+        if backend == "jax" and devices.count > 1:
+            keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+        yield devices
+    finally:
+        keras.config.set_dtype_policy(policy)
+        if backend == "jax":
+            keras.distribution.set_distribution(None)
+
+
+def _check_cluster() -> None:
+    """Keras' `fit` can't train under MultiWorkerMirroredStrategy: github.com/keras-team/keras/issues/20585."""
+    try:
+        cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
+        workers = sum(len(cluster.get(job, ())) for job in ("chief", "master", "worker"))
+    except (ValueError, AttributeError, TypeError):
+        raise UsageError("TF_CONFIG is not a JSON object with a cluster: correct or unset it") from None
+    if workers > 1:
+        raise UsageError(
+            f"TF_CONFIG names {workers} workers: Keras trains on several hosts with JAX only; "
+            "set KERAS_BACKEND=jax, give --distributed and unset TF_CONFIG"
+        )
+
+
+def _absent(kind: str, why: str) -> ImageShardsError:
+    return ImageShardsError(f"--device {kind}: there is none: {why}")
+
+
+# --- TensorFlow
+
+
+def _of_tensorflow(options: TrainOptions) -> Devices:
+    import tensorflow as tf
+
+    wanted, missing = options.device, []
+    if wanted in ("auto", "tpu"):
+        try:
+            strategy = _tpu_strategy(options.tpu)
+            count = strategy.num_replicas_in_sync
+            return Devices("tpu", count, f"a TPU of {plural(count, 'core')} (TensorFlow)", strategy=strategy)
+        except (ValueError, OSError, URLError, RuntimeError, tf.errors.OpError) as error:
+            why = _why_no_tpu(error, options.tpu)
+        if wanted == "tpu" or options.tpu:
+            raise _absent("tpu", why)
+        missing.append(f"no TPU: {why}")
+    if wanted == "cpu":
+        tf.config.set_visible_devices([], "GPU")
+    gpus = tf.config.list_logical_devices("GPU")
+    if wanted == "gpu" and not gpus:
+        raise _absent("gpu", "TensorFlow sees no GPU; nvidia-smi lists what the machine has")
+    if wanted == "auto" and not gpus:
+        missing.append("no GPU")
+    devices = gpus or tf.config.list_logical_devices("CPU")
+    # One device needs no strategy, which would only cost time.
+    strategy = tf.distribute.MirroredStrategy([one.name for one in devices]) if len(devices) > 1 else None
+    said = f"{_named('gpu' if gpus else 'cpu', len(devices))} (TensorFlow{''.join(f'; {one}' for one in missing)})"
+    return Devices(
+        "gpu" if gpus else "cpu", len(devices), said, strategy=strategy, capability=_tensorflow_capability(tf)
+    )
+
+
+def _tpu_strategy(name: str | None) -> Any:
+    import tensorflow as tf
+
+    # A TPU VM's own TPU is `local`: without a name TensorFlow would ask the Cloud API for the one of TPU_NAME.
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name or "local")
+    if name:
+        tf.config.experimental_connect_to_cluster(resolver)
+    tf.tpu.experimental.initialize_tpu_system(resolver)
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def _why_no_tpu(error: Exception, name: str | None) -> str:
+    text = one_line(error).partition(". Failed in initialization")[0][:200]
+    if name is None and os.environ.get("TPU_NAME"):
+        return f"{text} (TPU_NAME={os.environ['TPU_NAME']} is not looked up: give --tpu for that)"
+    return f"{name}: {text}" if name else text
+
+
+def _tensorflow_capability(tf: Any) -> tuple[int, ...]:
+    gpus = tf.config.get_visible_devices("GPU")
+    details = map(tf.config.experimental.get_device_details, gpus)
+    return min((one.get("compute_capability", ()) for one in details), default=())
+
+
+# --- JAX
+
+
+def _of_jax(options: TrainOptions) -> Devices:
+    import jax
+
+    if options.device == "cpu":
+        jax.config.update("jax_platforms", "cpu")  # before the first look at the devices
+    if options.distributed:
+        _join_processes()
+    devices, platform = jax.devices(), jax.default_backend()
+    kind = "gpu" if platform in ("gpu", "cuda", "rocm") else platform
+    if options.device not in ("auto", kind):
+        raise _absent(options.device, f"JAX sees {_named(kind, len(devices))} only")
+    processes = jax.process_count()
+    of = f", {processes} processes" if processes > 1 else ""
+    said = f"{_named(kind, len(devices))} (JAX{of})"
+    capability = tuple(map(int, devices[0].compute_capability.split("."))) if kind == "gpu" else ()
+    return Devices(kind, len(devices), said, jax.process_index(), processes, capability=capability)
+
+
+def _join_processes() -> None:
+    import jax
+
+    given = [os.environ.get(name) for name in (_ADDRESS, _COUNT, _INDEX)]
+    try:
+        if any(given):
+            address, count, index = given
+            jax.distributed.initialize(address, int(count or ""), int(index or ""))
+        else:
+            jax.distributed.initialize()  # Cloud TPU, SLURM and Open MPI tell it themselves
+    except (ValueError, RuntimeError) as error:
+        raise ImageShardsError(
+            f"--distributed: {one_line(error)[:300]}; on Cloud TPU, SLURM or Open MPI nothing need be set, "
+            f"elsewhere {_ADDRESS}=HOST:PORT, {_COUNT} and {_INDEX}"
+        ) from None
+
+
+def _named(kind: str, count: int) -> str:
+    return f"the {kind.upper()}" if count == 1 else f"{count} {kind.upper()} devices"
+
+
+def check_batch(batch_size: int, devices: Devices) -> None:
+    """Raises UsageError if a batch can't be shared evenly."""
+    if batch_size % devices.count:
+        fits = -(-batch_size // devices.count) * devices.count
+        raise UsageError(f"--batch_size {batch_size}: {devices.count} devices share it; the next that fits is {fits}")

@@ -1,0 +1,101 @@
+"""The reader's batches for Keras on either backend, and how long training waited for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from reader import augment
+from reader.batches import eval_batches, train_batches
+from reader.info import DatasetInfo
+from reader.position import Position
+from reader.train.devices import Devices
+from reader.train.options import Recipe
+
+_AUGMENTS: dict[str, Any] = {
+    "none": None,
+    "flip": augment.flip,
+    "flip_crop": augment.flip_crop,
+    "random_resized_crop": augment.random_resized_crop(then=augment.flip),
+}
+
+
+class Inputs:
+    """What a recipe trains and validates on.
+
+    Attributes:
+        waited_s: seconds that training has waited for batches so far.
+    """
+
+    def __init__(self, info: DatasetInfo, recipe: Recipe, devices: Devices) -> None:
+        self._info, self._recipe, self._devices = info, recipe, devices
+        self._common: dict[str, Any] = {
+            "global_batch_size": recipe.batch_size,
+            "image_size": recipe.image_size,
+            "host": devices.host,
+        }
+        self.waited_s = 0.0
+
+    def training(self, position: Position, steps: int) -> Any:
+        """The next steps' batches, for `fit`; not more than an epoch's."""
+
+        def batches() -> Iterator[Any]:
+            """Begins at the position whenever it is called: Keras takes a batch to look at, and begins again."""
+            begun = iter(
+                train_batches(
+                    self._info,
+                    "train",
+                    position=position,
+                    augment=_AUGMENTS[self._recipe.options.augment],
+                    cache=self._recipe.options.cache,
+                    **self._common,
+                )
+            )
+            for _ in range(steps):
+                start = time.perf_counter()
+                batch = next(begun)
+                self.waited_s += time.perf_counter() - start
+                yield batch
+
+        return self._for_keras(batches, steps)
+
+    def validation(self) -> Any:
+        """The records of the eval split, each once, for `evaluate`."""
+        batches = eval_batches(self._info, self._recipe.eval_split or "", **self._common)
+        return self._for_keras(lambda: iter(batches), len(batches), with_weights=True)
+
+    def _for_keras(self, begin: Callable[[], Iterator[Any]], length: int, with_weights: bool = False) -> Any:
+        if keras.backend.backend() != "tensorflow":
+            return _Epoch(begin, length)
+        import tensorflow as tf
+
+        rows, side = self._recipe.batch_size, self._recipe.image_size
+        images = tf.TensorSpec((rows, side, side, self._info.image.channels), tf.uint8)
+        weights = (tf.TensorSpec((rows,), tf.float32),) if with_weights else ()
+        signature = (images, tf.TensorSpec((rows,), tf.int64), *weights)
+        dataset = tf.data.Dataset.from_generator(begin, output_signature=signature)
+        options = tf.data.Options()
+        options.autotune.enabled = False  # there is nothing to tune
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        return dataset.apply(tf.data.experimental.assert_cardinality(length)).with_options(options)
+
+
+class _Epoch(keras.utils.PyDataset):  # type: ignore[misc]
+    """Batches that Keras begins again in each epoch, and for each validation."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]], length: int) -> None:
+        super().__init__()
+        self._begin, self._length = begin, length
+        self._iteration = begin()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def on_epoch_begin(self) -> None:
+        self._iteration = self._begin()
+
+    def __getitem__(self, step: int) -> Any:
+        return next(self._iteration)

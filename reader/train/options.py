@@ -1,0 +1,202 @@
+"""What to train and how: the options of `python -m reader train`, and the numbers that follow from the dataset."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from beam_pipeline.errors import UsageError, plural, some
+from reader.info import DatasetInfo
+from reader.train.models import SMALL_CNN, application_name
+
+AUGMENTS = ("none", "flip", "flip_crop", "random_resized_crop")
+_EVAL_SPLITS = ("validation", "val", "test")
+_SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
+_SMALL_BATCH, _LARGE_BATCH, _IMAGES_A_BATCH = 8, 64, 25
+_LEAST_UPDATES, _LEAST_EPOCHS = 150, 6
+_FINE_TUNING_RATE = 0.01  # of the head's
+_WARM_UP = 0.05  # of a phase's updates
+# Adam's peak rate for a batch of 64; it grows with the square root of the batch.
+_RATES = {SMALL_CNN: 3e-3}
+_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What to train and how; None lets the dataset decide.
+
+    Attributes:
+        model: `small_cnn`, a model of `keras.applications`, or `package.module:function`.
+        weights: `none`, `imagenet`, or a file: `.keras`, or weights (`.h5`).
+        epochs: of the model, or with weights of its new head while the rest is frozen.
+        fine_tune_epochs: with weights, of the model's last part: all of it but BatchNormalization.
+        batch_size: images of a step, over all devices.
+        image_size: side in pixels that the model sees.
+        learning_rate: of Adam at its peak, after warm-up; falls to 0 by a cosine.
+        label_smoothing: from 0 to below 1.
+        augment: `none`, `flip`, `flip_crop` or `random_resized_crop`.
+        class_weights: `none` or `balanced`.
+        mixed_precision: `auto`, `none`, `bfloat16` or `float16`.
+        seed: of order, augmentation and initial weights.
+        eval_split: a TFDS split string.
+        early_stopping: epochs without a lower validation loss after which training ends.
+        steps_per_execution: steps that run without a look from Python.
+        cache: of `train_batches`.
+        device: `auto`, `tpu`, `gpu` or `cpu`.
+        tpu: name of a TPU that isn't this machine's.
+        distributed: this is one of several processes of JAX.
+        checkpoint_minutes, checkpoint_steps: how often a checkpoint is written.
+        out: folder or URL; None for `runs/NAME-N`.
+    """
+
+    model: str = SMALL_CNN
+    weights: str = "none"
+    epochs: int | None = None
+    fine_tune_epochs: int | None = None
+    batch_size: int | None = None
+    image_size: int | None = None
+    learning_rate: float | None = None
+    label_smoothing: float = 0.0
+    augment: str = "flip_crop"
+    class_weights: str = "none"
+    mixed_precision: str = "auto"
+    seed: int = 0
+    eval_split: str | None = None
+    early_stopping: int | None = None
+    steps_per_execution: int | None = None
+    cache: str | None = None
+    device: str = "auto"
+    tpu: str | None = None
+    distributed: bool = False
+    checkpoint_minutes: float = 10.0
+    checkpoint_steps: int | None = None
+    out: str | None = None
+
+
+class Phase(NamedTuple):
+    """A part of the training with an optimizer of its own.
+
+    Attributes:
+        name: `training`, or with weights `head`, then `fine_tuning`.
+        epochs: how many.
+        learning_rate: peak.
+    """
+
+    name: str
+    epochs: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The options with every number filled in.
+
+    Attributes:
+        options: as given.
+        model: as Keras writes its name.
+        batch_size, image_size, steps, eval_split: as in the options; steps of an epoch; None if there is no such split.
+        phases: one, or with weights two.
+    """
+
+    options: TrainOptions
+    model: str
+    batch_size: int
+    image_size: int
+    steps: int
+    eval_split: str | None
+    phases: tuple[Phase, ...]
+
+    @property
+    def epochs(self) -> int:
+        """Of all phases."""
+        return sum(phase.epochs for phase in self.phases)
+
+    def updates(self, phase: Phase) -> tuple[int, int]:
+        """(those in which the learning rate rises to its peak, those in which it falls)."""
+        updates = self.steps * phase.epochs
+        return int(_WARM_UP * updates), updates - int(_WARM_UP * updates)
+
+    def configuration(self, info: DatasetInfo) -> dict[str, Any]:
+        """All that decides the result, as JSON: only with the same may a training be continued."""
+        decides = ("weights", "label_smoothing", "augment", "class_weights", "mixed_precision", "seed")
+        options = asdict(self.options)
+        return {
+            "dataset": info.manifest["self_sha256"],
+            "model": self.model,
+            "epochs": self.phases[0].epochs,
+            "fine_tune_epochs": self.epochs - self.phases[0].epochs,
+            "batch_size": self.batch_size,
+            "image_size": self.image_size,
+            "learning_rate": self.phases[0].learning_rate,
+            "eval_split": self.eval_split,
+            "early_stopping": self.options.early_stopping,
+            **{name: options[name] for name in decides},
+        }
+
+
+def make_recipe(info: DatasetInfo, options: TrainOptions) -> Recipe:
+    """Fill in what the options leave to the dataset.
+
+    Raises:
+        UsageError: an option can't be used with this dataset.
+    """
+    if "train" not in info.splits:
+        raise UsageError(f"{info.url} has no split 'train': it has {some(list(info.splits))}")
+    model = application_name(options.model)
+    records = info.records("train")
+    batch = options.batch_size or _batch_size(records)
+    steps = info.steps_per_epoch("train", batch)
+    epochs = options.epochs or max(_LEAST_EPOCHS, math.ceil(_LEAST_UPDATES / steps))
+    rate = options.learning_rate or _RATES.get(model, _RATE) * math.sqrt(batch / _LARGE_BATCH)
+    has_weights = options.weights != "none" and model != SMALL_CNN and ":" not in model
+    if options.fine_tune_epochs and not has_weights:
+        raise UsageError("--fine_tune_epochs goes with --weights of a model of keras.applications; leave it out")
+    phases = [Phase("head" if has_weights else "training", epochs, rate)]
+    more = (epochs + 1) // 2 if options.fine_tune_epochs is None else options.fine_tune_epochs
+    if has_weights and more:
+        phases.append(Phase("fine_tuning", more, rate * _FINE_TUNING_RATE))
+    side = options.image_size or _side(info, model)
+    return Recipe(options, model, batch, side, steps, _eval_split(info, options.eval_split), tuple(phases))
+
+
+def _batch_size(records: int) -> int:
+    """The largest power of two that gives 25 steps an epoch, from 8 to 64."""
+    fits = 1 << max(0, (records // _IMAGES_A_BATCH).bit_length() - 1)
+    return min(max(fits, _SMALL_BATCH), _LARGE_BATCH)
+
+
+def _side(info: DatasetInfo, model: str) -> int:
+    """The side of the stored images, of which small_cnn sees at most 96 pixels."""
+    least, most = info.image.min_size, info.image.max_size
+    if model == SMALL_CNN and least is not None and min(least) >= _SMALL_SIDE:
+        return _SMALL_SIDE
+    if least is not None and least == most and least[0] == least[1]:
+        return least[0]
+    smallest, largest = (f"{size[0]}x{size[1]}" if size else "unknown" for size in (least, most))
+    stored = f"{smallest}, which is not square" if least == most else f"of mixed sizes, {smallest} to {largest}"
+    raise UsageError(f"--image_size is missing: the stored images are {stored}; give a side in pixels")
+
+
+def _eval_split(info: DatasetInfo, given: str | None) -> str | None:
+    if given is not None:
+        info.records(given)  # raises UsageError if there is none
+        return given
+    return next((name for name in _EVAL_SPLITS if name in info.splits), None)
+
+
+def warnings(info: DatasetInfo, recipe: Recipe) -> Iterator[str]:
+    """What will probably make the result disappoint."""
+    records, updates = info.records("train"), recipe.steps * recipe.epochs
+    if info.num_classes < 2:
+        yield "the dataset has one class: every model is right, and learns nothing"
+    if recipe.batch_size > records:
+        yield f"--batch_size {recipe.batch_size}: train has {plural(records, 'image')}, which repeat within a batch"
+    if updates < _LEAST_UPDATES:
+        yield f"{plural(updates, 'update')} are few: more --epochs or a smaller --batch_size learn more"
+    if recipe.eval_split is None:
+        has = some(list(info.splits))
+        yield f"no validation: the dataset has {has}; write it with --splits train=0.9,validation=0.1, or --eval_split"
+    elif recipe.eval_split == "train":
+        yield "--eval_split train: the accuracy of images that were trained on says little of others"

@@ -1,0 +1,75 @@
+"""curves.png and confusion.png."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+_MOST_NAMED, _MOST_NUMBERED, MOST_CLASSES = 60, 25, 1000
+
+
+class ConfusionMatrix(keras.metrics.Metric):  # type: ignore[misc]
+    """Counts of (class, predicted class): float32 [classes, classes]."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(name="confusion")
+        self._classes = classes
+        self.counts = self.add_variable((classes, classes), "zeros", name="counts")
+
+    def update_state(self, labels: Any, logits: Any, sample_weight: Any = None) -> None:
+        """Count a batch; records of weight 0 don't count."""
+        labels = ops.one_hot(ops.cast(ops.reshape(labels, (-1,)), "int32"), self._classes)
+        if sample_weight is not None:
+            labels = labels * ops.cast(ops.reshape(sample_weight, (-1, 1)), labels.dtype)
+        predicted = ops.one_hot(ops.argmax(logits, axis=-1), self._classes)
+        self.counts.assign(self.counts + ops.matmul(ops.transpose(labels), predicted))
+
+    def result(self) -> Any:
+        """The counts."""
+        return self.counts
+
+
+def draw_curves(lines: list[dict[str, Any]], path: str) -> None:
+    """Loss and accuracy by epoch."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    epochs = [line["epoch"] for line in lines]
+    for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
+        for key, label in ((name, "train"), (f"val_{name}", "validation")):
+            if key in lines[0]:
+                axes.plot(epochs, [line[key] for line in lines], marker="." if len(epochs) < 50 else "", label=label)
+        for before, line in pairwise(lines):
+            if before["phase"] != line["phase"]:
+                axes.axvline(before["epoch"] + 0.5, color="gray", linestyle=":", label="fine-tuning begins")
+        axes.set(xlabel="epoch", title=name)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def draw_confusion(counts: np.ndarray[Any, Any], classes: tuple[str, ...], split: str, path: str) -> None:
+    """Which class was taken for which: each row sums to 1; a field of few classes holds its count."""
+    from matplotlib.figure import Figure
+
+    side = min(4 + 0.3 * len(classes), 20)
+    figure = Figure(figsize=(side + 1, side), layout="constrained")
+    axes = figure.subplots()
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    accuracy = np.trace(counts) / max(counts.sum(), 1)
+    axes.set(xlabel="predicted", ylabel="class", title=f"{split}: accuracy {accuracy:.3f}")
+    if len(classes) <= _MOST_NAMED:
+        axes.set_xticks(range(len(classes)), classes, rotation=90)
+        axes.set_yticks(range(len(classes)), classes)
+    if len(classes) <= _MOST_NUMBERED:
+        for row, column in np.argwhere(counts):
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", color=color, fontsize=8)
+    figure.colorbar(image, ax=axes, shrink=0.8, label="share of the class")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,61 @@
+"""The callback that looks at a training step by step, without making an accelerator wait for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+_AHEAD = 2  # executions that are begun before earlier ones have ended: a device then never waits for Python
+_PATIENCE_S = 60.0  # after which the next is begun in any case: an error of a step comes with it
+
+
+class StepWatch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls `before` in the main thread before each execution, when the state of the model may be read.
+
+    Args:
+        before: gets the number of steps of this `fit` that are begun, and the last logs that are known.
+        at_first: is called when the metrics are reset, so that they may be restored.
+        stride: steps of an execution.
+    """
+
+    # Keras then gives `on_train_batch_end`, whose logs it has to wait for, to another thread.
+    async_safe = True
+
+    def __init__(
+        self, before: Callable[[int, dict[str, float] | None], None], at_first: Callable[[], None], stride: int
+    ) -> None:
+        super().__init__()
+        self._before, self._at_first, self._stride = before, at_first, stride
+        self._ended, self._logs = 0, None
+        self._changed = threading.Condition()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._at_first()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: batch - self._ended <= _AHEAD * self._stride, _PATIENCE_S)
+            known = self._logs
+        self._before(batch, known)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        with self._changed:
+            if batch >= self._ended:
+                self._ended, self._logs = batch + 1, logs
+            self._changed.notify()
+
+
+class EvalWatch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls a function before each batch of a validation."""
+
+    async_safe = True
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        super().__init__()
+        self._before = before
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._before()
