@@ -21,8 +21,13 @@ def _train(values: dict[str, Any]) -> Result:
     info = load_info(values["dataset"])
     if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None and find_spec("jax") is not None:
         os.environ["KERAS_BACKEND"] = "jax"  # Keras' own default is TensorFlow
-    if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
+    if find_spec("tensorflow") is not None:
         import reader.train.quiet  # noqa: F401
+
+        if os.environ.get("KERAS_BACKEND") == "jax":  # Keras imports TensorFlow all the same
+            from reader.jax_arrays import keep_tensorflow_off_accelerators
+
+            keep_tensorflow_off_accelerators()
     from reader.train.fit import train  # Keras and its backend, seconds: only for this command
 
     options = TrainOptions(**{field.name: values[field.name] for field in dataclasses.fields(TrainOptions)})

@@ -45,9 +45,9 @@ class Progress:
     logs: dict[str, float] | None = None
 
 
-def save(out: OutFolder, progress: Progress, model: Any) -> None:
+def save(out: OutFolder, progress: Progress, model: Any, metrics: Sequence[Any]) -> None:
     """Write a checkpoint, then delete those before the last two."""
-    state, sums = _state(model), model.metrics_variables
+    state, sums = _state(model), _sums(metrics)
     paths = [[one.path, list(one.shape)] for one in state]
     document = json.dumps({"progress": asdict(progress), "variables": paths, "sums": len(sums)})
     arrays = {f"{number:05}": keras.ops.convert_to_numpy(one) for number, one in enumerate([*state, *sums])}
@@ -84,9 +84,9 @@ class Checkpoint:
             raise ImageShardsError(f"{self.name} is of another model or another Keras; choose another --out")
         _assign(state, self._arrays[: len(state)])
 
-    def restore_sums(self, model: Any) -> None:
+    def restore_sums(self, metrics: Sequence[Any]) -> None:
         """Assign what the metrics have added up in this epoch."""
-        _assign(model.metrics_variables, self._arrays[len(self._variables) :])
+        _assign(_sums(metrics), self._arrays[len(self._variables) :])
 
 
 def latest(out: OutFolder) -> Iterator[Checkpoint | str]:
@@ -113,6 +113,10 @@ def _names(out: OutFolder) -> list[str]:
 
 def _state(model: Any) -> list[Any]:
     return [*model.variables, *model.optimizer.variables]
+
+
+def _sums(metrics: Sequence[Any]) -> list[Any]:
+    return [variable for metric in metrics for variable in metric.variables]
 
 
 def _assign(variables: Sequence[Any], arrays: Sequence[Any]) -> None:

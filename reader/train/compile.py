@@ -18,23 +18,26 @@ LOSS = "mean_loss"  # the metric that is told as `loss`: Keras' own counts the p
 _EXECUTION_STEPS = 8  # on accelerators, which are faster than a look from Python at each step
 
 
-def compile_for(model: Model, phase: Phase, info: DatasetInfo, recipe: Recipe, devices: Devices) -> None:
-    """Freeze what the phase doesn't train, and build a new optimizer for the rest."""
+def compile_for(model: Model, phase: Phase, info: DatasetInfo, recipe: Recipe, devices: Devices) -> list[Any]:
+    """Freeze what the phase doesn't train, and build a new optimizer for the rest; returns the metrics."""
     model.freeze(phase.name)
+    model.synchronize(devices.strategy is not None)
     loss = _loss(info, recipe)
+    metrics = [
+        keras.metrics.MeanMetricWrapper(loss, name=LOSS),
+        keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
+    ]
     full = model.full
     full.compile(
         optimizer=keras.optimizers.Adam(_schedule(phase, recipe)),
         loss=loss,
-        weighted_metrics=[
-            keras.metrics.MeanMetricWrapper(loss, name=LOSS),
-            keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
-        ],
+        weighted_metrics=metrics,
         steps_per_execution=steps_per_execution(recipe, devices),
         jit_compile=False if devices.kind == "tpu" and devices.strategy is not None else "auto",
     )
     with devices.scope():
         full.optimizer.build(full.trainable_variables)
+    return metrics
 
 
 def _schedule(phase: Phase, recipe: Recipe) -> Any:

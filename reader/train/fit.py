@@ -117,6 +117,7 @@ class _Training:
         self._phase, self._step = 0, 0
         self._logs: dict[str, float] | None = None
         self._lines: list[Line] = []
+        self._metrics: list[Any] = []
         seed, batch = recipe.options.seed, recipe.batch_size
         self._begin = info.position("train", global_batch_size=batch, hosts=devices.processes, seed=seed), 0
 
@@ -134,12 +135,12 @@ class _Training:
                 continue
             self._phase, self._compiles = number, True
             with self._devices.scope():
-                compile_for(model, phase, self._info, self._recipe, self._devices)
+                self._metrics = compile_for(model, phase, self._info, self._recipe, self._devices)
                 if kept is not None:
                     kept.restore(model.full)
             self._train_phase(model.full, phase, kept)
             kept = None
-        return self._finish(model.full)
+        return self._finish(model)
 
     # --- where it is
 
@@ -186,7 +187,8 @@ class _Training:
             model.jax_state_sync()
         if self._tell is not None:
             position = self._position().to_json()
-            checkpoint.save(self._out, Progress(self._phase, len(self._lines), self._step, position, self._logs), model)
+            progress = Progress(self._phase, len(self._lines), self._step, position, self._logs)
+            checkpoint.save(self._out, progress, model, self._metrics)
 
     def _is_due(self) -> bool:
         steps = self._recipe.options.checkpoint_steps
@@ -246,7 +248,7 @@ class _Training:
 
         def at_first() -> None:
             if kept is not None and kept.progress.step > epoch * steps:
-                kept.restore_sums(model)
+                kept.restore_sums(self._metrics)
 
         data = self._inputs.training(self._position(), left)
         watch = StepWatch(before, at_first, self._stride)
@@ -285,12 +287,13 @@ class _Training:
 
     # --- the end
 
-    def _finish(self, model: Any) -> Trained:
+    def _finish(self, model: Model) -> Trained:
         out, info, lines = self._out, self._info, self._lines
-        counts = self._confusion(model)
+        counts = self._confusion(model.full)
         verdict, best = report.verdict(self._speed, info, self._recipe), _best(lines)["epoch"]
         if self._tell is not None:
-            saved = keras.Model(model.inputs, model.outputs, name=model.name)  # without loss and optimizer
+            model.synchronize(False)  # other backends can't
+            saved = keras.Model(model.full.inputs, model.full.outputs, name=model.full.name)  # without optimizer
             out.publish(out_folder.MODEL_FILE, saved.save)
             out.write(out_folder.LABELS_FILE, "".join(f"{label}\n" for label in info.classes).encode())
             out.publish(out_folder.CURVES_FILE, lambda path: pictures.draw_curves(lines, path))

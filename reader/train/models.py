@@ -72,14 +72,21 @@ class Model(NamedTuple):
 
     def freeze(self, phase: str) -> None:
         """Let only those variables be trained that the phase is for."""
+        if phase != "training":
+            self.base.trainable = phase == "fine_tuning"
+            for layer in self._normalizations():
+                layer.trainable = False
+
+    def synchronize(self, on: bool) -> None:
+        """Whether BatchNormalization counts the batch of all replicas of a strategy: one device then learns the same."""
+        for layer in self._normalizations():
+            layer.synchronized = on
+
+    def _normalizations(self) -> list[Any]:
         import keras
 
-        if phase == "training" or self.base is None:
-            return
-        self.base.trainable = phase == "fine_tuning"
-        for layer in self.base.layers:
-            if isinstance(layer, keras.layers.BatchNormalization):
-                layer.trainable = False
+        layers = [*self.full.layers, *(self.base.layers if self.base is not None else ())]
+        return [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
 
 
 def build(info: DatasetInfo, recipe: Recipe) -> Model:

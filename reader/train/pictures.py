@@ -30,7 +30,7 @@ class ConfusionMatrix(keras.metrics.Metric):  # type: ignore[misc]
 
     def result(self) -> Any:
         """The counts."""
-        return self.counts
+        return ops.convert_to_tensor(self.counts)
 
 
 def draw_curves(lines: list[dict[str, Any]], path: str) -> None:

@@ -101,10 +101,10 @@ def epoch_line(line: dict[str, Any], epochs: int) -> str:
     """A line of metrics.jsonl in words."""
     names = ("loss", "accuracy", "val_loss", "val_accuracy")
     metrics = ", ".join(f"{name} {line[name]:.4f}" for name in names if name in line)
-    return (
-        f"epoch {line['epoch']}/{epochs}: {metrics}; {line['images_per_s']:,.0f} images/s, "
-        f"waited {line['wait_share']:.0%} of the time for input"
-    )
+    text = f"epoch {line['epoch']}/{epochs}: {metrics}"
+    if not line["images_per_s"]:  # no step of it was made here
+        return text
+    return f"{text}; {line['images_per_s']:,.0f} images/s, waited {line['wait_share']:.0%} of the time for input"
 
 
 def verdict(speed: Speed, info: DatasetInfo, recipe: Recipe) -> str:
