@@ -20,7 +20,7 @@ from reader.train.checkpoint import Checkpoint, Progress
 from reader.train.compile import LOSS, compile_for, steps_per_execution
 from reader.train.devices import Devices, check_batch, found
 from reader.train.inputs import Inputs
-from reader.train.models import build
+from reader.train.models import Model, build
 from reader.train.options import Phase, Recipe, TrainOptions, make_recipe, warnings
 from reader.train.out_folder import OutFolder, open_out
 from reader.train.report import Speed

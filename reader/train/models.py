@@ -78,7 +78,7 @@ class Model(NamedTuple):
                 layer.trainable = False
 
     def synchronize(self, on: bool) -> None:
-        """Whether BatchNormalization counts the batch of all replicas of a strategy: one device then learns the same."""
+        """Let BatchNormalization see the batch of all replicas of a strategy, or not: it learns as on one device."""
         for layer in self._normalizations():
             layer.synchronized = on
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from beam_pipeline.errors import UsageError, plural, some
 from reader.info import DatasetInfo
-from reader.train.models import SMALL_CNN, application_name
+from reader.train.models import MODULES, SMALL_CNN, application_name
 
 AUGMENTS = ("none", "flip", "flip_crop", "random_resized_crop")
 _EVAL_SPLITS = ("validation", "val", "test")
@@ -23,56 +23,50 @@ _RATES = {SMALL_CNN: 3e-3}
 _RATE = 1e-3
 
 
+def _flag(default: Any, metavar: str, text: str) -> Any:
+    """A field that is a flag of the command; of a metavar in lower case, as in `all|none`, the only values."""
+    return field(default=default, metadata={"metavar": metavar, "help": text})
+
+
 @dataclass(frozen=True)
 class TrainOptions:
-    """What to train and how; None lets the dataset decide.
+    """What to train and how: the flags of the command, whose help describes them. None lets the dataset decide."""
 
-    Attributes:
-        model: `small_cnn`, a model of `keras.applications`, or `package.module:function`.
-        weights: `none`, `imagenet`, or a file: `.keras`, or weights (`.h5`).
-        epochs: of the model, or with weights of its new head while the rest is frozen.
-        fine_tune_epochs: with weights, of the model's last part: all of it but BatchNormalization.
-        batch_size: images of a step, over all devices.
-        image_size: side in pixels that the model sees.
-        learning_rate: of Adam at its peak, after warm-up; falls to 0 by a cosine.
-        label_smoothing: from 0 to below 1.
-        augment: `none`, `flip`, `flip_crop` or `random_resized_crop`.
-        class_weights: `none` or `balanced`.
-        mixed_precision: `auto`, `none`, `bfloat16` or `float16`.
-        seed: of order, augmentation and initial weights.
-        eval_split: a TFDS split string.
-        early_stopping: epochs without a lower validation loss after which training ends.
-        steps_per_execution: steps that run without a look from Python.
-        cache: of `train_batches`.
-        device: `auto`, `tpu`, `gpu` or `cpu`.
-        tpu: name of a TPU that isn't this machine's.
-        distributed: this is one of several processes of JAX.
-        checkpoint_minutes, checkpoint_steps: how often a checkpoint is written.
-        out: folder or URL; None for `runs/NAME-N`.
-    """
-
-    model: str = SMALL_CNN
-    weights: str = "none"
-    epochs: int | None = None
-    fine_tune_epochs: int | None = None
-    batch_size: int | None = None
-    image_size: int | None = None
-    learning_rate: float | None = None
-    label_smoothing: float = 0.0
-    augment: str = "flip_crop"
-    class_weights: str = "none"
-    mixed_precision: str = "auto"
-    seed: int = 0
-    eval_split: str | None = None
-    early_stopping: int | None = None
-    steps_per_execution: int | None = None
-    cache: str | None = None
-    device: str = "auto"
-    tpu: str | None = None
-    distributed: bool = False
-    checkpoint_minutes: float = 10.0
-    checkpoint_steps: int | None = None
-    out: str | None = None
+    out: str | None = _flag(None, "OUT", "Folder or URL for all that comes out (default: runs/NAME-N).")
+    model: str = _flag(SMALL_CNN, "MODEL", f"{SMALL_CNN}, {', '.join(MODULES)}; or package.module:function.")
+    weights: str = _flag(
+        "none",
+        "WEIGHTS",
+        "none, imagenet, or a file: .keras, or weights (.h5). With weights, --epochs train a new head on a frozen "
+        "model, then --fine_tune_epochs all of it but BatchNormalization.",
+    )
+    epochs: int | None = _flag(None, "N", "Epochs (default: 6, more for 150 updates).")
+    fine_tune_epochs: int | None = _flag(None, "N", "With weights (default: half of --epochs).")
+    batch_size: int | None = _flag(None, "N", "Images in a step, over all devices (default: 8 to 64).")
+    image_size: int | None = _flag(
+        None, "N", "Side in pixels of what the model sees (default: as stored; at most 96 for small_cnn)."
+    )
+    learning_rate: float | None = _flag(None, "R", "Of Adam at its peak (default: by model and batch).")
+    label_smoothing: float = _flag(0.0, "R", "Share of each label that is given to all classes.")
+    augment: str = _flag("flip_crop", "|".join(AUGMENTS), "How training images are varied.")
+    class_weights: str = _flag("none", "none|balanced", "balanced: all classes weigh the same.")
+    mixed_precision: str = _flag(
+        "auto",
+        "auto|none|bfloat16|float16",
+        "auto: bfloat16 on TPUs and new GPUs, float16 on older GPUs, none on CPUs.",
+    )
+    seed: int = _flag(0, "N", "Decides the order, the augmentation and the first weights.")
+    eval_split: str | None = _flag(None, "SPLIT", "To validate on (default: validation, else val, else test).")
+    early_stopping: int | None = _flag(None, "N", "Stop after this many epochs without a lower validation loss.")
+    steps_per_execution: int | None = _flag(
+        None, "N", "Steps without a look from Python, lowered to a divisor of an epoch's (default: 1 on CPUs, else 8)."
+    )
+    cache: str | None = _flag(None, "DIR", "Keep what was read from remote storage in this folder; or memory.")
+    device: str = _flag("auto", "auto|tpu|gpu|cpu", "What to train on.")
+    tpu: str | None = _flag(None, "NAME", "A Cloud TPU by its name, if it isn't this machine's.")
+    distributed: bool = _flag(False, "", "This is one of several processes of JAX.")
+    checkpoint_minutes: float = _flag(10.0, "M", "How often a checkpoint is written.")
+    checkpoint_steps: int | None = _flag(None, "N", "The same by steps instead.")
 
 
 class Phase(NamedTuple):
