@@ -1,0 +1,116 @@
+"""Trainings that are stopped and continued: `python tests/train/runs.py DATASET FOLDER`."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+MODEL = '''
+import keras
+
+def random_layers(shape, classes):
+    """Layers that draw random numbers, whose state has to be restored."""
+    layers = keras.layers
+    return keras.Sequential([
+        layers.RandomFlip("horizontal"), layers.RandomTranslation(0.1, 0.1),
+        layers.Conv2D(4, 3), layers.BatchNormalization(), layers.Flatten(), layers.Dropout(0.3), layers.Dense(classes),
+    ])
+'''
+# 5 steps an epoch of the `dataset` fixture, of milliseconds each.
+OPTIONS: dict[str, Any] = {"image_size": 16, "batch_size": 8, "epochs": 3, "seed": 5, "checkpoint_steps": 2}
+_STEP = 7  # in the second epoch
+
+
+def stop_and_continue(dataset: str, folder: Path) -> None:
+    """Train into folder/plain; into folder/stopped with a SIGTERM, into folder/killed with a kill -9, and continue."""
+    from beam_pipeline.errors import ImageShardsError
+    from reader.info import load_info
+    from reader.train.fit import train
+    from reader.train.options import TrainOptions
+
+    folder.mkdir(parents=True)
+    (folder / "models.py").write_text(MODEL)
+    sys.path.insert(0, str(folder))
+
+    def options(name: str) -> TrainOptions:
+        return TrainOptions(out=str(folder / name), model="models:random_layers", **OPTIONS)
+
+    info = load_info(dataset)
+    killed = subprocess.Popen([sys.executable, __file__, dataset, str(folder), "killed"], env=_environment(folder))
+    train(info, options("plain"))
+    threading.Thread(
+        target=_when_there, args=(folder / "stopped", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    ).start()
+    try:
+        train(info, options("stopped"))
+    except ImageShardsError as error:
+        (folder / "said").write_text(str(error))
+    train(info, options("stopped"))
+    _when_there(folder / "killed", killed.kill)
+    assert killed.wait() == -signal.SIGKILL, "it had ended before"
+    train(info, options("killed"))
+    sys.path.remove(str(folder))
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    import keras
+
+    return {**os.environ, "KERAS_BACKEND": keras.backend.backend(), "PYTHONPATH": f"{ROOT}:{folder}"}
+
+
+def _when_there(out: Path, act: Any) -> None:
+    """Call `act` once a checkpoint in the middle of an epoch is there."""
+    while not any(int(file.name[5:14]) >= _STEP for file in out.glob("checkpoints/step-*.npz")):
+        time.sleep(0.001)
+    act()
+
+
+def metrics_of(out: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl, but for times."""
+    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if key not in ("images_per_s", "wait_share")} for line in lines]
+
+
+def weights_of(out: Path) -> list[Any]:
+    """All weights of model.keras, layer by layer."""
+    import h5py
+
+    found: list[Any] = []
+    with zipfile.ZipFile(out / "model.keras") as file, h5py.File(io.BytesIO(file.read("model.weights.h5"))) as weights:
+        weights.visititems(lambda name, one: found.append(one[()]) if isinstance(one, h5py.Dataset) else None)
+    return found
+
+
+def _slow_training(dataset: str, folder: Path, name: str) -> None:
+    """One that is in the middle of an epoch long enough to be killed there."""
+    from reader.info import load_info
+    from reader.train import checkpoint
+    from reader.train.fit import train
+    from reader.train.options import TrainOptions
+
+    save = checkpoint.save
+
+    def save_and_wait(*arguments: Any) -> None:
+        save(*arguments)
+        if arguments[1].step >= _STEP:
+            time.sleep(600)
+
+    checkpoint.save = save_and_wait
+    train(load_info(dataset), TrainOptions(out=str(folder / name), model="models:random_layers", **OPTIONS))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 3:
+        _slow_training(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+    else:
+        stop_and_continue(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,123 @@
+"""What `train` runs on: found, said in a line, and refused in a line."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.error import URLError
+
+import pytest
+import tensorflow as tf
+
+from beam_pipeline.errors import ImageShardsError, UsageError
+from reader.train import devices
+from reader.train.devices import Devices, check_batch, found
+from reader.train.options import TrainOptions
+
+FAILURES = [
+    ValueError("Please provide a TPU Name to connect to."),
+    URLError("[Errno -2] Name or service not known"),
+    tf.errors.NotFoundError(None, None, "TPUs not found in the cluster. Failed in initialization: No OpKernel"),
+    tf.errors.UnavailableError(None, None, "failed to connect to all addresses"),
+    tf.errors.InvalidArgumentError(None, None, "Unable to find a TPU"),
+]
+
+
+@pytest.fixture(params=FAILURES, ids=lambda error: type(error).__name__)
+def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Makes TensorFlow's look for a TPU fail; the text that is told."""
+
+    def fail(resolver: Any) -> None:
+        raise request.param
+
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", fail)
+    return str(request.param.message if hasattr(request.param, "message") else request.param).partition(". Failed")[0]
+
+
+def test_auto_falls_back_and_says_why(failing: str) -> None:
+    with found(TrainOptions()) as there:
+        assert (there.kind, there.count, there.strategy) == ("cpu", 1, None)
+        assert there.said == f"the CPU (TensorFlow; no TPU: {failing}; no GPU)"
+
+
+def test_a_tpu_that_was_asked_for_is_an_error_of_one_line(failing: str) -> None:
+    with pytest.raises(ImageShardsError) as caught, found(TrainOptions(device="tpu")):
+        pass
+    assert str(caught.value) == f"--device tpu: there is none: {failing}"
+
+
+def test_tpu_name_is_not_looked_up_unless_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def resolver(tpu: str) -> None:
+        asked.append(tpu)
+        raise ValueError("no TPU")
+
+    monkeypatch.setenv("TPU_NAME", "node-1")
+    monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", resolver)
+    with pytest.raises(ImageShardsError, match=r"no TPU \(TPU_NAME=node-1 is not looked up: give --tpu for that\)"):
+        with found(TrainOptions(device="tpu")):
+            pass
+    with pytest.raises(ImageShardsError, match="there is none: node-2: no TPU"), found(TrainOptions(tpu="node-2")):
+        pass
+    assert asked == ["local", "node-2"]
+
+
+def test_the_cpu_is_used_without_a_look_for_others() -> None:
+    with found(TrainOptions(device="cpu")) as there:
+        assert there.said == "the CPU (TensorFlow)"
+
+
+def test_a_gpu_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(ImageShardsError, match="^--device gpu: there is none"), found(TrainOptions(device="gpu")):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            '{"cluster": {"worker": ["a:1", "b:1"]}}',
+            "TF_CONFIG names 2 workers: Keras trains on several hosts with JAX",
+        ),
+        ('{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}}', "TF_CONFIG names 2 workers"),
+        ("{", "TF_CONFIG is not a JSON object"),
+    ],
+)
+def test_several_workers_of_tensorflow_are_refused(monkeypatch: pytest.MonkeyPatch, config: str, message: str) -> None:
+    monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(UsageError, match=message), found(TrainOptions()):
+        pass
+
+
+def test_one_worker_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}')
+    with found(TrainOptions(device="cpu")) as there:
+        assert there.count == 1
+
+
+def test_a_backend_that_can_not_train_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices.keras.backend, "backend", lambda: "torch")
+    with pytest.raises(UsageError, match="KERAS_BACKEND=torch: train runs on tensorflow or jax"), found(TrainOptions()):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "wanted", "policy"),
+    [
+        ("cpu", (), "auto", "float32"),
+        ("tpu", (), "auto", "mixed_bfloat16"),
+        ("gpu", (9, 0), "auto", "mixed_bfloat16"),
+        ("gpu", (7, 5), "auto", "mixed_float16"),
+        ("gpu", (6, 1), "auto", "float32"),
+        ("gpu", (9, 0), "none", "float32"),
+        ("cpu", (), "bfloat16", "mixed_bfloat16"),
+    ],
+)
+def test_mixed_precision_follows_the_device(kind: str, capability: tuple[int, ...], wanted: str, policy: str) -> None:
+    assert Devices(kind, 1, "", capability=capability).precision(wanted) == policy
+
+
+def test_a_batch_that_can_not_be_shared_names_the_next_that_fits() -> None:
+    with pytest.raises(UsageError, match="--batch_size 30: 8 devices share it; the next that fits is 32"):
+        check_batch(30, Devices("tpu", 8, ""))
+    check_batch(32, Devices("tpu", 8, ""))

@@ -1,0 +1,171 @@
+"""The models: named as Keras names them, each with its own scaling, and refused before anything is downloaded."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from beam_pipeline.errors import ImageShardsError, UsageError
+from reader.info import DatasetInfo, load_info
+from reader.train.compile import compile_for
+from reader.train.devices import Devices
+from reader.train.models import MODULES, Model, application_name, build
+from reader.train.options import TrainOptions, make_recipe
+from tests.reading.shards import make_dataset
+
+CPU = Devices("cpu", 1, "")
+IMAGES = np.random.default_rng(1).integers(0, 256, (4, 32, 32, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def info(dataset: str) -> DatasetInfo:
+    return load_info(dataset)
+
+
+def built(info: DatasetInfo, model: str, **options: Any) -> Model:
+    return build(
+        info, make_recipe(info, TrainOptions(model=model, image_size=options.pop("image_size", 32), **options))
+    )
+
+
+def test_the_models_of_keras_are_known_by_their_names() -> None:
+    functions = {name: one for name, one in vars(keras.applications).items() if callable(one)}
+    assert set(MODULES) == set(functions)
+    for name, module in MODULES.items():
+        assert hasattr(getattr(keras.applications, module), "preprocess_input"), name
+        assert "include_top" in inspect.signature(functions[name]).parameters
+
+
+@pytest.mark.parametrize("written", ["mobilenet_v2", "MobileNetV2", "mobilenet-v2", "MOBILENETV2"])
+def test_a_name_is_read_in_any_spelling(written: str) -> None:
+    assert application_name(written) == "MobileNetV2"
+
+
+def test_a_typo_gets_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="--model 'resnet51': did you mean ResNet50"):
+        application_name("resnet51")
+    with pytest.raises(UsageError, match="--model 'qqq': see --help"):
+        application_name("qqq")
+
+
+@pytest.mark.parametrize(
+    ("name", "scaled"),
+    [
+        ("MobileNetV2", lambda x: x / 127.5 - 1),
+        ("ResNet50", lambda x: x[..., ::-1] - np.array([103.939, 116.779, 123.68])),
+        ("DenseNet121", lambda x: (x / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]),
+        ("EfficientNetV2B0", lambda x: x),
+    ],
+)
+def test_each_application_sees_images_scaled_as_its_weights_expect(info: DatasetInfo, name: str, scaled: Any) -> None:
+    model = built(info, name)
+    scale = keras.Model(model.full.inputs, model.full.get_layer(model.base.name)._inbound_nodes[0].arguments.args[0])
+    assert np.allclose(scale.predict(IMAGES, verbose=0), scaled(IMAGES.astype(np.float64)), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "MobileNetV2", "ResNet50"])
+def test_models_train_compiled_by_xla(info: DatasetInfo, name: str) -> None:
+    recipe = make_recipe(info, TrainOptions(model=name, image_size=32, batch_size=4))
+    model = build(info, recipe)
+    compile_for(model, recipe.phases[0], info, recipe, CPU)
+    model.full.jit_compile = True
+    assert np.isfinite(model.full.train_on_batch(IMAGES, np.array([0, 1, 2, 0])))
+
+
+def test_grey_images_are_shown_to_models_of_colours(tmp_path: Path) -> None:
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [3]}, size=(32, 32), channels=1))
+    for name in ("small_cnn", "MobileNetV2"):
+        assert built(info, name).full(IMAGES[..., :1]).shape == (4, 3)
+
+
+def test_a_size_that_is_too_small_is_refused_before_a_download(info: DatasetInfo) -> None:
+    with pytest.raises(
+        UsageError, match="--image_size 32: InceptionV3 can't take it: Input size must be at least 75x75"
+    ):
+        built(info, "InceptionV3", weights="imagenet")
+
+
+def test_weights_that_can_not_be_downloaded_are_one_line_with_the_cause(
+    info: DatasetInfo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(keras.config, "keras_home", lambda: str(tmp_path), raising=False)
+    with pytest.raises(ImageShardsError, match="--weights imagenet: can't be downloaded: URL fetch failure on https"):
+        built(info, "NASNetMobile", weights="imagenet", image_size=64)
+
+
+def test_small_cnn_has_no_imagenet_weights(info: DatasetInfo) -> None:
+    with pytest.raises(UsageError, match="--weights imagenet: small_cnn has none"):
+        built(info, "small_cnn", weights="imagenet")
+
+
+@pytest.fixture(scope="module")
+def base_weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Weights of a MobileNetV2 without its head, as Keras ships them."""
+    file = tmp_path_factory.mktemp("weights") / "base.weights.h5"
+    keras.utils.set_random_seed(7)
+    arguments: dict[str, Any] = {"include_top": False, "pooling": "avg", "input_shape": (32, 32, 3), "weights": None}
+    keras.applications.MobileNetV2(**arguments).save_weights(file)
+    return str(file)
+
+
+def test_transfer_trains_the_head_then_the_base_but_never_batch_normalization(
+    info: DatasetInfo, base_weights: str
+) -> None:
+    options = TrainOptions(model="MobileNetV2", weights=base_weights, image_size=32, batch_size=4, learning_rate=0.1)
+    recipe = make_recipe(info, options)
+    model = build(info, recipe)
+    head = model.full.layers[-1]
+    moved = []
+    for phase in recipe.phases:
+        compile_for(model, phase, info, recipe, CPU)
+        model.full.optimizer.learning_rate = 0.01
+        before = [variable.numpy() for variable in (*model.base.variables, *head.variables)]
+        model.full.fit(IMAGES, np.array([0, 1, 2, 0]), verbose=0)
+        pairs = zip((*model.base.variables, *head.variables), before, strict=True)
+        moved.append({variable.path for variable, was in pairs if not np.array_equal(variable.numpy(), was)})
+    assert moved[0] == {variable.path for variable in head.variables}
+    norms = {
+        v.path for one in model.base.layers if isinstance(one, keras.layers.BatchNormalization) for v in one.variables
+    }
+    assert not moved[1] & norms
+    assert any(variable.path in moved[1] for variable in model.base.variables)
+
+
+def test_weights_of_another_model_are_refused(info: DatasetInfo, base_weights: str) -> None:
+    with pytest.raises(UsageError, match="not of this model"):
+        built(info, "ResNet50", weights=base_weights)
+    with pytest.raises(UsageError, match="no such file; use none, imagenet or a file"):
+        built(info, "ResNet50", weights="nowhere.h5")
+
+
+def test_weights_of_an_earlier_training_with_other_classes_give_its_base(info: DatasetInfo, tmp_path: Path) -> None:
+    other = load_info(make_dataset(tmp_path / "1.0.0", {"train": [3]}, size=(32, 32), classes=["a", "b"]))
+    earlier = built(other, "MobileNetV2", seed=3)
+    earlier.full.save(tmp_path / "model.keras")
+    model = built(info, "MobileNetV2", weights=str(tmp_path / "model.keras"))
+    assert all(map(np.array_equal, model.base.get_weights(), earlier.base.get_weights()))
+
+
+def test_a_model_of_the_user_s(info: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import keras\n"
+        "def good(shape, classes):\n"
+        "    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(classes)])\n"
+        "def bad(shape, classes):\n"
+        "    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert built(info, "mine:good").full(IMAGES).shape == (4, 3)
+    for name, message in (
+        ("mine:bad", r"it returned a model of output \(None, 1\); return a Keras model"),
+        ("mine:none", "has no attribute 'none'; give package.module:function"),
+        ("nowhere:model", "No module named 'nowhere'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            built(info, name)
