@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
+from warnings import catch_warnings, simplefilter
 
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError, one_line
@@ -189,7 +190,8 @@ def _load(model: Model, weights: str) -> None:
     """Weights of a file: of the whole model (a dataset of as many classes), or of its base alone."""
     import keras
 
-    with _local_copy(weights) as file:
+    with _local_copy(weights) as file, catch_warnings():
+        simplefilter("error", UserWarning)  # Keras only warns of layers that the file lacks
         try:
             if weights.endswith(".keras"):
                 _set_weights(model, keras.saving.load_model(file, compile=False))
@@ -198,10 +200,10 @@ def _load(model: Model, weights: str) -> None:
                 try:
                     part.load_weights(file)
                     return
-                except (ValueError, AttributeError) as error:  # the other one's
+                except (ValueError, AttributeError, UserWarning) as error:  # the other one's
                     reason = error
             raise reason
-        except (ValueError, OSError, TypeError, KeyError) as error:
+        except (ValueError, OSError, TypeError, KeyError, UserWarning) as error:
             raise UsageError(f"--weights {weights!r}: not of this model: {one_line(error)[:300]}") from None
 
 

@@ -14,6 +14,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from tests.reading.shards import make_dataset
+
 ROOT = Path(__file__).parents[2]
 MODEL = '''
 import keras
@@ -89,6 +91,11 @@ def weights_of(out: Path) -> list[Any]:
     with zipfile.ZipFile(out / "model.keras") as file, h5py.File(io.BytesIO(file.read("model.weights.h5"))) as weights:
         weights.visititems(lambda name, one: found.append(one[()]) if isinstance(one, h5py.Dataset) else None)
     return found
+
+
+def make_other_dataset(folder: Path) -> str:
+    """Another one of as many records."""
+    return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 17))
 
 
 def _slow_training(dataset: str, folder: Path, name: str) -> None:

@@ -68,13 +68,13 @@ def test_each_application_sees_images_scaled_as_its_weights_expect(info: Dataset
     assert np.allclose(scale.predict(IMAGES, verbose=0), scaled(IMAGES.astype(np.float64)), atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "MobileNetV2", "ResNet50"])
+@pytest.mark.parametrize("name", ["small_cnn", "MobileNetV2"])
 def test_models_train_compiled_by_xla(info: DatasetInfo, name: str) -> None:
     recipe = make_recipe(info, TrainOptions(model=name, image_size=32, batch_size=4))
     model = build(info, recipe)
     compile_for(model, recipe.phases[0], info, recipe, CPU)
     model.full.jit_compile = True
-    assert np.isfinite(model.full.train_on_batch(IMAGES, np.array([0, 1, 2, 0])))
+    assert np.all(np.isfinite(model.full.train_on_batch(IMAGES, np.array([0, 1, 2, 0]))))
 
 
 def test_grey_images_are_shown_to_models_of_colours(tmp_path: Path) -> None:
@@ -117,16 +117,15 @@ def base_weights(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_transfer_trains_the_head_then_the_base_but_never_batch_normalization(
     info: DatasetInfo, base_weights: str
 ) -> None:
-    options = TrainOptions(model="MobileNetV2", weights=base_weights, image_size=32, batch_size=4, learning_rate=0.1)
+    options = TrainOptions(model="MobileNetV2", weights=base_weights, image_size=32, batch_size=4, learning_rate=10)
     recipe = make_recipe(info, options)
     model = build(info, recipe)
     head = model.full.layers[-1]
     moved = []
     for phase in recipe.phases:
         compile_for(model, phase, info, recipe, CPU)
-        model.full.optimizer.learning_rate = 0.01
         before = [variable.numpy() for variable in (*model.base.variables, *head.variables)]
-        model.full.fit(IMAGES, np.array([0, 1, 2, 0]), verbose=0)
+        model.full.fit(IMAGES, np.array([0, 1, 2, 0]), epochs=3, verbose=0)
         pairs = zip((*model.base.variables, *head.variables), before, strict=True)
         moved.append({variable.path for variable, was in pairs if not np.array_equal(variable.numpy(), was)})
     assert moved[0] == {variable.path for variable in head.variables}

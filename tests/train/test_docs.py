@@ -1,0 +1,31 @@
+"""The commands that the documents show are commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from reader.commands.train import COMMAND
+from reader.train.models import application_name
+
+ROOT = Path(__file__).parents[2]
+SHOWN = [
+    line.partition("imageshards train ")[2]
+    for file in (ROOT / "docs/training.md", ROOT / "README.md")
+    for block in re.findall(r"```bash\n(.*?)```", file.read_text(), re.DOTALL)
+    for line in block.splitlines()
+    if "imageshards train " in line
+]
+
+
+@pytest.mark.parametrize("arguments", SHOWN)
+def test_a_command_of_the_documents_is_read(arguments: str) -> None:
+    values = COMMAND.parse(shlex.split(arguments))
+    assert application_name(values["model"])
+
+
+def test_the_documents_show_commands() -> None:
+    assert len(SHOWN) > 4

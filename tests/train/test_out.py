@@ -1,0 +1,210 @@
+"""What a training writes, where it may write, and what it says of storage that fails."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+import reader
+from beam_pipeline.errors import ImageShardsError, UsageError
+from reader.records import RunReader
+from reader.train.fit import Trained, train
+from reader.train.options import TrainOptions
+from tests import servers
+from tests.train import runs
+
+SMALL: dict[str, Any] = {"image_size": 16, "batch_size": 8, "epochs": 1, "seed": 5, "device": "cpu"}
+
+
+def trained(dataset: str, out: object, **options: Any) -> tuple[Trained, list[str]]:
+    """A training, and the lines that it told."""
+    lines: list[str] = []
+    options = {**SMALL, "out": None if out is None else str(out), **options}
+    return train(reader.load_info(dataset), TrainOptions(**options), lines.append), lines
+
+
+@pytest.fixture(scope="module")
+def finished(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a training with checkpoints that has ended."""
+    out = tmp_path_factory.mktemp("finished") / "out"
+    trained(dataset, out, checkpoint_steps=2)
+    return out
+
+
+def unfinish(out: Path) -> None:
+    run = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps(run | {"finished": False}))
+
+
+def copied(finished: Path, folder: Path) -> Path:
+    """The training as it is if it was killed just before its end."""
+    out = folder / "out"
+    for file in finished.rglob("*"):
+        if file.is_file():
+            (out / file.relative_to(finished)).parent.mkdir(parents=True, exist_ok=True)
+            (out / file.relative_to(finished)).write_bytes(file.read_bytes())
+    unfinish(out)
+    return out
+
+
+def test_all_that_comes_out_is_there(dataset: str, finished: Path) -> None:
+    info, (line,) = reader.load_info(dataset), runs.metrics_of(finished)
+    assert (finished / "classes.txt").read_text().splitlines() == list(info.classes)
+    assert set(line) == {"epoch", "phase", "step", "loss", "accuracy", "val_loss", "val_accuracy"}
+    run = json.loads((finished / "run.json").read_text())
+    assert run["finished"] and run["best_epoch"] == 1 and run["verdict"].startswith("waited ")
+    assert run["versions"]["keras"] == keras.__version__ and run["devices"] == "the CPU (TensorFlow)"
+    for name in ("curves.png", "confusion.png"):
+        with Image.open(finished / name) as picture:
+            assert min(picture.size) > 300
+    assert sorted(path.name for path in (finished / "checkpoints").iterdir()) == [
+        "step-000000002.npz",
+        "step-000000004.npz",
+    ]
+
+
+def test_the_losses_told_are_means_over_the_records_and_not_over_the_padding(dataset: str, finished: Path) -> None:
+    """11 records at a batch of 8: Keras' own val_loss would count 5 rows of padding."""
+    evals = reader.eval_dataset(dataset, "validation", global_batch_size=1)
+    images, labels, _ = map(np.concatenate, zip(*reader.as_numpy(evals), strict=True))
+    logits = keras.models.load_model(finished / "model.keras").predict(images, verbose=0).astype(np.float64)
+    logits -= logits.max(1, keepdims=True)
+    expected = np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(labels)), labels])
+    (line,) = runs.metrics_of(finished)
+    assert line["val_loss"] == pytest.approx(expected, rel=1e-3)
+    assert line["val_accuracy"] == pytest.approx(np.mean(logits.argmax(1) == labels), abs=1e-6)
+
+
+def test_a_finished_training_says_so_and_does_nothing(dataset: str, finished: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    result, lines = trained(dataset, finished, checkpoint_steps=2)
+    assert lines == [f"{finished}: this training is finished; choose another --out to train again"]
+    assert len(result.epochs) == 1
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_another_configuration_or_dataset_is_refused(dataset: str, finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it was trained with --seed 5, now it is 6; choose another --out"):
+        trained(dataset, finished, seed=6)
+    other = runs.make_other_dataset(tmp_path / "1.0.0")
+    with pytest.raises(UsageError, match="it was trained on another dataset; choose another --out"):
+        trained(other, finished)
+
+
+def test_a_folder_of_something_else_is_refused(dataset: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"it holds mine.txt, not a training; choose a new folder"):
+        trained(dataset, tmp_path)
+    with pytest.raises(UsageError, match=r"it is a file; choose a folder"):
+        trained(dataset, tmp_path / "mine.txt")
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(UsageError, match=r"its run.json is of something else; choose a new folder"):
+        trained(dataset, tmp_path)
+
+
+def test_without_out_each_training_gets_the_next_number_and_an_unfinished_one_continues(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [trained(dataset, None)[0].out for _ in range(2)] == ["runs/photos-1", "runs/photos-2"]
+    unfinish(tmp_path / "runs/photos-2")
+    assert trained(dataset, None, seed=9)[0].out == "runs/photos-3"
+    unfinish(tmp_path / "runs/photos-3")
+    assert trained(dataset, None, seed=9)[0].out == "runs/photos-3"
+
+
+def test_a_corrupt_checkpoint_is_told_and_the_one_before_is_taken(
+    dataset: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = copied(finished, tmp_path)
+    last = out / "checkpoints/step-000000004.npz"
+    data = bytearray(last.read_bytes())
+    data[len(data) // 2] ^= 1
+    last.write_bytes(data)
+    _, lines = trained(dataset, out)
+    assert "continuing after step 2" in lines
+    assert f"warning: {out}/checkpoints/step-000000004.npz is corrupt (" in capsys.readouterr().err
+    assert runs.metrics_of(out) == runs.metrics_of(finished)
+
+
+def test_nothing_but_corrupt_checkpoints_is_an_error(dataset: str, finished: Path, tmp_path: Path) -> None:
+    out = copied(finished, tmp_path)
+    for file in (out / "checkpoints").iterdir():
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ImageShardsError, match=r"step-000000002.npz is corrupt .*, and there is no other: delete it"):
+        trained(dataset, out)
+
+
+def test_a_full_disk_is_one_line(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*arguments: Any, **arrays: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", no_space)
+    with pytest.raises(ImageShardsError, match=r"step-000000002.npz: no space left on device; make room"):
+        trained(dataset, tmp_path / "out", checkpoint_steps=2)
+    assert not list(tmp_path.glob("out/checkpoints/*")) and not list(tmp_path.glob("out/.tmp*"))
+
+
+def test_out_in_a_bucket_is_written_and_continued(dataset: str, finished: Path, gcs: servers.Gcs) -> None:
+    bucket = gcs.new_bucket()
+    out = f"gs://{bucket}/runs/1"
+
+    def terminate() -> None:
+        while f"runs/1/checkpoints/step-{2:09}.npz" not in gcs.names(bucket):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+    with pytest.raises(ImageShardsError, match=f"the same command with --out {out} continues"):
+        trained(dataset, out, epochs=40, checkpoint_steps=2)
+    step = int(max(name for name in gcs.names(bucket) if "/step-" in name)[-13:-4])
+    _, lines = trained(dataset, out, epochs=40, checkpoint_steps=1000)
+    assert f"continuing after step {step:,}" in lines
+    assert "runs/1/model.keras" in gcs.names(bucket)
+
+
+def one_at_a_time(seconds: float, read: Any) -> Any:
+    """`RunReader.read` over storage that answers one request at a time."""
+    lock = threading.Lock()
+
+    @functools.wraps(read)
+    def slow(*arguments: Any) -> Any:
+        with lock:
+            time.sleep(seconds)
+            return read(*arguments)
+
+    return slow
+
+
+def test_the_verdict_on_slow_storage_is_a_cache(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunReader, "read", one_at_a_time(0.5, RunReader.read))
+    result, _ = trained(dataset, tmp_path / "out", epochs=2)
+    assert result.epochs[1]["wait_share"] > 0.5
+    assert "is the limit; --cache would help most" in result.verdict
+
+
+def test_the_verdict_on_a_slow_model_is_the_device(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import keras\n"
+        "def model(shape, classes):\n"
+        "    layers = [keras.layers.Conv2D(128, 9, padding='same') for _ in range(2)]\n"
+        "    return keras.Sequential([*layers, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(classes)])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result, _ = trained(dataset, tmp_path / "out", model="slow:model", epochs=2)
+    assert result.epochs[1]["wait_share"] < 0.05
+    assert result.verdict.endswith("the device is the limit")
