@@ -150,7 +150,7 @@ ROWS: dict[str, list[tuple[Any, ...] | Callable[[], None]]] = {
     "PNG, BMP, TIFF, WebP, AVIF, HEIC": [
         ("png bmp tiff tiff_lzw", EXACT, 0), ("webp avif", EXACT, 3), ("heic", EXACT, 6)],
     "HEIC without the extra": [without_extra],
-    "JPEG of 12 bits or lossless, 32-bit and float TIFF, JPEG 2000 and XL, PSD, SVG, PDF, ICO, camera raw": [
+    "JPEG of 12 bits, 32-bit and float TIFF, JPEG 2000 and XL, PSD, SVG, PDF, ICO, camera raw": [
         unsupported],
     "a JPEG for `jpeg` that fits already": [fitting],
     "a file that ends early": [cut_off],

@@ -16,8 +16,8 @@ from PIL import Image
 
 from beam_pipeline.errors import Reject
 from beam_pipeline.images import ImageOptions, convert, memory
-from beam_pipeline.images.containers import APP14, jpeg_parts
-from tests.images.kinds import cmyk, heic_kinds, png, png_chunk, turned, with_alpha, without_part
+from beam_pipeline.images.containers import APP14, jpeg_segments
+from tests.images.kinds import cmyk, heic_kinds, png, png_chunk, turned, with_alpha, without_segment
 from tests.images.profiles import wide_profile
 from tests.images.test_codec import DEFAULTS, OWN_SIZE, rejected
 from tests.make import ROOT, encoded, picture
@@ -38,7 +38,7 @@ KINDS: dict[str, Callable[[Image.Image], bytes]] = {
     "jpeg of a profile, turned": lambda image: encoded(image, icc_profile=wide_profile(), exif=turned(6)),
     "progressive": lambda image: encoded(image, progressive=True, subsampling=0),
     "progressive ink": lambda image: encoded(cmyk(image), progressive=True, subsampling=0),
-    "ink unmarked": lambda image: without_part(encoded(cmyk(image), subsampling=0), APP14),
+    "ink unmarked": lambda image: without_segment(encoded(cmyk(image), subsampling=0), APP14),
     "png": lambda image: encoded(image, "PNG", compress_level=1),
     "png of alpha": lambda image: encoded(with_alpha(image), "PNG", compress_level=1),
     "png of a transparent colour": lambda image: encoded(image, "PNG", compress_level=1, transparency=(0, 0, 0)),
@@ -94,7 +94,7 @@ def test_no_kind_takes_more_than_was_foretold(tmp_path: Path) -> None:
 
 def claiming(data: bytes, width: int = 14_000, height: int = 12_780) -> bytes:
     """A small JPEG whose header says that it is large."""
-    (frame,) = (part for part in jpeg_parts(data) if part.kind in (0xC0, 0xC2))
+    (frame,) = (part for part in jpeg_segments(data) if part.kind in (0xC0, 0xC2))
     return data[: frame.start + 5] + struct.pack(">HH", height, width) + data[frame.start + 9 :]
 
 
@@ -115,7 +115,7 @@ SMALL = picture(64, 64)
 PROGRESSIVE = {"progressive": True, "subsampling": 0}
 # libjpeg keeps all coefficients of any JPEG that has more than one scan.
 A_SCAN_A_CHANNEL = encoded(SMALL, subsampling=0)
-(_SCAN,) = (part for part in jpeg_parts(A_SCAN_A_CHANNEL) if part.kind == 0xDA)
+(_SCAN,) = (part for part in jpeg_segments(A_SCAN_A_CHANNEL) if part.kind == 0xDA)
 A_SCAN_A_CHANNEL = (
     A_SCAN_A_CHANNEL[: _SCAN.start] + b"\xff\xda\0\x08\1\1\0\0\x3f\0" + A_SCAN_A_CHANNEL[_SCAN.start + 14 :]
 )
