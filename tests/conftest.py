@@ -22,7 +22,7 @@ _SLOW_FILES = (
     "test_readme.py",
     "test_kill.py",
     "test_jax.py",
-    "test_isolation.py",
+    "test_decoder.py",
     "test_engines.py",
     "test_recipes.py",
     "test_pinned.py",

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.attempts import Attempts
+from beam_pipeline.conversion.decoder import Attempts
 from beam_pipeline.dataset import published
 from beam_pipeline.dataset.claim import CLAIM_FILE, Writer, claim_of
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageError

@@ -11,8 +11,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.attempts import Attempts
-from beam_pipeline.conversion.decoder import Decoder
+from beam_pipeline.conversion.decoder import Attempts, Decoder
 from beam_pipeline.conversion.fetch import convert_all, record_of
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import ChannelSums

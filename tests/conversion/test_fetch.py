@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from beam_pipeline.conversion import pool
-from beam_pipeline.conversion.pool import MemoryBudget, Pool, shared_pool
+from beam_pipeline.conversion import fetch
+from beam_pipeline.conversion.fetch import MemoryBudget, Pool
 
 REMOTE_OR_LOCAL = pytest.mark.parametrize("fetches", [4, 0], ids=["remote", "local"])
 
@@ -19,8 +19,8 @@ REMOTE_OR_LOCAL = pytest.mark.parametrize("fetches", [4, 0], ids=["remote", "loc
 @pytest.fixture
 def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 bytes in flight, 50 in a batch."""
-    monkeypatch.setattr(pool, "_PAYLOAD_BYTES", 100)
-    monkeypatch.setattr(pool, "_BATCH_BYTES", 50)
+    monkeypatch.setattr(fetch, "_PAYLOAD_BYTES", 100)
+    monkeypatch.setattr(fetch, "_BATCH_BYTES", 50)
 
 
 def unchanged(item: int) -> int:
@@ -185,8 +185,3 @@ def test_after_an_error_requests_that_wait_for_a_thread_are_not_begun() -> None:
     assert shared._fetchers
     shared._fetchers.shutdown(wait=True)
     assert 8 <= at_the_error <= len(begun) <= at_the_error + 2 < 24
-
-
-def test_a_process_has_one_pool_a_setting() -> None:
-    assert shared_pool(3, 2) is shared_pool(3, 2)
-    assert shared_pool(3, 2) is not shared_pool(3, 1)
