@@ -18,8 +18,7 @@ from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import Merge, Page, counter, grouped, keyed
 from beam_pipeline.planning import sampling
-from beam_pipeline.planning.cuts import SizeModel
-from beam_pipeline.planning.plan import EstimatedSizes, JobPlan, plan_job
+from beam_pipeline.planning.plan import EstimatedSizes, JobPlan, SizeModel, plan_job
 from beam_pipeline.planning.sampling import Measurement
 from beam_pipeline.schema import relative_path_bytes
 

@@ -25,8 +25,7 @@ from beam_pipeline.dataset.writer import ShardWriter
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import all_images
 from beam_pipeline.inputs.references import ReferenceSum, content_fields, listing_fields
-from beam_pipeline.planning.cuts import Histogram, plan_split
-from beam_pipeline.planning.plan import JobPlan
+from beam_pipeline.planning.plan import Histogram, JobPlan, plan_split
 from beam_pipeline.schema import ShardName
 from beam_pipeline.schema.manifest import seal_manifest
 from tests import make

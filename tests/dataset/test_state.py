@@ -18,8 +18,7 @@ from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import ImageShardsError, StorageError
-from beam_pipeline.planning.cuts import SplitPlan
-from beam_pipeline.planning.plan import JobPlan, split_documents, split_plans
+from beam_pipeline.planning.plan import JobPlan, SplitPlan, split_documents, split_plans
 from beam_pipeline.schema import ShardName, is_ours
 from tests import make
 from tests.servers import Gcs

@@ -26,8 +26,7 @@ from beam_pipeline.dataset.writer import ShardWriter, index_text
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.inputs.folders import all_images
 from beam_pipeline.inputs.references import ImageRef
-from beam_pipeline.planning.cuts import SplitPlan
-from beam_pipeline.planning.plan import JobPlan
+from beam_pipeline.planning.plan import JobPlan, SplitPlan
 from beam_pipeline.schema import RejectReason, ShardName
 from tests import make
 from tests.servers import Gcs

@@ -27,8 +27,7 @@ from beam_pipeline.pipeline import elements, graph, listing
 from beam_pipeline.pipeline.elements import Page, PageCoder
 from beam_pipeline.pipeline.listing import ListImages
 from beam_pipeline.pipeline.writing import assigned
-from beam_pipeline.planning.cuts import SplitPlan
-from beam_pipeline.planning.plan import JobPlan
+from beam_pipeline.planning.plan import JobPlan, SplitPlan
 from tests import make
 from tests.servers import Gcs
 
