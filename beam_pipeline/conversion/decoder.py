@@ -36,11 +36,7 @@ _MEMORY = MemoryBudget(1 << 30)
 
 
 class Attempts:
-    """The attempt markers of one version: of shards, of parts of the sample, of images that kill decoders.
-
-    Args:
-        config: of the job.
-    """
+    """The attempt markers of one version: of shards, of parts of the sample, of images that kill decoders."""
 
     def __init__(self, config: Config) -> None:
         self._store = storage.open_storage(config.output, config.io_deadline)
@@ -65,12 +61,7 @@ class Attempts:
         self._store.delete_empty_folders(self._url)
 
     def add_reject(self, image: str, reject: Reject) -> None:
-        """Save that an image killed its decoder in a child process too: it isn't decoded again.
-
-        Args:
-            image: identifies its bytes and what was to be made of them.
-            reject: its reason and detail.
-        """
+        """Save that an image, with what was to be made of it, killed its decoder in a child process too."""
         document = canonical_json({"reason": reject.reason, "detail": reject.detail})
         self._store.write(storage.join(self._url, f"rejected/{image}.json"), document)
 

@@ -72,7 +72,8 @@ def convert_all(
     pool = _shared_pool(0 if is_local else config.fetch_concurrency, config.threads)
 
     def converted(ref: ImageRef, fetched: Callable[[], bytes]) -> Converted[Result]:
-        data, md5 = b"", (ref.duplicate_of and listed_md5(ref)) or b""
+        md5 = (ref.duplicate_of and listed_md5(ref)) or b""
+        data = b""
         try:
             data = fetched()
             md5 = hashlib.md5(data, usedforsecurity=False).digest()
@@ -91,11 +92,7 @@ def convert_all(
 
 
 def _fetch(config: Config, options: images.ImageOptions, ref: ImageRef) -> bytes:
-    """The bytes of a listed image.
-
-    Raises:
-        Reject: it needn't, can't or mustn't be read.
-    """
+    """The bytes of a listed image, or a `Reject` if it needn't, can't or mustn't be read."""
     if ref.duplicate_of:
         raise Reject(RejectReason.DUPLICATE, f"the same bytes as {ref.duplicate_of.decode(errors='surrogateescape')!r}")
     images.check_size(ref.source_bytes, options)
@@ -112,8 +109,7 @@ def record_of(
     """The serialized `tf.train.Example` of a converted image.
 
     Args:
-        ref, image: which, and what was made of it.
-        class_id: its class.
+        ref, image, class_id: which, what was made of it, and its class.
         one_hot_classes: length of `one_hot_class`, 0 for none.
         columns: a manifest's features, in the order of the reference's.
     """
@@ -129,11 +125,7 @@ def record_of(
 
 
 def _check_unchanged(ref: ImageRef, md5: bytes, data: bytes) -> None:
-    """Compare what was read with what was listed.
-
-    Raises:
-        Reject: `changed`.
-    """
+    """Reject an image that isn't what was listed."""
     if len(data) != ref.source_bytes:
         raise Reject(RejectReason.CHANGED, f"listed with {ref.source_bytes} bytes, read {len(data)}")
     kind, _, listed = ref.etag.removeprefix(_UNCONFIRMED).partition(":")
@@ -152,14 +144,10 @@ def listed_md5(ref: ImageRef) -> bytes | None:
 
 
 class MemoryBudget:
-    """Bytes that threads may hold together; more than all of it is given when nobody else holds any.
+    """Bytes that threads may hold together; more than all of it is given when nobody else holds any."""
 
-    Args:
-        limit: bytes.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
         self._reserved = 0
         self._changed = threading.Condition()
 

@@ -37,10 +37,6 @@ def to_bytes(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
 
     16 and 12 bits become 8 by the highest, as Pillow itself does it for colour: black, white and order are kept.
 
-    Args:
-        image: decoded.
-        data: its file.
-
     Raises:
         Reject: `unsupported`, pixels without a known white (32-bit integers, floats).
     """

@@ -112,11 +112,7 @@ def _iso_format(data: bytes) -> str:
 
 
 def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
-    """Read a file's header.
-
-    Args:
-        data: the file.
-        name: what `recognise` returned.
+    """Read the header of a file of the format that `recognise` has found.
 
     Raises:
         Reject: `unsupported`: raw camera data, or HEIF without its extra.
@@ -144,11 +140,7 @@ def orientation(image: Image.Image) -> int:
 
 
 def load(image: ImageFile.ImageFile, allow_truncated: bool) -> None:
-    """Decode the pixels.
-
-    Args:
-        image: opened.
-        allow_truncated: take what there is of a file that ends early; what is missing stays black.
+    """Decode the pixels; if it is allowed, those that there are of a file that ends early, and black for the rest.
 
     Raises:
         Exception: whatever Pillow raises for a broken file.
@@ -169,13 +161,7 @@ def load(image: ImageFile.ImageFile, allow_truncated: bool) -> None:
 
 
 def why_broken(data: bytes, name: str, size: tuple[int, int] | None, error: Exception) -> Reject:
-    """The reject of a file that Pillow gave up.
-
-    Args:
-        data, name: the file and its format.
-        size: (width, height), or None if it couldn't even be opened.
-        error: whatever Pillow raised; nothing of its text gets out, it holds addresses.
-    """
+    """The reject of a file that Pillow gave up; nothing of the error's text gets out, it holds addresses."""
     detail = f"{name}{f' of {size[0]}x{size[1]} pixels' if size else ''}, {len(data)} bytes"
     if isinstance(error, MemoryError):
         return Reject(RejectReason.OUT_OF_MEMORY, detail)

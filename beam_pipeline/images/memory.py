@@ -59,14 +59,13 @@ def bound(options: ImageOptions) -> int:
 def check(
     image: ImageFile.ImageFile, size: geometry.Size, data: bytes, options: ImageOptions, reserve: Reserve | None
 ) -> None:
-    """Reserve what an image takes besides its file, if it is large.
+    """Call `reserve` with the bytes that an image takes at most besides its file, if they are more than `LARGE`.
 
     Args:
         image: opened, and set to the scale that it will be decoded at.
         size: (width, height) in its file.
-        data: its file.
-        options: what is made of it.
-        reserve: called with bytes, an upper limit, if they are more than `LARGE`.
+        data, options: its file, and what is made of it.
+        reserve: blocks until there is memory.
 
     Raises:
         Reject: `too_many_pixels`, they are more than `bound`.

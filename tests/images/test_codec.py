@@ -55,19 +55,6 @@ def rejected(data: bytes, options: ImageOptions = DEFAULTS) -> tuple[str, str]:
     return str(caught.value.reason), caught.value.detail
 
 
-@pytest.mark.parametrize("orientation", ORIENTATIONS)
-@ALL_MODES
-def test_pictures_come_out_upright(orientation: int, mode: str) -> None:
-    upright = picture(90, 60, seed=3)
-    options = DEFAULTS._replace(size=(32, 48), resize_mode=mode)
-    plain = convert(encoded(upright, "PNG"), options)
-    found = convert(stored_with(orientation, upright), options)
-    assert (found.height, found.width) == (plain.height, plain.width)
-    assert np.abs(pixels(found.data).astype(int) - pixels(plain.data)).max() <= 2, (
-        "resized before it was turned: rounding differs"
-    )
-
-
 @pytest.mark.parametrize("orientation", (1, 3, 6))
 @ALL_MODES
 def test_an_upright_picture_of_other_proportions_fills_the_target_as_the_mode_says(orientation: int, mode: str) -> None:
