@@ -130,10 +130,13 @@ def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
 
 def orientation(image: Image.Image) -> int:
     """EXIF's orientation, 1–8; 1 if there is none. Pillow itself applies that of TIFF and HEIF."""
+    data, text = image.info.get("exif"), str(image.info.get(containers.PNG_EXIF_TEXT, ""))
+    if not data and not text:
+        return 1
     exif = Image.Exif()  # `Image.getexif` may load the image, and asks XMP too
     with contextlib.suppress(Exception):
-        text = image.info.get(containers.PNG_EXIF_TEXT)  # two lines say what and how long, then hexadecimal
-        exif.load(image.info.get("exif") or (bytes.fromhex("".join(text.split("\n")[3:])) if text else b""))
+        # Of a text, two lines say what and how long; then it is hexadecimal.
+        exif.load(data or bytes.fromhex("".join(text.split("\n")[3:])))
         if exif.get(_ORIENTATION) in range(1, 9):
             return int(exif[_ORIENTATION])
     return 1
