@@ -59,11 +59,10 @@ def dealt(plan: SplitPlan, some: list[tuple[int, int]]) -> list[list[int]]:
 
 def test_order_keys_are_pinned() -> None:
     # A change of these is a change of the format: published versions could no longer be compared or repaired.
-    assert [order_key("cat/a.jpg", seed) for seed in (0, 1, -1)] == [
-        int.from_bytes(hashlib.blake2b(b"cat/a.jpg", digest_size=8, key=key).digest(), "big")
-        for key in (b"0", b"1", b"-1")
-    ]
     assert order_key("cat/a.jpg", 0) == 1261326439714749828
+    assert order_key("cat/a.jpg", -1) == int.from_bytes(
+        hashlib.blake2b(b"cat/a.jpg", digest_size=8, key=b"-1").digest(), "big"
+    )
     assert order_key("hund/größe 1.jpg", 42) == 11223798172951222405
 
 
@@ -98,11 +97,6 @@ def test_a_larger_first_share_only_adds_images_to_it(path: str, percent: int) ->
     shares = Fraction(percent, 100), Fraction(percent + 1, 100)
     small, large = (Splits({"train": share, "validation": 1 - share}) for share in shares)
     assert not (small.of(path) == "train" and large.of(path) == "validation")
-
-
-def test_shares_leave_no_gap_at_the_end() -> None:
-    for names in (["train"], ["a", "b", "train"]):
-        assert Splits(dict.fromkeys(names, Fraction(1, len(names))))._limits[-1] == 1 << KEY_BITS
 
 
 fields = st.lists(st.lists(st.binary(max_size=8), max_size=4), max_size=12)
@@ -144,11 +138,7 @@ def test_a_sampled_image_counts_its_own_bytes_and_others_the_mean_of_their_size_
     assert sizes.estimate("new", 1010) == 150
     assert sizes.estimate("new", 69_000) == 900
     assert sizes.estimate("new", 1 << 30) == 900, "the nearest class that was sampled"
-
-
-def test_rejects_and_an_empty_sample_still_count_a_byte() -> None:
-    assert SizeModel.learn([("bad", 10, 0)]).estimate("bad", 10) == 1
-    assert SizeModel.learn([]).estimate("any", 10) == 1
+    assert SizeModel.learn([("reject", 10, 0)]).estimate("reject", 10) == SizeModel.learn([]).estimate("any", 10) == 1
 
 
 sample = st.lists(
@@ -226,22 +216,12 @@ def test_shards_differ_from_the_mean_by_less_than_an_image(some, data: st.DataOb
 
 @pytest.mark.parametrize("shards", [10, 997])
 def test_interpolated_cuts_balance_a_large_input(shards: int) -> None:
-    # 200,000 images: more than one a bin, so cuts fall inside bins.
-    count = 200_000
-    assert Histogram.shift_for(count) == KEY_BITS - 16
+    count = 200_000  # more than one a bin, so cuts fall inside bins
     some = [(order_key(str(number), 0), 1000) for number in range(count)]
     plan = plan_split(histogram(Histogram.shift_for(count), some), shards)
     sizes = [sum(shard) for shard in dealt(plan, some)]
     mean = sum(sizes) / len(sizes)
     assert max(abs(size - mean) for size in sizes) / 1000 < 8, "a bin holds 3 images: a cut is off by a few of them"
-
-
-def test_one_oversized_image_takes_a_shard_and_the_others_share_the_rest() -> None:
-    some = [(number << 50, 10) for number in range(40)]
-    some[20] = (20 << 50, 1_000_000)
-    shards = dealt(plan_split(histogram(0, some), 4), some)
-    assert all(shards)
-    assert sum(1_000_000 in shard for shard in shards) == 1
 
 
 def test_twins_of_one_key_are_never_parted() -> None:
