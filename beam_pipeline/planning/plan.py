@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from beam_pipeline import images
 from beam_pipeline.config import Config
 from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.images import codec_versions
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.inputs.references import KEY_BITS, ImageRef, ReferenceSum
 from beam_pipeline.planning import sampling
@@ -173,18 +173,15 @@ class Histogram:
         """Estimated bytes of all images."""
         return sum(estimated for _, estimated in self.bins.values())
 
-    def add(self, key: int, estimated_bytes: int) -> None:
-        """Count one image."""
-        self._add(key >> self.shift, 1, estimated_bytes)
-
-    def _add(self, number: int, images: int, estimated_bytes: int) -> None:
-        count, total = self.bins.get(number, (0, 0))
-        self.bins[number] = (count + images, total + estimated_bytes)
+    def add(self, key: int, estimated_bytes: int, images: int = 1) -> None:
+        """Count images with this order key, or with one of the same bin."""
+        count, total = self.bins.get(key >> self.shift, (0, 0))
+        self.bins[key >> self.shift] = (count + images, total + estimated_bytes)
 
     def merge(self, other: Histogram) -> None:
         """Count all images of `other`, which has the same shift."""
-        for number, (count, total) in other.bins.items():
-            self._add(number, count, total)
+        for number, (images, estimated) in other.bins.items():
+            self.add(number << self.shift, estimated, images)
 
 
 class EstimatedSizes:
@@ -239,7 +236,7 @@ def plan_job(
         splits=splits,
         statistics=sampling.statistics(sample),
         references=f"{summary.references}, dropped {sizes.dropped}",
-        codec=images.codec_versions(),
+        codec=codec_versions(),
     )
 
 
