@@ -27,8 +27,8 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from obstore.store import GCSStore
 
 from beam_pipeline.errors import StorageError, one_line
-from beam_pipeline.storage.base import ListedFile, bucket_and_name
-from beam_pipeline.storage.causes import Incomplete, MissingFileError, NoBucketError, retry, status_of
+from beam_pipeline.storage import ListedFile, bucket_and_name
+from beam_pipeline.storage.causes import Incomplete, MissingFileError, retry, status_of
 from beam_pipeline.storage.objects import CHUNK_BYTES, PAGE_NAMES, ObjectStorage, refuses
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class GoogleStorage(ObjectStorage):
             try:
                 blobs, folders, token = self._call(url, look)
             except MissingFileError as error:
-                raise NoBucketError(f"gs://{bucket}: there is no such bucket", "check its name") from error
+                raise MissingFileError(f"gs://{bucket}: there is no such bucket", "check its name") from error
             # Consoles make objects named `folder/`.
             files = [_listed(blob.name[start:], blob) for blob in blobs if not blob.name.endswith("/")]
             yield files, [folder[start:] for folder in folders]
@@ -132,17 +132,15 @@ class GoogleStorage(ObjectStorage):
 
     # --- writing
 
-    def write(self, url: str, data: bytes) -> None:
-        self._upload(url, io.BytesIO(data))
-
-    def replace(self, url: str, data: bytes, generation: str) -> bool:
-        return self._upload(url, io.BytesIO(data), int(generation or 0))
+    def write(self, url: str, data: bytes, generation: str | None = None) -> bool:
+        return self._upload(url, io.BytesIO(data), generation)
 
     def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
-        return self._upload(url, file, None if generation is None else int(generation or 0))
+        return self._upload(url, file, generation)
 
-    def _upload(self, url: str, file: IO[bytes], only_on: int | None = None) -> bool:
-        """Write an object; False if it is no longer the generation `only_on`, 0 for none, and holds something else."""
+    def _upload(self, url: str, file: IO[bytes], generation: str | None) -> bool:
+        """Write an object; False if it is no longer that generation, "" for none, and holds something else."""
+        only_on = None if generation is None else int(generation or 0)
         file.seek(0)
         crc32c = functools.reduce(google_crc32c.extend, iter(lambda: file.read(CHUNK_BYTES), b""), 0)
         size, more = file.tell(), dict(self._more)

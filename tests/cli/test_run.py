@@ -29,7 +29,7 @@ from beam_pipeline.cli import job
 from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.inputs.references import order_key
-from beam_pipeline.storage import LocalStorage
+from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.conftest import forget_clients
 from tests.servers import Gcs

@@ -25,7 +25,8 @@ from beam_pipeline.dataset.writer import ShardWriter
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.pipeline import graph, listing
 from beam_pipeline.pipeline.elements import Page
-from beam_pipeline.storage import ListedFile, LocalStorage
+from beam_pipeline.storage import ListedFile
+from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.servers import S3, Gcs, Request
 from tests.storage.names import ODD_NAMES

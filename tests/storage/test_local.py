@@ -139,7 +139,7 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     assert store.stat(str(tmp_path)) is None
     with pytest.raises(StorageError, match="is a folder, not a file") as raised:
         store.read(str(tmp_path))
-    assert storage.is_missing(raised.value)
+    assert isinstance(raised.value, FileNotFoundError)
 
 
 def test_a_range_is_read_into_the_given_memory(tmp_path: Path) -> None:
@@ -181,24 +181,22 @@ def test_a_folder_whose_files_may_not_be_looked_at_is_an_error_not_empty(tmp_pat
     monkeypatch.chdir(tmp_path / "in")  # folders above are pytest's own
     os.chmod("cat", 0o744 if os.geteuid() == 0 else 0o644)  # its names can be read, no more
     try:
-        with as_another_user():
-            for ask in (open_storage("").files, open_storage("").names):
-                with pytest.raises(StorageError, match=r"^cat/(x\.jpg|kittens): permission denied; give this account"):
-                    list(ask("cat"))
+        error = r"^cat/(x\.jpg|kittens): permission denied; give this account"
+        with as_another_user(), pytest.raises(StorageError, match=error):
+            list(open_storage("").files("cat"))
     finally:
         os.chmod("cat", 0o755)
 
 
 def test_a_file_that_cannot_be_looked_at_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.jpg").symlink_to("y" * 300)
-    for listed in (open_storage("").files, open_storage("").names):
-        with pytest.raises(StorageError, match=r"x\.jpg: file name too long$"):
-            list(listed(str(tmp_path)))
+    with pytest.raises(StorageError, match=r"x\.jpg: file name too long$"):
+        list(open_storage("").files(str(tmp_path)))
 
 
 def test_a_local_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(StorageError, match="directory"):
         open_storage("").write(str(tmp_path / "x"), b"data")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 

@@ -18,7 +18,7 @@ from google.cloud.storage import Blob
 
 from beam_pipeline import storage
 from beam_pipeline.errors import StorageError
-from beam_pipeline.storage import ListedFile, gs, join, objects, open_storage, open_versioned
+from beam_pipeline.storage import ListedFile, gs, join, objects, open_storage
 from tests.servers import S3, Gcs
 from tests.storage.names import ODD_NAMES, ONLY_REMOTE, REFUSED_BY_OBSTORE
 
@@ -90,7 +90,7 @@ def test_a_name_that_can_not_be_asked_for_on_s3_is_one_line(s3: S3, name: str) -
     url = f"s3://{bucket}/in/{name}" if not name.startswith("/") else f"s3://{bucket}/{name}"
     with pytest.raises(StorageError, match="rename it") as raised:
         open_storage(url).read(url)
-    assert "\n" not in repr(str(raised.value)) and not storage.is_missing(raised.value)
+    assert "\n" not in repr(str(raised.value)) and not isinstance(raised.value, FileNotFoundError)
 
 
 def test_a_name_that_can_not_be_listed_on_s3_ends_the_listing_with_one_line(s3: S3) -> None:
@@ -186,7 +186,7 @@ def test_what_is_not_there_is_missing(place: str) -> None:
     for ask in (store.read, store.open, store.size, lambda url: store.read_range(url, 0, 5)):
         with pytest.raises(StorageError, match=f"^{join(place, 'no')} is missing$") as raised:
             ask(join(place, "no"))
-        assert storage.is_missing(raised.value) and isinstance(raised.value, FileNotFoundError)
+        assert isinstance(raised.value, FileNotFoundError)
     assert store.names(join(place, "folder")) == []
 
 
@@ -200,13 +200,13 @@ def test_a_file_is_created_once(place: str) -> None:
 
 @ON_BUCKETS
 def test_an_object_is_replaced_and_deleted_only_as_it_was_found(place: str) -> None:
-    store, url = open_versioned(place), join(place, "x")
-    assert not store.replace(url, b"0", "1")
+    store, url = open_storage(place), join(place, "x")
+    assert not store.write(url, b"0", "1")
     store.write(url, b"1")
     first = store.stat(url)
     assert first is not None and [first.generation] == [file.generation for file in store.files(place)]
-    assert store.replace(url, b"2", first.generation)
-    assert not store.replace(url, b"3", first.generation)
+    assert store.write(url, b"2", first.generation)
+    assert not store.write(url, b"3", first.generation)
     if place.startswith("s3"):  # fake-gcs-server deletes whatever the condition
         store.delete(url, first.generation)
     assert store.read(url) == b"2"
@@ -234,7 +234,9 @@ def test_the_crc_of_a_file_is_read_in_pieces(place: str, size: int, monkeypatch:
     monkeypatch.setattr(storage, "_PIECE_BYTES", 1 << 20)
     data, store = os.urandom(size), open_storage(place)
     store.write(join(place, "x"), data)
-    assert storage.crc32c_of(store, join(place, "x"), size) == google_crc32c.value(data)
+    found = store.stat(join(place, "x"))
+    assert storage.is_intact(store, join(place, "x"), found, size, google_crc32c.value(data), read=True)
+    assert not storage.is_intact(store, join(place, "x"), found, size, google_crc32c.value(data) ^ 1, read=True)
 
 
 @ON_BUCKETS
