@@ -193,11 +193,11 @@ def parse_manifest(data: bytes, where: str) -> tuple[dict[str, Any], Manifest]:
         is_sealed = seal_manifest(manifest) == data  # the seal's own hash included
     except (ValueError, KeyError, TypeError, RecursionError):
         raise NotPublishedError(
-            f"{where} is damaged: no manifest can be read from it; run the job with --repair"
+            f"{where} is corrupt: no manifest can be read from it; run the job with --repair"
         ) from None
     # The seal first, which is the same in every format: a flipped bit in the version's number is damage.
     if not is_sealed:
-        raise NotPublishedError(f"{where} is damaged: its self_sha256 doesn't match; run the job with --repair")
+        raise NotPublishedError(f"{where} is corrupt: its self_sha256 doesn't match; run the job with --repair")
     if type(version) is int and version != FORMAT_VERSION:
         raise OtherFormatError(
             f"{where} has format_version {reprlib.repr(version)}, this release reads {FORMAT_VERSION}: "

@@ -33,16 +33,8 @@ _PIECE_BYTES = 16 << 20
 _BUFFER_BYTES = 8 << 20
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*)://")
 _PASSWORD = re.compile(rf"{_SCHEME.pattern}[^/@\s]*:[^/@\s]*@")
-_SCHEMES = {
-    "gs": "gs",
-    "gcs": "gs",
-    "s3": "s3",
-    "az": "az",
-    "abfs": "az",
-    "abfss": "az",
-    "http": "http",
-    "https": "http",
-}
+_ALIASES = {"gcs": "gs", "abfs": "az", "abfss": "az", "https": "http"}
+_REMOTE = ("gs", "s3", "az", "http")
 
 
 def scheme_of(url: str) -> str | None:
@@ -50,7 +42,8 @@ def scheme_of(url: str) -> str | None:
     match = _SCHEME.match(url)
     if match is None or match[1].lower() == "file":
         return None
-    return _SCHEMES.get(match[1].lower(), "")
+    scheme = _ALIASES.get(match[1].lower(), match[1].lower())
+    return scheme if scheme in _REMOTE else ""
 
 
 def is_local(url: str) -> bool:
@@ -65,9 +58,9 @@ def join(base: str, relative: str) -> str:
 
 def normalize(url: str) -> str:
     """A user's folder as the job carries it: local paths made absolute, `file://` ones too, no slash at the end."""
-    scheme, _, path = url.partition("://")
     if is_local(url):
-        return os.path.abspath(os.path.expanduser(path if _SCHEME.match(url) else url))
+        return os.path.abspath(os.path.expanduser(url.removeprefix("file://")))
+    scheme, _, path = url.partition("://")
     return f"{scheme}://{path.rstrip('/')}"
 
 

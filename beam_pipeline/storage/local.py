@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import IO, Any
+from typing import IO
 
 from beam_pipeline.errors import StorageError
 from beam_pipeline.storage import Data, ListedFile, Storage
@@ -90,7 +90,7 @@ class LocalStorage(Storage):
             for name in os.listdir(url):
                 path = Path(url, name)
                 if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, onerror=_ignore_the_missing)
+                    shutil.rmtree(path)
                 elif name not in keep:
                     path.unlink(missing_ok=True)
             if not keep:
@@ -148,8 +148,3 @@ def _stat(path: str) -> os.stat_result | None:
 
 def _listed(path: str, found: os.stat_result) -> ListedFile:
     return ListedFile(path, found.st_size, f"mtime_ns:{found.st_mtime_ns}")
-
-
-def _ignore_the_missing(function: Any, path: str, failure: Any) -> None:
-    if not isinstance(failure[1], FileNotFoundError):
-        raise failure[1]

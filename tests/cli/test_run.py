@@ -256,7 +256,7 @@ def test_missing_files_of_every_kind_are_written_again(photos: Path, original: P
 def test_a_corrupt_manifest_is_exit_1_and_names_repair(photos: Path, copy: Path) -> None:
     make.flip_byte(copy / schema.MANIFEST_FILE)
     with unchanged(copy):
-        failed(again(photos, copy), "manifest.json is damaged", "--repair")
+        failed(again(photos, copy), "manifest.json is corrupt", "--repair")
 
 
 def test_repair_never_publishes_a_shard_with_other_bytes(changed: Path, copy: Path) -> None:
