@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -150,61 +149,12 @@ def test_what_a_manifest_s_path_reads_beside_the_input_never_shows(tmp_path: Pat
     assert b"canary-5150" not in written and "canary-5150" not in finished.out + finished.err
 
 
-CALLS_THAT_RUN_DATA = {
-    *("eval", "exec", "compile", "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"),
-    *(f"{module}.{name}" for module in ("pickle", "cloudpickle", "dill", "marshal") for name in ("load", "loads")),
-    *("pickle.Unpickler", "yaml.load", "yaml.unsafe_load", "shelve.open", "joblib.load", "torch.load"),
-}
-
-
-def calls(path: Path) -> Iterator[tuple[int, str, dict[str, str]]]:
-    """(line, dotted name, keyword → source) of every call in a file."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            keywords = {word.arg or "**": ast.unparse(word.value) for word in node.keywords}
-            yield node.lineno, ast.unparse(node.func), keywords
-
-
-def why_dangerous(name: str, keywords: dict[str, str]) -> str | None:
-    """Why a call could run what it is given, or None."""
-    if name in CALLS_THAT_RUN_DATA:
-        return f"{name} runs what it is given"
-    if keywords.get("shell", "False") != "False":
-        return f"{name} with a shell"
-    if name in ("np.load", "numpy.load") and keywords.get("allow_pickle") != "False":
-        return f"{name} without allow_pickle=False"
-    if keywords.get("safe_mode", "True") != "True":
-        return f"{name} with safe_mode off"
-    return None
-
-
-def test_nothing_shipped_gives_data_to_a_shell_to_python_or_to_pickle() -> None:
+def test_nothing_shipped_unpickles_arrays_or_models() -> None:
+    # Other calls that would run data are lint's: the rules S in pyproject.toml.
     shipped = [path for folder in ("beam_pipeline", "reader", "deploy") for path in (ROOT / folder).rglob("*.py")]
     assert len(shipped) > 40
-    found = [
-        f"{path.relative_to(ROOT)}:{line}: {why}"
-        for path in shipped
-        for line, name, keywords in calls(path)
-        if (why := why_dangerous(name, keywords))
-    ]
-    assert found == []
-
-
-BAD = """
-eval(text)
-os.system('ls ' + name)
-subprocess.run(f'cp {name} /tmp', shell=True)
-pickle.loads(data)
-np.load(file)
-np.load(file, allow_pickle=True)
-keras.saving.load_model(path, safe_mode=False)
-"""
-
-
-def test_the_search_finds_what_it_is_for(tmp_path: Path) -> None:
-    (tmp_path / "bad.py").write_text(BAD)
-    found = {line for line, name, keywords in calls(tmp_path / "bad.py") if why_dangerous(name, keywords)}
-    assert found == set(range(2, 9))
+    unsafe = re.compile(r"allow_pickle=(?!False)|safe_mode=(?!True)|np\.load\(|torch\.load\(|joblib")
+    assert not [path for path in shipped if unsafe.search(path.read_text())]
 
 
 def test_scripts_hand_no_text_to_a_shell() -> None:
