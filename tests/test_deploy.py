@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.make import ROOT
-from tests.servers import Gcs, make_bucket
+from tests.servers import Gcs
 from tests.storage.servers import running
 
 SCRIPT = ROOT / "deploy" / "dataflow.sh"
@@ -168,7 +168,7 @@ class Cloud:
         source = self._gcs.new_bucket()
         for number in range(images):
             self._gcs.put(source, f"class_{number % 5}/{number:05d}.jpg", b"")
-        make_bucket(self._gcs.url, name)
+        self._gcs.new_bucket(name)
         template = self._folder / f"{name}.json"
         job = (*WHERE, "--input", f"gs://{source}", "--output", f"gs://{name}", "--name", "photos")
         done = dataflow(*job, "--template_location", str(template), *more, **self._environment)
