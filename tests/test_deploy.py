@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from tests.make import ROOT
-from tests.servers import Gcs
-from tests.storage.servers import running
+from tests.servers import Gcs, serving
 
 SCRIPT = ROOT / "deploy" / "dataflow.sh"
 WHERE = ("--project", "my-project", "--region", "europe-west4")
@@ -178,8 +177,8 @@ class Cloud:
 
 @pytest.fixture(scope="module")
 def cloud(gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    with running(ThreadingHTTPServer(("127.0.0.1", 0), _MetadataServer)) as metadata:
-        yield Cloud(gcs, metadata.removeprefix("http://"), tmp_path_factory.mktemp("cloud"))
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), _MetadataServer)) as server:
+        yield Cloud(gcs, f"127.0.0.1:{server.server_port}", tmp_path_factory.mktemp("cloud"))
 
 
 def test_the_job_asks_for_the_workers_of_the_defaults_and_is_as_large_for_any_number_of_images(cloud: Cloud) -> None:

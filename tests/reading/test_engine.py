@@ -25,7 +25,7 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.storage.local import LocalStorage
 from reader.buffers import BufferPool
 from tests.reading.shards import make_dataset
-from tests.storage.servers import SILENCE, Answer, telling
+from tests.servers import SILENCE, Answer, telling
 
 RECORDS = 300
 

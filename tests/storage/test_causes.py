@@ -16,7 +16,7 @@ from google.auth.exceptions import RefreshError, TransportError
 from beam_pipeline.errors import StorageError
 from beam_pipeline.storage import causes, open_storage
 from tests.conftest import S3_KEYS, forget_clients
-from tests.storage.servers import RESET, SHORT, SILENCE, Answer, Telling, telling
+from tests.servers import RESET, SHORT, SILENCE, Answer, Telling, telling
 
 URLS = {"gs": "gs://bucket/x", "s3": "s3://bucket/x", "az": "az://bucket/x", "http": "{server}/x"}
 Reach = Callable[[str], str]

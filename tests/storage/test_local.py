@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from beam_pipeline.errors import StorageError, UsageError
 from beam_pipeline.storage import ListedFile, is_local, join, normalize, open_storage, why_unusable
-from tests.storage.names import ODD_NAMES
+from tests.make import ODD_NAMES
 
 STORE = open_storage("/")
 

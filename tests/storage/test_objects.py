@@ -19,8 +19,8 @@ from google.cloud.storage import Blob
 from beam_pipeline import storage
 from beam_pipeline.errors import StorageError
 from beam_pipeline.storage import ListedFile, gs, join, objects, open_storage
+from tests.make import ODD_NAMES, ONLY_REMOTE, REFUSED_BY_OBSTORE
 from tests.servers import S3, Gcs
-from tests.storage.names import ODD_NAMES, ONLY_REMOTE, REFUSED_BY_OBSTORE
 
 
 def content(name: str) -> bytes:
@@ -198,15 +198,21 @@ def test_a_file_is_created_once(place: str) -> None:
     assert store.read(join(place, "x")) == b"mine"
 
 
-@ON_BUCKETS
-def test_an_object_is_replaced_and_deleted_only_as_it_was_found(place: str) -> None:
+@pytest.mark.parametrize(("place", "by"), [("gs", "write"), ("gs", "publish"), ("s3", "write")], indirect=["place"])
+def test_an_object_is_replaced_and_deleted_only_as_it_was_found(place: str, by: str) -> None:
     store, url = open_storage(place), join(place, "x")
-    assert not store.write(url, b"0", "1")
-    store.write(url, b"1")
+
+    def put(data: bytes, generation: str) -> bool:
+        return store.write(url, data, generation) if by == "write" else store.publish(io.BytesIO(data), url, generation)
+
+    assert not put(b"0", "1")
+    assert put(b"1", "")
+    assert put(b"1", ""), "the lost answer to the same request"
+    assert not put(b"2", "")
     first = store.stat(url)
     assert first is not None and [first.generation] == [file.generation for file in store.files(place)]
-    assert store.write(url, b"2", first.generation)
-    assert not store.write(url, b"3", first.generation)
+    assert put(b"2", first.generation)
+    assert not put(b"3", first.generation)
     if place.startswith("s3"):  # fake-gcs-server deletes whatever the condition
         store.delete(url, first.generation)
     assert store.read(url) == b"2"
@@ -216,27 +222,15 @@ def test_an_object_is_replaced_and_deleted_only_as_it_was_found(place: str) -> N
     assert store.stat(url) is None
 
 
-def test_on_gs_a_file_is_published_only_on_the_version_that_was_found(gcs: Gcs) -> None:
-    store, url = open_storage("gs://"), f"gs://{gcs.new_bucket()}/x"
-    assert store.publish(io.BytesIO(b"1"), url, "")
-    first = store.stat(url)
-    assert first is not None
-    assert store.publish(io.BytesIO(b"1"), url, ""), "the lost answer to the same request"
-    assert not store.publish(io.BytesIO(b"2"), url, "")
-    assert store.publish(io.BytesIO(b"2"), url, first.generation)
-    assert not store.publish(io.BytesIO(b"3"), url, first.generation)
-    assert store.read(url) == b"2"
-
-
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1])
-def test_the_crc_of_a_file_is_read_in_pieces(place: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_crc_is_not_intact(place: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Pieces of 1 MiB, so that a file ends inside a piece, at its end and right behind it; an empty one has none.
     monkeypatch.setattr(storage, "_PIECE_BYTES", 1 << 20)
-    data, store = os.urandom(size), open_storage(place)
-    store.write(join(place, "x"), data)
-    found = store.stat(join(place, "x"))
-    assert storage.is_intact(store, join(place, "x"), found, size, google_crc32c.value(data), read=True)
-    assert not storage.is_intact(store, join(place, "x"), found, size, google_crc32c.value(data) ^ 1, read=True)
+    data, store, url = os.urandom(size), open_storage(place), join(place, "x")
+    store.write(url, data)
+    for crc32c in (google_crc32c.value(data), google_crc32c.value(data) ^ 1):
+        is_intact = storage.is_intact(store, url, store.stat(url), size, crc32c, read=True)
+        assert is_intact == (crc32c == google_crc32c.value(data))
 
 
 @ON_BUCKETS

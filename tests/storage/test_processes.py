@@ -14,8 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from beam_pipeline.storage import open_storage
-from tests.servers import Gcs
-from tests.storage.servers import SILENCE, Answer, running, telling
+from tests.servers import SILENCE, Answer, Gcs, serving, telling
 
 
 def in_a_process(code: str, server: str) -> tuple[subprocess.CompletedProcess[str], float]:
@@ -140,8 +139,8 @@ print(json.dumps([count, bytes, (most - before) / 1e6]))
 
 
 def test_iterating_a_million_objects_grows_memory_by_less_than_50_mb() -> None:
-    with running(ThreadingHTTPServer(("127.0.0.1", 0), MillionObjects)) as url:
-        done, _ = in_a_process(ITERATE, url)
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), MillionObjects)) as server:
+        done, _ = in_a_process(ITERATE, f"http://127.0.0.1:{server.server_port}")
     count, total, growth_mb = json.loads(done.stdout)
     assert (count, total) == (1_000_000, 999_999 * 500_000)
     assert MillionObjects.pages == 1_000
