@@ -58,6 +58,17 @@ def serving(server: Server) -> Iterator[Server]:
 
 
 @contextmanager
+def _running(command: Sequence[object], log: Path, up: str) -> Iterator[None]:
+    """Runs a server in a process of its own, from when the URL `up` answers."""
+    with log.open("wb") as output, subprocess.Popen(list(map(str, command)), stdout=output, stderr=output) as server:
+        try:
+            _wait_until_up(up)
+            yield
+        finally:
+            server.kill()
+
+
+@contextmanager
 def fake_gcs(log: Path, root: Path | None = None) -> Iterator[str]:
     """Runs the server without any bucket; yields its URL.
 
@@ -65,18 +76,13 @@ def fake_gcs(log: Path, root: Path | None = None) -> Iterator[str]:
         log: where it writes a line a request.
         root: a folder that holds its objects as files, in memory by default.
     """
-    binary, port = fake_gcs_binary(), free_port()
-    assert binary is not None
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [str(binary), "-scheme", "http", "-port", str(port), "-host", "127.0.0.1"]
-    command += ["-backend", "filesystem", "-filesystem-root", str(root)] if root else ["-backend", "memory"]
-    command += ["-external-url", url, "-public-host", f"127.0.0.1:{port}", "-log-level", "info"]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
-        try:
-            _wait_until_up(f"{url}/storage/v1/b?project=test")
-            yield url
-        finally:
-            server.kill()
+    command = [fake_gcs_binary(), "-scheme", "http", "-port", port, "-host", "127.0.0.1", "-log-level", "info"]
+    command += ["-backend", "filesystem", "-filesystem-root", root] if root else ["-backend", "memory"]
+    command += ["-external-url", url, "-public-host", f"127.0.0.1:{port}"]
+    with _running(command, log, f"{url}/storage/v1/b?project=test"):
+        yield url
 
 
 def _wait_until_up(url: str) -> None:
@@ -113,13 +119,9 @@ class S3:
 def moto_s3(log: Path) -> Iterator[S3]:
     """Runs moto's server with no buckets."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
-        try:
-            _wait_until_up(f"{url}/moto-api")
-            yield S3(url)
-        finally:
-            server.kill()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
+    with _running(command, log, f"{url}/moto-api"):
+        yield S3(url)
 
 
 class Request(NamedTuple):
