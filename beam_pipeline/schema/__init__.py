@@ -26,16 +26,12 @@ def canonical_json(value: Any) -> bytes:
     A name on disk that is no UTF-8 keeps its lone surrogates as `\\udcXX` escapes, which Python's parser reads back.
     """
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    escaped = _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-    return escaped.encode("utf-8") + b"\n"
-
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
+    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def is_utf8(text: str) -> bool:
     """Whether a name can be written as UTF-8: one on disk need not be."""
-    return _SURROGATE.search(text) is None
+    return re.search("[\ud800-\udfff]", text) is None
 
 
 def relative_path_bytes(path: str) -> bytes:
