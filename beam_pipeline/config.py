@@ -19,7 +19,6 @@ from beam_pipeline.images import geometry
 from beam_pipeline.images.colour import Rgb
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.schema import NAME_PATTERN, STATE_FOLDER, VERSION_PATTERN, example, is_utf8
-from beam_pipeline.storage import base
 
 # Flags that are gone → the value that they had by default, which is what a job does now; what it does, for the message.
 REMOVED: dict[str, tuple[object, str]] = {
@@ -74,7 +73,7 @@ def _place(flag: str, value: str | os.PathLike[str] | None) -> str:
         if flag == "--output":
             raise UsageError("--output is missing: give the root folder or URL of your datasets")
         return ""
-    if base.has_password(place):
+    if storage.has_password(place):
         fix = "leave it out; credentials come from the store's usual variables"
         raise UsageError(f"{flag}: the URL holds a password: {fix}")
     normal = storage.normalize(place)

@@ -90,4 +90,4 @@ def forget_clients() -> None:
     """A client keeps the address that it was made with."""
     from beam_pipeline import storage
 
-    storage.forget_clients()
+    storage.storage_of.cache_clear()

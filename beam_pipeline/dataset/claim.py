@@ -14,6 +14,7 @@ from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.schema import canonical_json
+from beam_pipeline.storage.causes import explained
 
 CLAIM_FILE = "claim.json"
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
@@ -117,7 +118,7 @@ class _LocalClaim(Claim):
             os.pwrite(descriptor, _document(self._config.run_id), 0)
         except OSError as error:
             os.close(descriptor)
-            raise storage.explained(self._url, error) from error
+            raise explained(self._url, error) from error
         _held[self._url] = descriptor
 
     def take(self, plan: str) -> bool:
@@ -138,7 +139,7 @@ class _LocalClaim(Claim):
             except FileNotFoundError:  # its folder went in between
                 continue
             except OSError as error:
-                raise storage.explained(self._url, error) from error
+                raise explained(self._url, error) from error
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -148,7 +149,7 @@ class _LocalClaim(Claim):
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     os.close(descriptor)
-                    raise storage.explained(self._url, error) from error
+                    raise explained(self._url, error) from error
             if self._is_there(descriptor):
                 return descriptor
             os.close(descriptor)  # the job that had it has published and deleted it since it was opened
@@ -174,7 +175,7 @@ class _RemoteClaim(Claim):
 
     def take(self, plan: str) -> bool:
         config = self._config
-        store, document = storage.open_versioned(self._url, config.io_deadline), _document(config.run_id, plan)
+        store, document = storage.open_storage(self._url, config.io_deadline), _document(config.run_id, plan)
         while True:
             writer, generation = self.read()
             if writer is not None:
@@ -185,7 +186,7 @@ class _RemoteClaim(Claim):
                         f"{config.dataset_url} is {writer} with other images or flags: wait until it is published, or "
                         "--restart discards what it has written"
                     )
-            if store.replace(self._url, document, generation):
+            if store.write(self._url, document, generation):
                 return writer is None
 
     def give_up(self) -> None:

@@ -222,7 +222,7 @@ def _find_damage(config: Config, manifest: dict[str, Any]) -> tuple[Damage, str]
     corrupt = set()
     for name, one in expected.items():
         url = storage.join(config.dataset_url, name)
-        if not storage.is_whole(store, url, found.get(name), one["bytes"], one["crc32c"], read=config.repair):
+        if not storage.is_intact(store, url, found.get(name), one["bytes"], one["crc32c"], read=config.repair):
             corrupt.add(name)
     damaged = {key for key, one in shards.items() if one["file"] in corrupt}
     if schema.REJECTS_FILE in corrupt:  # its lines come from the shards that had rejects

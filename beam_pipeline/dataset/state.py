@@ -25,6 +25,7 @@ from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
 from beam_pipeline.schema.manifest import open_manifest, seal_manifest
 from beam_pipeline.storage import ListedFile, Storage, join
+from beam_pipeline.storage.causes import explained
 
 _PLAN_FILE = "plan.json"
 _DELETES_IN_FLIGHT = 32
@@ -158,7 +159,7 @@ class JobState:
             plan: of this job.
             after: the error that ended this attempt; the state may be gone because the plan is published.
         """
-        if isinstance(after, StorageError) and not storage.is_missing(after):
+        if isinstance(after, StorageError) and not isinstance(after, FileNotFoundError):
             return None
         manifest = self._manifest()
         if manifest is None:
@@ -209,7 +210,7 @@ class JobState:
             listed, url = found(file), join(self._config.dataset_url, file)
             unchanged = not reads and listed is not None and bool(listed.etag) and listed.etag == expected.get("etag")
             read = False if unchanged else None
-            if not storage.is_whole(self._store, url, listed, expected["bytes"], expected["crc32c"], read):
+            if not storage.is_intact(self._store, url, listed, expected["bytes"], expected["crc32c"], read):
                 return f"{kind} {file}"
         return None
 
@@ -293,7 +294,7 @@ def _explained(path: str) -> Iterator[None]:
     except OSError as error:
         if error.errno is None or error.filename not in (None, path):
             raise  # of another file
-        raise storage.explained(path, error) from error
+        raise explained(path, error) from error
 
 
 def _sidecar_file(name: ShardName) -> str:

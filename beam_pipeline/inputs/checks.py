@@ -8,7 +8,7 @@ from itertools import islice
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config, splits_text, wrong
-from beam_pipeline.errors import UsageError, plural, why_unreadable
+from beam_pipeline.errors import UsageError, plural
 from beam_pipeline.inputs.folders import (
     HIDDEN_FOLDERS,
     ClassFolder,
@@ -109,10 +109,9 @@ def read_labels(url: str, deadline_s: float) -> tuple[str, ...]:
     """
     try:
         text = storage.open_storage(url, deadline_s).read(url).decode("utf-8-sig")
-    except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"--labels_file {url!r}: {why_unreadable(error)}; give a UTF-8 text file, one class a line"
-        ) from None
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "no such file"
+        raise UsageError(f"--labels_file {url!r}: {why}; give a UTF-8 text file, one class a line") from None
     labels = tuple(class_name(line) for line in text.splitlines() if line.strip())
     repeated = [label for label, times in Counter(labels).items() if times > 1]
     if repeated or not labels:

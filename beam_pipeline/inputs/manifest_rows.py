@@ -22,11 +22,10 @@ from typing import Any
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.errors import UsageError, plural, why_unreadable
+from beam_pipeline.errors import UsageError, plural
 from beam_pipeline.inputs.references import ImageRef, image_url, order_key, ref_maker
 from beam_pipeline.schema import NAME_PATTERN, example, is_utf8
 from beam_pipeline.schema.example import OWN_COLUMNS, Column, columns, name_and_type
-from beam_pipeline.storage import base
 
 _LONGEST_CELL = 16 << 20  # a cell may hold a long text or list
 _LONGEST_SHOWN = 100
@@ -48,8 +47,8 @@ def read_header(url: str, deadline_s: float) -> tuple[str, ...]:
     try:
         with closing(_cells(url, deadline_s)) as rows:
             _, first = next(rows, (0, None))
-    except OSError as error:
-        raise UsageError(f"--manifest {url!r}: {why_unreadable(error)}; give a CSV or JSONL file with rows") from None
+    except FileNotFoundError:
+        raise UsageError(f"--manifest {url!r}: no such file; give a CSV or JSONL file with rows") from None
     if first is None:
         raise UsageError(f"--manifest {url!r}: it is empty; give a CSV or JSONL file with rows")
     header = tuple(first)
@@ -182,7 +181,7 @@ class _RowParser:
         path = _BEFORE_A_PATH.sub("", written or "")
         if not path:
             raise ValueError("its path is empty: write it, or take the row out")
-        if base.has_password(path):
+        if storage.has_password(path):
             raise ValueError("its path holds a password, which every record would hold too; leave it out")
         if _IN_NO_PATH.search(path):
             raise ValueError(f"no file can have the path {_shown(written)}: correct it, or take the row out")

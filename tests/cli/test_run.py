@@ -29,7 +29,7 @@ from beam_pipeline.cli import job
 from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.inputs.references import order_key
-from beam_pipeline.storage import LocalStorage
+from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.conftest import forget_clients
 from tests.servers import Gcs
@@ -256,7 +256,7 @@ def test_missing_files_of_every_kind_are_written_again(photos: Path, original: P
 def test_a_corrupt_manifest_is_exit_1_and_names_repair(photos: Path, copy: Path) -> None:
     make.flip_byte(copy / schema.MANIFEST_FILE)
     with unchanged(copy):
-        failed(again(photos, copy), "manifest.json is damaged", "--repair")
+        failed(again(photos, copy), "manifest.json is corrupt", "--repair")
 
 
 def test_repair_never_publishes_a_shard_with_other_bytes(changed: Path, copy: Path) -> None:

@@ -15,7 +15,7 @@ from beam_pipeline import schema
 from beam_pipeline.cli import job
 from beam_pipeline.errors import NotPublishedError
 from beam_pipeline.schema.manifest import open_manifest, seal_manifest
-from beam_pipeline.storage import base
+from beam_pipeline.storage import has_password
 from tests import make
 from tests.servers import Gcs
 
@@ -101,7 +101,7 @@ def test_a_password_in_a_manifest_s_row_stops_the_job(photos: Path, tmp_path: Pa
     ],
 )
 def test_passwords_are_told_from_names(url: str, found: bool) -> None:
-    assert base.has_password(url) is found
+    assert has_password(url) is found
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import ImageShardsError, StorageError
 from beam_pipeline.planning.plan import JobPlan, SplitPlan, split_documents, split_plans
 from beam_pipeline.schema import ShardName, is_ours
+from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.servers import Gcs
 
@@ -143,7 +144,7 @@ def test_in_an_object_store_another_plan_changes_nothing_unless_it_is_told_to(re
 def test_the_manifest_goes_before_the_shards(local: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     put(local, NAME.file, "manifest.json", "dataset_info.json")
     deleted: list[str] = []
-    monkeypatch.setattr(storage.LocalStorage, "delete", lambda self, url, generation="": deleted.append(Path(url).name))
+    monkeypatch.setattr(LocalStorage, "delete", lambda self, url, generation="": deleted.append(Path(url).name))
     JobState(dataclasses.replace(local, overwrite=True)).prepare(PLAN)
     assert deleted == ["manifest.json", "dataset_info.json", NAME.file]
 
@@ -227,7 +228,7 @@ def test_a_name_that_a_job_gives_is_ours_and_any_other_is_the_users() -> None:
 
 def test_a_published_version_has_no_other_files(photos: Path, tmp_path: Path) -> None:
     version = make.published(photos, tmp_path, "--duplicates", "report")
-    assert sorted(own_files(storage.LocalStorage(), str(version), "photos")) == sorted(make.files(version))
+    assert sorted(own_files(LocalStorage(), str(version), "photos")) == sorted(make.files(version))
 
 
 def test_a_job_that_begins_from_nothing_deletes_ours_and_leaves_theirs(config: Config) -> None:

@@ -50,7 +50,7 @@ class Output:
         """The dataset's hash as `reader info --hash` gives it."""
         if self.server is None:
             return make.dataset_hash(Path(self.url) / VERSION)
-        gcs = servers.Gcs(self.server, scratch)
+        gcs = servers.Gcs(self.server)
         return make.dataset_hash(gcs.download(self.url.removeprefix("gs://"), VERSION.rstrip("/"), scratch))
 
     def finished_shards(self) -> dict[str, str]:
@@ -165,7 +165,7 @@ def repeat(
     for number in range(runs + 1 if runs else 0):
         name = f"{title.strip(':/').replace('_', '-')}-{number}"
         if server:
-            servers.make_bucket(server, name)
+            servers.Gcs(server).new_bucket(name)
         output = Output(f"gs://{name}", server) if server else Output(str(images.parent / name))
         scratch = images.parent / f"scratch-{name}"
         if expected is None:

@@ -181,7 +181,7 @@ class Places:
         self._count += 1
         if not remote:
             return Output(str(self._folder / f"output-{self._count}"))
-        servers.make_bucket(self._server, f"output-{self._count}")
+        servers.Gcs(self._server).new_bucket(f"output-{self._count}")
         return Output(f"gs://output-{self._count}", self._server)
 
     def prepared(self, images: Path, case: Case) -> Iterator[Output]:
