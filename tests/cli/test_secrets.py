@@ -87,7 +87,7 @@ def test_a_password_in_a_manifest_s_row_stops_the_job(photos: Path, tmp_path: Pa
     rows.write_text("path,label\nftp://me:canary@host/a.jpg,cat\n")
     finished = make.job(photos, tmp_path / "out", "--layout", "manifest", "--manifest", rows)
     assert finished.code in (1, 2)
-    assert "row 2: its path holds a password" in finished.err and "canary" not in finished.err
+    assert "line 2: its path holds a password" in finished.err and "canary" not in finished.err
 
 
 @pytest.mark.parametrize(
