@@ -143,24 +143,12 @@ def _ours(error: Exception) -> ImageShardsError:
     return UnforeseenError(f"the job failed: {lines[-1].partition(' [while running')[0]}; the same command resumes")
 
 
-HIDDEN = "***"
-_SECRET = r"[\w-]*(?:secret|token|password|passwd|credential|signature|connection_string|access_key)[\w-]*"
-_SECRET_FLAG = re.compile(rf"--{_SECRET}", re.IGNORECASE)
-_SECRET_PARAMETER = re.compile(rf"(?<=[?&,;])((?:{_SECRET}|key|sig)=)[^&,;\s]+", re.IGNORECASE)
+_WORD = r"[\w-]*(?:secret|token|password|passwd|credential|signature|connection_string|access_key)[\w-]*"
+_SECRET = re.compile(rf"(--{_WORD}(?:=|\0(?!--)))[^\0]+", re.IGNORECASE)
+_SECRET_PARAMETER = re.compile(rf"([?&,;](?:{_WORD}|key|sig)=)[^\0&,;\s]+", re.IGNORECASE)
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
     """A command line as run.json keeps it: what follows a flag, or stands in a URL, under a secret's name is `***`."""
-    kept: list[str] = []
-    hide_next = False
-    for argument in command:
-        flag, equals, _ = argument.partition("=")
-        secret = _SECRET_FLAG.fullmatch(flag) is not None
-        if hide_next and not argument.startswith("--"):
-            kept.append(HIDDEN)
-        elif secret and equals:
-            kept.append(f"{flag}={HIDDEN}")
-        else:
-            kept.append(_SECRET_PARAMETER.sub(rf"\1{HIDDEN}", argument))
-        hide_next = secret and not equals
-    return kept
+    shown = _SECRET.sub(r"\1***", "\0".join(command))  # no argument holds a NUL
+    return _SECRET_PARAMETER.sub(r"\1***", shown).split("\0")

@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import islice
 
 from beam_pipeline import storage
-from beam_pipeline.config import Config, splits_text, wrong
+from beam_pipeline.config import Config, wrong
 from beam_pipeline.errors import UsageError, plural, some, why_unreadable
 from beam_pipeline.inputs.folders import HIDDEN_FOLDERS, ListingSummary, class_folders, list_images, why_skipped
 from beam_pipeline.inputs.manifest_rows import row_refs
@@ -25,8 +25,6 @@ def check_input(config: Config) -> None:
             found.
     """
     if config.layout == "manifest":
-        if "split" in config.header and config.splits is not None:
-            raise wrong("--splits", splits_text(config.splits), "leave it out, the manifest has a column 'split'")
         if next(row_refs(config), None) is None:
             raise UsageError(f"--manifest {config.manifest!r}: it has a header but no row; add a row for each image")
         return

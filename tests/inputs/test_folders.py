@@ -115,13 +115,16 @@ def told(**kinds: int) -> dict[str, int]:
     return {"hidden": 0, "hidden_images": 0, "hidden_folders": 0, "outside_classes": 0} | kinds
 
 
-def test_what_is_skipped_is_counted_by_kind(tmp_path: Path) -> None:
-    touch(tmp_path, "a/1.jpg", "a/2.txt", "a/x/3.psd", "a/.4.jpg", "a/.5/6.jpg", "a/.DS_Store", "a/7")
+def test_what_is_skipped_is_counted_by_kind_and_adds_up(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "a/2.txt", "a/x/3.psd", "a/.4.jpg", "a/.5/6.jpg", "a/.DS_Store", "a/7", "b/8.txt")
     skipped = ListingSummary()
-    found = list(list_images(config(tmp_path), ClassFolder("a/", "a", None), skipped))
-    assert [ref.path for ref in found] == ["a/1.jpg"]
+    for label, images in (("a", ["a/1.jpg"]), ("b", [])):
+        of_folder = ListingSummary()
+        found = list_images(config(tmp_path), ClassFolder(f"{label}/", label, None), of_folder)
+        assert [ref.path for ref in found] == images
+        skipped.merge(of_folder)
     assert skipped.hidden == 3
-    assert skipped.skipped == {**told(hidden=1, hidden_images=2), "suffixes": {".txt": 1, ".psd": 1, "none": 1}}
+    assert skipped.skipped == {**told(hidden=1, hidden_images=2), "suffixes": {".txt": 2, ".psd": 1, "none": 1}}
 
 
 @pytest.mark.parametrize("layout", ["class_folders", "split_class_folders"])
@@ -137,17 +140,6 @@ def test_what_lies_beside_the_class_folders_is_counted(gcs: Gcs, tmp_path: Path,
         outside = 2 if layout == "split_class_folders" else 1
         kinds = told(hidden=1, hidden_images=1, hidden_folders=1, outside_classes=outside)
         assert skipped.skipped == {**kinds, "suffixes": {".txt": 1}}
-
-
-def test_what_workers_skipped_adds_up() -> None:
-    one, other = ListingSummary(), ListingSummary()
-    for path in ("a/1.txt", "a/1.JPX", "a/.x"):
-        one.skip(folders.why_skipped(path) or "", path)
-    for path in ("b/1.JPX", "b/.x", "b/.y.jpg"):
-        other.skip(folders.why_skipped(path) or "", path)
-    other.skip(folders.OUTSIDE_CLASSES, "1.jpg")
-    one.merge(other)
-    assert one.skipped == {**told(hidden=2, hidden_images=1, outside_classes=1), "suffixes": {".JPX": 2, ".txt": 1}}
 
 
 def test_a_suffix_of_its_own_for_each_file_takes_no_memory() -> None:
