@@ -180,18 +180,6 @@ def test_no_train_image_is_an_error(tmp_path: Path) -> None:
     assert make.files(tmp_path / "out") == {}
 
 
-def test_gzip_shards_are_the_same_whenever_they_are_written_and_have_no_index(photos: Path, tmp_path: Path) -> None:
-    versions = [make.published(photos, tmp_path / name, "--compression", "gzip") for name in ("a", "b")]
-    assert make.same_each_time(versions[0]) == make.same_each_time(versions[1])
-    (shard,) = make.shard_files(versions[0])
-    header = shard.read_bytes()[:10]
-    assert header[:2] == b"\x1f\x8b"
-    assert header[4:8] == b"\0\0\0\0", "the time of writing"
-    names = set(make.files(versions[0]))
-    assert not {schema.FEATURES_FILE, schema.DATASET_INFO_FILE} & names
-    assert not any(name.startswith("index/") for name in names)
-
-
 def test_files_that_are_skipped_are_told_and_change_no_byte_of_the_dataset(
     changed: Path, original: Path, tmp_path: Path
 ) -> None:
