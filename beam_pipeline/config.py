@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import decimal
+import functools
 import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any, Generic, TypeVar, overload
 
@@ -31,66 +33,62 @@ _BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 <<
 _FIRST_CONTACT_S = 15.0
 
 
-def wrong(flag: str, value: object, fix: str) -> UsageError:
-    """The one form of every message about a value."""
-    return UsageError(f"{flag} {str(value)!r}: {fix}")
+def wrong(flag: str, value: object, fix: object) -> UsageError:
+    """The one form of every message about a value; a password is not repeated."""
+    shown = "***" if base.has_password(str(value)) else str(value)
+    return UsageError(f"{flag} {shown!r}: {fix}")
 
 
-# --- parsers: (flag, value as given) → value as kept, which is a value that may be given, too
+# --- parsers: value as given → value as kept, which is a value that may be given, too; a ValueError says the fix
 
 
-def _between(kind: type[int] | type[float], least: float, most: float) -> Callable[[str, object], Any]:
-    def parse(flag: str, value: object) -> float:
-        try:
+def _between(kind: type[int] | type[float], least: float, most: float) -> Callable[[object], Any]:
+    def parse(value: object) -> float:
+        with suppress(ValueError):
             number = kind(str(value))
-        except ValueError:
-            number = None
-        if number is None or not least <= number <= most:  # a NaN is in no range
-            raise wrong(flag, value, f"give a {'whole ' * (kind is int)}number from {least} to {most}")
-        return number
+            if least <= number <= most:  # a NaN is in no range
+                return number
+        raise ValueError(f"give a {'whole number' if kind is int else 'number'} from {least} to {most}")
 
     return parse
 
 
-def _place(flag: str, value: str | os.PathLike[str] | None) -> str:
+def _place(value: str | os.PathLike[str] | None, is_file: bool = False) -> str:
     """A path, made absolute, or a URL, without a slash at its end; "" for none."""
     place = os.fsdecode(value or "")
     if not place:
         return ""
     if base.has_password(place):
-        fix = "leave it out; credentials come from the store's usual variables"
-        raise UsageError(f"{flag}: the URL holds a password: {fix}")
-    normal = storage.normalize(place)
-    why = storage.why_unusable(normal, is_file=flag in ("--manifest", "--labels_file"))
+        raise ValueError("leave the password out; credentials come from the store's usual variables")
     if url := re.match(r"(\w{2,}):/(?!/)", place):
-        why = f"a URL has two slashes, which a Path drops: write it as text, {url[1]}://..."
-    if flag == "--output" and not is_utf8(place):
-        why = "it isn't UTF-8, which a dataset's metadata is: rename the folder"
-    if why:
-        raise wrong(flag, place, why)
+        raise ValueError(f"a URL has two slashes, which a Path drops: write it as text, {url[1]}://...")
+    normal = storage.normalize(place)
+    if why := storage.why_unusable(normal, is_file):
+        raise ValueError(why)
     return normal
 
 
-def _name(flag: str, value: str) -> str:
-    if value and not NAME_PATTERN.fullmatch(value):
-        raise wrong(flag, value, "use a-z, 0-9 and _, a letter first (TFDS reads no other)")
-    if len(value) > _LONGEST_NAME:
-        raise wrong(flag, value, f"use at most {_LONGEST_NAME} characters, files are named after it")
+_file = functools.partial(_place, is_file=True)
+
+
+def _name(value: str) -> str:
+    if value and not (NAME_PATTERN.fullmatch(value) and len(value) <= _LONGEST_NAME):
+        raise ValueError(f"use at most {_LONGEST_NAME} of a-z, 0-9 and _, a letter first (TFDS reads no other)")
     return value
 
 
-def _version(flag: str, value: str) -> str:
+def _version(value: str) -> str:
     if not VERSION_PATTERN.fullmatch(value):
-        raise wrong(flag, value, "use N.N.N such as 1.0.0 (TFDS reads no other)")
+        raise ValueError("use N.N.N such as 1.0.0 (TFDS reads no other)")
     return value
 
 
-def _extensions(flag: str, value: str | Iterable[str]) -> frozenset[str]:
+def _extensions(value: str | Iterable[str]) -> frozenset[str]:
     """`jpg,.PNG` or a list of suffixes: in lower case, without dots."""
     given = value.split(",") if isinstance(value, str) else tuple(value)
     suffixes = frozenset(part.strip().lower().removeprefix(".") for part in given)
     if not suffixes or not all(suffix and not set(suffix) & set("./* ") for suffix in suffixes):
-        raise wrong(flag, value, "write suffixes such as jpg,jpeg,png")
+        raise ValueError("write suffixes such as jpg,jpeg,png")
     return suffixes
 
 
@@ -102,24 +100,25 @@ def _pairs(value: object) -> list[tuple[str, Any]]:
     return [(name.strip(), share.strip()) for name, _, share in parts]
 
 
-def _splits(flag: str, value: str | Mapping[str, Any]) -> dict[str, Fraction]:
+def _splits(value: str | Mapping[str, Any]) -> dict[str, Fraction]:
     """`train=0.9,validation=rest` or a mapping: exact fractions that sum to 1."""
     shares: dict[str, Fraction] = {}
     rest = []
     for name, share in _pairs(value):
         is_share = isinstance(share, Fraction) or share == "rest" or _DECIMAL.fullmatch(str(share))
         if not is_share or not NAME_PATTERN.fullmatch(name) or name in shares:
-            raise wrong(flag, value, "write decimal shares such as train=0.9,validation=0.1; one may be 'rest'")
-        shares[name] = Fraction(0 if share == "rest" else share if isinstance(share, Fraction) else str(share))
-        rest += [name] * (share == "rest")
+            raise ValueError("write decimal shares such as train=0.9,validation=0.1; one may be 'rest'")
+        if share == "rest":
+            rest.append(name)
+        shares[name] = Fraction(0) if share == "rest" else Fraction(str(share))
     if len(rest) == 1:
         shares[rest[0]] = 1 - sum(shares.values(), Fraction(0))
     if min(shares.values()) <= 0:
-        raise wrong(flag, value, "every split needs a share above 0")
+        raise ValueError("every split needs a share above 0")
     if sum(shares.values()) != 1:
-        raise wrong(flag, value, f"the shares sum to {float(sum(shares.values())):g}, not to 1")
+        raise ValueError(f"the shares sum to {float(sum(shares.values())):g}, not to 1")
     if "train" not in shares:
-        raise wrong(flag, value, "one split must be named train")
+        raise ValueError("one split must be named train")
     return shares
 
 
@@ -129,62 +128,58 @@ def splits_text(shares: Mapping[str, Fraction]) -> str:
     return ",".join(f"{name}={ratio:f}" for name, ratio in ratios.items())
 
 
-def _split_by(flag: str, value: str | re.Pattern[str]) -> re.Pattern[str]:
+def _split_by(value: str | re.Pattern[str]) -> re.Pattern[str]:
     """A regular expression with a group."""
     try:
         pattern = re.compile(value)
     except re.error as error:
-        raise wrong(flag, value, f"it is not a regular expression: {error}") from None
+        raise ValueError(f"it is not a regular expression: {error}") from None
     if pattern != re.compile(pattern.pattern):  # the manifest keeps its text alone
-        raise wrong(flag, pattern.pattern, "write its flags into it: '(?i)...'")
+        raise ValueError("write its flags into it: '(?i)...'")
     if pattern.groups < 1:
-        raise wrong(flag, pattern.pattern, "put the part that stays together in a group: '([^/]+)_\\d+'")
+        raise ValueError("put the part that stays together in a group: '([^/]+)_\\d+'")
     return pattern
 
 
-def _shards(flag: str, value: int | str | Mapping[str, int]) -> int | dict[str, int]:
+def _shards(value: int | str | Mapping[str, int]) -> int | dict[str, int]:
     """`8`, `train=64,validation=4` or a mapping."""
     if str(value).isdecimal() and int(str(value)) > 0:
         return int(str(value))
     pairs = _pairs(value)
     counts = {name: int(str(count)) if str(count).isdecimal() else 0 for name, count in pairs}
     if len(counts) < len(pairs) or not all(NAME_PATTERN.fullmatch(name) and count for name, count in counts.items()):
-        raise wrong(flag, value, "write 8 or train=64,validation=4")
+        raise ValueError("write 8 or train=64,validation=4")
     return counts
 
 
-def _bytes(flag: str, value: int | str) -> int:
+def _bytes(value: int | str) -> int:
     """`128MiB`, `200MB` or a plain number, as bytes."""
     match = _BYTES.fullmatch(str(value).strip())
     unit = _BYTE_UNITS.get(match[2].upper()) if match else None
     byte_count = int(Fraction(match[1]) * unit) if match and unit else 0
     if byte_count < 1:
-        raise wrong(flag, value, "write a size such as 128MiB, 200MB or 1000000")
+        raise ValueError("write a size such as 128MiB, 200MB or 1000000")
     return byte_count
 
 
-def _size(flag: str, value: int | str | Sequence[int] | None) -> tuple[int, int] | None:
+def _size(value: int | str | Sequence[int] | None) -> tuple[int, int] | None:
     """`224`, `HxW`, (height, width) or `none`: (height, width) in pixels, or None."""
     text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     if text.strip().lower() == "none":
         return None
     sides = [int(side) if side.isdecimal() else 0 for side in text.strip().lower().split("x")]
-    if len(sides) > 2 or not all(sides):
-        raise wrong(flag, text, "write 224, 224x320 (height x width) or none")
-    if max(sides) > _LONGEST_SIDE:
-        raise wrong(flag, text, f"a side has at most {_LONGEST_SIDE} pixels")
+    if len(sides) > 2 or not all(0 < side <= _LONGEST_SIDE for side in sides):
+        raise ValueError(f"write 224, 224x320 (height x width, at most {_LONGEST_SIDE}) or none")
     return sides[0], sides[-1]
 
 
-def _colour(flag: str, value: str | Sequence[int]) -> Rgb:
+def _colour(value: str | Sequence[int]) -> Rgb:
     """`#rrggbb`, a CSS name or (red, green, blue)."""
-    try:
+    with suppress(TypeError, ValueError):
         parts = ImageColor.getrgb(value.strip()) if isinstance(value, str) else tuple(value)
-    except (TypeError, ValueError):
-        parts = ()
-    if len(parts) != 3 or not all(part in range(256) for part in parts):
-        raise wrong(flag, value, "write a colour such as white or '#ff8000'")
-    return parts
+        if len(parts) == 3 and all(part in range(256) for part in parts):
+            return parts
+    raise ValueError("write a colour such as white or '#ff8000'")
 
 
 # --- flags
@@ -207,7 +202,7 @@ class Flag(Generic[Given, Kept]):
 
     group: str
     default: Any
-    values: Callable[[str, Any], Kept] | tuple[object, ...]
+    values: Callable[[Any], Kept] | tuple[object, ...]
     help: str
     metavar: str = ""
 
@@ -223,12 +218,15 @@ class Flag(Generic[Given, Kept]):
 
     def __set__(self, config: object, value: Given) -> None:
         kept: Any = value
-        if isinstance(self.values, tuple):
-            kept = next((one for one in self.values if str(one) == str(value)), None)
-            if kept is None:
-                raise wrong(f"--{self.name}", value, f"choose one of {', '.join(map(str, self.values))}")
-        elif value is not None or self.default is not None:
-            kept = self.values(f"--{self.name}", value)
+        try:
+            if isinstance(self.values, tuple):
+                kept = next((one for one in self.values if str(one) == str(value)), None)
+                if kept is None:
+                    raise ValueError(f"choose one of {', '.join(map(str, self.values))}")
+            elif value is not None or self.default is not None:
+                kept = self.values(value)
+        except ValueError as error:
+            raise wrong(f"--{self.name}", value, error) from None
         vars(config)[self.name] = kept
 
 
@@ -260,12 +258,12 @@ class Config:
         _PLACES, "", _name, "name of the dataset: a-z, 0-9 and _, a letter first (required)", "NAME")
     version: Text = Flag(_PLACES, "1.0.0", _version, "version of the dataset", "N.N.N")
     manifest: Place = Flag(
-        _PLACES, "", _place, "CSV or JSONL file for --layout manifest, with columns path and label. Columns split, "
+        _PLACES, "", _file, "CSV or JSONL file for --layout manifest, with columns path and label. Columns split, "
         "bytes and md5 are optional. Any other column becomes a feature of the records, of the type in its name: "
         "age:int64, score:float32, caption:bytes, box:float32[]. Paths are relative to --input (the file's folder) or "
         "full URLs", "FILE")
     labels_file: Place = Flag(
-        _PLACES, "", _place, "class names in the order of their ids, one per line (default: folder names)", "FILE")
+        _PLACES, "", _file, "class names in the order of their ids, one per line (default: folder names)", "FILE")
 
     layout: Text = Flag(
         _CLASSES, "class_folders", ("class_folders", "split_class_folders", "manifest"),
@@ -352,6 +350,8 @@ class Config:
         for flag in ("input", "output", "name"):
             if not getattr(self, flag):
                 raise UsageError(f"--{flag} is missing: {FLAGS[flag].help}")
+        if not is_utf8(self.output):
+            raise wrong("--output", self.output, "it isn't UTF-8, which a dataset's metadata is: rename the folder")
         for flag in ("splits", "split_by"):
             if getattr(self, flag) and (self.layout == "split_class_folders" or "split" in self.header):
                 raise UsageError(f"--{flag}: leave it out, the input says which image is in which split")

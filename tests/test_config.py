@@ -33,7 +33,7 @@ def refused(**more: object) -> str:
 
 
 SPLITS = "write decimal shares such as train=0.9,validation=0.1; one may be 'rest'"
-SIZE = "write 224, 224x320 (height x width) or none"
+SIZE = "write 224, 224x320 (height x width, at most 16384) or none"
 BYTES = "write a size such as 128MiB, 200MB or 1000000"
 TENTH = {"train": Fraction(9, 10), "validation": Fraction(1, 10)}
 
@@ -87,18 +87,16 @@ def test_a_value_is_kept_parsed_however_it_was_given(flag: str, kept: object, gi
         ("splits", "one split must be named train", ["test=0.5,validation=0.5"]),
         ("target_shard_bytes", BYTES, ["", "0", "-1", "MB", "1XB", "1e6", "0.4B", 0]),
         ("max_image_bytes", BYTES, ["0"]),
-        ("image_size", SIZE, ["0", "224x", "1x2x3", "-5", "5.5", "", (0, 5)]),
-        ("image_size", "a side has at most 16384 pixels", [20000, "16385", "224x16385"]),
+        ("image_size", SIZE, ["0", "224x", "1x2x3", "-5", "5.5", "", 20000, "224x16385", (0, 5)]),
         ("num_shards", "write 8 or train=64,validation=4",
          ["0", "-1", "1.5", "", "train=0", "train=1,train=2", "Train=1", "train", {"train": 0}]),
         ("extensions", "write suffixes such as jpg,jpeg,png", ["", "jpg,", "*.jpg", "a/b", "tar.gz"]),
         ("background", "write a colour such as white or '#ff8000'", ["", "whitish", "#ff800080", "rgb(300,0,0)"]),
-        ("name", "use a-z, 0-9 and _, a letter first (TFDS reads no other)",
-         ["Photos", "my-photos", "photos.v2", "2024photos", "_x", "ph\u00f6tos", "a b", "a\n"]),
-        ("name", "use at most 100 characters, files are named after it", ["a" * 101]),
+        ("name", "use at most 100 of a-z, 0-9 and _, a letter first (TFDS reads no other)",
+         ["Photos", "my-photos", "photos.v2", "2024photos", "_x", "ph\u00f6tos", "a b", "a\n", "a" * 101]),
         ("version", "use N.N.N such as 1.0.0 (TFDS reads no other)",
          ["1.0", "1", "v1.0.0", "1.0.0-rc1", "01.0.0", "1.0.0\n", ""]),
-        ("output", "it isn't UTF-8, which a dataset's metadata is: rename the folder", ["o\udcff"]),
+        ("output", "it isn't UTF-8, which a dataset's metadata is: rename the folder", ["/o\udcff"]),
         ("input", "a URL has two slashes, which a Path drops: write it as text, gs://...", ["gs:/bucket/photos"]),
         ("jpeg_quality", "give a whole number from 1 to 100", [101, 0.9, "abc", None]),
         ("channels", "choose one of 1, 3", [2]),
@@ -119,14 +117,13 @@ def test_a_value_is_kept_parsed_however_it_was_given(flag: str, kept: object, gi
 )  # fmt: skip
 def test_a_bad_value_is_told_with_flag_value_and_fix(flag: str, fix: str, values: list[object]) -> None:
     for value in values:
-        shown = "0x5" if value == (0, 5) else str(value)
-        assert refused(**{flag: value}) == f"--{flag} {shown!r}: {fix}"
+        assert refused(**{flag: value}) == f"--{flag} {str(value)!r}: {fix}"
 
 
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"split_by": re.compile("(a)", re.I)}, "--split_by '(a)': write its flags into it: '(?i)...'"),
+        ({"split_by": re.compile("(a)", re.I)}, "--split_by \"re.compile('(a)', re.IGNORECASE)\": write its flags into it: '(?i)...'"),
         ({"layout": "split_class_folders", "split_by": "(a)"},
          "--split_by: leave it out, the input says which image is in which split"),
         ({"layout": "manifest", "manifest": "/m.csv", "header": ("split",), "splits": "train=1"},

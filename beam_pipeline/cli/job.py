@@ -120,12 +120,14 @@ def _execute(pipeline: beam.Pipeline, local: bool) -> None:
             state = pipeline.run().wait_until_finish()
         if state not in (None, "DONE", "UNKNOWN"):
             raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
-    except BaseException as error:
-        if not isinstance(error, Exception):
-            raise
+    except Exception as error:
         if _is_interrupt(error):
             raise KeyboardInterrupt from error
-        raise _ours(error) from error
+        if ours := from_worker(error):
+            raise ours from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        what = lines[-1].partition(" [while running")[0]
+        raise UnforeseenError(f"the job failed: {what}; the same command resumes") from error
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
@@ -133,14 +135,6 @@ def _is_interrupt(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
-
-
-def _ours(error: Exception) -> ImageShardsError:
-    known = from_worker(error)
-    if known is not None:
-        return known
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return UnforeseenError(f"the job failed: {lines[-1].partition(' [while running')[0]}; the same command resumes")
 
 
 _WORD = r"[\w-]*(?:secret|token|password|passwd|credential|signature|connection_string|access_key)[\w-]*"

@@ -68,7 +68,7 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(flag: str, photos: Path
     finished = make.job(photos, tmp_path / "out", f"--{flag}", "ftp://me:canary@host/folder")
     assert finished.code == 2
     assert finished.err == (
-        f"error: --{flag}: the URL holds a password: leave it out; credentials come from the store's usual variables\n"
+        f"error: --{flag} '***': leave the password out; credentials come from the store's usual variables\n"
     )
     assert list(tmp_path.iterdir()) == []
 
