@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from beam_pipeline.cli.messages import published_text, warnings
 from beam_pipeline.cli.run import run
@@ -25,7 +26,6 @@ from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, one_line, say, tell
 from beam_pipeline.images.formats import hide_warnings
 
-_LAST_S = 4.0  # that a job has to stop after Ctrl-C
 _INTERRUPTED = ImageShardsError("interrupted; the same command resumes")
 _USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
 _EPILOG = """\
@@ -44,38 +44,38 @@ _OURS = {f"--{name}": flag for name, flag in FLAGS.items()}
 
 
 def command(arguments: Sequence[str] | None = None) -> int:
-    """`main` in a process of its own: Ctrl-C ends it soon, and in silence, whatever Beam's threads are still doing."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        return main(arguments)
-    interrupted = threading.Event()
+    """`main` in a process of its own, which Ctrl-C ends at once: Beam's threads and workers would go on for minutes."""
+    if threading.current_thread() is threading.main_thread():
+        before = signal.getsignal(signal.SIGINT)
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _end)
+            try:
+                return main(arguments)
+            finally:
+                signal.signal(signal.SIGINT, before)
+    return main(arguments)
 
-    def end() -> None:
-        for children in glob.glob("/proc/self/task/*/children"):
-            with suppress(OSError):  # the thread, or the child, has ended
-                for child in Path(children).read_text().split():
-                    os.kill(int(child), signal.SIGTERM)  # Beam's workers would go on for minutes
-        os._exit(tell(_INTERRUPTED))
 
-    def interrupt(*_: object) -> None:
-        if interrupted.is_set():
-            return
-        interrupted.set()
-        threading.excepthook = lambda _: None
-        logging.disable(logging.CRITICAL)
-        deadline = threading.Timer(_LAST_S, end)
-        deadline.daemon = True
-        deadline.start()
-        raise KeyboardInterrupt
+def _end(*_: object) -> NoReturn:
+    """Nothing needs to be undone: whatever a job has done when it is killed, the same command resumes it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for process in _descendants("self"):
+        with suppress(OSError):  # it has ended
+            os.kill(int(process), signal.SIGTERM)
+    wipe = b"\r\033[K" if os.isatty(2) else b""  # the progress line
+    with suppress(OSError):
+        os.write(2, wipe + f"error: {_INTERRUPTED}\n".encode())
+    os._exit(_INTERRUPTED.exit_code)
 
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        code = main(arguments)
-        if interrupted.is_set():
-            os._exit(code)  # Python would wait for threads that nothing stops
-        return code
-    finally:
-        signal.signal(signal.SIGINT, before)
+
+def _descendants(process: str) -> list[str]:
+    """Ids of the processes that a process has begun, and of theirs: Beam begins its workers in shells."""
+    found: list[str] = []
+    for children in glob.glob(f"/proc/{process}/task/*/children"):
+        with suppress(OSError):  # the thread has ended
+            for child in Path(children).read_text().split():
+                found += [child, *_descendants(child)]
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
