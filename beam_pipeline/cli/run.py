@@ -34,7 +34,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
     same call in a new one resumes, and decodes that image in isolation); if the caller must survive that, call this in
     a process of its own. Ctrl-C raises KeyboardInterrupt at once; with `--direct_running_mode=multi_processing` Beam
-    first waits for its workers, which may take minutes. The command ends in seconds.
+    first waits for its workers, which may take minutes. The command ends at once.
 
     Args:
         config: what to convert and how.
