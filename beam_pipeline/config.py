@@ -263,7 +263,7 @@ class Config:
         "age:int64, score:float32, caption:bytes, box:float32[]. Paths are relative to --input (the file's folder) or "
         "full URLs", "FILE")
     labels_file: Place = Flag(
-        _PLACES, "", _file, "class names in the order of their ids, one per line (default: folder names)", "FILE")
+        _PLACES, "", _file, "class names in the order of their ids, one a line (default: sorted folder names)", "FILE")
 
     layout: Text = Flag(
         _CLASSES, "class_folders", ("class_folders", "split_class_folders", "manifest"),
