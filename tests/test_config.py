@@ -217,11 +217,6 @@ def test_paths_of_a_manifest_are_relative_to_its_folder(manifest: str, folder: s
     assert config(layout="manifest", manifest=manifest).input == "/in"
 
 
-def test_the_version_lies_below_root_name_version() -> None:
-    one = config(output="gs://b/datasets/", name="flowers", version="1.2.3")
-    assert one.dataset_url == "gs://b/datasets/flowers/1.2.3"
-
-
 @given(st.integers(1, 999))
 def test_shares_of_any_thousandths_sum_to_one(thousandths: int) -> None:
     shares = config(splits=f"train={thousandths / 1000:.3f},validation=rest").splits

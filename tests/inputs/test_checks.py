@@ -10,7 +10,6 @@ from beam_pipeline.config import Config
 from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs.checks import check_input, read_labels
 from beam_pipeline.inputs.folders import ListingSummary, class_folders
-from tests import make
 from tests.inputs.test_folders import config, touch
 from tests.servers import Gcs
 
@@ -113,10 +112,3 @@ def test_classes_that_are_not_in_the_labels_file_are_named(tmp_path: Path) -> No
     touch(tmp_path, "a/1.jpg", "b/1.jpg", "c/1.jpg")
     some = config(tmp_path, labels_file="/l", labels=("a",))
     assert refused(some).startswith("--labels_file '/l': it lacks 'b', 'c'; ")
-
-
-def test_labels_of_the_file_are_the_ids(photos: Path, tmp_path: Path) -> None:
-    url = labels_file(tmp_path, b"zebra\ncat\nbee\nant\n")
-    version = make.published(photos, tmp_path / "out", "--labels_file", url)
-    assert (version / "class.labels.txt").read_text() == "zebra\ncat\nbee\nant\n"
-    assert make.manifest(version)["splits"]["train"]["class_counts"] == [0, 13, 13, 14]

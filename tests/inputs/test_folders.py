@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import unicodedata
 from pathlib import Path
 
 import pytest
@@ -149,29 +147,8 @@ def test_a_suffix_of_its_own_for_each_file_takes_no_memory() -> None:
     assert (len(skipped.suffixes), skipped.suffixes["others"]) == (21, 980)
 
 
-def test_twins_in_both_normal_forms_are_two_images_of_one_place(tmp_path: Path) -> None:
-    twins = [unicodedata.normalize(form, "a/é.jpg") for form in ("NFC", "NFD")]
-    touch(tmp_path, *twins)
-    refs = list(all_images(config(tmp_path, splits="train=0.5,validation=0.5")))
-    assert sorted(ref.path for ref in refs) == sorted(twins), "stored as listed"
-    assert len({ref.order_key for ref in refs}) == 1
-    assert len({ref.split for ref in refs}) == 1
-
-
 def test_a_link_to_a_folder_above_gives_no_image_a_second_name_or_class(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", "b/2.jpg")
     for link, target in (("a/loop", ".."), ("a/me", tmp_path / "a"), ("all", ".")):
         (tmp_path / link).symlink_to(target)
     assert sorted(ref.path for ref in all_images(config(tmp_path))) == ["a/1.jpg", "b/2.jpg"]
-
-
-def test_links_that_lead_nowhere_and_pipes_are_listed_or_counted(tmp_path: Path) -> None:
-    touch(tmp_path, "a/1.jpg")
-    for name in ("a/2.jpg", "a/folder", "a/.hidden", "b", "c.jpg"):
-        (tmp_path / name).symlink_to("gone")
-    os.mkfifo(tmp_path / "a" / "3.jpg")
-    skipped = ListingSummary()
-    (folder,) = class_folders(config(tmp_path), skipped)
-    found = {ref.path: ref.source_bytes for ref in list_images(config(tmp_path), folder, skipped)}
-    assert found == {"a/1.jpg": 1, "a/2.jpg": 0, "a/3.jpg": 0}
-    assert skipped.skipped == {**told(hidden=1, outside_classes=1), "suffixes": {"none": 2}}
