@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -119,12 +120,6 @@ def flip_byte(path: Path, position: int | None = None) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2 if position is None else position] ^= 0x10
     path.write_bytes(data)
-    _set_times(path, stat)
-
-
-def _set_times(path: Path, stat: Any) -> None:
-    import os
-
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 

@@ -91,14 +91,6 @@ def test_what_is_given_replaces_the_default(printer: Path, given: list[str], abs
     assert absent not in command
 
 
-@pytest.mark.parametrize(
-    "odd", ["a b", "it's", 'say "hi"', "$(touch hacked)", "a;b&c|d", "*", "ünï\\code", "new\nline"]
-)
-def test_odd_names_survive_and_are_never_run(printer: Path, odd: str) -> None:
-    places = ("--input", f"gs://photos/{odd}", "--output", "gs://out", "--name", "photos")
-    assert {f"--input=gs://photos/{odd}", "--one_hot"} <= set(dry_run(printer, *WHERE, *places, "--one_hot"))
-
-
 READ = "error: --input 'photos': Dataflow's workers can't read this machine's files; copy it to gs://BUCKET/…"
 WRITE = "error: --output 'out': Dataflow's workers can't write there; give gs://BUCKET/…"
 RUNNER = "error: --runner=DirectRunner: leave it out, this script submits to Dataflow"

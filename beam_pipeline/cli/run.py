@@ -34,7 +34,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
     same call in a new one resumes, and decodes that image in isolation); if the caller must survive that, call this in
     a process of its own. Ctrl-C raises KeyboardInterrupt at once; with `--direct_running_mode=multi_processing` Beam
-    first waits for its workers, which may take minutes. The command ends in seconds.
+    first waits for its workers, which may take minutes. The command ends at once.
 
     Args:
         config: what to convert and how.
@@ -72,13 +72,15 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         if manifest is None:
             check_unpublished(config)
     if manifest is not None and found is not None and not found.damage:
-        _tidy(config)
+        if JobState(config).has_leftovers():  # of a job that was killed between publishing and deleting them
+            with suppress(ImageShardsError), _sole_writer(config):  # or of one that is running
+                JobState(config).clear()
         return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
     job = job or _job(None)
     config = job.configured(config)
     with _sole_writer(config):
         if manifest is not None and found is not None:
-            say(f"repairing {found.damage}", sys.stderr)
+            say(f"rewriting {found.damage}", sys.stderr)
             job.repair(config, manifest, found.damage)
             return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
         if config.overwrite or read_manifest(config) is None:
@@ -134,20 +136,6 @@ def _sole_writer(config: Config) -> Iterator[None]:
         yield
     finally:
         claim.release()
-
-
-def _tidy(config: Config) -> None:
-    """Delete the state that a job left which was killed between publishing and deleting it."""
-    state = JobState(config)
-    if state.has_leftovers():
-        try:
-            state.claim.hold()
-        except ImageShardsError:
-            return  # a job is running
-        try:
-            state.clear()
-        finally:
-            state.claim.release()
 
 
 def resolve(config: Config) -> Config:

@@ -36,7 +36,7 @@ class Damage:
 
     def __str__(self) -> str:
         shards = [plural(len(self.shards), "corrupt shard")] * bool(self.shards)
-        named = ((self.files, "other file", ""), (self.foreign, "file", " too many"))
+        named = ((self.files, "missing or corrupt file", ""), (self.foreign, "file", " too many"))
         files = [f"{plural(len(names), noun)}{more} ({some(sorted(names))})" for names, noun, more in named if names]
         return " and ".join(shards + files)
 
@@ -126,9 +126,8 @@ def _check_name(config: Config, manifest: dict[str, Any]) -> None:
 
 
 def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
-    before = {name: default for name, (default, _) in REMOVED.items()}
-    ours = before | json.loads(canonical_json(config.fingerprint()))
-    theirs = before | manifest["configuration"]
+    ours = REMOVED | json.loads(canonical_json(config.fingerprint()))
+    theirs = REMOVED | manifest["configuration"]
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
         name = different[0]

@@ -90,9 +90,9 @@ def test_other_files_that_are_cut_missing_or_too_many_are_damage(photos: Path, o
 
 def test_damage_says_what_it_is() -> None:
     assert str(Damage(frozenset({("train", 1)}), frozenset())) == "1 corrupt shard"
-    assert str(Damage(frozenset(), frozenset({"a"}))) == "1 other file (a)"
+    assert str(Damage(frozenset(), frozenset({"a"}))) == "1 missing or corrupt file (a)"
     some = Damage(frozenset({("train", 1), ("train", 2)}), frozenset("abcd"))
-    assert str(some) == "2 corrupt shards and 4 other files (a, b, c and 1 more)"
+    assert str(some) == "2 corrupt shards and 4 missing or corrupt files (a, b, c and 1 more)"
 
 
 def test_the_first_flag_that_differs_and_how_many_more(photos: Path, version: Path) -> None:
@@ -258,7 +258,7 @@ def test_in_a_bucket_checksums_of_the_listing_are_compared_and_a_flipped_bit_is_
     finished = make.job(photos, output, *FLAGS)
     assert (finished.code, without_few(finished.err)) == (
         0,
-        "repairing 1 corrupt shard and 1 other file (features.json)\n",
+        "rewriting 1 corrupt shard and 1 missing or corrupt file (features.json)\n",
     )
     assert make.files(gcs.download(bucket, "out/photos/1.0.0", tmp_path / "now")) == make.files(original)
 
