@@ -13,10 +13,11 @@ from apache_beam.transforms.window import GlobalWindows
 
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import report
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.state import JobState, at_once
+from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline import elements
-from beam_pipeline.pipeline.elements import Merge, Page, counter, grouped, keyed
+from beam_pipeline.pipeline.elements import Page, counter, grouped, keyed, merge_all
 from beam_pipeline.planning import sampling
 from beam_pipeline.planning.cuts import SizeModel
 from beam_pipeline.planning.plan import EstimatedSizes, JobPlan, plan_job
@@ -54,9 +55,12 @@ def _measure(chunk: tuple[int, Iterable[Page]], config: Config, summary: Listing
 
 
 def _end_sampling(summary: ListingSummary, config: Config, sample: list[Measurement]) -> list[Measurement]:
-    JobState(config).attempts.end_sampling()
     ordered = sorted(sample, key=lambda one: relative_path_bytes(one.path))
-    sampling.check_sample(ordered, summary.images, config.max_reject_fraction)
+    try:
+        sampling.check_sample(ordered, summary.images, config.max_reject_fraction)
+    except ImageShardsError:
+        JobState(config).attempts.end_sampling()
+        raise
     return ordered
 
 
@@ -78,7 +82,7 @@ class PlanShards(beam.PTransform):  # type: ignore[misc]
         return (
             pages
             | "EstimateSizes" >> beam.ParDo(_EstimateSizesFn(), summary, sample)
-            | "MergeEstimates" >> beam.CombineGlobally(Merge(EstimatedSizes)).without_defaults()
+            | "MergeEstimates" >> beam.CombineGlobally(merge_all, EstimatedSizes).without_defaults()
             | "CutShards" >> beam.Map(plan_job, self.config, summary, sample)
         )
 
@@ -106,12 +110,8 @@ def prepare_output(plan: JobPlan, config: Config) -> JobPlan:
         ImageShardsError: another job is writing the version.
     """
     state = JobState(config)
-    if config.plan_only:
-        state.save_plan_only(plan)
-    else:
-        rejects = state.attempts.rejects()
-        state.prepare(plan)  # may delete all that an earlier attempt left
-        for image, reject in rejects.items():
-            state.attempts.add_reject(image, reject)
+    prepare = state.save_plan_only if config.plan_only else state.prepare
+    at_once(lambda: prepare(plan), state.attempts.end_sampling)
+    if not config.plan_only:
         report(now=True, shards_planned=plan.shards, images_planned=plan.images)
     return plan

@@ -26,7 +26,7 @@ from beam_pipeline.inputs.references import ImageRef, sample_size
 from beam_pipeline.pipeline import elements, graph, listing
 from beam_pipeline.pipeline.elements import Page, PageCoder
 from beam_pipeline.pipeline.listing import ListImages
-from beam_pipeline.pipeline.writing import assigned
+from beam_pipeline.pipeline.writing import assign_shards
 from beam_pipeline.planning.cuts import SplitPlan
 from beam_pipeline.planning.plan import JobPlan
 from tests import make
@@ -139,7 +139,7 @@ def test_references_are_assigned_to_shards_without_loss(photos: Path, tmp_path: 
     numbers = random.Random(1)
     cuts = tuple(sorted(numbers.getrandbits(64) for _ in range(5)))
     plan = JobPlan({}, (), (), {"train": SplitPlan(1, 1, cuts), "validation": SplitPlan(1, 1, ())}, {}, "", {})
-    parts = assigned(refs, plan)
+    parts = dict(assign_shards((0, [Page(refs[:9]), Page(refs[9:])]), plan))
     assert sorted(ref for part in parts.values() for ref in part) == sorted(refs)
     for (split, index), part in parts.items():
         assert {(ref.split, plan.splits[split].shard_of(ref.order_key)) for ref in part} == {(split, index)}
