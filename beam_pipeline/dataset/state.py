@@ -89,9 +89,10 @@ class JobState:
         if self._is_local:
             self.check(plan.sha256)
         old = self._old_files()  # before the claim is looked at: what comes later may be of a job that shares it
-        may_stay = self.claim.take(plan.sha256)
-        manifest, planned = at_once(lambda: self._store.stat(self._manifest_url), lambda: self._read(_PLAN_FILE))
-        if manifest and not config.overwrite:
+        may_stay, planned = at_once(lambda: self.claim.take(plan.sha256), lambda: self._read(_PLAN_FILE))
+        # After plan.json: a job that shares the claim and publishes meanwhile deletes that after it wrote this.
+        is_published = self._store.stat(self._manifest_url) is not None
+        if is_published and not config.overwrite:
             is_done = self.published_manifest(plan) is not None
             if is_done or not config.repair or self._manifest() is not None:  # else it can't be read: write it again
                 self.claim.give_up()
@@ -101,7 +102,7 @@ class JobState:
                     f"{config.dataset_url} was published by another job while this one was running; "
                     "run the command again"
                 )
-        if manifest or not may_stay or planned != data:
+        if is_published or not may_stay or planned != data:
             self._delete(old)
             self.write(_PLAN_FILE, data)
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.conversion.fetch import convert_all, record_of
 from beam_pipeline.dataset.progress import report
+from beam_pipeline.dataset.published import shards_of
 from beam_pipeline.dataset.result import ShardResult, SummedFile
 from beam_pipeline.dataset.state import JobState, at_once
 from beam_pipeline.errors import ImageShardsError, Reject, StorageError
@@ -30,25 +31,13 @@ from beam_pipeline.storage import ListedFile
 _GZIP_LEVEL = 6
 
 
-class Expected(NamedTuple):
-    """What a repair has to write.
-
-    Attributes:
-        manifest: `self_sha256` of the manifest that it follows.
-        shards: (split, index) → (bytes, CRC-32C) of a published shard.
-    """
-
-    manifest: str
-    shards: Mapping[tuple[str, int], tuple[int, int]]
-
-
 class ShardWriter:
     """Writes the shards of one plan.
 
     Args:
         config: of the job.
         plan: of the job.
-        expected: for a repair; shards with other bytes are not published.
+        repaired: the manifest that a repair follows; shards with other bytes than it says are not published.
         stopped: set if nothing of this is wanted any more.
     """
 
@@ -56,13 +45,14 @@ class ShardWriter:
         self,
         config: Config,
         plan: JobPlan,
-        expected: Expected | None = None,
+        repaired: dict[str, Any] | None = None,
         stopped: threading.Event | None = None,
     ) -> None:
         self._config = config
         self._plan = plan
         self._plan_hash = plan.sha256
-        self._expected = expected
+        self._repaired = repaired
+        self._shards = shards_of(repaired) if repaired else {}
         self._stopped = stopped or threading.Event()
         self._class_ids = {label: number for number, label in enumerate(plan.classes)}
         self._target = storage.open_storage(config.output, config.io_deadline)
@@ -88,7 +78,7 @@ class ShardWriter:
                 in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
                 result = self._write(name, in_order, found)
         except ImageShardsError as error:
-            if self._expected is not None or self._state.published_manifest(self._plan, after=error) is None:
+            if self._repaired is not None or self._state.published_manifest(self._plan, after=error) is None:
                 raise
             result = ShardResult(kept=True)  # another job of this plan has written and published it
         report(shards=1, images=result.images if result.kept else 0)
@@ -105,7 +95,7 @@ class ShardWriter:
 
     def _write(self, name: ShardName, refs: list[ImageRef], found: ListedFile | None) -> ShardResult:
         # A repair's attempts share no plan: no marker tells what an earlier one died of.
-        attempts = self._state.attempts if self._expected is None else None
+        attempts = self._state.attempts if self._repaired is None else None
 
         def begin() -> tuple[bool, Decoder]:
             is_first = attempts is not None and not attempts.begin_shard(name)
@@ -148,7 +138,8 @@ class ShardWriter:
                         record_bytes.append(records.write(one.result.data))
                     report(images=1)
             result.bytes, result.crc32c = out.bytes, out.crc32c
-            if self._expected and self._expected.shards[name.split, name.index] != (out.bytes, out.crc32c):
+            published = self._shards.get((name.split, name.index))
+            if published and (published["bytes"], published["crc32c"]) != (out.bytes, out.crc32c):
                 raise ImageShardsError(
                     f"shard {name.file} comes out with other bytes than were published: {self._why_changed()}; "
                     "use --overwrite"
@@ -190,7 +181,7 @@ class ShardWriter:
 
     def _check(self) -> None:
         self._check_stopped()
-        self._state.check(self._plan_hash, self._expected.manifest if self._expected else "")
+        self._state.check(self._plan_hash, self._repaired["self_sha256"] if self._repaired else "")
 
     def _url(self, file: str) -> str:
         return storage.join(self._config.dataset_url, file)

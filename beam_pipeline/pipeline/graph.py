@@ -9,9 +9,8 @@ from apache_beam.pvalue import AsIter, AsSingleton
 
 from beam_pipeline import schema
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.published import Damage, plan_of, shards_of
+from beam_pipeline.dataset.published import Damage, plan_of
 from beam_pipeline.dataset.repair import restore
-from beam_pipeline.dataset.writer import Expected
 from beam_pipeline.pipeline.duplicates import MarkDuplicates, save_groups
 from beam_pipeline.pipeline.listing import ListImages
 from beam_pipeline.pipeline.planning import PlanShards, SampleImages, prepare_output
@@ -71,11 +70,9 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, An
 
 def _rewritten(pages: Any, config: Config, plans: Any, manifest: dict[str, Any], damage: Damage) -> Any:
     """`ShardId`s of the damaged shards, which are published as they were or not at all."""
-    shards = shards_of(manifest)
-    sums = {key: (shards[key]["bytes"], shards[key]["crc32c"]) for key in damage.shards}
     return (
         pages
         | "AssignShards" >> beam.FlatMap(assign_shards, AsSingleton(plans))
         | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
-        | "WriteShards" >> WriteShards(config, plans, Expected(manifest["self_sha256"], sums))
+        | "WriteShards" >> WriteShards(config, plans, manifest)
     )

@@ -21,7 +21,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset.duplicates import SavedGroups
 from beam_pipeline.dataset.publish import publish
 from beam_pipeline.dataset.result import ShardResult
-from beam_pipeline.dataset.writer import Expected, ShardWriter
+from beam_pipeline.dataset.writer import ShardWriter
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import Page, ShardId, by_key, counter, grouped
@@ -40,24 +40,24 @@ def assign_shards(pages: tuple[int, Iterable[Page]], plan: JobPlan) -> Iterable[
 class WriteShards(beam.PTransform):  # type: ignore[misc]
     """Input: (`ShardId`, `Page`). Output: the `ShardId` of each, finished; a retry writes the same bytes.
 
-    `expected`: for a repair, see `ShardWriter`.
+    `repaired`: for a repair, see `ShardWriter`.
     """
 
     config: Config
     plan: Any
-    expected: Expected | None = None
+    repaired: dict[str, Any] | None = None
 
     def expand(self, pages: Any) -> Any:
-        write = beam.ParDo(_WriteShardFn(self.config, self.expected), AsSingleton(self.plan))
+        write = beam.ParDo(_WriteShardFn(self.config, self.repaired), AsSingleton(self.plan))
         return grouped(pages, "GroupByShard", tuple[str, int]) | "WriteShard" >> write
 
 
 class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
     """Has two shards in work if storage is remote: while one waits for it, the other's images are converted."""
 
-    def __init__(self, config: Config, expected: Expected | None) -> None:
+    def __init__(self, config: Config, repaired: dict[str, Any] | None) -> None:
         self._config = config
-        self._expected = expected
+        self._repaired = repaired
 
     def start_bundle(self) -> None:
         self._in_work: set[Future[tuple[ShardId, ShardResult, float]]] = set()
@@ -67,7 +67,7 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
         self._stopped = threading.Event()
 
     def process(self, shard: tuple[ShardId, Iterable[Page]], plan: JobPlan) -> Iterator[ShardId]:
-        writer = ShardWriter(self._config, plan, self._expected, self._stopped)
+        writer = ShardWriter(self._config, plan, self._repaired, self._stopped)
         with self._all_or_none():
             refs = list(chain.from_iterable(shard[1]))
             self._in_work.add(self._threads.submit(_write, writer, shard[0], refs))
