@@ -158,7 +158,10 @@ class ShardWriter:
     def _why_changed(self) -> str:
         then, now = self._plan.codec, images.codec_versions()
         others = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
-        return ", ".join(f"{name} was {then.get(name)}, is {now.get(name)}" for name in others) or "its images differ"
+        return (
+            ", ".join(f"{name} was {then.get(name)}, is {now.get(name)}" for name in others)
+            or "an image of it has changed"
+        )
 
     def _publish(self, file: IO[bytes], name: ShardName, result: ShardResult, found: ListedFile | None) -> None:
         """Give the file its name, unless another job of this plan has written the same there.

@@ -32,7 +32,7 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
         images, summary, groups = images | "MarkDuplicates" >> MarkDuplicates(config, summary)
         # the same pages; with --duplicates drop, all but one of exact duplicates marked
     sample = summary | "SampleImages" >> SampleImages(config)
-    # Measurements of 64 to 512 images
+    # 64 to 512 Measurements
     plan = images | "PlanShards" >> PlanShards(config, summary, sample)
     # one JobPlan: the cuts of every split
     plan = plan | "PrepareOutput" >> beam.Map(prepare_output, config)

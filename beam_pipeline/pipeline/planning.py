@@ -22,7 +22,6 @@ from beam_pipeline.planning import sampling
 from beam_pipeline.planning.cuts import SizeModel
 from beam_pipeline.planning.plan import EstimatedSizes, JobPlan, plan_job
 from beam_pipeline.planning.sampling import Measurement
-from beam_pipeline.schema import relative_path_bytes
 
 _SAMPLE_CHUNK = 32  # sampled images an element: as many as are fetched at a time, few enough to spread over workers
 
@@ -31,16 +30,14 @@ _SAMPLE_CHUNK = 32  # sampled images an element: as many as are fetched at a tim
 class SampleImages(beam.PTransform):  # type: ignore[misc]
     """Measures the images with the smallest order keys, spread over the workers.
 
-    Input: one `ListingSummary`. Output: one list of `Measurement`s, in order of their paths. Fails the job if too many
-    are rejected.
+    Input: one `ListingSummary`. Output: `Measurement`s.
     """
 
     config: Config
 
     def expand(self, summary: Any) -> Any:
         chunks = grouped(summary | "ChunkSample" >> beam.FlatMap(_chunks), "SpreadSample")
-        measured = chunks | "MeasureImages" >> beam.FlatMap(_measure, self.config, AsSingleton(summary))
-        return summary | "EndSampling" >> beam.Map(_end_sampling, self.config, AsList(measured))
+        return chunks | "MeasureImages" >> beam.FlatMap(_measure, self.config, AsSingleton(summary))
 
 
 def _chunks(summary: ListingSummary) -> Iterator[tuple[int, Page]]:
@@ -54,23 +51,13 @@ def _measure(chunk: tuple[int, Iterable[Page]], config: Config, summary: Listing
     yield from sampling.measure(config, len(summary.classes), refs)
 
 
-def _end_sampling(summary: ListingSummary, config: Config, sample: list[Measurement]) -> list[Measurement]:
-    ordered = sorted(sample, key=lambda one: relative_path_bytes(one.path))
-    try:
-        sampling.check_sample(ordered, summary.images, config.max_reject_fraction)
-    except ImageShardsError:
-        JobState(config).attempts.end_sampling()
-        raise
-    return ordered
-
-
 @dataclasses.dataclass
 class PlanShards(beam.PTransform):  # type: ignore[misc]
-    """Decides every shard; nothing is written.
+    """Decides every shard; nothing is written. Fails the job if too many of the sample are rejected.
 
     Input: (key, iterable of `Page`). Output: one `JobPlan`.
 
-    `summary`: one `ListingSummary`; `sample`: one list of `Measurement`s.
+    `summary`: one `ListingSummary`; `sample`: `Measurement`s.
     """
 
     config: Config
@@ -78,12 +65,12 @@ class PlanShards(beam.PTransform):  # type: ignore[misc]
     sample: Any
 
     def expand(self, pages: Any) -> Any:
-        summary, sample = AsSingleton(self.summary), AsSingleton(self.sample)
+        summary, sample = AsSingleton(self.summary), AsList(self.sample)
         return (
             pages
             | "EstimateSizes" >> beam.ParDo(_EstimateSizesFn(), summary, sample)
             | "MergeEstimates" >> beam.CombineGlobally(merge_all, EstimatedSizes).without_defaults()
-            | "CutShards" >> beam.Map(plan_job, self.config, summary, sample)
+            | "CutShards" >> beam.Map(_plan, self.config, summary, sample)
         )
 
 
@@ -101,6 +88,15 @@ class _EstimateSizesFn(beam.DoFn):  # type: ignore[misc]
 
     def finish_bundle(self) -> Iterator[Any]:
         yield GlobalWindows.windowed_value_at_end_of_window(self._total)
+
+
+def _plan(sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample: list[Measurement]) -> JobPlan:
+    try:
+        sampling.check_sample(sample, summary.images, config.max_reject_fraction)
+        return plan_job(sizes, config, summary, sample)
+    except ImageShardsError:
+        JobState(config).attempts.end_sampling()
+        raise
 
 
 def prepare_output(plan: JobPlan, config: Config) -> JobPlan:
