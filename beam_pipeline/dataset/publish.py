@@ -22,7 +22,6 @@ from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName, canonical_json
 from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.schema.tfds import dataset_info_document, features_document
-from beam_pipeline.storage import ListedFile
 
 _SIDECARS_IN_FLIGHT = 32
 
@@ -61,17 +60,13 @@ def _publish(
 ) -> dict[str, Any]:
     store = storage.open_storage(config.output, config.io_deadline)
 
-    def listed() -> dict[str, ListedFile]:
-        return {file.path: file for file in store.files(config.dataset_url)}
-
     def put(file: str, content: bytes | IO[bytes]) -> None:
         url = storage.join(config.dataset_url, file)
         store.write(url, content) if isinstance(content, bytes) else store.publish(content, url)
 
-    found, _ = at_once(listed, partial(state.check, plan.sha256))
     with state.temporary_file() as reject_file, state.temporary_file() as duplicate_file:
         totals, rejects = DatasetTotals(config, plan), SummedFile(reject_file)
-        for name, sidecar in _sidecars(config, state, plan, found):
+        for name, sidecar in _sidecars(config, state, plan):
             totals.add(name, sidecar)
             rejects.write(reject_lines(sidecar))
         try:
@@ -156,22 +151,21 @@ def shard_names(config: Config, plan: JobPlan) -> list[ShardName]:
     return [ShardName(config.name, split, index, one.shards) for split, one in splits for index in range(one.shards)]
 
 
-def _sidecars(
-    config: Config, state: JobState, plan: JobPlan, found: dict[str, ListedFile]
-) -> Iterator[tuple[ShardName, dict[str, Any]]]:
+def _sidecars(config: Config, state: JobState, plan: JobPlan) -> Iterator[tuple[ShardName, dict[str, Any]]]:
     """Every planned shard's sidecar, in order of split and number, its files checked, some requests ahead."""
-    names = shard_names(config, plan)
+    names, store = shard_names(config, plan), storage.open_storage(config.output, config.io_deadline)
 
     def checked(name: ShardName) -> tuple[ShardName, dict[str, Any]]:
         sidecar = state.sidecar(name)
         if sidecar is None or sidecar["plan"] != plan.sha256:
             raise ImageShardsError(f"shard {name.file} was not written: run the same command again")
-        if different := state.difference(name, sidecar, found.get, reads=False):
+        if different := state.difference(name, sidecar, found.result().get, reads=False):
             raise ImageShardsError(
                 f"{different} is not what this job wrote: nothing is published; run the same command again"
             )
         return name, sidecar
 
     with ThreadPoolExecutor(_SIDECARS_IN_FLIGHT) as pool:
+        found = pool.submit(lambda: {file.path: file for file in store.files(config.dataset_url)})
         for start in range(0, len(names), _SIDECARS_IN_FLIGHT):
             yield from pool.map(checked, names[start : start + _SIDECARS_IN_FLIGHT])
