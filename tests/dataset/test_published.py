@@ -73,13 +73,6 @@ def test_other_files_that_are_cut_missing_or_too_many_are_damage(photos: Path, o
     assert "and 2 files too many (index/test.runs.npy, photos-train.tfrecord-00007-of-00009)" in finished.err
 
 
-def test_damage_says_what_it_is() -> None:
-    assert str(Damage(frozenset({("train", 1)}), frozenset())) == "1 corrupt shard"
-    assert str(Damage(frozenset(), frozenset({"a"}))) == "1 other file (a)"
-    some = Damage(frozenset({("train", 1), ("train", 2)}), frozenset("abcd"))
-    assert str(some) == "2 corrupt shards and 4 other files (a, b, c and 1 more)"
-
-
 def test_the_first_flag_that_differs_and_how_many_more(photos: Path, version: Path) -> None:
     with pytest.raises(UsageError, match=r"--jpeg_quality.*2 more flags differ"):
         damage(photos, version, seed=1, jpeg_quality=10, resize_mode="crop")
@@ -282,13 +275,3 @@ def test_repair_compares_images_of_shards_without_a_reject_of_the_moment(photos:
     finished = make.job(folder, tmp_path / "out", *FLAGS, "--repair")
     assert finished.code == 1
     assert "41 images were listed then, 41 now, 3 of 4 shards differ" in finished.err
-
-
-def test_a_manifest_of_required_keys_is_compared_and_repaired(photos: Path, original: Path, version: Path) -> None:
-    manifest = make.manifest(version)
-    del manifest["source"], manifest["image"]["passed_through"]
-    (version / schema.MANIFEST_FILE).write_bytes(seal_manifest(manifest))
-    assert compared(photos, version)[1] == ""
-    make.shard_files(version)[0].unlink()
-    assert again(photos, version).code == 0
-    assert make.shard_files(version)[0].read_bytes() == make.shard_files(original)[0].read_bytes()

@@ -64,16 +64,6 @@ class Output:
                     found[shard] = files[shard]
         return found
 
-    def phase(self) -> str:
-        """How far a job has come."""
-        files = self.files()
-        if f"{VERSION}manifest.json" in files:
-            return "published, state left" if any(name.startswith(STATE) for name in files) else "published"
-        if f"{STATE}plan.json" not in files:
-            return "claimed, no plan" if f"{STATE}claim.json" in files else "nothing written"
-        shards = len(self.finished_shards())
-        return "publishing" if f"{VERSION}class.labels.txt" in files else f"{shards:2d} of {SHARDS} shards"
-
 
 class Job:
     """One command as a process group."""
