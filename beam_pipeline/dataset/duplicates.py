@@ -16,6 +16,7 @@ from beam_pipeline.conversion.fetch import UNCONFIRMED_MD5, convert_all, listed_
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.inputs.references import ImageRef
+from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import canonical_json, relative_path_bytes
 
 _BUCKET_IMAGES = 10_000  # a bucket's references are 5 MB
@@ -123,8 +124,9 @@ def marked(refs: Iterable[ImageRef], groups: Iterable[Group]) -> Iterator[ImageR
         yield ref._replace(duplicate_of=kept) if kept is not None else ref
 
 
-def save(config: Config, bucket: int, groups: list[Group]) -> SavedGroups:
-    """Keep a bucket's lines in the state folder, for the publisher."""
+def save(bucketed: tuple[int, list[Group]], config: Config, _: JobPlan) -> SavedGroups:
+    """Keep a bucket's lines in the state folder, which is ready when there is a plan, for the publisher."""
+    bucket, groups = bucketed
     JobState(config).write(_file(bucket), b"".join(group.line for group in groups))
     return SavedGroups(
         bucket,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
@@ -167,18 +167,18 @@ class DatasetTotals:
         self._config = config
         self._plan = plan
         self._total = ShardResult()
-        self._splits: dict[str, ShardResult] = {}
-        self._shards: dict[str, list[dict[str, Any]]] = {}
-        self._runs: dict[str, list[np.ndarray[Any, Any]]] = {}
+        self._splits: dict[str, ShardResult] = defaultdict(ShardResult)
+        self._shards: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._runs: dict[str, list[np.ndarray[Any, Any]]] = defaultdict(list)
         self.index_sums: dict[str, dict[str, Any]] = {}
 
     def add(self, name: ShardName, sidecar: dict[str, Any]) -> None:
         """Add one shard."""
         result = ShardResult.from_json(sidecar)
         self._total.merge(result)
-        self._splits.setdefault(name.split, ShardResult()).merge(result)
-        self._shards.setdefault(name.split, []).append({key: sidecar[key] for key in _SHARD_KEYS})
-        self._runs.setdefault(name.split, []).append(run_rows_array(result.runs))
+        self._splits[name.split].merge(result)
+        self._shards[name.split].append({key: sidecar[key] for key in _SHARD_KEYS})
+        self._runs[name.split].append(run_rows_array(result.runs))
         if result.index:
             self.index_sums[name.index_file] = result.index
 

@@ -12,11 +12,9 @@ from apache_beam.pvalue import AsSingleton
 
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates
-from beam_pipeline.dataset.duplicates import Group, SavedGroups
 from beam_pipeline.inputs.folders import ListingSummary, smallest
 from beam_pipeline.inputs.references import sample_size
 from beam_pipeline.pipeline.elements import PAGE_REFS, Page, by_key, grouped, keyed
-from beam_pipeline.planning.plan import JobPlan
 
 _GROUPS = "groups"
 
@@ -76,8 +74,3 @@ def _smallest_of(pages: Iterable[Page]) -> Page:
 
 def _resampled(summary: ListingSummary, unmarked: Page) -> ListingSummary:
     return dataclasses.replace(summary, smallest=unmarked[: sample_size(summary.images)])
-
-
-def save_groups(bucketed: tuple[int, list[Group]], config: Config, _: JobPlan) -> SavedGroups:
-    """Leave a bucket's lines of duplicates.jsonl in the state folder, which is ready when there is a plan."""
-    return duplicates.save(config, *bucketed)
