@@ -39,6 +39,10 @@ HOSTILE_LABELS = (
 # fmt: on
 
 
+def assert_nothing_written(root: Path, but: tuple[str, ...] = ("in/",)) -> None:
+    assert not [name for name in make.files(root) if not name.startswith(but)]
+
+
 def assert_confined(written: Iterable[str], output: str = "out") -> None:
     """Only the published version was written next to the input, and in it only names of ours."""
     new = [name for name in written if not name.startswith("in/")]

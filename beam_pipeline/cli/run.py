@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import beam_pipeline
@@ -16,8 +17,8 @@ from beam_pipeline import schema, storage
 from beam_pipeline.cli.messages import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates, published
-from beam_pipeline.dataset.output import check_names, check_places, check_unpublished
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.output import check_places, check_unpublished
+from beam_pipeline.dataset.state import JobState, at_once
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, say
 from beam_pipeline.inputs import checks, manifest_rows
 from beam_pipeline.schema.manifest import open_manifest
@@ -61,13 +62,12 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
     """`run`; changes the handlers of logging."""
     job = None if options is None else _job(options)  # a runner that isn't there is told before all else
     with _nothing_begun():
-        config = resolve(config)
         if config.plan_only:
-            _plan(config, job or _job(None))
+            _plan(resolve(config), job or _job(None))
             return None
-        if not config.overwrite:
-            check_names(config)
-        manifest = None if config.overwrite else read_manifest(config)
+        config, manifest = at_once(partial(resolve, config), partial(read_manifest, config))
+        if config.overwrite:
+            manifest = None
         found = None if manifest is None else published.check(config, manifest)
         if manifest is None:
             check_unpublished(config)
@@ -83,14 +83,13 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
             say(f"rewriting {found.damage}", sys.stderr)
             job.repair(config, manifest, found.damage)
             return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
-        if config.overwrite or read_manifest(config) is None:
+        # In an object store the job itself finds that another one has published meanwhile.
+        if config.overwrite or not storage.is_local(config.output) or read_manifest(config) is None:
             if notice := duplicates.notice(config):
                 say(f"warning: {notice}", sys.stderr)
             job.write(config, command)
-            manifest = read_manifest(config)
-            if manifest is None:
-                return None
-            return Manifest(config.dataset_url, manifest, PUBLISHED, published.run_facts(config))
+            manifest, run = at_once(partial(read_manifest, config), partial(published.run_facts, config))
+            return manifest and Manifest(config.dataset_url, manifest, PUBLISHED, run)
     return _run(config, options, command)  # another job has published it since it was looked for
 
 

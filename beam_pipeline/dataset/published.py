@@ -13,7 +13,7 @@ from beam_pipeline.conversion.fetch import convert_all, listed_md5
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural, some
 from beam_pipeline.inputs import folders
 from beam_pipeline.inputs.references import ImageRef, ReferenceSum, content_fields, listing_fields, reference_fields
-from beam_pipeline.planning.plan import split_plans
+from beam_pipeline.planning.plan import JobPlan, split_plans
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
 
 
@@ -66,19 +66,10 @@ def check(config: Config, manifest: dict[str, Any]) -> Check:
 
     Raises:
         UsageError: it was made under another name, or with another configuration.
-        ImageShardsError: its inputs were others, or its manifest lacks what is compared.
+        ImageShardsError: its inputs were others.
     """
     _check_name(config, manifest)
     _check_configuration(config, manifest)
-    for key, keys, all_keys in (
-        ("plan.splits", manifest["plan"].get("splits", {}), manifest["splits"]),
-        ("file_sizes", manifest.get("file_sizes", {}), manifest["files"]),
-    ):
-        if missing := sorted(all_keys.keys() - keys.keys()):
-            raise ImageShardsError(
-                f"{config.dataset_url}/{schema.MANIFEST_FILE}: $.{key} lacks {missing[0]!r}, so the version can't be "
-                "compared or repaired; choose another --version or --overwrite"
-            )
     compared, references = _check_inputs(config, manifest)
     damage, by = _find_damage(config, manifest)
     unread = 0 if config.repair else manifest["images"] - compared
@@ -198,6 +189,19 @@ def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
         yield from ((ref, listed_md5(ref) if ref.source_bytes <= options.max_image_bytes else b"") for ref in refs)
         return
     yield from ((one.ref, one.md5) for one in convert_all(config, refs, lambda *_: None))
+
+
+def plan_of(manifest: dict[str, Any], references: str) -> JobPlan:
+    """The plan that was published; the manifest says nothing of etags, so it knows no `references`."""
+    return JobPlan(
+        configuration=manifest["configuration"],
+        classes=tuple(manifest["classes"]),
+        columns=tuple(manifest["features"]),
+        splits=split_plans(manifest["plan"].get("splits", {})),
+        statistics={key: manifest["image"][key] for key in ("mean", "std", "sampled_images")},
+        references=references,
+        codec=manifest["codec"],
+    )
 
 
 def shards_of(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:

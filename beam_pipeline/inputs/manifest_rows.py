@@ -154,11 +154,12 @@ class _RowParser:
         # Relative even if the row holds the full URL.
         return self._make(url.removeprefix(f"{self._config.input}/"), size, etag, label, split, features)
 
-    def _path(self, path: Any) -> str:
+    def _path(self, written: Any) -> str:
         """A row's path in one spelling: a local file under several names would be several images."""
-        if not isinstance(path, str) or not path or "\0" in path:
-            raise ValueError(f"no file can have the path {path!r}: correct it, or take the row out")
-        images, path = self._config.input, _BEFORE_A_PATH.sub("", path)
+        path = _BEFORE_A_PATH.sub("", written) if isinstance(written, str) else ""
+        if not path or "\0" in path:
+            raise ValueError(f"no file can have the path {written!r}: correct it, or take the row out")
+        images = self._config.input
         if storage.has_password(path):
             raise ValueError("its path holds a password, which every record would hold too; leave it out")
         if path.startswith("/"):

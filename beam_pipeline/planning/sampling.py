@@ -6,6 +6,7 @@ Sums are integers, so that no order of addition and no CPU changes a digit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -46,20 +47,23 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
     """
     refs = list(refs)
     attempts = Attempts(config)
-    isolated = attempts.begin_sampling(ref.path for ref in refs)
-    decoder = Decoder(config.image_options, attempts, isolated, with_sums=True)
     columns, one_hot_classes = config.columns, class_count if config.one_hot else 0
 
+    def begin() -> Decoder:
+        isolated = attempts.begin_sampling(ref.path for ref in refs)
+        return Decoder(config.image_options, attempts, isolated, with_sums=True)
+
     def convert(ref: ImageRef, data: bytes, md5: bytes) -> tuple[int, ChannelSums | None]:
-        image = decoder.convert(ref.path, data, md5)
+        image = decoder.result().convert(ref.path, data, md5)
         record = record_of(ref, image, 0, one_hot_classes, columns)
         return len(record) + FRAME_BYTES, image.sums
 
-    for ref, result, _, _ in convert_all(config, refs, convert):
-        if isinstance(result, Reject):
-            yield Measurement(ref.path, ref.split, ref.source_bytes, 0, None, result)
-        else:
-            yield Measurement(ref.path, ref.split, ref.source_bytes, *result, None)
+    with ThreadPoolExecutor(1) as thread:
+        decoder = thread.submit(begin)  # while the first images are fetched
+        for ref, result, _, _ in convert_all(config, refs, convert):
+            reject = result if isinstance(result, Reject) else None
+            record_bytes, sums = (0, None) if isinstance(result, Reject) else result
+            yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject)
 
 
 def statistics(sample: Iterable[Measurement]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import reader
-from beam_pipeline import schema
+from beam_pipeline import schema, storage
 from beam_pipeline.cli import job
 from beam_pipeline.errors import NotPublishedError
 from beam_pipeline.schema.manifest import open_manifest, seal_manifest
