@@ -348,7 +348,7 @@ class Config:
             raise wrong("--manifest", self.manifest, "it goes with --layout manifest")
         for flag in ("input", "output", "name"):
             if not getattr(self, flag):
-                raise UsageError(f"--{flag} is missing: {FLAGS[flag].help}")
+                raise UsageError(f"--{flag} is missing: give the {FLAGS[flag].help.removesuffix(' (required)')}")
         if not is_utf8(self.output):
             raise wrong("--output", self.output, "it isn't UTF-8, which a dataset's metadata is: rename the folder")
         for flag in ("splits", "split_by"):

@@ -153,7 +153,12 @@ def _parsed(
     try:
         return parser.parse_known_args(_with_underscores(arguments, flags))
     except argparse.ArgumentError as error:
-        raise UsageError(str(error).removeprefix("argument ")) from None
+        what = {
+            "expected one argument": f"it has no value: write {error.argument_name} VALUE",
+            "ignored explicit argument": "it takes no value: leave the value out",
+        }
+        found = next((text for begin, text in what.items() if error.message.startswith(begin)), error.message)
+        raise UsageError(f"{error.argument_name}: {found}") from None
 
 
 def _with_underscores(arguments: Sequence[str], flags: Collection[str]) -> list[str]:

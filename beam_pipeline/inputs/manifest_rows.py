@@ -107,7 +107,9 @@ def _cells(url: str, deadline_s: float) -> Iterator[tuple[int, Any]]:
 def _json_object(written: str) -> dict[str, Any]:
     try:
         found = json.loads(written, object_pairs_hook=_without_repeats)
-    except (json.JSONDecodeError, RecursionError):
+    except KeyError as error:
+        raise ValueError(f"column {error.args[0]!r} is repeated: keep one") from None
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ValueError('no JSON object: write {"path": …, "label": …} in one line, or call a CSV file .csv')
@@ -117,7 +119,7 @@ def _json_object(written: str) -> dict[str, Any]:
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     name, times = Counter(name for name, _ in pairs).most_common(1)[0] if pairs else ("", 0)
     if times > 1:
-        raise ValueError(f"column {name!r} is repeated: keep one")
+        raise KeyError(name)
     return dict(pairs)
 
 

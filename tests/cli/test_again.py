@@ -135,7 +135,7 @@ def test_a_truncated_shard_is_written_again_with_the_same_bytes(photos: Path, or
 def test_a_corrupt_manifest_is_exit_1_and_names_repair(photos: Path, version: Path) -> None:
     make.flip_byte(version / schema.MANIFEST_FILE)
     with unchanged(version):
-        failed(again(photos, version), "manifest.json is damaged", "--repair")
+        failed(again(photos, version), "manifest.json is corrupt", "--repair")
 
 
 def test_repair_never_publishes_a_shard_with_other_bytes(changed: Path, version: Path) -> None:

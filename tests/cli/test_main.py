@@ -93,7 +93,7 @@ def test_no_flag_of_beams_is_as_like_ours_as_a_slip_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("--layout --one_hot", "--layout: expected one argument"),
+        ("--layout --one_hot", "--layout: it has no value: write --layout VALUE"),
         ("--seed x", f"--seed 'x': give a whole number from {-(1 << 63)} to {(1 << 63) - 1}"),
         ("--max_reject_fraction a", "--max_reject_fraction 'a': give a number from 0 to 1"),
     ],
