@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import decimal
+import functools
 import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any, Generic, TypeVar, overload
 
@@ -19,14 +21,9 @@ from beam_pipeline.images import geometry
 from beam_pipeline.images.colour import Rgb
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.schema import NAME_PATTERN, STATE_FOLDER, VERSION_PATTERN, example, is_utf8
-from beam_pipeline.storage import base
 
-# Flags that are gone → the value that they had by default, which is what a job does now; what it does, for the message.
-REMOVED: dict[str, tuple[object, str]] = {
-    "progressive": (False, "JPEGs are always stored baseline"),
-    "icc": ("srgb", "colours are always converted to sRGB"),
-    "keep_metadata": (False, "EXIF, XMP and comments are never stored"),
-}
+# Flags that older manifests hold and that are gone → what a job does now.
+REMOVED = {"progressive": False, "icc": "srgb", "keep_metadata": False}
 _LONGEST_NAME = 100  # of a dataset: with split, number and an index's suffix, file names stay below 255 bytes
 _LONGEST_SIDE = 16_384
 _DECIMAL = re.compile(r"\d+(\.\d*)?|\.\d+")
@@ -35,81 +32,62 @@ _BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 <<
 _FIRST_CONTACT_S = 15.0
 
 
-def wrong(flag: str, value: object, fix: str) -> UsageError:
-    """The one form of every message about a value: flag, value as the flag is written, fix."""
-    if isinstance(value, Mapping):
-        value = ",".join(f"{key}={one}" for key, one in value.items())
-    elif isinstance(value, list | tuple | set | frozenset):
-        value = ",".join(map(str, value))
-    return UsageError(f"{flag} {str(value)!r}: {fix}")
+def wrong(flag: str, value: object, fix: object) -> UsageError:
+    """The one form of every message about a value; a password is not repeated."""
+    shown = "***" if storage.has_password(str(value)) else str(value)
+    return UsageError(f"{flag} {shown!r}: {fix}")
 
 
-# --- parsers: (flag, value as given) → value as kept, which is a value that may be given, too
+# --- parsers: value as given → value as kept, which is a value that may be given, too; a ValueError says the fix
 
 
-def _one_of(flag: str, value: object, choices: Sequence[object]) -> Any:
-    for choice in choices:
-        if value == choice or str(value) == str(choice):
-            return choice
-    raise wrong(flag, value, f"choose one of {', '.join(map(str, choices))}")
-
-
-def _between(kind: type[int] | type[float], least: float, most: float) -> Callable[[str, object], Any]:
-    def parse(flag: str, value: object) -> float:
-        try:
+def _between(kind: type[int] | type[float], least: float, most: float) -> Callable[[object], Any]:
+    def parse(value: object) -> float:
+        with suppress(ValueError):
             number = kind(str(value))
-        except ValueError:
-            number = None
-        if number is None or not least <= number <= most:  # a NaN is in no range
-            raise wrong(flag, value, f"give a {'whole ' * (kind is int)}number from {least} to {most}")
-        return number
+            if least <= number <= most:  # a NaN is in no range
+                return number
+        raise ValueError(f"give a {'whole number' if kind is int else 'number'} from {least} to {most}")
 
     return parse
 
 
-def _place(flag: str, value: str | os.PathLike[str] | None) -> str:
+def _place(value: str | os.PathLike[str] | None, is_file: bool = False) -> str:
     """A path, made absolute, or a URL, without a slash at its end; "" for none."""
     place = os.fsdecode(value or "")
     if not place:
-        if flag == "--output":
-            raise UsageError("--output is missing: give the root folder or URL of your datasets")
         return ""
-    if base.has_password(place):
-        fix = "leave it out; credentials come from the store's usual variables"
-        raise UsageError(f"{flag}: the URL holds a password: {fix}")
-    normal = storage.normalize(place)
-    why = storage.why_unusable(normal, is_file=flag in ("--manifest", "--labels_file"))
+    if storage.has_password(place):
+        raise ValueError("leave the password out; credentials come from the store's usual variables")
     if url := re.match(r"(\w{2,}):/(?!/)", place):
-        why = f"a URL has two slashes, which a Path drops: write it as text, {url[1]}://..."
-    if flag == "--output" and not is_utf8(place):
-        why = "it isn't UTF-8, which a dataset's metadata is: rename the folder"
-    if why:
-        raise wrong(flag, place, why)
+        raise ValueError(f"a URL has two slashes, which a Path drops: write it as text, {url[1]}://...")
+    normal = storage.normalize(place)
+    if why := storage.why_unusable(normal, is_file):
+        raise ValueError(why)
     return normal
 
 
-def _name(flag: str, value: str) -> str:
-    if not value:
-        raise UsageError(f"{flag} is missing: give the dataset a name such as photos")
-    if not NAME_PATTERN.fullmatch(value):
-        raise wrong(flag, value, "use a-z, 0-9 and _, a letter first (TFDS reads no other)")
-    if len(value) > _LONGEST_NAME:
-        raise wrong(flag, value, f"use at most {_LONGEST_NAME} characters, files are named after it")
+_file = functools.partial(_place, is_file=True)
+
+
+def _name(value: str) -> str:
+    if value and not (NAME_PATTERN.fullmatch(value) and len(value) <= _LONGEST_NAME):
+        raise ValueError(f"use at most {_LONGEST_NAME} of a-z, 0-9 and _, a letter first (TFDS reads no other)")
     return value
 
 
-def _version(flag: str, value: str) -> str:
+def _version(value: str) -> str:
     if not VERSION_PATTERN.fullmatch(value):
-        raise wrong(flag, value, "use N.N.N such as 1.0.0 (TFDS reads no other)")
+        raise ValueError("use N.N.N such as 1.0.0 (TFDS reads no other)")
     return value
 
 
-def _extensions(flag: str, value: str | Iterable[str]) -> frozenset[str]:
+def _extensions(value: str | Iterable[str]) -> frozenset[str]:
     """`jpg,.PNG` or a list of suffixes: in lower case, without dots."""
     given = value.split(",") if isinstance(value, str) else tuple(value)
     suffixes = frozenset(part.strip().lower().removeprefix(".") for part in given)
     if not suffixes or not all(suffix and not set(suffix) & set("./* ") for suffix in suffixes):
-        raise wrong(flag, value, "write suffixes such as jpg,jpeg,png")
+        raise ValueError("write suffixes such as jpg,jpeg,png")
     return suffixes
 
 
@@ -121,85 +99,86 @@ def _pairs(value: object) -> list[tuple[str, Any]]:
     return [(name.strip(), share.strip()) for name, _, share in parts]
 
 
-def _splits(flag: str, value: str | Mapping[str, Any]) -> dict[str, Fraction]:
+def _splits(value: str | Mapping[str, Any]) -> dict[str, Fraction]:
     """`train=0.9,validation=rest` or a mapping: exact fractions that sum to 1."""
-    pairs = _pairs(value)
-    shares = {name: Fraction(str(share) if _DECIMAL.fullmatch(str(share)) else 0) for name, share in pairs}
-    shares |= {name: share for name, share in pairs if isinstance(share, Fraction)}
-    rest = [name for name, share in pairs if share == "rest"]
+    shares: dict[str, Fraction] = {}
+    rest = []
+    for name, share in _pairs(value):
+        is_share = isinstance(share, Fraction) or share == "rest" or _DECIMAL.fullmatch(str(share))
+        if not is_share or not NAME_PATTERN.fullmatch(name) or name in shares:
+            raise ValueError("write decimal shares such as train=0.9,validation=0.1; one may be 'rest'")
+        if share == "rest":
+            rest.append(name)
+        shares[name] = Fraction(0) if share == "rest" else Fraction(str(share))
     if len(rest) == 1:
         shares[rest[0]] = 1 - sum(shares.values(), Fraction(0))
-    names_fit = len(shares) == len(pairs) and all(map(NAME_PATTERN.fullmatch, shares))
-    if not names_fit or sum(shares.values()) != 1 or min(shares.values()) <= 0:
-        raise wrong(flag, value, "write train=0.9,validation=0.1 with shares that sum to 1, one of them may be 'rest'")
+    if min(shares.values()) <= 0:
+        raise ValueError("every split needs a share above 0")
+    if sum(shares.values()) != 1:
+        raise ValueError(f"the shares sum to {float(sum(shares.values())):g}, not to 1")
     if "train" not in shares:
-        raise wrong(flag, value, "one split must be named train")
+        raise ValueError("one split must be named train")
     return shares
 
 
 def splits_text(shares: Mapping[str, Fraction]) -> str:
     """The one way to write `--splits`: exact decimals, `rest` spelled out."""
-    exact = decimal.Context(prec=200)
-    ratios = {name: map(decimal.Decimal, share.as_integer_ratio()) for name, share in shares.items()}
-    return ",".join(f"{name}={exact.divide(*ratio):f}" for name, ratio in ratios.items())
+    ratios = {name: decimal.Decimal(share.numerator) / share.denominator for name, share in shares.items()}
+    return ",".join(f"{name}={ratio:f}" for name, ratio in ratios.items())
 
 
-def _split_by(flag: str, value: str | re.Pattern[str]) -> re.Pattern[str]:
+def _split_by(value: str | re.Pattern[str]) -> re.Pattern[str]:
     """A regular expression with a group."""
     try:
         pattern = re.compile(value)
     except re.error as error:
-        raise wrong(flag, value, f"not a regular expression: {error}") from None
+        raise ValueError(f"it is not a regular expression: {error}") from None
     if pattern != re.compile(pattern.pattern):  # the manifest keeps its text alone
-        raise wrong(flag, pattern.pattern, "write its flags into it: '(?i)...'")
+        raise ValueError("write its flags into it: '(?i)...'")
     if pattern.groups < 1:
-        raise wrong(flag, pattern.pattern, "put the part that stays together in a group: '([^/]+)_\\d+'")
+        raise ValueError("put the part that stays together in a group: '([^/]+)_\\d+'")
     return pattern
 
 
-def _shards(flag: str, value: int | str | Mapping[str, int]) -> int | dict[str, int]:
+def _shards(value: int | str | Mapping[str, int]) -> int | dict[str, int]:
     """`8`, `train=64,validation=4` or a mapping."""
     if str(value).isdecimal() and int(str(value)) > 0:
         return int(str(value))
     pairs = _pairs(value)
     counts = {name: int(str(count)) if str(count).isdecimal() else 0 for name, count in pairs}
     if len(counts) < len(pairs) or not all(NAME_PATTERN.fullmatch(name) and count for name, count in counts.items()):
-        raise wrong(flag, value, "write 8 or train=64,validation=4")
+        raise ValueError("write 8 or train=64,validation=4")
     return counts
 
 
-def _bytes(flag: str, value: int | str) -> int:
+def _bytes(value: int | str) -> int:
     """`128MiB`, `200MB` or a plain number, as bytes."""
     match = _BYTES.fullmatch(str(value).strip())
     unit = _BYTE_UNITS.get(match[2].upper()) if match else None
     byte_count = int(Fraction(match[1]) * unit) if match and unit else 0
     if byte_count < 1:
-        raise wrong(flag, value, "write a size such as 128MiB, 200MB or 1000000")
+        raise ValueError("write a size such as 128MiB, 200MB or 1000000")
     return byte_count
 
 
-def _size(flag: str, value: int | str | Sequence[int] | None) -> tuple[int, int] | None:
+def _size(value: int | str | Sequence[int] | None) -> tuple[int, int] | None:
     """`224`, `HxW`, (height, width) or `none`: (height, width) in pixels, or None."""
     text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     if text.strip().lower() == "none":
         return None
     sides = [int(side) if side.isdecimal() else 0 for side in text.strip().lower().split("x")]
-    if len(sides) > 2 or not all(sides):
-        raise wrong(flag, text, "write 224, 224x320 (height x width) or none")
-    if max(sides) > _LONGEST_SIDE:
-        raise wrong(flag, text, f"a side has at most {_LONGEST_SIDE} pixels")
+    if len(sides) > 2 or not all(0 < side <= _LONGEST_SIDE for side in sides):
+        raise ValueError(f"write 224, 224x320 (height x width, at most {_LONGEST_SIDE}) or none")
     return sides[0], sides[-1]
 
 
-def _colour(flag: str, value: str | Sequence[int]) -> Rgb:
+def _colour(value: str | Sequence[int]) -> Rgb:
     """`#rrggbb`, a CSS name or (red, green, blue)."""
-    try:
+    with suppress(TypeError, ValueError):
         parts = ImageColor.getrgb(value.strip()) if isinstance(value, str) else tuple(value)
-    except (TypeError, ValueError):
-        parts = ()
-    if len(parts) != 3 or not all(part in range(256) for part in parts):
-        raise wrong(flag, value, "write a colour such as white or '#ff8000'")
-    return parts
+        if len(parts) == 3 and all(part in range(256) for part in parts):
+            return parts
+    raise ValueError("write a colour such as white or '#ff8000'")
 
 
 # --- flags
@@ -216,17 +195,15 @@ class Flag(Generic[Given, Kept]):
         group: of `--help`.
         default: as it may be given; if it is None, None is kept, and means more than any value.
         values: one of the parsers above, or its only values.
-        help: for `--help`, the default in brackets at its end if showing `default` itself wouldn't do.
+        help: for `--help`, which shows `default`, unless it says at its end what the default is.
         metavar: stands for its value in `--help`, if it has one that isn't one of a few.
-        this_run: it only says where from, where to and how this run goes; the others decide bytes of the dataset.
     """
 
     group: str
     default: Any
-    values: Callable[[str, Any], Kept] | tuple[object, ...]
+    values: Callable[[Any], Kept] | tuple[object, ...]
     help: str
     metavar: str = ""
-    this_run: bool = False
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -239,13 +216,17 @@ class Flag(Generic[Given, Kept]):
         return self.default if config is None else vars(config)[self.name]
 
     def __set__(self, config: object, value: Given) -> None:
-        flag = f"--{self.name}"
-        if value is None and self.default is None:
-            vars(config)[self.name] = None
-        elif isinstance(self.values, tuple):
-            vars(config)[self.name] = _one_of(flag, value, self.values)
-        else:
-            vars(config)[self.name] = self.values(flag, value)
+        kept: Any = value
+        try:
+            if isinstance(self.values, tuple):
+                kept = next((one for one in self.values if str(one) == str(value)), None)
+                if kept is None:
+                    raise ValueError(f"choose one of {', '.join(map(str, self.values))}")
+            elif value is not None or self.default is not None:
+                kept = self.values(value)
+        except ValueError as error:
+            raise wrong(f"--{self.name}", value, error) from None
+        vars(config)[self.name] = kept
 
 
 _SWITCH = (False, True)
@@ -254,8 +235,8 @@ Text = Flag[str, str]
 Whole = Flag[int | str, int]
 Fractional = Flag[float | str, float]
 Place = Flag[str | os.PathLike[str] | None, str]
-# Groups of flags in --help.
-_PLACES, _SPLITS, _IMAGES, _SHARDS, _JOB = "input and output", "splits", "images", "shards", "job"
+# Groups of flags in --help. Those of places and of the job decide no byte of a dataset, all others do.
+_PLACES, _CLASSES, _IMAGES, _SHARDS, _JOB = "input and output", "classes and splits", "images", "shards", "job"
 
 
 # fmt: off
@@ -269,38 +250,35 @@ class Config:
         UsageError: a value can't be used; names the flag, the value and the fix.
     """
 
-    input: Place = Flag(
-        _PLACES, "", _place, "folder or URL whose sub-folders are the classes (required)", "DIR", this_run=True)
+    input: Place = Flag(_PLACES, "", _place, "folder or URL whose sub-folders are the classes (required)", "DIR")
     output: Place = Flag(
-        _PLACES, "", _place, "folder or URL of your datasets; this one goes to ROOT/NAME/VERSION/ (required)", "ROOT",
-        this_run=True)
+        _PLACES, "", _place, "folder or URL of your datasets; writes to ROOT/NAME/VERSION/ (required)", "ROOT")
     name: Text = Flag(
-        _PLACES, "", _name, "name of the dataset: a-z, 0-9 and _, a letter first (required)", "NAME", this_run=True)
-    version: Text = Flag(_PLACES, "1.0.0", _version, "version of the dataset", "N.N.N", this_run=True)
-    layout: Text = Flag(
-        _PLACES, "class_folders", ("class_folders", "split_class_folders", "manifest"),
-        "where class and split come from: DIR/CLASS/image.jpg, DIR/SPLIT/CLASS/image.jpg, or the rows of --manifest")
+        _PLACES, "", _name, "name of the dataset: a-z, 0-9 and _, a letter first (required)", "NAME")
+    version: Text = Flag(_PLACES, "1.0.0", _version, "version of the dataset", "N.N.N")
     manifest: Place = Flag(
-        _PLACES, "", _place, "CSV or JSONL file for --layout manifest, with columns path and label. Columns split, "
+        _PLACES, "", _file, "CSV or JSONL file for --layout manifest, with columns path and label. Columns split, "
         "bytes and md5 are optional. Any other column becomes a feature of the records, of the type in its name: "
         "age:int64, score:float32, caption:bytes, box:float32[]. Paths are relative to --input (the file's folder) or "
-        "full URLs", "FILE", this_run=True)
+        "full URLs", "FILE")
     labels_file: Place = Flag(
-        _PLACES, "", _place, "class names in the order of their ids, one per line (the folder names, sorted)", "FILE",
-        this_run=True)
-    extensions: Flag[str | Iterable[str], frozenset[str]] = Flag(
-        _PLACES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images", "LIST")
-    duplicates: Text = Flag(
-        _PLACES, "keep", ("keep", "report", "drop", "fail"),
-        "exact duplicates of an image: keep them all, report them in duplicates.jsonl, drop all but one, or fail")
+        _PLACES, "", _file, "class names in the order of their ids, one a line (default: sorted folder names)", "FILE")
 
+    layout: Text = Flag(
+        _CLASSES, "class_folders", ("class_folders", "split_class_folders", "manifest"),
+        "where class and split come from: DIR/CLASS/image.jpg, DIR/SPLIT/CLASS/image.jpg, or the rows of --manifest")
     splits: Flag[str | Mapping[str, Any] | None, dict[str, Fraction] | None] = Flag(
-        _SPLITS, None, _splits, "the share of each split, such as train=0.9,validation=0.1; one share may be 'rest'. "
-        "Images are assigned by a hash of their path (train=1)", "SHARES")
+        _CLASSES, None, _splits, "the share of each split, such as train=0.9,validation=0.1; one share may be 'rest'. "
+        "Images are assigned by a hash of their path (default: train=1)", "SHARES")
     split_by: Flag[str | re.Pattern[str] | None, re.Pattern[str] | None] = Flag(
-        _SPLITS, None, _split_by, "regular expression: images share a split if its first group matches the same part "
+        _CLASSES, None, _split_by, "regular expression: images share a split if its first group matches the same part "
         "of their paths, such as the name of a video or a patient", "REGEX")
 
+    extensions: Flag[str | Iterable[str], frozenset[str]] = Flag(
+        _IMAGES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images", "LIST")
+    duplicates: Text = Flag(
+        _IMAGES, "keep", ("keep", "report", "drop", "fail"),
+        "exact duplicates of an image: keep them all, report them in duplicates.jsonl, drop all but one, or fail")
     image_size: Flag[int | str | Sequence[int] | None, tuple[int, int] | None] = Flag(
         _IMAGES, "224", _size,
         "size of the stored images in pixels: 224, 224x320 (height x width), or none to keep each one's own", "SIZE")
@@ -310,11 +288,10 @@ class Config:
         "and longer keep the aspect ratio: the image's shorter, or its longer side gets the size")
     resample: Text = Flag(_IMAGES, "bilinear", tuple(geometry.RESAMPLING), "filter for resizing")
     background: Flag[str | Sequence[int] | None, Rgb | None] = Flag(
-        _IMAGES, None, _colour, "colour behind transparent pixels (white) and of the borders that pad adds (black): "
-        "'#rrggbb' or a CSS name", "COLOUR")
+        _IMAGES, None, _colour, "colour behind transparent pixels and of the borders that pad adds, '#rrggbb' or a CSS "
+        "name (default: white, borders black)", "COLOUR")
     channels: Whole = Flag(_IMAGES, 3, (1, 3), "3 stores RGB, 1 stores gray")
-    image_format: Text = Flag(
-        _IMAGES, "jpeg", tuple(images.FORMATS), "format of the stored images; png is lossless")
+    image_format: Text = Flag(_IMAGES, "jpeg", tuple(images.FORMATS), "format of the stored images; png is lossless")
     jpeg_quality: Whole = Flag(_IMAGES, 90, _between(int, 1, 100), "quality of the stored JPEGs, from 1 to 100", "N")
     jpeg_subsampling: Text = Flag(
         _IMAGES, "4:2:0", tuple(images.SUBSAMPLING), "chroma subsampling of the stored JPEGs; 4:4:4 is none")
@@ -327,36 +304,31 @@ class Config:
         _IMAGES, False, _SWITCH, "store the readable part of a truncated file instead of rejecting it")
 
     target_shard_bytes: Flag[int | str | None, int | None] = Flag(
-        _SHARDS, None, _bytes,
-        "size of a shard, such as 200MB (128MiB, or down to 8MiB if a split then gets fewer than 16 shards)", "BYTES")
+        _SHARDS, None, _bytes, "size of a shard, such as 200MB (default: 128MiB, or down to 8MiB if a split then gets "
+        "fewer than 16 shards)", "BYTES")
     num_shards: Flag[int | str | Mapping[str, int] | None, int | dict[str, int] | None] = Flag(
         _SHARDS, None, _shards, "number of shards, instead of a size: 8 for each split, or train=64,validation=4", "N")
     compression: Text = Flag(
         _SHARDS, "none", ("none", "gzip"),
         "compression of the shards; gzip saves nothing on JPEGs and slows down reading")
     one_hot: Switch = Flag(_SHARDS, False, _SWITCH, "also store one_hot_class: 4 bytes per class in every record")
-    seed: Whole = Flag(
-        _SHARDS, 0, _between(int, -(1 << 63), (1 << 63) - 1), "seed of the order of the records", "N")
+    seed: Whole = Flag(_SHARDS, 0, _between(int, -(1 << 63), (1 << 63) - 1), "seed of the order of the records", "N")
 
     max_reject_fraction: Fractional = Flag(
         _JOB, 0.01, _between(float, 0, 1),
-        "publish nothing if a larger fraction of the images is rejected, from 0 to 1", "X", this_run=True)
-    strict: Switch = Flag(
-        _JOB, False, _SWITCH, "fail if an image vanishes or changes while the job runs", this_run=True)
+        "publish nothing if a larger fraction of the images is rejected, from 0 to 1", "X")
+    strict: Switch = Flag(_JOB, False, _SWITCH, "fail if an image vanishes or changes while the job runs")
     fetch_concurrency: Whole = Flag(
-        _JOB, 32, _between(int, 1, 1024), "concurrent requests of a worker process", "N", this_run=True)
+        _JOB, 32, _between(int, 1, 1024), "concurrent requests of a worker process", "N")
     decode_threads: Whole = Flag(
-        _JOB, 0, _between(int, 0, 1024), "images that a worker process decodes at a time (one for each core)", "N",
-        this_run=True)
+        _JOB, 0, _between(int, 0, 1024), "images that a worker process decodes at a time (default: one per core)", "N")
     io_deadline: Fractional = Flag(
         _JOB, storage.DEFAULT_DEADLINE_S, _between(float, 0, 86_400),
-        "how long a storage request that fails is retried", "SECONDS", this_run=True)
-    plan_only: Switch = Flag(_JOB, False, _SWITCH, "print the plan and write no dataset", this_run=True)
-    repair: Switch = Flag(
-        _JOB, False, _SWITCH, "read every byte of a published version and rewrite what is corrupt", this_run=True)
-    overwrite: Switch = Flag(_JOB, False, _SWITCH, "delete a published version and rewrite it", this_run=True)
-    restart: Switch = Flag(
-        _JOB, False, _SWITCH, "discard what an unpublished job has written, and begin again", this_run=True)
+        "how long a storage request that fails is retried", "SECONDS")
+    plan_only: Switch = Flag(_JOB, False, _SWITCH, "print the plan and write no dataset")
+    repair: Switch = Flag(_JOB, False, _SWITCH, "read every byte of a published version and rewrite what is corrupt")
+    overwrite: Switch = Flag(_JOB, False, _SWITCH, "delete a published version and rewrite it")
+    restart: Switch = Flag(_JOB, False, _SWITCH, "discard what an unpublished job has written, and begin again")
     # fmt: on
 
     # Resolved by the launcher: lines of `labels_file`, column names of `manifest`; no flags of their own.
@@ -374,19 +346,21 @@ class Config:
             object.__setattr__(self, "input", self.input or self.manifest.rpartition("/")[0] or "/")
         elif self.manifest:
             raise wrong("--manifest", self.manifest, "it goes with --layout manifest")
-        if not self.input:
-            raise UsageError("--input is missing: give the folder or URL whose sub-folders are classes")
-        if self.layout == "split_class_folders" and self.splits:
-            raise wrong("--splits", splits_text(self.splits), "leave it out: the folders are the splits")
-        if self.layout == "split_class_folders" and self.split_by:
-            raise wrong("--split_by", self.split_by.pattern, "leave it out: the folders are the splits")
+        for flag in ("input", "output", "name"):
+            if not getattr(self, flag):
+                raise UsageError(f"--{flag} is missing: give the {FLAGS[flag].help.removesuffix(' (required)')}")
+        if not is_utf8(self.output):
+            raise wrong("--output", self.output, "it isn't UTF-8, which a dataset's metadata is: rename the folder")
+        for flag in ("splits", "split_by"):
+            if getattr(self, flag) and (self.layout == "split_class_folders" or "split" in self.header):
+                raise UsageError(f"--{flag}: leave it out, the input says which image is in which split")
         if self.target_shard_bytes is not None and self.num_shards is not None:
             raise wrong("--num_shards", self.num_shards, "leave out --target_shard_bytes or this")
         known = self.split_fractions if self.layout == "class_folders" or self.splits else None
         counts = self.num_shards if isinstance(self.num_shards, dict) else {}
         if known and (unknown := sorted(counts.keys() - known.keys())):
-            fix = f"there is no split {unknown[0]!r}, only {', '.join(known)}"
-            raise wrong("--num_shards", self.num_shards, fix)
+            given = f"{unknown[0]}={counts[unknown[0]]}"
+            raise wrong("--num_shards", given, f"there is no split {unknown[0]!r}, only {', '.join(known)}")
         for flag in ("overwrite", "restart"):
             if self.repair and getattr(self, flag):
                 raise UsageError(f"--repair and --{flag} can't be used together: leave out one")
@@ -440,7 +414,7 @@ class Config:
     def fingerprint(self) -> dict[str, Any]:
         """The `configuration` of the manifest: what decides bytes, in one form however it was written."""
         fractions = self.split_fractions
-        return {name: getattr(self, name) for name, flag in FLAGS.items() if not flag.this_run} | {
+        return {name: getattr(self, name) for name, flag in FLAGS.items() if flag.group not in (_PLACES, _JOB)} | {
             "splits": None if fractions is None else splits_text(fractions),
             "split_by": None if self.split_by is None else self.split_by.pattern,
             "extensions": sorted(self.extensions),

@@ -174,14 +174,3 @@ def size(byte_count: float) -> str:
     while (value := value / 1000) >= 999.5 and len(units) > 1:
         units.pop(0)
     return f"{value:,.{max(0, 3 - len(str(int(value))))}f} {units[0]}"
-
-
-def why_unreadable(error: Exception) -> str:
-    """Why a small file that a flag names can't be used."""
-    kinds = {
-        IsADirectoryError: "a folder, not a file",
-        FileNotFoundError: "no such file",
-        UnicodeDecodeError: "not UTF-8",
-    }
-    found = (text for kind, text in kinds.items() if isinstance(error.__cause__, kind) or isinstance(error, kind))
-    return next(found, "not what it should be")

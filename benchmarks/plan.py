@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from beam_pipeline.inputs.references import order_key
-from beam_pipeline.planning.cuts import Histogram, SizeModel, plan_split
+from beam_pipeline.planning.plan import Histogram, SizeModel, plan_split
 
 _MEAN_RECORD_BYTES = 13_000
 _SPREAD = 0.29

@@ -89,9 +89,8 @@ def served(folder: Path, root: Path) -> Iterator[str]:
     root.mkdir()
     log = root.with_suffix(".log")
     with servers.fake_gcs(log, root) as url:
-        servers.make_bucket(url, "bench")
-        shards = sorted(folder.glob("*.tfrecord-*"))
-        gcs = servers.Gcs(url, log)
+        shards, gcs = sorted(folder.glob("*.tfrecord-*")), servers.Gcs(url)
+        gcs.new_bucket("bench")
         for path in [shards[0], *(path for path in folder.rglob("*") if path.is_file() and path not in shards)]:
             gcs.put("bench", f"1.0.0/{path.relative_to(folder)}", path.read_bytes())
         for shard in shards[1:]:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from beam_pipeline import storage
-from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
+from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.cache import cache_name
 from reader.decode import ImageDecoder, Pixels, UndecodableImageError, checked_size
 from reader.info import ImageInfo
@@ -79,11 +79,8 @@ def image_files_dataset(
 def _images(root: str) -> list[tuple[str, int]]:
     """(path below `root`, bytes) of every image in a class folder, sorted. Raises UsageError if there is none."""
     folder, found = storage.normalize(root), []
-    try:
+    if os.path.isdir(folder) or not storage.is_local(root):
         found = [(file.path, file.bytes) for file in storage.open_storage(root).files(folder)]
-    except StorageError as error:
-        if not storage.is_missing(error):
-            raise
     if not found and not os.path.isdir(folder):  # object stores know no empty ones
         raise UsageError(f"{root}: no such folder")
     images = sorted(file for file in found if "/" in file[0] and file[0].lower().endswith(_SUFFIXES))

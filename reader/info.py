@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageError, UsageError
+from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Manifest, parse_manifest
 from beam_pipeline.schema.manifest import Shard as ShardInfo
-from beam_pipeline.storage import Storage, is_missing, normalize, open_storage
+from beam_pipeline.storage import Storage, normalize, open_storage
 from reader.position import WINDOW_RUNS, Phase, Position, batch_size_of, integer
 from reader.records import RunTable
 from reader.splits import RecordRange, parse_split
@@ -250,10 +250,8 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
     path = f"{url}/{schema.MANIFEST_FILE}"
     try:
         data = storage.read(path)
-    except StorageError as error:
-        if is_missing(error):
-            raise NotPublishedError(what_is_there(storage, url, given)) from None
-        raise
+    except FileNotFoundError:
+        raise NotPublishedError(what_is_there(storage, url, given)) from None
     return _typed(url, *parse_manifest(data, path))
 
 

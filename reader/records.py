@@ -229,9 +229,7 @@ class RunReader:
                 return found
         try:
             data = self._store.read_range(path, start, stop, None if out is None else out[: stop - start])
-        except StorageError as error:
-            if not storage.is_missing(error):
-                raise
+        except FileNotFoundError:
             return self._parse(run, None)
         found = self._parse(run, memoryview(data))
         if self._cache is not None and self._is_valid(run, found):

@@ -22,7 +22,7 @@ _SLOW_FILES = (
     "test_readme.py",
     "test_kill.py",
     "test_jax.py",
-    "test_isolation.py",
+    "test_decoder.py",
     "test_engines.py",
     "test_recipes.py",
     "test_pinned.py",
@@ -90,4 +90,4 @@ def forget_clients() -> None:
     """A client keeps the address that it was made with."""
     from beam_pipeline import storage
 
-    storage.forget_clients()
+    storage.storage_of.cache_clear()

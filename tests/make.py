@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import io
 import json
+import os
+import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +18,22 @@ from PIL import Image
 from beam_pipeline import schema
 
 ROOT = Path(__file__).resolve().parent.parent
+# Legal names of files and objects.
+ODD_NAMES = [
+    *("plain.jpg", "a space.jpg", " leading and trailing .jpg", "trailing space ", "trailing dots..", "a..b.jpg"),
+    *("hash#1.jpg", "generation.jpg#123", "percent%20.jpg", "slash%2F.jpg", "percent%.jpg", "plus+.jpg"),
+    *("brackets[x].jpg", "[x]*", "star*.jpg", "question?.jpg", "curly{a,b}.jpg", "quote'\".jpg", "back\\slash.jpg"),
+    *("semi;colon,comma&and=equals.jpg", "tilde~.jpg", "at@colon:.jpg", "日本語 🐈.jpg", "x" * 240 + ".jpg"),
+    *("folder/with #/nested.jpg", "folder/trailing space /x.jpg"),
+    *(unicodedata.normalize("NFC", name) for name in ("größe é 1.jpg", "twin é.jpg")),
+    *(unicodedata.normalize("NFD", name) for name in ("größe é 2.jpg", "twin é.jpg")),
+]
+# obstore asks for none of these, or for another object.
+REFUSED_BY_OBSTORE = [
+    *("double//slash.jpg", "/leading slash.jpg", "dot/./in.jpg", "dots/../in.jpg", "a/b//c///d.jpg"),
+    *("tab\t.jpg", "new\nline.jpg", "delete\x7f.jpg"),
+]
+ONLY_REMOTE = ["y" * 900 + ".jpg", *REFUSED_BY_OBSTORE[:5]]
 
 
 def picture(width: int = 48, height: int = 36, seed: int = 0) -> Image.Image:
@@ -102,12 +120,6 @@ def flip_byte(path: Path, position: int | None = None) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2 if position is None else position] ^= 0x10
     path.write_bytes(data)
-    _set_times(path, stat)
-
-
-def _set_times(path: Path, stat: Any) -> None:
-    import os
-
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 

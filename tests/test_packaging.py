@@ -22,7 +22,6 @@ from tests.make import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-SCRIPTS = [*sorted((ROOT / "tools").glob("*.sh")), ROOT / ".ci" / "run", *sorted((ROOT / "deploy").glob("*.sh"))]
 
 
 def pinned(file: str) -> dict[str, list[Requirement]]:
@@ -142,12 +141,6 @@ def test_pins_name_no_address_and_no_folder() -> None:
         text = (ROOT / file).read_text()
         assert "://" not in text
         assert not re.search(r"(^|\s)(/|file:|-)", text, re.MULTILINE)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_parse_and_can_be_run(script: Path) -> None:
-    assert os.access(script, os.X_OK)
-    done("bash", "-n", script)
 
 
 def find_python(python: str, path: str) -> subprocess.CompletedProcess[str]:

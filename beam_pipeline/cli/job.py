@@ -120,12 +120,14 @@ def _execute(pipeline: beam.Pipeline, local: bool) -> None:
             state = pipeline.run().wait_until_finish()
         if state not in (None, "DONE", "UNKNOWN"):
             raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
-    except BaseException as error:
-        if not isinstance(error, Exception):
-            raise
+    except Exception as error:
         if _is_interrupt(error):
             raise KeyboardInterrupt from error
-        raise _ours(error) from error
+        if ours := from_worker(error):
+            raise ours from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        what = lines[-1].partition(" [while running")[0]
+        raise UnforeseenError(f"the job failed: {what}; the same command resumes") from error
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
@@ -135,32 +137,12 @@ def _is_interrupt(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _ours(error: Exception) -> ImageShardsError:
-    known = from_worker(error)
-    if known is not None:
-        return known
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return UnforeseenError(f"the job failed: {lines[-1].partition(' [while running')[0]}; the same command resumes")
-
-
-HIDDEN = "***"
-_SECRET = r"[\w-]*(?:secret|token|password|passwd|credential|signature|connection_string|access_key)[\w-]*"
-_SECRET_FLAG = re.compile(rf"--{_SECRET}", re.IGNORECASE)
-_SECRET_PARAMETER = re.compile(rf"(?<=[?&,;])((?:{_SECRET}|key|sig)=)[^&,;\s]+", re.IGNORECASE)
+_WORD = r"[\w-]*(?:secret|token|password|passwd|credential|signature|connection_string|access_key)[\w-]*"
+_SECRET = re.compile(rf"(--{_WORD}(?:=|\0(?!--)))[^\0]+", re.IGNORECASE)
+_SECRET_PARAMETER = re.compile(rf"([?&,;](?:{_WORD}|key|sig)=)[^\0&,;\s]+", re.IGNORECASE)
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
     """A command line as run.json keeps it: what follows a flag, or stands in a URL, under a secret's name is `***`."""
-    kept: list[str] = []
-    hide_next = False
-    for argument in command:
-        flag, equals, _ = argument.partition("=")
-        secret = _SECRET_FLAG.fullmatch(flag) is not None
-        if hide_next and not argument.startswith("--"):
-            kept.append(HIDDEN)
-        elif secret and equals:
-            kept.append(f"{flag}={HIDDEN}")
-        else:
-            kept.append(_SECRET_PARAMETER.sub(rf"\1{HIDDEN}", argument))
-        hide_next = secret and not equals
-    return kept
+    shown = _SECRET.sub(r"\1***", "\0".join(command))  # no argument holds a NUL
+    return _SECRET_PARAMETER.sub(r"\1***", shown).split("\0")

@@ -18,15 +18,15 @@ import traceback
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from beam_pipeline.cli.messages import published_text, warnings
 from beam_pipeline.cli.run import run
-from beam_pipeline.config import FLAGS, REMOVED, Config, Flag, wrong
+from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, one_line, say, tell
 from beam_pipeline.images.formats import hide_warnings
 
-_LAST_S = 4.0  # that a job has to stop after Ctrl-C
+_INTERRUPTED = ImageShardsError("interrupted; the same command resumes")
 _USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
 _EPILOG = """\
 Any option of Beam works too: --runner, --project, --region, --temp_location, --direct_num_workers, ...
@@ -44,39 +44,38 @@ _OURS = {f"--{name}": flag for name, flag in FLAGS.items()}
 
 
 def command(arguments: Sequence[str] | None = None) -> int:
-    """`main` in a process of its own: Ctrl-C ends it soon, and in silence, whatever Beam's threads are still doing."""
-    before = signal.getsignal(signal.SIGINT), threading.excepthook
-    if before[0] is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        return main(arguments)
-    interrupted = threading.Event()
+    """`main` in a process of its own, which Ctrl-C ends at once: Beam's threads and workers would go on for minutes."""
+    if threading.current_thread() is threading.main_thread():
+        before = signal.getsignal(signal.SIGINT)
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _end)
+            try:
+                return main(arguments)
+            finally:
+                signal.signal(signal.SIGINT, before)
+    return main(arguments)
 
-    def end() -> None:
-        for children in glob.glob("/proc/self/task/*/children"):
-            with suppress(OSError):  # the thread, or the child, has ended
-                for child in Path(children).read_text().split():
-                    os.kill(int(child), signal.SIGTERM)  # Beam's workers would go on for minutes
-        os._exit(tell(_interrupted()))
 
-    def interrupt(*_: object) -> None:
-        if interrupted.is_set():
-            return
-        interrupted.set()
-        threading.excepthook = lambda _: None
-        logging.disable(logging.CRITICAL)
-        deadline = threading.Timer(_LAST_S, end)
-        deadline.daemon = True
-        deadline.start()
-        raise KeyboardInterrupt
+def _end(*_: object) -> NoReturn:
+    """Nothing needs to be undone: whatever a job has done when it is killed, the same command resumes it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for process in _descendants("self"):
+        with suppress(OSError):  # it has ended
+            os.kill(int(process), signal.SIGTERM)
+    wipe = b"\r\033[K" if os.isatty(2) else b""  # the progress line
+    with suppress(OSError):
+        os.write(2, wipe + f"error: {_INTERRUPTED}\n".encode())
+    os._exit(_INTERRUPTED.exit_code)
 
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        code = main(arguments)
-        if interrupted.is_set():
-            os._exit(code)  # Python would wait for threads that nothing stops
-        return code
-    finally:
-        signal.signal(signal.SIGINT, before[0])
-        threading.excepthook = before[1]
+
+def _descendants(process: str) -> list[str]:
+    """Ids of the processes that a process has begun, and of theirs: Beam begins its workers in shells."""
+    found: list[str] = []
+    for children in glob.glob(f"/proc/{process}/task/*/children"):
+        with suppress(OSError):  # the thread has ended
+            for child in Path(children).read_text().split():
+                found += [child, *_descendants(child)]
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,24 +105,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(published_text(manifest))
         return EXIT_OK
     except UnforeseenError as error:
-        return tell(ImageShardsError(f"{one_line(error)}; its traceback is in {_kept_traceback(error)}"))
+        with tempfile.NamedTemporaryFile("w", prefix="imageshards-", suffix=".log", delete=False) as file:
+            file.writelines(traceback.format_exception(error))
+        return tell(ImageShardsError(f"{one_line(error)}; its traceback is in {file.name}"))
     except ImageShardsError as error:
         return tell(error)
     except KeyboardInterrupt:
-        return tell(_interrupted())
+        return tell(_INTERRUPTED)
     finally:
         logging.root.setLevel(level)
-
-
-def _interrupted() -> ImageShardsError:
-    return ImageShardsError("interrupted; the same command resumes")
-
-
-def _kept_traceback(error: BaseException) -> str:
-    """Write what Python would print of an error to a file that stays; returns its path."""
-    with tempfile.NamedTemporaryFile("w", prefix="imageshards-", suffix=".log", delete=False) as file:
-        file.writelines(traceback.format_exception(error))
-    return file.name
 
 
 def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
@@ -141,31 +131,43 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     Raises:
         UsageError: a bad value, or a flag that neither we nor Beam know, with the nearest one that exists.
     """
-    arguments = _with_underscores(arguments, _OURS)
-    try:
-        ours, rest = _our_parser().parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise _bad_value(str(error.argument_name), arguments) from None
+    ours, rest = _parsed(_our_parser(), arguments, _OURS)
     for number, argument in enumerate(rest):
-        name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
-        if argument.startswith("--") and name in REMOVED:
-            raise UsageError(f"--{name} is gone: leave it out, {REMOVED[name][1]}")
-        is_ours = argument.startswith("--") and _nearest(argument, _OURS, _SURELY_OURS)
-        is_short = argument.startswith("-") and not argument.startswith("--")  # Beam has no such flag
-        is_word = number == 0 and not argument.startswith("-")  # behind a flag of Beam it may be its value
-        if is_ours or is_short or is_word:
+        is_flag = argument.startswith("--")
+        # Behind a flag of Beam it may be its value.
+        if _nearest(argument, _OURS, _SURELY_OURS) if is_flag else number == 0:
             raise _unknown(argument, _OURS)
     config = Config(**vars(ours))
-    return config, _beams(rest) if rest else []
+    if rest:
+        parser, flags = beams_parser()
+        rest = _with_underscores(rest, flags)
+        if unknown := _parsed(parser, rest, flags)[1]:
+            raise _unknown(unknown[0], [*_OURS, *flags])
+    return config, rest
 
 
-def _with_underscores(arguments: Sequence[str], known: Collection[str]) -> list[str]:
-    """The arguments, each flag as it is `known`, if only dashes for underscores keep it from that."""
+def _parsed(
+    parser: argparse.ArgumentParser, arguments: Sequence[str], flags: Collection[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """What a parser reads of its flags, and the other arguments."""
+    try:
+        return parser.parse_known_args(_with_underscores(arguments, flags))
+    except argparse.ArgumentError as error:
+        what = {
+            "expected one argument": f"it has no value: write {error.argument_name} VALUE",
+            "ignored explicit argument": "it takes no value: leave the value out",
+        }
+        found = next((text for begin, text in what.items() if error.message.startswith(begin)), error.message)
+        raise UsageError(f"{error.argument_name}: {found}") from None
+
+
+def _with_underscores(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
+    """The arguments, each flag as it is in `flags`, if only dashes for underscores keep it from that."""
     found = []
     for argument in arguments:
         flag, equals, value = argument.partition("=")
         name = f"--{flag[2:].replace('-', '_')}"
-        found.append(name + equals + value if flag.startswith("--") and name in known else argument)
+        found.append(name + equals + value if flag.startswith("--") and name in flags else argument)
     return found
 
 
@@ -180,52 +182,23 @@ def _our_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         exit_on_error=False,
     )
-    groups: dict[str, Any] = {}
+    groups = {group: parser.add_argument_group(group) for group in dict.fromkeys(flag.group for flag in _OURS.values())}
     for name, flag in _OURS.items():
-        if flag.group not in groups:
-            groups[flag.group] = parser.add_argument_group(flag.group)
-        text, metavar = flag.help, _metavar(flag)
-        if metavar and flag.default not in (None, "") and not text.endswith(")"):
-            text += f" ({flag.default:g})" if isinstance(flag.default, float) else f" ({flag.default})"
-        more: Any = {"metavar": metavar} if metavar else {"action": "store_true"}
-        groups[flag.group].add_argument(name, help=text.replace("%", "%%"), **more)
+        text = flag.help.replace("%", "%%")
+        if flag.default is False:
+            groups[flag.group].add_argument(name, help=text, action="store_true")
+            continue
+        if flag.default not in (None, "") and not text.endswith(")"):
+            text += (
+                f" (default: {flag.default:g})" if isinstance(flag.default, float) else f" (default: {flag.default})"
+            )
+        metavar = "|".join(map(str, flag.values)) if isinstance(flag.values, tuple) else flag.metavar
+        groups[flag.group].add_argument(name, help=text, metavar=metavar)
     return parser
 
 
-def _metavar(flag: Flag[Any, Any]) -> str:
-    """What stands for a flag's value; "" if it has none."""
-    if isinstance(flag.values, tuple) and flag.default is not False:
-        return "|".join(map(str, flag.values))
-    return flag.metavar
-
-
-def _bad_value(flag: str, arguments: Sequence[str]) -> UsageError:
-    """What argparse refuses of ours: a flag without its value, or a value of a flag that has none."""
-    if metavar := _metavar(_OURS[flag]):
-        return UsageError(f"{flag} has no value: write {flag} {metavar}")
-    value = next(one for one in arguments if one.startswith(f"{flag}=")).partition("=")[2]
-    return wrong(flag, value, "leave it out, this flag has no value")
-
-
-def _beams(arguments: list[str]) -> list[str]:
-    """The arguments as Beam spells them, if it knows every flag; `PipelineOptions` would only warn.
-
-    Raises:
-        UsageError: there is one that it doesn't know, or whose value it can't read.
-    """
-    parser, flags = beams_parser()
-    arguments = _with_underscores(arguments, flags)
-    try:
-        unknown = parser.parse_known_args(arguments)[1]
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{str(error).removeprefix('argument ')} (an option of Beam)") from None
-    if unknown:
-        raise _unknown(unknown[0], [*_OURS, *flags])
-    return arguments
-
-
 def beams_parser() -> tuple[argparse.ArgumentParser, list[str]]:
-    """A parser of every option of Beam, and their flags."""
+    """A parser of every option of Beam, and their flags: `PipelineOptions` would only warn of an unknown one."""
     from apache_beam.options.pipeline_options import PipelineOptions
 
     found: list[argparse.ArgumentParser] = []
@@ -234,16 +207,16 @@ def beams_parser() -> tuple[argparse.ArgumentParser, list[str]]:
     return found[0], re.findall(r"(?:^  |, )(--[\w-]+)", found[0].format_help(), re.MULTILINE)
 
 
-def _unknown(argument: str, known: Collection[str]) -> UsageError:
+def _unknown(argument: str, flags: Collection[str]) -> UsageError:
     flag = argument.partition("=")[0]
     if not flag.startswith("-"):
         return UsageError(f"unexpected argument {flag!r}: every value belongs to a flag; see --help")
-    nearest = _nearest(argument, known, 0.5)
+    nearest = _nearest(argument, flags, 0.5)
     return UsageError(f"unknown flag {flag!r}: {f'did you mean {nearest}?' if nearest else 'see --help'}")
 
 
-def _nearest(argument: str, known: Collection[str], likeness: float) -> str | None:
+def _nearest(argument: str, flags: Collection[str], likeness: float) -> str | None:
     name = argument.partition("=")[0].lstrip("-").replace("-", "_")
     if len(name) == 1:
-        return next((flag for flag in known if flag.startswith(f"--{name}")), None)
-    return next(iter(difflib.get_close_matches(f"--{name}", known, n=1, cutoff=likeness)), None)
+        return next((flag for flag in flags if flag.startswith(f"--{name}")), None)
+    return next(iter(difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=likeness)), None)

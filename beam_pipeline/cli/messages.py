@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import suppress
 from typing import Any
 
 from beam_pipeline.config import Config
@@ -76,55 +75,44 @@ def plan_text(document: dict[str, Any]) -> str:
 
 
 def published_text(manifest: Manifest) -> str:
-    """What a published dataset holds, with the balance of its shards."""
+    """What a published dataset holds, with the balance of its shards, and what was in the input and isn't in it."""
     data = manifest.data
-    lines = [f"{manifest.outcome} {manifest.url}{', nothing written' * (manifest.outcome == ALREADY_PUBLISHED)}"]
-    lines += [f"  {manifest.checked}"] * bool(manifest.checked)
+    nothing = ", nothing written" if manifest.outcome == ALREADY_PUBLISHED else ""
+    lines = [f"{manifest.outcome} {manifest.url}{nothing}"]
+    if manifest.checked:
+        lines.append(manifest.checked)
     for split, content in sorted(data["splits"].items()):
         sizes = [shard["bytes"] for shard in content["shards"]]
         shards = f"{plural(len(sizes), 'shard')} of {_sizes_text(sizes)}"
-        lines.append(f"  {split}: {plural(content['records'], 'record')} in {shards}")
-    rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(data["rejects"]["by_reason"].items()))
-    lines.append(
-        f"  {plural(manifest.images, 'image')} listed = {plural(manifest.records, 'record')} + "
-        f"{plural(manifest.images - manifest.records, 'reject')}"
-        f"{f' ({rejected}; see rejects.jsonl)' if rejected else ''}"
-    )
-    with suppress(AttributeError, TypeError, ValueError):  # no hash covers run.json: anything may be in it
-        lines += _skipped_text(manifest.run.get("skipped", {}))
-    passed = data["image"].get("passed_through", {})
-    if stored := sum(passed.values()):
-        images = plural(stored, "image")
-        lines.append(f"  {images} stored without re-encoding ({passed.get('whole', 0):,} byte for byte)")
-    lines.append(f"  {plural(len(manifest.classes), 'class')}")
-    found = data.get("duplicates", {})
-    if found.get("groups"):
-        lines.append(
-            f"  {plural(found['images'], 'image')} with exact duplicates in {plural(found['groups'], 'group')}: "
-            f"{found['across_classes']:,} with conflicting labels, {found['across_splits']:,} across splits (leaks); "
-            "see duplicates.jsonl"
-        )
-    return "\n".join(lines)
-
-
-def _skipped_text(skipped: dict[str, Any]) -> list[str]:
-    """Lines of what was in the input and isn't in the dataset.
-
-    Args:
-        skipped: of run.json.
-    """
-    lines = []
+        lines.append(f"{split}: {plural(content['records'], 'record')} in {shards}")
+    records, rejects = plural(manifest.records, "record"), plural(manifest.images - manifest.records, "reject")
+    by_reason = ", ".join(f"{reason} {count}" for reason, count in sorted(manifest.rejects.items()))
+    reasons = f" ({by_reason}; see rejects.jsonl)" if by_reason else ""
+    lines.append(f"{plural(manifest.images, 'image')} listed = {records} + {rejects}{reasons}")
+    skipped = manifest.run.get("skipped", {})
     if suffixes := skipped.get("suffixes"):
         most_first = sorted(suffixes.items(), key=lambda pair: (-pair[1], pair[0]))
         by_suffix = ", ".join(f"{suffix} {files:,}" for suffix, files in most_first)
         files = plural(sum(suffixes.values()), "file")
-        lines.append(f"  {files} skipped: not an image suffix ({by_suffix}), see --extensions")
+        lines.append(f"{files} skipped: not an image suffix ({by_suffix}), see --extensions")
     if outside := skipped.get("outside_classes"):
-        lines.append(f"  {plural(outside, 'image')} skipped: not inside a class folder")
+        lines.append(f"{plural(outside, 'image')} skipped: not inside a class folder")
     for kind, noun in (("hidden_images", "image"), ("hidden_folders", "folder")):
         if hidden := skipped.get(kind):
-            lines.append(f"  {plural(hidden, noun)} skipped: hidden, its name begins with a dot")
-    return lines
+            lines.append(f"{plural(hidden, noun)} skipped: hidden, its name begins with a dot")
+    passed = data["image"].get("passed_through", {})
+    if stored := sum(passed.values()):
+        unchanged = f"{passed.get('whole', 0):,} byte for byte"
+        lines.append(f"{plural(stored, 'image')} stored without re-encoding ({unchanged})")
+    lines.append(plural(len(manifest.classes), "class"))
+    found = data.get("duplicates", {})
+    if found.get("groups"):
+        lines.append(
+            f"{plural(found['images'], 'image')} with exact duplicates in {plural(found['groups'], 'group')}: "
+            f"{found['across_classes']:,} with conflicting labels, {found['across_splits']:,} across splits (leaks); "
+            "see duplicates.jsonl"
+        )
+    return "\n  ".join(lines)
 
 
 def _sizes_text(sizes: list[int]) -> str:
@@ -140,9 +128,9 @@ def _sizes_text(sizes: list[int]) -> str:
 
 def warnings(config: Config, manifest: Manifest) -> list[str]:
     """What a user should look at, though the dataset is published."""
-    data = manifest.data
-    counts = {split: content["class_counts"] for split, content in data["splits"].items()}
-    empty = [number for number in range(len(manifest.classes)) if not any(count[number] for count in counts.values())]
+    splits, classes = manifest.data["splits"], manifest.classes
+    counts = {split: content["class_counts"] for split, content in splits.items()}
+    empty = [number for number in range(len(classes)) if not any(count[number] for count in counts.values())]
     found = []
     if manifest.touched:
         found.append(
@@ -150,24 +138,20 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
             "run.json; --repair compares their contents"
         )
     if empty:
-        found.append(f"{_classes_have(empty)} no records: {some([repr(manifest.classes[number]) for number in empty])}")
+        named = some([repr(classes[number]) for number in empty])
+        found.append(f"no records of {plural(len(empty), 'class')}: {named}")
     for split, count in counts.items() if len(counts) > 1 else ():
         few = [number for number, records in enumerate(count) if records < _FEW and number not in empty]
         if few:
-            named = some([f"{manifest.classes[number]!r} {count[number]}" for number in few])
-            found.append(f"{_classes_have(few)} fewer than {_FEW} records in split {split!r}: {named}")
-    lacking = [split for split in config.split_fractions or {} if split not in data["splits"]]
-    found += [f"split {split!r} got no images and was left out" for split in lacking]
-    wanted = config.num_shards
-    for split, content in data["splits"].items():
-        asked = wanted if isinstance(wanted, int) else (wanted or {}).get(split, 0)
-        if asked > (shards := len(content["shards"])):  # one for each image
+            named = some([f"{classes[number]!r} {count[number]}" for number in few])
+            found.append(f"fewer than {_FEW} records of {plural(len(few), 'class')} in split {split!r}: {named}")
+    found += [f"split {split!r} got no images" for split in config.split_fractions or {} if split not in splits]
+    for split, content in splits.items():
+        wanted = config.num_shards.get(split) if isinstance(config.num_shards, dict) else config.num_shards
+        shards = len(content["shards"])
+        if wanted and wanted > shards:  # one for each image
             only = f"has only {plural(shards, 'image')}: wrote {plural(shards, 'shard')}"
-            found.append(f"--num_shards {asked}: split {split!r} {only}")
+            found.append(f"--num_shards {wanted}: split {split!r} {only}")
     if config.compression == "gzip":
         found.append("gzip shards have no index and no TFDS metadata: read them with reader.record_dataset")
     return found
-
-
-def _classes_have(numbers: list[int]) -> str:
-    return f"{plural(len(numbers), 'class')} {'has' if len(numbers) == 1 else 'have'}"

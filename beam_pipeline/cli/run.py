@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import beam_pipeline
@@ -16,8 +17,8 @@ from beam_pipeline import schema, storage
 from beam_pipeline.cli.messages import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates, published
-from beam_pipeline.dataset.output import check_names, check_places, check_unpublished
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.output import check_places, check_unpublished
+from beam_pipeline.dataset.state import JobState, at_once
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, say
 from beam_pipeline.inputs import checks, manifest_rows
 from beam_pipeline.schema.manifest import open_manifest
@@ -34,7 +35,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
     same call in a new one resumes, and decodes that image in isolation); if the caller must survive that, call this in
     a process of its own. Ctrl-C raises KeyboardInterrupt at once; with `--direct_running_mode=multi_processing` Beam
-    first waits for its workers, which may take minutes. The command ends in seconds.
+    first waits for its workers, which may take minutes. The command ends at once.
 
     Args:
         config: what to convert and how.
@@ -61,34 +62,34 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
     """`run`; changes the handlers of logging."""
     job = None if options is None else _job(options)  # a runner that isn't there is told before all else
     with _nothing_begun():
-        config = resolve(config)
         if config.plan_only:
-            _plan(config, job or _job(None))
+            _plan(resolve(config), job or _job(None))
             return None
-        if not config.overwrite:
-            check_names(config)
-        manifest = None if config.overwrite else read_manifest(config)
+        config, manifest = at_once(partial(resolve, config), partial(read_manifest, config))
+        if config.overwrite:
+            manifest = None
         found = None if manifest is None else published.check(config, manifest)
         if manifest is None:
             check_unpublished(config)
     if manifest is not None and found is not None and not found.damage:
-        _tidy(config)
+        if JobState(config).has_leftovers():  # of a job that was killed between publishing and deleting them
+            with suppress(ImageShardsError), _sole_writer(config):  # or of one that is running
+                JobState(config).clear()
         return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
     job = job or _job(None)
     config = job.configured(config)
     with _sole_writer(config):
         if manifest is not None and found is not None:
-            say(f"repairing {found.damage}", sys.stderr)
+            say(f"rewriting {found.damage}", sys.stderr)
             job.repair(config, manifest, found.damage)
             return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
-        if config.overwrite or read_manifest(config) is None:
+        # In an object store the job itself finds that another one has published meanwhile.
+        if config.overwrite or not storage.is_local(config.output) or read_manifest(config) is None:
             if notice := duplicates.notice(config):
                 say(f"warning: {notice}", sys.stderr)
             job.write(config, command)
-            manifest = read_manifest(config)
-            if manifest is None:
-                return None
-            return Manifest(config.dataset_url, manifest, PUBLISHED, published.run_facts(config))
+            manifest, run = at_once(partial(read_manifest, config), partial(published.run_facts, config))
+            return manifest and Manifest(config.dataset_url, manifest, PUBLISHED, run)
     return _run(config, options, command)  # another job has published it since it was looked for
 
 
@@ -134,20 +135,6 @@ def _sole_writer(config: Config) -> Iterator[None]:
         yield
     finally:
         claim.release()
-
-
-def _tidy(config: Config) -> None:
-    """Delete the state that a job left which was killed between publishing and deleting it."""
-    state = JobState(config)
-    if state.has_leftovers():
-        try:
-            state.claim.hold()
-        except ImageShardsError:
-            return  # a job is running
-        try:
-            state.clear()
-        finally:
-            state.claim.release()
 
 
 def resolve(config: Config) -> Config:

@@ -1,4 +1,9 @@
-"""How a worker decodes: here, under a watchdog; or isolated in a child process, if an earlier attempt died of it."""
+"""How a worker decodes: here, under a watchdog; or isolated in a child process, if an earlier attempt died of it.
+
+Attempt markers in the state folder tell what was being decoded when an attempt died. A shard's marker is created before
+its first image is decoded, and its sidecar makes it obsolete: one request a shard. An attempt that finds one decodes
+the shard's images isolated. An image that kills child processes too is rejected in all later attempts.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +15,70 @@ import os
 import sys
 import threading
 import time
+import uuid
+from collections.abc import Iterable
 
-from beam_pipeline import images
-from beam_pipeline.conversion.attempts import Attempts
-from beam_pipeline.conversion.isolation import DEATHS, IsolatedDecoder, program_error
-from beam_pipeline.conversion.pool import MemoryBudget
-from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline import images, storage
+from beam_pipeline.config import Config
+from beam_pipeline.conversion.fetch import MemoryBudget
+from beam_pipeline.conversion.isolation import DEATHS, IsolatedDecoder
+from beam_pipeline.errors import Reject
 from beam_pipeline.images import EncodedImage, ImageOptions
+from beam_pipeline.schema import RejectReason, ShardName, canonical_json
 
-# Pillow decodes and resizes a permitted pixel in about 0.02 µs; 50 times that, for a machine that is busy with more.
+# The decoder of an image hangs after 239 s with the default --max_pixels. Pillow decodes and resizes a pixel in about
+# 0.02 µs; 50 times that, for a machine that is busy with more.
 LEAST_S = 60.0
 SECONDS_A_PIXEL = 1e-6
 _LOOK_EVERY_S = 1.0
 # Large images share what one may take at the default --max_pixels; one that takes more has it alone.
 _MEMORY = MemoryBudget(1 << 30)
+
+
+class Attempts:
+    """The attempt markers of one version: of shards, of parts of the sample, of images that kill decoders."""
+
+    def __init__(self, config: Config) -> None:
+        self._store = storage.open_storage(config.output, config.io_deadline)
+        self._url = storage.join(config.state_url, "inflight")
+
+    def begin_shard(self, name: ShardName) -> bool:
+        """Mark that a shard's images are decoded from now on; returns whether an earlier attempt did."""
+        return self._mark(f"shards/{name.short}")
+
+    def end_shard(self, name: ShardName) -> None:
+        """Take the marker back: the attempt ended, and not by its decoder."""
+        self._store.delete(storage.join(self._url, f"shards/{name.short}"))
+
+    def begin_sampling(self, paths: Iterable[str]) -> bool:
+        """Mark that a part of the sample, the images at `paths`, is decoded; returns whether an earlier attempt did."""
+        part = hashlib.blake2b("\0".join(sorted(paths)).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+        return self._mark(f"sampling/{part}")
+
+    def end_sampling(self) -> None:
+        """Delete the markers of the sample: all of it is measured."""
+        self._store.delete_tree(storage.join(self._url, "sampling"))
+        self._store.delete_empty_folders(self._url)
+
+    def add_reject(self, image: str, reject: Reject) -> None:
+        """Save that an image, with what was to be made of it, killed its decoder in a child process too."""
+        document = canonical_json({"reason": reject.reason, "detail": reject.detail})
+        self._store.write(storage.join(self._url, f"rejected/{image}.json"), document)
+
+    def rejects(self) -> dict[str, Reject]:
+        """The images that were saved by `add_reject`."""
+        found, folder = {}, storage.join(self._url, "rejected")
+        with contextlib.suppress(FileNotFoundError):
+            for file in self._store.files(folder):
+                # A power cut may leave half a file: its image is decoded in a child process once more.
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    document = json.loads(self._store.read(storage.join(folder, file.path)))
+                    reject = Reject(RejectReason(document["reason"]), document["detail"])
+                    found[file.path.removesuffix(".json")] = reject
+        return found
+
+    def _mark(self, name: str) -> bool:
+        return not self._store.create(storage.join(self._url, name), uuid.uuid4().hex.encode())
 
 
 class Decoder:
@@ -42,26 +97,25 @@ class Decoder:
         self._options = options
         self._attempts = attempts
         self._with_sums = with_sums
-        self._limit_s = limit_s(options)
+        self._limit_s = LEAST_S + options.max_pixels * SECONDS_A_PIXEL
         self._isolated = IsolatedDecoder(options, self._limit_s) if isolated else None
-        self._rejects = attempts.rejects("sample" if with_sums else "shards") if attempts else {}
+        self._rejects = attempts.rejects() if attempts else {}
 
     def convert(self, path: str, data: bytes, md5: bytes) -> EncodedImage:
         """`images.convert`; `path` and `md5` say which image it is. Safe from any thread.
 
         Raises:
             Reject: as `images.convert`; also if its decoder dies, or died in an earlier attempt.
-            ImageShardsError: this program fails on it.
         """
         if self._rejects and (known := self._rejects.get(self._image(md5))):
             raise Reject(known.reason, known.detail)
         if self._isolated is None:
             return self._convert_here(path, data)
         try:
-            return self._isolated.convert(path, data)
+            return self._isolated.convert(data)
         except Reject as reject:
             if reject.reason in DEATHS and self._attempts:
-                self._rejects[self._image(md5)] = reject  # for exact duplicates in other shards of this process, too
+                self._rejects[self._image(md5)] = reject  # for exact duplicates
                 self._attempts.add_reject(self._image(md5), reject)
             raise
 
@@ -70,19 +124,13 @@ class Decoder:
 
             def reserve(size: int) -> None:
                 _unwatch()  # a thread that waits for memory doesn't hang
-                try:
-                    _MEMORY.reserve(size)
-                    held.callback(_MEMORY.release, size)
-                finally:
-                    _watch(path, self._limit_s)
+                _MEMORY.reserve(size)
+                held.callback(_MEMORY.release, size)
+                _watch(path, self._limit_s)
 
             _watch(path, self._limit_s)
             try:
                 return images.convert(data, self._options, reserve, self._with_sums)
-            except (Reject, ImageShardsError):
-                raise
-            except Exception as error:
-                raise ImageShardsError(program_error(path, error)) from error
             finally:
                 _unwatch()
 
@@ -96,11 +144,6 @@ class Decoder:
 _watched: dict[int, tuple[float, float, str]] = {}  # thread → since when, seconds it may take, path
 
 
-def limit_s(options: ImageOptions) -> float:
-    """Seconds after which the decoder of an image counts as hanging: 239 with the default `--max_pixels`."""
-    return LEAST_S + options.max_pixels * SECONDS_A_PIXEL
-
-
 def _watch(path: str, seconds: float) -> None:
     """The process ends if this thread isn't done with an image in time; the next attempt decodes it isolated."""
     _start_watchdog()
@@ -108,7 +151,7 @@ def _watch(path: str, seconds: float) -> None:
 
 
 def _unwatch() -> None:
-    del _watched[threading.get_ident()]
+    _watched.pop(threading.get_ident(), None)
 
 
 @functools.cache

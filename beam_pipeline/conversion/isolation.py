@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from beam_pipeline import images
-from beam_pipeline.errors import ImageShardsError, Reject, one_line
+from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import PASSTHROUGH, ChannelSums, EncodedImage, ImageOptions, Source
 from beam_pipeline.images.formats import hide_warnings
 from beam_pipeline.schema import RejectReason
@@ -29,11 +29,6 @@ _WALL_FACTOR = 2.0
 _MOST_BYTES = 4 << 30  # of an answer: more than any image has
 
 _one_at_a_time = threading.Lock()  # in a process: all children together take no more memory than one image may
-
-
-def program_error(path: str, error: Exception) -> str:
-    """The line that ends a job if converting an image raises what it never should."""
-    return f"{path!r} makes this program fail, please report it: {type(error).__name__}: {one_line(error)[:1000]}"
 
 
 class IsolatedDecoder:
@@ -49,34 +44,28 @@ class IsolatedDecoder:
         self._limit_s = limit_s
         self._child: _Child | None = None
 
-    def convert(self, path: str, data: bytes) -> EncodedImage:
+    def convert(self, data: bytes) -> EncodedImage:
         """`images.convert` with the sums of the pixels. Safe from any thread.
 
         Raises:
             Reject: as `images.convert`; also one of `DEATHS` if a second child, a new one, died of the image as well.
-            ImageShardsError: this program fails on it.
         """
         with _one_at_a_time:
-            try:
-                return self._convert(path, data)
-            except Reject as reject:
-                if reject.reason not in DEATHS:
-                    raise
-            return self._convert(path, data)
-
-    def _convert(self, path: str, data: bytes) -> EncodedImage:
-        # Only a child that has answered is used again: else its next answer may be the one to this request.
-        child, self._child = self._child or _Child(self._options, _WALL_FACTOR * self._limit_s), None
-        try:
-            answer = child.answer(path, data)
-        except (EOFError, OSError):
-            raise self._why(child.process.wait()) from None
-        except (ValueError, RecursionError):
-            raise Reject(RejectReason.DECODER_CRASH, "its decoder gave no valid answer, twice") from None
-        self._child = child
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+            for _ in range(2):
+                # Only a child that has answered is used again: else its next answer may be the one to this request.
+                child, self._child = self._child or _Child(self._options, _WALL_FACTOR * self._limit_s), None
+                try:
+                    answer = child.answer(data)
+                except (EOFError, OSError):
+                    death = self._why(child.process.wait())
+                except (ValueError, RecursionError):
+                    death = Reject(RejectReason.DECODER_CRASH, "its decoder gave no valid answer, twice")
+                else:
+                    self._child = child
+                    if isinstance(answer, Reject):
+                        raise answer
+                    return answer
+            raise death
 
     def _why(self, code: int) -> Reject:
         if code == -signal.SIGALRM:
@@ -117,21 +106,18 @@ class _Child:
             text = f"can't start a process to decode in: it ended {_how(self.process.wait())}"
             raise ImageShardsError(text) from None
 
-    def answer(self, path: str, data: bytes) -> EncodedImage | Exception:
+    def answer(self, data: bytes) -> EncodedImage | Reject:
         """What `images.convert` returned or raised.
 
         Raises:
             EOFError, OSError: the child died.
             ValueError, RecursionError: it sent something else.
         """
-        self._pipe.send_bytes(path.encode("utf-8", "surrogateescape"))
         self._pipe.send_bytes(data)
         answer, encoded = json.loads(self._pipe.recv_bytes(_MOST_BYTES)), self._pipe.recv_bytes(_MOST_BYTES)
         match answer:
             case {"reject": [str(reason), str(detail)]}:
                 return Reject(RejectReason(reason), detail)
-            case {"error": str(text)}:
-                return ImageShardsError(text)
             case {"image": [[int(), int()] as size, [str(), int(), int()] as source, how, [int(), [*_], [*_]] as sums]}:
                 if how in (None, *PASSTHROUGH):
                     sums = ChannelSums(sums[0], tuple(sums[1]), tuple(sums[2]))
@@ -160,21 +146,19 @@ def serve() -> None:
     pipe.send_bytes(b"ready")
     with contextlib.suppress(EOFError, OSError):
         while True:
-            path, data = pipe.recv_bytes().decode("utf-8", "surrogateescape"), pipe.recv_bytes()
+            data = pipe.recv_bytes()
             # It stays set: a child that is idle for so long ends too, as does one whose parent waits for more bytes.
             signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
-            answer, encoded = _answer(path, data, options)
+            answer, encoded = _answer(data, options)
             pipe.send_bytes(json.dumps(answer).encode())
             pipe.send_bytes(encoded)
 
 
-def _answer(path: str, data: bytes, options: ImageOptions) -> tuple[Any, bytes]:
+def _answer(data: bytes, options: ImageOptions) -> tuple[Any, bytes]:
     try:
         image = images.convert(data, options, with_sums=True)
     except Reject as reject:
         return {"reject": [reject.reason, reject.detail]}, b""
-    except Exception as error:  # no image's fault: to be heard of, not to be mistaken for a crash
-        return {"error": program_error(path, error)}, b""
     assert image.sums is not None
     sums = [image.sums.count, image.sums.totals, image.sums.squares]
     return {"image": [[image.height, image.width], image.source, image.passthrough, sums]}, image.data

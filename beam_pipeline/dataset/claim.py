@@ -14,6 +14,7 @@ from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.schema import canonical_json
+from beam_pipeline.storage.causes import explained
 
 CLAIM_FILE = "claim.json"
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
@@ -48,31 +49,12 @@ def _document(run: str, plan: str = "") -> bytes:
 
 
 class Claim:
-    """The right to write one version."""
+    """The right to write one version: a lock on a local claim.json, elsewhere a claim.json that names the plan."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._url = storage.join(config.state_url, CLAIM_FILE)
-
-    def hold(self) -> None:
-        """For the launcher: lock a local version until `release`. Raises ImageShardsError if another job has it."""
-
-    def release(self) -> None:
-        """Unlock it."""
-
-    def take(self, plan: str) -> bool:
-        """For the step that writes first, when the plan's hash is known; a repeated step changes nothing.
-
-        Returns:
-            Whether what was written of this plan may stay.
-
-        Raises:
-            ImageShardsError: a job of another plan has it.
-        """
-        raise NotImplementedError
-
-    def give_up(self) -> None:
-        """Undo `take`: there is nothing to write."""
+        self._lock: int | None = None  # descriptor of claim.json, in the launcher; closing it unlocks
 
     def writer(self) -> Writer | None:
         """The job that has it."""
@@ -81,53 +63,20 @@ class Claim:
         except FileNotFoundError:
             return None
 
-    def read(self) -> tuple[Writer | None, str]:
-        """The job that has it, and the file's generation, or an older one."""
-        found = storage.open_storage(self._url, self._config.io_deadline).stat(self._url)
-        writer = self.writer()
-        return writer, found.generation if found and writer else ""
-
-
-def claim_of(config: Config) -> Claim:
-    """The right to write the version."""
-    return _LocalClaim(config) if storage.is_local(config.output) else _RemoteClaim(config)
-
-
-# Locks that this process holds: path → descriptor. Closing it, as the process's end does, unlocks.
-_held: dict[str, int] = {}
-
-
-def _close_in_child() -> None:
-    """A child must not hold its parent's locks when that is gone; closing a copy unlocks nothing."""
-    for descriptor in _held.values():
-        os.close(descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
-
-
-class _LocalClaim(Claim):
-    """An OS lock on claim.json, which the launcher holds; its workers recognise their job by the run's id."""
+    # --- here: an OS lock, which the launcher holds; its workers recognise their job by the run's id
 
     def hold(self) -> None:
+        """Lock a local version until `release`. Raises ImageShardsError if another job has it."""
+        if not storage.is_local(self._url):
+            return
         descriptor = self._locked()
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _document(self._config.run_id), 0)
         except OSError as error:
             os.close(descriptor)
-            raise storage.explained(self._url, error) from error
-        _held[self._url] = descriptor
-
-    def take(self, plan: str) -> bool:
-        writer = self.writer()
-        if writer is None or writer.run != self._config.run_id or writer.plan == plan:
-            return True  # a repeated step, or a job that has lost its claim, which is told later
-        with open(self._url, "r+b") as file:  # the same file: it is locked
-            file.truncate()
-            file.write(_document(self._config.run_id, plan))
-        return not self._config.restart
+            raise explained(self._url, error) from error
+        self._lock = descriptor
 
     def _locked(self) -> int:
         """A descriptor of the claim.json that is there now, locked."""
@@ -138,7 +87,7 @@ class _LocalClaim(Claim):
             except FileNotFoundError:  # its folder went in between
                 continue
             except OSError as error:
-                raise storage.explained(self._url, error) from error
+                raise explained(self._url, error) from error
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -148,10 +97,10 @@ class _LocalClaim(Claim):
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     os.close(descriptor)
-                    raise storage.explained(self._url, error) from error
+                    raise explained(self._url, error) from error
             if self._is_there(descriptor):
                 return descriptor
-            os.close(descriptor)  # the job that had it has published and deleted it since it was opened
+            os.close(descriptor)  # the job that had it has deleted it since it was opened
 
     def _is_there(self, descriptor: int) -> bool:
         try:
@@ -160,23 +109,34 @@ class _LocalClaim(Claim):
             return False
 
     def release(self) -> None:
-        if (descriptor := _held.pop(self._url, None)) is not None:
-            if self._is_there(descriptor):
-                os.unlink(self._url)  # before it is unlocked: nobody else gets this file
-            os.close(descriptor)
-            version = os.path.dirname(self._url)
-            states = os.path.dirname(version)
-            storage.open_storage(version).delete_empty_folders(version, states, os.path.dirname(states))
+        """Unlock it, and delete the folders that are empty then."""
+        if self._lock is None:
+            return
+        if self._is_there(self._lock):
+            os.unlink(self._url)  # before it is unlocked: nobody else gets this file
+        os.close(self._lock)
+        self._lock = None
+        states = self._config.states_url
+        storage.open_storage(states).delete_empty_folders(self._config.state_url, states, os.path.dirname(states))
 
-
-class _RemoteClaim(Claim):
-    """In an object store: claim.json, changed only as it was found. Jobs of one plan share it: they write the same."""
+    # --- in an object store: claim.json, changed only as it was found. Jobs of one plan share it: they write the same
 
     def take(self, plan: str) -> bool:
+        """For the step that writes first, when the plan's hash is known; a repeated step changes nothing.
+
+        Returns:
+            Whether what was written of this plan may stay.
+
+        Raises:
+            ImageShardsError: a job of another plan has it.
+        """
         config = self._config
-        store, document = storage.open_versioned(self._url, config.io_deadline), _document(config.run_id, plan)
-        while True:
-            writer, generation = self.read()
+        if storage.is_local(self._url):
+            return not config.restart
+        store, document = storage.open_storage(self._url, config.io_deadline), _document(config.run_id, plan)
+        writer, generation = None, ""  # as mostly: nobody has it
+        while not store.write(self._url, document, generation):
+            writer, generation = self._read()
             if writer is not None:
                 if writer.plan == plan and (writer.run == config.run_id or not config.restart):
                     return True
@@ -185,10 +145,18 @@ class _RemoteClaim(Claim):
                         f"{config.dataset_url} is {writer} with other images or flags: wait until it is published, or "
                         "--restart discards what it has written"
                     )
-            if store.replace(self._url, document, generation):
-                return writer is None
+        return writer is None
 
     def give_up(self) -> None:
-        writer, generation = self.read()
+        """Undo `take`: there is nothing to write."""
+        if storage.is_local(self._url):
+            return
+        writer, generation = self._read()
         if writer is not None and writer.run == self._config.run_id:
             storage.open_storage(self._url, self._config.io_deadline).delete(self._url, generation)
+
+    def _read(self) -> tuple[Writer | None, str]:
+        """The job that has it, and the file's generation, or an older one."""
+        found = storage.open_storage(self._url, self._config.io_deadline).stat(self._url)
+        writer = self.writer()
+        return writer, found.generation if found and writer else ""

@@ -6,7 +6,7 @@ other are in order of the MD5. Empty files are no duplicates of each other: they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from beam_pipeline.conversion.fetch import UNCONFIRMED_MD5, convert_all, listed_
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.inputs.references import ImageRef
+from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import canonical_json, relative_path_bytes
 
 _BUCKET_IMAGES = 10_000  # a bucket's references are 5 MB
@@ -52,8 +53,8 @@ class Group(NamedTuple):
         return canonical_json({"md5": self.md5.hex(), "classes": self.classes, "splits": self.splits, "images": images})
 
 
-class Counts(NamedTuple):
-    """What the manifest says of duplicates.
+class SavedGroups(NamedTuple):
+    """The groups of one bucket, which are in the state folder.
 
     Attributes:
         groups: contents that several images have.
@@ -61,27 +62,16 @@ class Counts(NamedTuple):
         across_classes, across_splits: groups with several classes, with several splits.
     """
 
-    groups: int = 0
-    images: int = 0
-    across_classes: int = 0
-    across_splits: int = 0
-
-    @classmethod
-    def of(cls, group: Group) -> Counts:
-        """The counts of one group."""
-        return cls(1, len(group.images), group.classes > 1, group.splits > 1)
-
-    @classmethod
-    def total(cls, parts: Iterable[Counts]) -> Counts:
-        """The sum of counts."""
-        return cls(*map(sum, zip(cls(), *parts, strict=True)))
-
-
-class SavedGroups(NamedTuple):
-    """The groups of one bucket in the state folder."""
-
     bucket: int
-    counts: Counts
+    groups: int
+    images: int
+    across_classes: int
+    across_splits: int
+
+
+def totals(saved: Sequence[SavedGroups]) -> dict[str, int]:
+    """What the manifest says of duplicates."""
+    return {name: sum(getattr(one, name) for one in saved) for name in SavedGroups._fields[1:]}
 
 
 def with_md5s(config: Config, refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
@@ -134,10 +124,17 @@ def marked(refs: Iterable[ImageRef], groups: Iterable[Group]) -> Iterator[ImageR
         yield ref._replace(duplicate_of=kept) if kept is not None else ref
 
 
-def save(config: Config, bucket: int, groups: list[Group]) -> SavedGroups:
-    """Keep a bucket's lines in the state folder, for the publisher."""
+def save(bucketed: tuple[int, list[Group]], config: Config, _: JobPlan) -> SavedGroups:
+    """Keep a bucket's lines in the state folder, which is ready when there is a plan, for the publisher."""
+    bucket, groups = bucketed
     JobState(config).write(_file(bucket), b"".join(group.line for group in groups))
-    return SavedGroups(bucket, Counts.total(map(Counts.of, groups)))
+    return SavedGroups(
+        bucket,
+        groups=len(groups),
+        images=sum(len(group.images) for group in groups),
+        across_classes=sum(group.classes > 1 for group in groups),
+        across_splits=sum(group.splits > 1 for group in groups),
+    )
 
 
 def saved_lines(config: Config, saved: Iterable[SavedGroups]) -> Iterator[bytes]:
@@ -151,52 +148,25 @@ def _file(bucket: int) -> str:
     return f"duplicates/{bucket:05d}.jsonl"
 
 
-class Verdict(NamedTuple):
-    """Why `--duplicates drop` or `fail` ends the job.
+def check(config: Config, groups: Iterable[Group]) -> None:
+    """End the job if it may not have these groups: any with `--duplicates fail`, with `drop` one of several classes.
 
-    Attributes:
-        groups: how many groups do.
-        pair: path and label of two images of one of them, the first by path; None without a group.
+    Raises:
+        ImageShardsError: names two images of the first such group by path, with several classes one of another class.
     """
-
-    groups: int = 0
-    pair: tuple[bytes, str, bytes, str] | None = None
-
-    @classmethod
-    def of(cls, config: Config, groups: Iterable[Group]) -> Verdict:
-        """On some groups: with `fail` each ends the job, with `drop` one of several classes, else none."""
-        pairs = []
-        for group in groups:
-            if config.duplicates == "fail" or (config.duplicates == "drop" and group.classes > 1):
-                path, label, _ = group.images[0]
-                # With several classes, the first image and the first of another class.
-                other = next((one for one in group.images if one[1] != label), group.images[1])
-                pairs.append((path, label, *other[:2]))
-        return cls(len(pairs), min(pairs, default=None))
-
-    @classmethod
-    def total(cls, parts: Iterable[Verdict]) -> Verdict:
-        """The verdict on all groups."""
-        some = list(parts)
-        return cls(sum(one.groups for one in some), min((one.pair for one in some if one.pair), default=None))
-
-    def check(self, config: Config) -> None:
-        """End the job if there is a pair.
-
-        Raises:
-            ImageShardsError: names both paths.
-        """
-        if self.pair is None:
-            return
-        path, label, other_path, other_label = self.pair
-        names = [one.decode("utf-8", "surrogateescape") for one in (path, other_path)]
-        pair = f"--duplicates {config.duplicates}: {names[0]!r} and {names[1]!r} hold the same bytes"
-        if label != other_label:
-            pair += f", but their classes are {label!r} and {other_label!r}"
-        what = "contents are" if self.groups > 1 else "content is"
-        raise ImageShardsError(
-            f"{pair}; {self.groups} {what} so in all: take files away, or list them with --duplicates report"
-        )
+    if config.duplicates not in ("drop", "fail"):
+        return
+    bad = sorted(group.images for group in groups if config.duplicates == "fail" or group.classes > 1)
+    if not bad:
+        return
+    path, label, _ = bad[0][0]
+    other_path, other_label, _ = next((one for one in bad[0] if one[1] != label), bad[0][1])
+    names = [one.decode("utf-8", "surrogateescape") for one in (path, other_path)]
+    classes = f", but their classes are {label!r} and {other_label!r}" if label != other_label else ""
+    raise ImageShardsError(
+        f"--duplicates {config.duplicates}: {names[0]!r} and {names[1]!r} hold the same bytes{classes}; "
+        "take files away, or list them with --duplicates report"
+    )
 
 
 def notice(config: Config) -> str | None:

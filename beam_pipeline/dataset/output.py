@@ -9,7 +9,7 @@ from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import StorageError, UsageError, one_line
-from beam_pipeline.schema import INDEX_FOLDER, MANIFEST_FILE, REJECTS_FILE, ShardName, is_ours
+from beam_pipeline.schema import INDEX_FOLDER, MANIFEST_FILE, REJECTS_FILE, ShardName
 
 
 def check_places(config: Config) -> None:
@@ -35,28 +35,6 @@ def _is_in(place: str, folder: str) -> bool:
 
 def _real(place: str) -> str:
     return os.path.realpath(place) if storage.is_local(place) else place
-
-
-def check_names(config: Config) -> None:
-    """Check that no folder has the name of a file that the job writes; in an object store none can.
-
-    Raises:
-        UsageError: one has, or a file has the name of the folder of indexes.
-    """
-    if not storage.is_local(config.output):
-        return
-    store = storage.open_storage(config.output)
-    for folder in ("", f"{INDEX_FOLDER}/"):
-        for name in store.names(storage.join(config.dataset_url, folder)):
-            if name.endswith("/") and is_ours(folder + name[:-1], config.name):
-                raise _in_the_way(config, folder + name[:-1], "a folder where a file belongs")
-    indexes = storage.join(config.dataset_url, INDEX_FOLDER)
-    if os.path.lexists(indexes) and not os.path.isdir(indexes):
-        raise _in_the_way(config, INDEX_FOLDER, "a file where a folder belongs")
-
-
-def _in_the_way(config: Config, name: str, what: str) -> UsageError:
-    return UsageError(f"--output {config.output!r}: {storage.join(config.dataset_url, name)} is {what}; move it away")
 
 
 def check_unpublished(config: Config) -> None:

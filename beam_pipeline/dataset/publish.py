@@ -1,26 +1,27 @@
 """Publishes a finished job: joins the sidecars into indexes, metadata and the manifest, which is the commit point.
 
-Sidecars are read shard by shard; what stays in memory is under 4 kB a shard. Order of writing: run index, labels,
-features.json, rejects.jsonl, run.json, dataset_info.json, manifest.json. Until the last one there is no dataset.
+Sidecars are read shard by shard; what stays in memory is under 4 kB a shard. Order of writing: run indexes, labels,
+features.json, rejects.jsonl and run.json at once; dataset_info.json; manifest.json. Until then there is no dataset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import IO, Any
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.duplicates import Counts, SavedGroups, saved_lines
+from beam_pipeline.dataset import duplicates
+from beam_pipeline.dataset.duplicates import SavedGroups
 from beam_pipeline.dataset.result import DatasetTotals, SummedFile
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.state import JobState, at_once
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName, canonical_json
 from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.schema.tfds import dataset_info_document, features_document
-from beam_pipeline.storage import ListedFile
 
 _SIDECARS_IN_FLIGHT = 32
 
@@ -43,14 +44,13 @@ def publish(
             published.
     """
     state = JobState(config)
-    manifest = state.published_manifest(plan)  # a runner may retry a step that succeeded
-    if manifest is None:
-        try:
-            manifest = _publish(config, state, plan, run, saved)
-        except ImageShardsError as error:
-            manifest = state.published_manifest(plan, after=error)  # another job of this plan, which deletes the state
-            if manifest is None:
-                raise
+    try:
+        return _publish(config, state, plan, run, saved)
+    except ImageShardsError as error:
+        # The state may be gone because an earlier attempt at this step, or another job of this plan, has published.
+        manifest = state.published_manifest(plan, after=error)
+        if manifest is None:
+            raise
     state.clear()
     return manifest
 
@@ -59,52 +59,49 @@ def _publish(
     config: Config, state: JobState, plan: JobPlan, run: dict[str, Any], saved: Sequence[SavedGroups] | None
 ) -> dict[str, Any]:
     store = storage.open_storage(config.output, config.io_deadline)
-    state.check(plan.sha256)
-    found = {file.path: file for file in store.files(config.dataset_url)}
 
-    def put(file: str, data: bytes) -> None:
-        store.write(storage.join(config.dataset_url, file), data)
+    def put(file: str, content: bytes | IO[bytes]) -> None:
+        url = storage.join(config.dataset_url, file)
+        store.write(url, content) if isinstance(content, bytes) else store.publish(content, url)
 
     with state.temporary_file() as reject_file, state.temporary_file() as duplicate_file:
-        totals = DatasetTotals(config, plan, SummedFile(reject_file))
-        for name, sidecar in _sidecars(config, state, plan, found):
-            totals.add(name, sidecar, reject_lines(sidecar))
+        totals, rejects = DatasetTotals(config, plan), SummedFile(reject_file)
+        for name, sidecar in _sidecars(config, state, plan):
+            totals.add(name, sidecar)
+            rejects.write(reject_lines(sidecar))
         try:
-            totals.check(config.max_reject_fraction)
+            totals.check()
         except ImageShardsError:
             store.publish(reject_file, storage.join(state.url, schema.REJECTS_FILE))
             raise
         manifest = totals.manifest()
-        run_indexes = totals.run_indexes()
-        metadata = metadata_files(manifest)
-        sums = totals.file_sums() | {file: schema.file_sums(data) for file, data in {**run_indexes, **metadata}.items()}
+        small = totals.run_indexes() | metadata_files(manifest)
+        sums = {name: schema.file_sums(data) for name, data in small.items()}
+        sums |= {**totals.index_sums, schema.REJECTS_FILE: rejects.sums}
+        files: dict[str, bytes | IO[bytes]] = {**small, schema.REJECTS_FILE: reject_file}
         if saved is not None:
             lines = SummedFile(duplicate_file)
-            for part in saved_lines(config, saved):
+            for part in duplicates.saved_lines(config, saved):
                 lines.write(part)
             sums[schema.DUPLICATES_FILE] = lines.sums
-            manifest["duplicates"] = Counts.total(one.counts for one in saved)._asdict()
+            files[schema.DUPLICATES_FILE] = duplicate_file
+            manifest["duplicates"] = duplicates.totals(saved)
         manifest["files"] = {file: one["sha256"] for file, one in sums.items()}
         manifest["file_sizes"] = {file: {"bytes": one["bytes"], "crc32c": one["crc32c"]} for file, one in sums.items()}
-        dataset_info = metadata.pop(schema.DATASET_INFO_FILE, None)
-        for file, data in {**run_indexes, **metadata}.items():
-            put(file, data)
-        store.publish(reject_file, storage.join(config.dataset_url, schema.REJECTS_FILE))
-        if saved is not None:
-            store.publish(duplicate_file, storage.join(config.dataset_url, schema.DUPLICATES_FILE))
-    put(schema.RUN_FILE, canonical_json({**run, **totals.run_totals()}))
-    if dataset_info is not None:
-        put(schema.DATASET_INFO_FILE, dataset_info)
+        files[schema.RUN_FILE] = canonical_json({**run, **totals.run_totals()})
+        last = [(file, files.pop(file)) for file in (schema.DATASET_INFO_FILE,) if file in files]
+        at_once(*(partial(put, *one) for one in files.items()))
+    at_once(partial(state.check, plan.sha256), *(partial(put, *one) for one in last))
     _commit(config, state, plan, seal_manifest(manifest))
     return manifest
 
 
 def _commit(config: Config, state: JobState, plan: JobPlan, manifest: bytes) -> None:
-    """Write the manifest, if this job may still write; take it back if another one has begun the version meanwhile."""
+    """Write the manifest; take it back if another job has begun the version since this one last looked at the claim."""
     store = storage.open_storage(config.output, config.io_deadline)
     url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
-    state.check(plan.sha256)
-    if not store.create(url, manifest):
+    is_new, left = at_once(partial(store.create, url, manifest), state.files)
+    if not is_new:
         raise ImageShardsError(
             f"{config.dataset_url} was published by another job while this one was running; run the command again"
         )
@@ -115,6 +112,7 @@ def _commit(config: Config, state: JobState, plan: JobPlan, manifest: bytes) -> 
         if found is not None and store.read(url) == manifest:
             store.delete(url, found.generation)
         raise
+    state.clear(left)
 
 
 def metadata_files(manifest: dict[str, Any]) -> dict[str, bytes]:
@@ -153,22 +151,21 @@ def shard_names(config: Config, plan: JobPlan) -> list[ShardName]:
     return [ShardName(config.name, split, index, one.shards) for split, one in splits for index in range(one.shards)]
 
 
-def _sidecars(
-    config: Config, state: JobState, plan: JobPlan, found: dict[str, ListedFile]
-) -> Iterator[tuple[ShardName, dict[str, Any]]]:
+def _sidecars(config: Config, state: JobState, plan: JobPlan) -> Iterator[tuple[ShardName, dict[str, Any]]]:
     """Every planned shard's sidecar, in order of split and number, its files checked, some requests ahead."""
-    names = shard_names(config, plan)
+    names, store = shard_names(config, plan), storage.open_storage(config.output, config.io_deadline)
 
     def checked(name: ShardName) -> tuple[ShardName, dict[str, Any]]:
         sidecar = state.sidecar(name)
         if sidecar is None or sidecar["plan"] != plan.sha256:
             raise ImageShardsError(f"shard {name.file} was not written: run the same command again")
-        if different := state.difference(name, sidecar, found.get, reads=False):
+        if different := state.difference(name, sidecar, found.result().get, reads=False):
             raise ImageShardsError(
                 f"{different} is not what this job wrote: nothing is published; run the same command again"
             )
         return name, sidecar
 
     with ThreadPoolExecutor(_SIDECARS_IN_FLIGHT) as pool:
+        found = pool.submit(lambda: {file.path: file for file in store.files(config.dataset_url)})
         for start in range(0, len(names), _SIDECARS_IN_FLIGHT):
             yield from pool.map(checked, names[start : start + _SIDECARS_IN_FLIGHT])

@@ -13,7 +13,7 @@ from beam_pipeline.conversion.fetch import convert_all, listed_md5
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural, some
 from beam_pipeline.inputs import folders
 from beam_pipeline.inputs.references import ImageRef, ReferenceSum, content_fields, listing_fields, reference_fields
-from beam_pipeline.planning.plan import split_plans
+from beam_pipeline.planning.plan import JobPlan, split_plans
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
 
 
@@ -36,7 +36,7 @@ class Damage:
 
     def __str__(self) -> str:
         shards = [plural(len(self.shards), "corrupt shard")] * bool(self.shards)
-        named = ((self.files, "other file", ""), (self.foreign, "file", " too many"))
+        named = ((self.files, "missing or corrupt file", ""), (self.foreign, "file", " too many"))
         files = [f"{plural(len(names), noun)}{more} ({some(sorted(names))})" for names, noun, more in named if names]
         return " and ".join(shards + files)
 
@@ -66,19 +66,10 @@ def check(config: Config, manifest: dict[str, Any]) -> Check:
 
     Raises:
         UsageError: it was made under another name, or with another configuration.
-        ImageShardsError: its inputs were others, or its manifest lacks what is compared.
+        ImageShardsError: its inputs were others.
     """
     _check_name(config, manifest)
     _check_configuration(config, manifest)
-    for key, keys, all_keys in (
-        ("plan.splits", manifest["plan"].get("splits", {}), manifest["splits"]),
-        ("file_sizes", manifest.get("file_sizes", {}), manifest["files"]),
-    ):
-        if missing := sorted(all_keys.keys() - keys.keys()):
-            raise ImageShardsError(
-                f"{config.dataset_url}/{schema.MANIFEST_FILE}: $.{key} lacks {missing[0]!r}, so the version can't be "
-                "compared or repaired; choose another --version or --overwrite"
-            )
     compared, references = _check_inputs(config, manifest)
     damage, by = _find_damage(config, manifest)
     unread = 0 if config.repair else manifest["images"] - compared
@@ -126,9 +117,8 @@ def _check_name(config: Config, manifest: dict[str, Any]) -> None:
 
 
 def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
-    before = {name: default for name, (default, _) in REMOVED.items()}
-    ours = before | json.loads(canonical_json(config.fingerprint()))
-    theirs = before | manifest["configuration"]
+    ours = REMOVED | json.loads(canonical_json(config.fingerprint()))
+    theirs = REMOVED | manifest["configuration"]
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
         name = different[0]
@@ -201,6 +191,19 @@ def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
     yield from ((one.ref, one.md5) for one in convert_all(config, refs, lambda *_: None))
 
 
+def plan_of(manifest: dict[str, Any], references: str) -> JobPlan:
+    """The plan that was published; the manifest says nothing of etags, so it knows no `references`."""
+    return JobPlan(
+        configuration=manifest["configuration"],
+        classes=tuple(manifest["classes"]),
+        columns=tuple(manifest["features"]),
+        splits=split_plans(manifest["plan"].get("splits", {})),
+        statistics={key: manifest["image"][key] for key in ("mean", "std", "sampled_images")},
+        references=references,
+        codec=manifest["codec"],
+    )
+
+
 def shards_of(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
     """(split, number) → the manifest's entry of that shard."""
     return {
@@ -222,7 +225,7 @@ def _find_damage(config: Config, manifest: dict[str, Any]) -> tuple[Damage, str]
     corrupt = set()
     for name, one in expected.items():
         url = storage.join(config.dataset_url, name)
-        if not storage.is_whole(store, url, found.get(name), one["bytes"], one["crc32c"], read=config.repair):
+        if not storage.is_intact(store, url, found.get(name), one["bytes"], one["crc32c"], read=config.repair):
             corrupt.add(name)
     damaged = {key for key, one in shards.items() if one["file"] in corrupt}
     if schema.REJECTS_FILE in corrupt:  # its lines come from the shards that had rejects

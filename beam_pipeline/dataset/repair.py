@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from beam_pipeline import images, schema, storage
+from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.duplicates import SavedGroups, saved_lines
 from beam_pipeline.dataset.publish import metadata_files, reject_lines, shard_names
@@ -16,23 +16,6 @@ from beam_pipeline.dataset.writer import index_text
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName
-
-# Codecs that have no part in a dataset without images of this format, neither read nor written.
-_FORMAT_OF = {"avif": "AVIF", "libtiff": "TIFF", "pillow_heif": "HEIF", "webp": "WEBP", "zlib": "PNG", "zlib_ng": "PNG"}
-
-
-def check_codecs(manifest: dict[str, Any]) -> None:
-    """Raises ImageShardsError if the codecs installed here are not those that the version was made with."""
-    then, now = manifest["codec"], images.codec_versions()
-    source = manifest.get("source")
-    formats = {manifest["image"]["format"].upper(), *(source["formats"] if source else _FORMAT_OF.values())}
-    parts = {name for name in then.keys() | now.keys() if _FORMAT_OF.get(name) in (None, *formats)}
-    different = sorted(name for name in parts if then.get(name) != now.get(name))
-    if different:
-        made, here = (", ".join(f"{name} {one.get(name, 'none')}" for name in different) for one in (then, now))
-        raise ImageShardsError(
-            f"can't repair with {here}: the version was made with {made}; install that, or use --overwrite"
-        )
 
 
 def restore(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
@@ -157,36 +157,38 @@ class ShardResult:
 
 
 class DatasetTotals:
-    """The results of all shards, joined for the manifest, in under 4 kB a shard; reject lines go straight to a file."""
+    """The results of all shards, joined for the manifest, in under 4 kB a shard.
 
-    def __init__(self, config: Config, plan: JobPlan, reject_file: SummedFile) -> None:
+    Attributes:
+        index_sums: `schema.file_sums` of the text indexes.
+    """
+
+    def __init__(self, config: Config, plan: JobPlan) -> None:
         self._config = config
         self._plan = plan
         self._total = ShardResult()
-        self._splits: dict[str, ShardResult] = {}
-        self._shards: dict[str, list[dict[str, Any]]] = {}
-        self._runs: dict[str, list[np.ndarray[Any, Any]]] = {}
-        self._reject_file = reject_file
-        self._index_sums: dict[str, dict[str, Any]] = {}
+        self._splits: dict[str, ShardResult] = defaultdict(ShardResult)
+        self._shards: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._runs: dict[str, list[np.ndarray[Any, Any]]] = defaultdict(list)
+        self.index_sums: dict[str, dict[str, Any]] = {}
 
-    def add(self, name: ShardName, sidecar: dict[str, Any], reject_lines: bytes) -> None:
+    def add(self, name: ShardName, sidecar: dict[str, Any]) -> None:
         """Add one shard."""
         result = ShardResult.from_json(sidecar)
         self._total.merge(result)
-        self._splits.setdefault(name.split, ShardResult()).merge(result)
-        self._shards.setdefault(name.split, []).append({key: sidecar[key] for key in _SHARD_KEYS})
-        self._runs.setdefault(name.split, []).append(run_rows_array(result.runs))
+        self._splits[name.split].merge(result)
+        self._shards[name.split].append({key: sidecar[key] for key in _SHARD_KEYS})
+        self._runs[name.split].append(run_rows_array(result.runs))
         if result.index:
-            self._index_sums[name.index_file] = result.index
-        self._reject_file.write(reject_lines)
+            self.index_sums[name.index_file] = result.index
 
-    def check(self, max_reject_fraction: float) -> None:
+    def check(self) -> None:
         """Check that a dataset may be published.
 
         Raises:
             ImageShardsError: an image is unaccounted for, too many are rejected, or train has no record.
         """
-        total = self._total
+        total, max_reject_fraction = self._total, self._config.max_reject_fraction
         rejected = total.rejects.total()
         if not total.records + rejected == total.images == self._plan.images:
             raise ImageShardsError(
@@ -243,20 +245,16 @@ class DatasetTotals:
                 "by_reason": total.rejects,
                 "environment": sum(total.rejects[reason] for reason in ENVIRONMENT_REASONS),
             },
-            "splits": {split: self._split(split, result) for split, result in self._splits.items()},
+            "splits": {
+                split: {
+                    "records": result.records,
+                    "bytes": result.bytes,
+                    "class_counts": [result.class_counts[str(number)] for number in range(len(plan.classes))],
+                    "shards": self._shards[split],
+                }
+                for split, result in self._splits.items()
+            },
         }
-
-    def _split(self, split: str, result: ShardResult) -> dict[str, Any]:
-        return {
-            "records": result.records,
-            "bytes": result.bytes,
-            "class_counts": [result.class_counts[str(number)] for number in range(len(self._plan.classes))],
-            "shards": self._shards[split],
-        }
-
-    def file_sums(self) -> dict[str, dict[str, Any]]:
-        """`schema.file_sums` of the text indexes and rejects.jsonl."""
-        return {**self._index_sums, schema.REJECTS_FILE: self._reject_file.sums}
 
     def run_totals(self) -> dict[str, Any]:
         """How much work was done, for run.json."""

@@ -11,23 +11,38 @@ import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.attempts import Attempts
+from beam_pipeline.conversion.decoder import Attempts
 from beam_pipeline.dataset import published
-from beam_pipeline.dataset.claim import CLAIM_FILE, Writer, claim_of
+from beam_pipeline.dataset.claim import CLAIM_FILE, Claim
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageError
 from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
 from beam_pipeline.schema.manifest import open_manifest, seal_manifest
 from beam_pipeline.storage import ListedFile, Storage, join
+from beam_pipeline.storage.causes import explained
 
 _PLAN_FILE = "plan.json"
+# A job that begins from nothing doesn't delete these: an image that killed decoders will do so again, and the sample's
+# markers are deleted when it ends.
+_KEPT = (CLAIM_FILE, "inflight/rejected/", "inflight/sampling/")
 _DELETES_IN_FLIGHT = 32
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """The results of calls that wait for storage but not for each other; the first error, once all have ended."""
+    pool = ThreadPoolExecutor(len(calls))
+    try:
+        done = [pool.submit(call) for call in calls]
+        wait(done)
+    finally:
+        pool.shutdown(wait=False)  # Ctrl-C needn't wait for requests that are tried again
+    return [one.result() for one in done]
 
 
 class JobState:
@@ -42,12 +57,10 @@ class JobState:
         self._config = config
         self._store = storage.open_storage(config.output, config.io_deadline)
         self._is_local = storage.is_local(config.output)
-        self._name_url = join(config.output, config.name)
-        self._folder = config.states_url
         self._manifest_url = join(config.dataset_url, schema.MANIFEST_FILE)
         self.url = config.state_url
         self.attempts = Attempts(config)
-        self.claim = claim_of(config)
+        self.claim = Claim(config)
 
     def exists(self) -> bool:
         """Whether a job began to write the version, so that its files may be continued or deleted.
@@ -57,10 +70,9 @@ class JobState:
         return any(self._store.stat(join(self.url, file)) for file in (_PLAN_FILE, CLAIM_FILE))
 
     def has_leftovers(self) -> bool:
-        """Whether anything is here, if only a folder."""
+        """Whether anything is here, if only a folder; here or in the folder of all states, of a local output."""
         if self._is_local:
-            # A kill may also leave the empty folder of all states; with something in it, it is another version's.
-            return os.path.isdir(self.url) or (os.path.isdir(self._folder) and not os.listdir(self._folder))
+            return os.path.isdir(self._config.states_url)
         return next(self._store.files(self.url), None) is not None
 
     # --- the claim and the plan
@@ -75,10 +87,11 @@ class JobState:
             ImageShardsError: another job is writing the version, or has published another plan since this one began.
         """
         config, data = self._config, canonical_json(plan.document())
-        old = self._old_files()  # before the claim is looked at: what comes later may be of a job that shares it
-        may_stay = self.claim.take(plan.sha256)
         if self._is_local:
             self.check(plan.sha256)
+        old = self._old_files()  # before the claim is looked at: what comes later may be of a job that shares it
+        may_stay, planned = at_once(lambda: self.claim.take(plan.sha256), lambda: self._read(_PLAN_FILE))
+        # After plan.json: a job that shares the claim and publishes meanwhile deletes that after it wrote this.
         is_published = self._store.stat(self._manifest_url) is not None
         if is_published and not config.overwrite:
             is_done = self.published_manifest(plan) is not None
@@ -90,42 +103,43 @@ class JobState:
                     f"{config.dataset_url} was published by another job while this one was running; "
                     "run the command again"
                 )
-        if is_published or not may_stay or self._read(_PLAN_FILE) != data:
+        if is_published or not may_stay or planned != data:
             self._delete(old)
             self.write(_PLAN_FILE, data)
 
     def _old_files(self) -> dict[str, str]:
         """URL → generation of what has to go if this job begins from nothing."""
-        version, config = self._config.dataset_url, self._config
-        if self._is_local:  # under a lock nothing changes
-            return {join(version, file): "" for file in own_files(self._store, version, config.name)}
-        found = {}
-        for folder in (version, self.url):
-            for file in self._store.files(folder):
-                if folder == self.url or config.overwrite or is_ours(file.path, config.name):
-                    found[join(folder, file.path)] = file.generation
-        found.pop(join(self.url, CLAIM_FILE), None)
-        return found
+        config, version = self._config, self._config.dataset_url
+
+        def of_version() -> dict[str, str]:
+            if self._is_local:  # under a lock nothing changes; the user's folders are not looked into
+                return dict.fromkeys(own_files(self._store, version, config.name), "")
+            files = self._store.files(version)
+            return {one.path: one.generation for one in files if config.overwrite or is_ours(one.path, config.name)}
+
+        written, noted = at_once(of_version, self.files)
+        old = {join(version, path): generation for path, generation in written.items()}
+        old |= {join(self.url, path): noted[path] for path in noted if not path.startswith(_KEPT)}
+        return old
 
     def _delete(self, old: dict[str, str]) -> None:
-        version = self._config.dataset_url
+        version, plan_url = self._config.dataset_url, join(self.url, _PLAN_FILE)
         if self._is_local:
             self.write(_PLAN_FILE, b"{}\n")  # half deleted, the version is still known as ours
+            old.pop(plan_url, None)
         # The plan first: without it no shard of an earlier job counts as finished, however far this comes.
-        first = (
-            join(self.url, _PLAN_FILE),
-            *(join(version, f) for f in (schema.MANIFEST_FILE, schema.DATASET_INFO_FILE)),
-        )
-        for url in first:
+        for url in (plan_url, *(join(version, f) for f in (schema.MANIFEST_FILE, schema.DATASET_INFO_FILE))):
             if url in old:
                 self._store.delete(url, old.pop(url))
-        with ThreadPoolExecutor(_DELETES_IN_FLIGHT) as pool:
-            list(pool.map(self._store.delete, old.keys(), old.values()))
+        self._delete_all(old)
         if self._is_local:
             if self._config.overwrite:
                 self._store.delete_tree(version)
             self._store.delete_empty_folders(join(version, schema.INDEX_FOLDER))
-            self._store.delete_tree(self.url, keep=(CLAIM_FILE, _PLAN_FILE))
+
+    def _delete_all(self, files: dict[str, str]) -> None:
+        with ThreadPoolExecutor(_DELETES_IN_FLIGHT) as pool:
+            list(pool.map(self._store.delete, files.keys(), files.values()))
 
     def check(self, plan: str, repaired: str = "", is_published: bool = False) -> None:
         """Raises ImageShardsError if this job may no longer write.
@@ -139,17 +153,15 @@ class JobState:
         if repaired and not self._is_local:
             manifest = self._manifest()
             may_write = manifest is not None and manifest["self_sha256"] == repaired
+        elif (writer := self.claim.writer()) is None:
+            may_write = is_published
         else:
-            writer = self.claim.writer()
-            may_write = self._is_ours(writer, plan) if writer else is_published
+            may_write = writer.run == self._config.run_id if self._is_local else writer.plan == plan
         if not may_write:
             raise ImageShardsError(
                 f"{self._config.dataset_url}: another job has taken over this version; "
                 "this one stops and publishes nothing"
             )
-
-    def _is_ours(self, writer: Writer, plan: str) -> bool:
-        return writer.run == self._config.run_id if self._is_local else writer.plan == plan
 
     def published_manifest(self, plan: JobPlan, after: Exception | None = None) -> dict[str, Any] | None:
         """The manifest, if this plan is published: by an earlier attempt, or by another job of the same plan.
@@ -158,18 +170,14 @@ class JobState:
             plan: of this job.
             after: the error that ended this attempt; the state may be gone because the plan is published.
         """
-        if isinstance(after, StorageError) and not storage.is_missing(after):
+        if isinstance(after, StorageError) and not isinstance(after, FileNotFoundError):
             return None
         manifest = self._manifest()
-        if manifest is None:
+        if manifest is None or published.plan_of(manifest, plan.references).sha256 != plan.sha256:
             return None
-        ours = {key: value for key, value in plan.document().items() if key != "references"}
-        theirs = manifest | {"splits": manifest["plan"].get("splits")}
-        theirs["statistics"] = {key: manifest["image"].get(key) for key in plan.statistics}
-        same_plan = canonical_json({key: theirs.get(key) for key in ours}) == canonical_json(ours)
         # Etags and mtimes of the images are not in the manifest.
-        same_inputs = plan.references.startswith(str(published.run_facts(self._config).get("inputs", "")))
-        return manifest if same_plan and same_inputs else None
+        inputs = str(published.run_facts(self._config).get("inputs", ""))
+        return manifest if plan.references.startswith(inputs) else None
 
     def _manifest(self) -> dict[str, Any] | None:
         try:
@@ -209,7 +217,7 @@ class JobState:
             listed, url = found(file), join(self._config.dataset_url, file)
             unchanged = not reads and listed is not None and bool(listed.etag) and listed.etag == expected.get("etag")
             read = False if unchanged else None
-            if not storage.is_whole(self._store, url, listed, expected["bytes"], expected["crc32c"], read):
+            if not storage.is_intact(self._store, url, listed, expected["bytes"], expected["crc32c"], read):
                 return f"{kind} {file}"
         return None
 
@@ -218,6 +226,16 @@ class JobState:
     def write(self, file: str, data: bytes) -> None:
         """Write one of the state's files."""
         self._store.write(join(self.url, file), data)
+
+    def _read(self, file: str) -> bytes | None:
+        try:
+            return self._store.read(join(self.url, file))
+        except FileNotFoundError:
+            return None
+
+    def files(self) -> dict[str, str]:
+        """Every file of the state → its generation."""
+        return {file.path: file.generation for file in self._store.files(self.url)}
 
     @contextmanager
     def temporary_file(self) -> Iterator[IO[bytes]]:
@@ -237,31 +255,31 @@ class JobState:
             with suppress(FileNotFoundError):
                 os.unlink(path)
 
-    def clear(self) -> None:
-        """Delete the state of a version that is published, and the claim; not that of a job which overwrites it."""
+    def clear(self, files: dict[str, str] | None = None) -> None:
+        """Delete the state of a version that is published, and a remote claim; not that of a job which overwrites it.
+
+        Args:
+            files: as `files` gave it before the claim was looked at and was found to be that of the published plan.
+        """
         if self._is_local:
             writer = self.claim.writer()
-            if writer and self._is_ours(writer, ""):
+            if writer and writer.run == self._config.run_id:
                 self._store.delete_temporaries(self._config.dataset_url)
-                self._store.delete_tree(self.url, keep=(CLAIM_FILE,))
-                self.claim.release()
+                self._store.delete_tree(self.url, keep=(CLAIM_FILE,))  # which the launcher deletes
             return
-        files = {file.path: file for file in self._store.files(self.url)}  # before the claim is looked at
-        writer, generation = self.claim.read()
-        # With this claim's plan, a manifest is the one that it published: before plan.json is written, it is deleted.
-        plan = self._read(_PLAN_FILE) or b""
-        if writer and not (writer.plan == schema.sha256(plan) and self._store.stat(self._manifest_url)):
-            return
-        files.pop(CLAIM_FILE, None)
-        plan_file = files.pop(_PLAN_FILE, None)
-        self._delete({join(self.url, path): file.generation for path, file in files.items()})
-        if writer:
-            self._store.delete(join(self.url, CLAIM_FILE), generation)
-        if plan_file:  # last: a claim without it is one of a job that has not begun
-            self._store.delete(join(self.url, _PLAN_FILE), plan_file.generation)
+        if files is None:
+            files = self.files()  # before the claim is looked at
+            if (writer := self.claim.writer()) and not (CLAIM_FILE in files and self._is_published(writer.plan)):
+                return
+        plan = {path: files[path] for path in (_PLAN_FILE,) if path in files}
+        # The plan last: a claim without it is one of a job that has not begun.
+        for some in (files.keys() - plan.keys(), plan.keys()):
+            self._delete_all({join(self.url, path): files[path] for path in some})
 
-    def _delete_empty_folders(self) -> None:
-        self._store.delete_empty_folders(self.url, self._folder, self._name_url)  # the output itself is the user's
+    def _is_published(self, claimed_plan: str) -> bool:
+        """Whether the manifest is one of this plan: before plan.json is written, that of another is deleted."""
+        plan = self._read(_PLAN_FILE) or b""
+        return claimed_plan == schema.sha256(plan) and self._store.stat(self._manifest_url) is not None
 
     def save_plan_only(self, plan: JobPlan) -> None:
         """Leave a plan for the launcher that waits for it, outside the state: a job may be running."""
@@ -271,18 +289,13 @@ class JobState:
         """The plan that `--plan_only` left, which is deleted."""
         document = json.loads(self._store.read(self._plan_only_url))
         self._store.delete(self._plan_only_url)
-        self._delete_empty_folders()
+        states = self._config.states_url  # the output itself is the user's
+        self._store.delete_empty_folders(self.url, states, os.path.dirname(states))
         return dict(document)
 
     @property
     def _plan_only_url(self) -> str:
-        return join(self._folder, f"plan-{self._config.run_id}.json")
-
-    def _read(self, file: str) -> bytes | None:
-        try:
-            return self._store.read(join(self.url, file))
-        except FileNotFoundError:
-            return None
+        return join(self._config.states_url, f"plan-{self._config.run_id}.json")
 
 
 @contextmanager
@@ -293,7 +306,7 @@ def _explained(path: str) -> Iterator[None]:
     except OSError as error:
         if error.errno is None or error.filename not in (None, path):
             raise  # of another file
-        raise storage.explained(path, error) from error
+        raise explained(path, error) from error
 
 
 def _sidecar_file(name: ShardName) -> str:

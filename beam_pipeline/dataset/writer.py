@@ -8,36 +8,27 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
-from beam_pipeline import schema, storage
+from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.conversion.fetch import convert_all, record_of
 from beam_pipeline.dataset.progress import report
+from beam_pipeline.dataset.published import shards_of
 from beam_pipeline.dataset.result import ShardResult, SummedFile
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.state import JobState, at_once
 from beam_pipeline.errors import ImageShardsError, Reject, StorageError
 from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName
+from beam_pipeline.storage import ListedFile
 
 _GZIP_LEVEL = 6
-
-
-class Expected(NamedTuple):
-    """What a repair has to write.
-
-    Attributes:
-        manifest: `self_sha256` of the manifest that it follows.
-        shards: (split, index) → (bytes, CRC-32C) of a published shard.
-    """
-
-    manifest: str
-    shards: Mapping[tuple[str, int], tuple[int, int]]
 
 
 class ShardWriter:
@@ -46,7 +37,7 @@ class ShardWriter:
     Args:
         config: of the job.
         plan: of the job.
-        expected: for a repair; shards with other bytes are not published.
+        repaired: the manifest that a repair follows; shards with other bytes than it says are not published.
         stopped: set if nothing of this is wanted any more.
     """
 
@@ -54,13 +45,14 @@ class ShardWriter:
         self,
         config: Config,
         plan: JobPlan,
-        expected: Expected | None = None,
+        repaired: dict[str, Any] | None = None,
         stopped: threading.Event | None = None,
     ) -> None:
         self._config = config
         self._plan = plan
         self._plan_hash = plan.sha256
-        self._expected = expected
+        self._repaired = repaired
+        self._shards = shards_of(repaired) if repaired else {}
         self._stopped = stopped or threading.Event()
         self._class_ids = {label: number for number, label in enumerate(plan.classes)}
         self._target = storage.open_storage(config.output, config.io_deadline)
@@ -78,19 +70,22 @@ class ShardWriter:
         """
         name = ShardName(self._config.name, split, index, self._plan.splits[split].shards)
         try:
-            result = self._finished(name)
+            sidecar, found, _ = at_once(
+                lambda: self._state.sidecar(name), lambda: self._target.stat(self._url(name.file)), self._check
+            )
+            result = self._finished(name, sidecar)
             if result is None:
-                result = self._write(name, sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label)))
+                in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
+                result = self._write(name, in_order, found)
         except ImageShardsError as error:
-            if self._expected is not None or self._state.published_manifest(self._plan, after=error) is None:
+            if self._repaired is not None or self._state.published_manifest(self._plan, after=error) is None:
                 raise
             result = ShardResult(kept=True)  # another job of this plan has written and published it
         report(shards=1, images=result.images if result.kept else 0)
         return result
 
-    def _finished(self, name: ShardName) -> ShardResult | None:
+    def _finished(self, name: ShardName, sidecar: dict[str, Any] | None) -> ShardResult | None:
         """What an earlier attempt at this plan wrote, or None."""
-        sidecar = self._state.sidecar(name)
         if sidecar is None or sidecar["plan"] != self._plan_hash:
             return None
         is_different = self._state.difference(
@@ -98,29 +93,35 @@ class ShardWriter:
         )
         return None if is_different else ShardResult.from_json({**sidecar, "kept": True})
 
-    def _write(self, name: ShardName, refs: list[ImageRef]) -> ShardResult:
-        self._check()
-        is_first = self._expected is None and not self._state.attempts.begin_shard(name)
-        try:
-            return self._convert(name, refs, isolated=not is_first)
-        except StorageError:
-            raise
-        except Exception:
-            if is_first:  # the process lives: no decoder is to blame
-                self._state.attempts.end_shard(name)
-            raise
-
-    def _convert(self, name: ShardName, refs: list[ImageRef], isolated: bool) -> ShardResult:
+    def _write(self, name: ShardName, refs: list[ImageRef], found: ListedFile | None) -> ShardResult:
         # A repair's attempts share no plan: no marker tells what an earlier one died of.
-        attempts = self._state.attempts if self._expected is None else None
-        decoder = Decoder(self._config.image_options, attempts, isolated)
+        attempts = self._state.attempts if self._repaired is None else None
+
+        def begin() -> tuple[bool, Decoder]:
+            is_first = attempts is not None and not attempts.begin_shard(name)
+            return is_first, Decoder(self._config.image_options, attempts, isolated=not is_first)
+
+        with ThreadPoolExecutor(1) as thread:
+            begun = thread.submit(begin)  # while the first images are fetched
+            try:
+                return self._convert(name, refs, found, lambda: begun.result()[1])
+            except StorageError:
+                raise
+            except Exception:
+                if begun.result()[0]:  # the process lives: no decoder is to blame
+                    self._state.attempts.end_shard(name)
+                raise
+
+    def _convert(
+        self, name: ShardName, refs: list[ImageRef], found: ListedFile | None, decoder: Callable[[], Decoder]
+    ) -> ShardResult:
         result = ShardResult(plan=self._plan_hash, file=name.file)
         one_hot_classes = len(self._class_ids) if self._config.one_hot else 0
         record_bytes: list[int] = []
         rejected: list[dict[str, str]] = []
 
         def convert(ref: ImageRef, data: bytes, md5: bytes) -> EncodedImage:
-            image = decoder.convert(ref.path, data, md5)
+            image = decoder().convert(ref.path, data, md5)
             record = record_of(ref, image, self._class_ids[ref.label], one_hot_classes, self._plan.columns)
             return image._replace(data=schema.frame(record))
 
@@ -137,30 +138,45 @@ class ShardWriter:
                         record_bytes.append(records.write(one.result.data))
                     report(images=1)
             result.bytes, result.crc32c = out.bytes, out.crc32c
-            if self._expected and self._expected.shards[name.split, name.index] != (out.bytes, out.crc32c):
+            published = self._shards.get((name.split, name.index))
+            if published and (published["bytes"], published["crc32c"]) != (out.bytes, out.crc32c):
                 raise ImageShardsError(
-                    f"shard {name.file} comes out with other bytes than were published: an image of it has changed; "
+                    f"shard {name.file} comes out with other bytes than were published: {self._why_changed()}; "
                     "use --overwrite"
                 )
-            self._publish(file, name, result)
-        written = self._target.stat(self._url(name.file))
-        result.etag = written.etag if written else ""
+            self._publish(file, name, result, found)
+        calls: list[Callable[[], Any]] = [lambda: self._target.stat(self._url(name.file))]
         if self._config.compression == "none":  # else there is no index: records can't be read from the middle
             index = index_text(record_bytes)
-            self._target.write(self._url(name.index_file), index)
+            calls.append(lambda: self._target.write(self._url(name.index_file), index))
             result.runs, result.index = schema.run_rows(name.index, record_bytes), schema.file_sums(index)
+        written = at_once(*calls)[0]
+        result.etag = written.etag if written else ""
         self._state.save_sidecar(name, {**result.to_json(), "rejected": rejected})
         return result
 
-    def _publish(self, file: IO[bytes], name: ShardName, result: ShardResult) -> None:
-        """Give the file its name, unless another job of this plan has written the same there."""
+    def _why_changed(self) -> str:
+        then, now = self._plan.codec, images.codec_versions()
+        others = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
+        return (
+            ", ".join(f"{name} was {then.get(name)}, is {now.get(name)}" for name in others)
+            or "an image of it has changed"
+        )
+
+    def _publish(self, file: IO[bytes], name: ShardName, result: ShardResult, found: ListedFile | None) -> None:
+        """Give the file its name, unless another job of this plan has written the same there.
+
+        Args:
+            found: what was there before this job looked at the claim: one that begins the version again leaves another
+                generation.
+        """
         while True:
-            found = self._target.stat(self._url(name.file))
-            self._check()  # a job that begins the version again after this look leaves another generation
+            self._check()
             if found is not None and (found.bytes, found.crc32c) == (result.bytes, result.crc32c):
                 return
             if self._target.publish(file, self._url(name.file), found.generation if found else ""):
                 return
+            found = self._target.stat(self._url(name.file))
 
     def _check_stopped(self) -> None:
         if self._stopped.is_set():
@@ -168,7 +184,7 @@ class ShardWriter:
 
     def _check(self) -> None:
         self._check_stopped()
-        self._state.check(self._plan_hash, self._expected.manifest if self._expected else "")
+        self._state.check(self._plan_hash, self._repaired["self_sha256"] if self._repaired else "")
 
     def _url(self, file: str) -> str:
         return storage.join(self._config.dataset_url, file)

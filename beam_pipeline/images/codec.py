@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import io
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +25,6 @@ FORMATS = {"jpeg": "JPEG", "png": "PNG"}
 PASSTHROUGH = ("whole", "without_metadata")
 _LONGEST_JPEG_SIDE = 65_500  # libjpeg's JPEG_MAX_DIMENSION
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
-Reserve = Callable[[int], None]
 
 
 class ImageOptions(NamedTuple):
@@ -126,7 +124,7 @@ def check_size(byte_count: int, options: ImageOptions) -> None:
 
 
 def convert(
-    data: bytes, options: ImageOptions, reserve: Reserve | None = None, with_sums: bool = False
+    data: bytes, options: ImageOptions, reserve: memory.Reserve | None = None, with_sums: bool = False
 ) -> EncodedImage:
     """Convert one source image.
 
@@ -143,77 +141,53 @@ def convert(
     name = formats.recognise(data)
     size = None
     try:
-        canvas = containers.webp_canvas(data) if name == "WEBP" else None
-        if canvas is not None:  # its decoder takes memory for it when it is opened
-            _check_pixels(canvas, options)
-        readable = containers.ended_jpeg(data) if options.allow_truncated and name == "JPEG" else data
-        image = formats.open_image(readable, name)
+        ended = containers.ended_jpeg(data) if options.allow_truncated and name == "JPEG" else data
+        image = formats.open_image(ended, name)
         size = image.size
-        _check_pixels(size, options)
+        if size[0] * size[1] > options.max_pixels:
+            detail = f"{size[0]}x{size[1]} pixels, --max_pixels {options.max_pixels}"
+            raise Reject(RejectReason.TOO_MANY_PIXELS, detail)
         pixels, source, own_pixels = _finish(image, data, options, reserve)
+        sums = channel_sums(pixels) if with_sums else None
+        stored = own_pixels or encode(pixels, options)
     except Reject:
         raise
-    except MemoryError:
-        raise Reject(RejectReason.OUT_OF_MEMORY, f"{name}, {len(data)} bytes") from None
     except Exception as error:
         raise formats.why_broken(data, name, size, error) from None
-    sums = channel_sums(pixels) if with_sums else None
-    if own_pixels is None:
-        return EncodedImage(encode(pixels, options), pixels.height, pixels.width, source, None, sums)
-    passthrough = PASSTHROUGH[own_pixels != data]
-    return EncodedImage(own_pixels, pixels.height, pixels.width, source, passthrough, sums)
-
-
-def _check_pixels(size: geometry.Size, options: ImageOptions) -> None:
-    if size[0] * size[1] > options.max_pixels:
-        raise Reject(RejectReason.TOO_MANY_PIXELS, f"{size[0]}x{size[1]} pixels, --max_pixels {options.max_pixels}")
+    passthrough = PASSTHROUGH[own_pixels != data] if own_pixels else None
+    return EncodedImage(stored, pixels.height, pixels.width, source, passthrough, sums)
 
 
 def _finish(
-    image: ImageFile.ImageFile, data: bytes, options: ImageOptions, reserve: Reserve | None
+    image: ImageFile.ImageFile, data: bytes, options: ImageOptions, reserve: memory.Reserve | None
 ) -> tuple[Image.Image, Source, bytes | None]:
     """The stored pixels, what they were made of, and the bytes to store if the source's compressed pixels will do."""
-    jpeg, size = colour.is_jpeg(image), image.size
-    if not jpeg:  # metadata may follow the pixels, which in turn may differ in size from what the header says
-        memory.check(image, size, data, _orientation(image), options, reserve)
-        formats.load(image, data, options.allow_truncated)
-        size = image.size
-        _check_pixels(size, options)
-        memory.check(image, size, data, _orientation(image), options)
-    orientation = _orientation(image)
+    jpeg = image.format == "JPEG"
+    if not jpeg:  # metadata may follow the pixels; a TIFF is turned as it is loaded
+        memory.check(image, image.size, data, options, reserve)
+        formats.load(image, options.allow_truncated)
+    size, orientation, conversion = image.size, formats.orientation(image), colour.conversion(image)
     plan = geometry.fit(size, options.size, options.resize_mode, orientation)
     if options.format == "jpeg" and max(plan.canvas) > _LONGEST_JPEG_SIDE:
         detail = "{}x{} pixels, a JPEG's sides end at {}".format(*plan.canvas, _LONGEST_JPEG_SIDE)
         raise Reject(RejectReason.TOO_MANY_PIXELS, detail)
     width, height = geometry.upright_size(size, orientation)
-    source = Source("JPEG" if jpeg else str(image.format), height, width)
-    profile = colour.profile_to_convert(image)
-    own_pixels = None
-    if jpeg and options.format == "jpeg" and orientation == 1 and profile is None and plan.changes_nothing(size):
-        own_pixels = containers.jpeg_without_metadata(data, options.channels)
-    scale = 1.0
+    source = Source(str(image.format), height, width)
+    own_pixels, scale = None, 1.0
     if jpeg:
-        luma = options.channels == 1 and profile is None
-        scale = geometry.shrink_on_load(image, plan, "L" if luma and own_pixels is None else "RGB")
-        memory.check(image, size, data, orientation, options, reserve)
-        formats.load(image, data, options.allow_truncated)
+        if options.format == "jpeg" and orientation == 1 and conversion is None and plan.changes_nothing(size):
+            own_pixels = containers.jpeg_without_metadata(data, options.channels)
+        luma_alone = options.channels == 1 and conversion is None and own_pixels is None
+        scale = geometry.shrink_on_load(image, plan, "L" if luma_alone else "RGB")
+        memory.check(image, size, data, options, reserve)
+        formats.load(image, options.allow_truncated)
     pixels = geometry.resize(colour.to_bytes(image, data), plan, scale, options.resample)
-    pixels = colour.finish(pixels, profile, options.background or _WHITE, options.channels)
+    pixels = colour.finish(pixels, conversion, options.background or _WHITE, options.channels)
     pixels = geometry.upright(pixels, orientation)
     if plan.canvas != plan.size:
         around = colour.in_channels(options.background or _BLACK, options.channels)
         pixels = geometry.pad(pixels, geometry.upright_size(plan.canvas, orientation), around)
     return pixels, source, own_pixels
-
-
-def _orientation(image: Image.Image) -> int:
-    """EXIF's orientation; 1 if there is none. Pillow itself applies that of TIFF and HEIF."""
-    exif: bytes | None = image.info.get("exif")
-    text = image.info.get(containers.PNG_EXIF_TEXT)
-    if not exif and isinstance(text, str):  # two lines say what and how long, then hexadecimal
-        with contextlib.suppress(ValueError):
-            exif = bytes.fromhex("".join(text.split("\n")[3:]))
-    return containers.orientation(exif) if exif else 1
 
 
 def channel_sums(pixels: Image.Image) -> ChannelSums:
@@ -228,31 +202,18 @@ def channel_sums(pixels: Image.Image) -> ChannelSums:
 
 
 def encode(pixels: Image.Image, options: ImageOptions) -> bytes:
-    """Encode finished pixels.
-
-    Args:
-        pixels: `RGB` or `L`.
-        options: the format, and how.
-
-    Raises:
-        Reject: `out_of_memory`.
-    """
+    """Encode finished pixels, `RGB` or `L`."""
     pixels.info = {}  # comments, profiles and EXIF of the source would otherwise be written
     out = io.BytesIO()
-    try:
-        if options.format == "png":
-            pixels.save(out, "PNG", optimize=options.optimize)
-            return out.getvalue()
-        how = {"quality": options.jpeg_quality, "subsampling": SUBSAMPLING[options.jpeg_subsampling]}
-        try:
-            pixels.save(out, "JPEG", **how, optimize=options.optimize)
-        except OSError:
-            if not options.optimize:
-                raise
-            # libjpeg wants room for all of the file when it searches for codes, and Pillow gives it a byte a pixel (two
-            # from quality 95 on): enough for photos. Noise, which has no smaller codes, gets the usual ones.
-            out = io.BytesIO()
-            pixels.save(out, "JPEG", **how)
+    if options.format == "png":
+        pixels.save(out, "PNG", optimize=options.optimize)
         return out.getvalue()
-    except MemoryError:
-        raise Reject(RejectReason.OUT_OF_MEMORY, f"{pixels.width}x{pixels.height} pixels to encode") from None
+    how = {"quality": options.jpeg_quality, "subsampling": SUBSAMPLING[options.jpeg_subsampling]}
+    try:
+        pixels.save(out, "JPEG", **how, optimize=options.optimize)
+    except OSError:
+        # libjpeg wants room for all of the file when it searches for codes, and Pillow gives it a byte a pixel (two
+        # from quality 95 on): enough for photos. Noise, which has no smaller codes, gets the usual ones.
+        out = io.BytesIO()
+        pixels.save(out, "JPEG", **how)
+    return out.getvalue()

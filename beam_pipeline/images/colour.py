@@ -18,6 +18,7 @@ from beam_pipeline.schema import RejectReason
 
 STORED_MODES = {1: "L", 3: "RGB"}  # channels → Pillow's mode
 Rgb = tuple[int, int, int]
+Conversion = ImageCms.ImageCmsTransform | list[int]  # a table for `L`, which stays `L`
 
 _MOST_PROFILE_BYTES = 4 << 20
 _CACHED_PROFILES = 32
@@ -36,10 +37,6 @@ def to_bytes(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
 
     16 and 12 bits become 8 by the highest, as Pillow itself does it for colour: black, white and order are kept.
 
-    Args:
-        image: decoded.
-        data: its file.
-
     Raises:
         Reject: `unsupported`, pixels without a known white (32-bit integers, floats).
     """
@@ -49,7 +46,7 @@ def to_bytes(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
         return image if key is None else _with_transparent_colour(image, key, data)
     if mode == "CMYK":
         # Adobe's marker says that 0 is full ink, and Pillow always reads it so: https://www.itu.int/rec/T-REC-T.872
-        return ImageChops.invert(image) if is_jpeg(image) and "adobe" not in image.info else image
+        return ImageChops.invert(image) if image.format == "JPEG" and "adobe" not in image.info else image
     if mode in ("LA", "RGBA"):
         return _without_opaque_alpha(image)
     if mode.startswith("I;16"):
@@ -59,11 +56,6 @@ def to_bytes(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
     if image.has_transparency_data:  # palettes
         return _without_opaque_alpha(image.convert("RGBA"))
     return image.convert("L" if mode == "1" else "RGB")
-
-
-def is_jpeg(image: Image.Image) -> bool:
-    """Whether it is a JPEG file; Pillow calls one of several pictures MPO."""
-    return image.format in ("JPEG", "MPO")
 
 
 def _from_16_bits(image: ImageFile.ImageFile, key: int | None) -> Image.Image:
@@ -100,20 +92,24 @@ def _without_opaque_alpha(image: Image.Image) -> Image.Image:
     return image.convert(image.mode[:-1]) if least == 255 else image
 
 
-def finish(pixels: Image.Image, profile: bytes | None, background: Rgb, channels: int) -> Image.Image:
+def finish(pixels: Image.Image, conversion: Conversion | None, background: Rgb, channels: int) -> Image.Image:
     """Stored colours of an image that `to_bytes` made.
 
     Args:
-        pixels: `L`, `LA`, `RGB`, `RGBA` or `CMYK`.
-        profile: ICC profile to convert from, or None.
+        pixels: `L`, `LA`, `RGB`, `RGBA` or `CMYK`; inks without a conversion become (255 - ink) × (255 - black) / 255.
+        conversion: of the source image.
         background: what is behind transparent pixels, sRGB.
         channels: 3, or 1 for luma (ITU-R BT.601, as JPEG's).
     """
     stored = STORED_MODES[channels]
-    if pixels.mode == stored and profile is None:
-        return pixels
     alpha = pixels.getchannel("A") if pixels.mode in ("LA", "RGBA") else None
-    opaque = to_srgb(pixels if alpha is None else pixels.convert(pixels.mode[:-1]), profile)
+    opaque = pixels if alpha is None else pixels.convert(pixels.mode[:-1])
+    if isinstance(conversion, list):
+        opaque = opaque.point(conversion)
+    elif conversion is not None:
+        opaque = conversion.apply(opaque)
+    if opaque.mode == "CMYK":
+        opaque = opaque.convert("RGB")
     if opaque.mode != stored:
         opaque = opaque.convert(stored)
     if alpha is None:
@@ -129,31 +125,18 @@ def in_channels(colour: Rgb, channels: int) -> int | Rgb:
     return pixel  # type: ignore[no-any-return]
 
 
-def to_srgb(pixels: Image.Image, profile: bytes | None) -> Image.Image:
-    """`L`, `RGB` or `CMYK` pixels as sRGB: `L` stays `L`.
-
-    CMYK without a usable profile becomes RGB by (255 - ink) × (255 - black) / 255.
-    """
-    conversion = None if profile is None else _conversion(profile, pixels.mode)
-    if conversion is None:
-        return pixels.convert("RGB") if pixels.mode == "CMYK" else pixels
-    if isinstance(conversion, list):
-        return pixels.point(conversion)
-    return conversion.apply(pixels)
-
-
-def profile_to_convert(image: Image.Image) -> bytes | None:
-    """The ICC profile that an image's pixels are converted from; None if it has none, an unusable one or sRGB's."""
-    profile: bytes | None = image.info.get("icc_profile")
-    if not profile or image.mode == "CMYK":
-        return profile
+def conversion(image: Image.Image) -> Conversion | None:
+    """How an image's pixels become sRGB; None if it has no profile, one that can't be used, or sRGB's."""
+    profile = image.info.get("icc_profile")
+    if not profile:
+        return None
     gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
-    return profile if _conversion(profile, "L" if gray else "RGB") else None
+    return _conversion(profile, "CMYK" if image.mode == "CMYK" else "L" if gray else "RGB")
 
 
 @lru_cache(_CACHED_PROFILES)
-def _conversion(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | list[int] | None:
-    """How pixels of a mode become sRGB: a transform, a table for `L`, or None if they stay unchanged.
+def _conversion(profile: bytes, mode: str) -> Conversion | None:
+    """How pixels of a mode become sRGB, or None if they stay unchanged.
 
     Threads may share a transform: lcms2 keeps what it changes while it runs on the stack.
     """

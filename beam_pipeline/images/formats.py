@@ -17,6 +17,7 @@ from PIL import (
     AvifImagePlugin,
     BmpImagePlugin,
     GifImagePlugin,
+    Image,
     ImageFile,
     JpegImagePlugin,
     PngImagePlugin,
@@ -50,7 +51,7 @@ _READERS: dict[str, Callable[[IO[bytes]], ImageFile.ImageFile]] = {
     "BMP": BmpImagePlugin.BmpImageFile,
     "GIF": GifImagePlugin.GifImageFile,
     "HEIF": _heif,
-    "JPEG": JpegImagePlugin.jpeg_factory,  # also of several pictures
+    "JPEG": JpegImagePlugin.JpegImageFile,  # of several pictures (MPO) the first
     "PNG": PngImagePlugin.PngImageFile,
     "TIFF": TiffImagePlugin.TiffImageFile,
     "WEBP": WebPImagePlugin.WebPImageFile,
@@ -70,7 +71,10 @@ _SIGNATURES = re.compile(
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _AVIF_BRANDS = (b"avif", b"avis")
 _FIRST_BYTES = 512
-_DNG_VERSION = 50706
+_ORIENTATION, _DNG_VERSION = 0x0112, 50706
+# What Pillow says of files that end early, and of kinds that it can't read.
+_TRUNCATED = re.compile(r"truncated", re.IGNORECASE)
+_UNSUPPORTED = re.compile(r"unsupported|cannot handle|unknown (pixel|raw) mode|data organization", re.IGNORECASE)
 
 
 def hide_warnings() -> None:
@@ -108,11 +112,7 @@ def _iso_format(data: bytes) -> str:
 
 
 def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
-    """Read a file's header.
-
-    Args:
-        data: the file.
-        name: what `recognise` returned.
+    """Read the header of a file of the format that `recognise` has found.
 
     Raises:
         Reject: `unsupported`: raw camera data, or HEIF without its extra.
@@ -128,25 +128,31 @@ def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
     return image
 
 
-def load(image: ImageFile.ImageFile, data: bytes, allow_truncated: bool) -> None:
-    """Decode the pixels.
+def orientation(image: Image.Image) -> int:
+    """EXIF's orientation, 1–8; 1 if there is none. Pillow itself applies that of TIFF and HEIF."""
+    data, text = image.info.get("exif"), str(image.info.get(containers.PNG_EXIF_TEXT, ""))
+    if not data and not text:
+        return 1
+    exif = Image.Exif()  # `Image.getexif` may load the image, and asks XMP too
+    with contextlib.suppress(Exception):
+        # Of a text, two lines say what and how long; then it is hexadecimal.
+        exif.load(data or bytes.fromhex("".join(text.split("\n")[3:])))
+        if exif.get(_ORIENTATION) in range(1, 9):
+            return int(exif[_ORIENTATION])
+    return 1
 
-    Args:
-        image: opened.
-        data: its file.
-        allow_truncated: take what there is of a file that ends early; what is missing stays black.
+
+def load(image: ImageFile.ImageFile, allow_truncated: bool) -> None:
+    """Decode the pixels; if it is allowed, those that there are of a file that ends early, and black for the rest.
 
     Raises:
         Exception: whatever Pillow raises for a broken file.
     """
-    if not allow_truncated:
-        image.load()
-        return
     try:
         image.load()
     except Exception as error:
         # Pillow's own switch for this is a global of the process, so it isn't used.
-        if not _is_truncated(data, str(image.format), error):
+        if not allow_truncated or not _TRUNCATED.search(str(error)):
             raise
         image.tile = []  # nothing more to read: the rows that were decoded stay
         with contextlib.suppress(Exception):
@@ -158,27 +164,12 @@ def load(image: ImageFile.ImageFile, data: bytes, allow_truncated: bool) -> None
 
 
 def why_broken(data: bytes, name: str, size: tuple[int, int] | None, error: Exception) -> Reject:
-    """The reject of a file that Pillow gave up.
-
-    Args:
-        data, name: the file and its format.
-        size: (width, height), or None if it couldn't even be opened.
-        error: whatever Pillow raised; nothing of its text gets out, it holds addresses.
-    """
-    frame = containers.jpeg_frame(data) if name == "JPEG" else None
-    if frame is not None and not frame.is_common:
-        kind = f"JPEG of kind SOF{frame.kind - 0xC0}, {frame.bits} bits, {frame.components} channels"
-        return Reject(RejectReason.UNSUPPORTED, f"{kind}, {len(data)} bytes")
+    """The reject of a file that Pillow gave up; nothing of the error's text gets out, it holds addresses."""
     detail = f"{name}{f' of {size[0]}x{size[1]} pixels' if size else ''}, {len(data)} bytes"
-    if _is_truncated(data, name, error):
+    if isinstance(error, MemoryError):
+        return Reject(RejectReason.OUT_OF_MEMORY, detail)
+    if _TRUNCATED.search(str(error)):
         return Reject(RejectReason.TRUNCATED, detail)
     if _UNSUPPORTED.search(str(error)):
         return Reject(RejectReason.UNSUPPORTED, detail)
     return Reject(RejectReason.DECODE_ERROR, detail)
-
-
-_UNSUPPORTED = re.compile(r"unsupported|unknown (pixel|raw) mode|unknown data organization", re.IGNORECASE)
-
-
-def _is_truncated(data: bytes, name: str, error: Exception) -> bool:
-    return "truncated" in str(error).lower() or containers.ends_early(data, "JPEG" if name == "MPO" else name)

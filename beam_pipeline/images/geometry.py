@@ -91,11 +91,11 @@ def shrink_on_load(image: ImageFile.ImageFile, plan: Fit, mode: str) -> float:
 
     Args:
         image: opened, not yet decoded.
-        plan: of `image`.
+        plan: of the image in its file.
         mode: `L` decodes the luma alone, anything else what the file holds.
 
     Returns:
-        The scale it decodes at: 1, 1/2, 1/4 or 1/8.
+        The scale that it is decoded at: 1, 1/2, 1/4 or 1/8.
     """
     width, height = image.size
     left, top, right, bottom = plan.box
@@ -109,14 +109,7 @@ def shrink_on_load(image: ImageFile.ImageFile, plan: Fit, mode: str) -> float:
 
 
 def resize(pixels: Image.Image, plan: Fit, scale: float, resample: str) -> Image.Image:
-    """Scale the planned part of an image.
-
-    Args:
-        pixels: decoded, of any mode that can be averaged.
-        plan: of the image in its file.
-        scale: what `shrink_on_load` returned.
-        resample: a key of `RESAMPLING`.
-    """
+    """Scale the planned part of an image that was decoded at what `shrink_on_load` returned."""
     left, top, right, bottom = plan.box
     box = (left * scale, top * scale, right * scale, bottom * scale)
     if pixels.size == plan.size and box == (0, 0, *plan.size):

@@ -7,17 +7,21 @@ of 15: a JPEG is decoded row by row and smaller than it is, libwebp and libavif 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from PIL import ImageFile
 
 from beam_pipeline.errors import Reject
-from beam_pipeline.images import colour, containers, geometry
+from beam_pipeline.images import containers, formats, geometry
+from beam_pipeline.images.colour import STORED_MODES
 from beam_pipeline.schema import RejectReason
 
 if TYPE_CHECKING:
     from beam_pipeline.images.codec import ImageOptions
+
+Reserve = Callable[[int], None]
 
 # What one image may take: as much as --max_pixels pixels of 6 bytes, a JPEG that isn't resized. At the default limit
 # that is 1 GiB too; a lower one is meant for pixels, not for memory.
@@ -28,10 +32,9 @@ LARGE = 100 << 20
 _MOST_BYTES_A_PIXEL = 50
 
 # While it is decoded and becomes 8 bits of gray, RGB or alpha. Pillow's pixels have 4 bytes, also those of LA.
-_BY_MODE = {"1": 2, "L": 2, "P": 8, "I;16": 6, "I;16B": 6, "RGB": 4, "CMYK": 4}
+_BY_MODE = {"1": 2, "L": 2, "P": 8, "I;16": 6, "I;16B": 6, "RGB": 4, "CMYK": 8}
 _OTHER_MODES = 9
 _WITH_TRANSPARENT_COLOUR = 11
-_INVERTED = 4  # CMYK without Adobe's marker
 # Decoders that hand over a whole picture: their planes (8 bytes at 12 bits, 4:4:4 and alpha), RGBA, a copy for Python,
 # Pillow's pixels.
 _WHOLE_PICTURES = {"WEBP": 17, "AVIF": 17, "HEIF": 17}
@@ -54,22 +57,15 @@ def bound(options: ImageOptions) -> int:
 
 
 def check(
-    image: ImageFile.ImageFile,
-    size: geometry.Size,
-    data: bytes,
-    orientation: int,
-    options: ImageOptions,
-    reserve: Callable[[int], None] | None = None,
+    image: ImageFile.ImageFile, size: geometry.Size, data: bytes, options: ImageOptions, reserve: Reserve | None
 ) -> None:
-    """Reserve what an image takes besides its file, if it is large.
+    """Call `reserve` with the bytes that an image takes at most besides its file, if they are more than `LARGE`.
 
     Args:
         image: opened, and set to the scale that it will be decoded at.
         size: (width, height) in its file.
-        data: its file.
-        orientation: EXIF's.
-        options: what is made of it.
-        reserve: called with bytes, an upper limit, if they are more than `LARGE`.
+        data, options: its file, and what is made of it.
+        reserve: blocks until there is memory.
 
     Raises:
         Reject: `too_many_pixels`, they are more than `bound`.
@@ -78,7 +74,7 @@ def check(
     # Quickly, for nearly all images. The tiles of a TIFF may be larger than it is.
     if (size[0] * size[1] + target) * _MOST_BYTES_A_PIXEL < LARGE and image.format != "TIFF":
         return
-    needed = _to_decode(image, data, size[0] * size[1]) + _to_store(image, size, orientation, options)
+    needed = _to_decode(image, data, size[0] * size[1]) + _to_store(image, size, options)
     if needed > bound(options):
         what = f"{size[0]}x{size[1]} pixels of {image.format} {image.mode} take {needed >> 20} MiB"
         limit = f"--max_pixels {options.max_pixels} permits {bound(options) >> 20} MiB"
@@ -88,23 +84,25 @@ def check(
 
 
 def _to_decode(image: ImageFile.ImageFile, data: bytes, pixels: int) -> int:
-    decoded = image.width * image.height
     a_pixel = _WHOLE_PICTURES.get(str(image.format)) or _BY_MODE.get(image.mode, _OTHER_MODES)
     if "transparency" in image.info:
         a_pixel = max(a_pixel, _WITH_TRANSPARENT_COLOUR)
-    if colour.is_jpeg(image):
-        a_pixel += _INVERTED if image.mode == "CMYK" else 0
-        return decoded * a_pixel + _coefficients(image, data, pixels)
-    return decoded * a_pixel + (_of_a_tiff(image) if image.format == "TIFF" else 0)
+    decoded = image.width * image.height * a_pixel
+    if image.format == "JPEG":
+        return decoded + _coefficients(image, data, pixels)
+    return decoded + (_of_a_tiff(image) if image.format == "TIFF" else 0)
 
 
 def _coefficients(image: Any, data: bytes, pixels: int) -> int:
     """What a JPEG in several scans takes besides its pixels, however small it is decoded."""
-    if "progressive" not in image.info and containers.first_scan_channels(data) == image.layers:
-        return 0
-    factors = [across * down for _, across, down, _ in image.layer]
-    most = max(across for _, across, _, _ in image.layer) * max(down for _, _, down, _ in image.layer)
-    return _COEFFICIENT * pixels * int(sum(factors)) // int(most)
+    if "progressive" not in image.info:
+        with contextlib.suppress(EOFError, ValueError, IndexError):
+            first = next(part for part in containers.jpeg_segments(data) if part.kind == containers.SOS)
+            if data[first.start + 4] == image.layers:  # all channels in one
+                return 0
+    _, across, down, _ = zip(*image.layer, strict=True)
+    samples = sum(one * other for one, other in zip(across, down, strict=True))
+    return int(_COEFFICIENT * pixels * samples // (max(across) * max(down)))
 
 
 def _of_a_tiff(image: Any) -> int:
@@ -119,11 +117,14 @@ def _of_a_tiff(image: Any) -> int:
     return turned + int(across * down * bits) // 8
 
 
-def _to_store(image: ImageFile.ImageFile, size: geometry.Size, orientation: int, options: ImageOptions) -> int:
+def _to_store(image: ImageFile.ImageFile, size: geometry.Size, options: ImageOptions) -> int:
+    orientation = formats.orientation(image)
     canvas = geometry.fit(size, options.size, options.resize_mode, orientation).canvas
-    has_alpha = image.has_transparency_data
     a_pixel = _FILE[options.format]
     a_pixel += _OF_CODES if options.optimize else 0
-    a_pixel += _WITH_ALPHA if has_alpha else _COPY * (image.mode != ("RGB" if options.channels == 3 else "L"))
+    if image.has_transparency_data:
+        a_pixel += _WITH_ALPHA
+    elif image.mode != STORED_MODES[options.channels]:
+        a_pixel += _COPY
     steps = (canvas != size, orientation != 1, "icc_profile" in image.info)
     return canvas[0] * canvas[1] * (a_pixel + _COPY * sum(steps))

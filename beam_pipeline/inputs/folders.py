@@ -15,8 +15,15 @@ from beam_pipeline.config import Config
 from beam_pipeline.errors import UsageError
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.inputs.manifest_rows import rows_with_sizes
-from beam_pipeline.inputs.references import LARGEST_SAMPLE, ImageRef, ReferenceSum, ref_maker, reference_fields
-from beam_pipeline.schema import NAME_PATTERN, is_utf8
+from beam_pipeline.inputs.references import (
+    LARGEST_SAMPLE,
+    ImageRef,
+    ReferenceSum,
+    class_name,
+    ref_maker,
+    reference_fields,
+)
+from beam_pipeline.schema import NAME_PATTERN
 
 # Kinds of skipped files, as run.json names them.
 HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS = "hidden", "hidden_images", "hidden_folders"
@@ -127,7 +134,6 @@ def class_folders(config: Config, summary: ListingSummary) -> list[ClassFolder]:
 
 def _folders(config: Config, prefix: str, summary: ListingSummary) -> list[str]:
     """Names of the folders directly inside one of the input, sorted, hidden ones left out."""
-    assert config.input is not None
     url = storage.join(config.input, prefix[:-1]) if prefix else config.input
     found = []
     for name in storage.open_storage(url, config.io_deadline).names(url):
@@ -140,24 +146,8 @@ def _folders(config: Config, prefix: str, summary: ListingSummary) -> list[str]:
     return sorted(found)
 
 
-def class_name(name: str) -> str:
-    """A folder's name as a class name.
-
-    Raises:
-        UsageError: readers of the dataset would change it.
-    """
-    if not name.strip() or name != name.strip() or len(name.splitlines()) != 1:
-        raise UsageError(
-            f"class folder {name!r}: rename it, white space around a class name and line breaks are lost by TFDS"
-        )
-    if not is_utf8(name):
-        raise UsageError(f"class folder {name!r}: rename it, a class name must be UTF-8")
-    return name
-
-
 def list_images(config: Config, folder: ClassFolder, summary: ListingSummary) -> Iterator[ImageRef]:
     """The images below one class folder, nested folders included, streamed; others are counted in `summary`."""
-    assert config.input is not None
     make, suffixes = ref_maker(config), config.extensions
     store = storage.open_storage(config.input, config.io_deadline)
     # Every name: a broken link becomes a reject when it is read, rather than being left out in silence.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import unicodedata
 from bisect import bisect_right
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.schema import relative_path_bytes
+from beam_pipeline.errors import UsageError
+from beam_pipeline.schema import is_utf8, relative_path_bytes
 
 KEY_BITS = 64
 LARGEST_SAMPLE = 512
@@ -43,14 +45,14 @@ class ImageRef(NamedTuple):
     duplicate_of: bytes = b""
 
 
-def hash_text(path: str) -> bytes:
+def _hash_text(path: str) -> bytes:
     """A relative path as it is hashed: UTF-8 of its NFC form, so that both normal forms of a name agree."""
     return relative_path_bytes(path if path.isascii() else unicodedata.normalize("NFC", path))
 
 
 def order_key(path: str, seed: int) -> int:
     """64-bit key of an image's position in the order: BLAKE2b of its path keyed by the seed."""
-    return int.from_bytes(hashlib.blake2b(hash_text(path), digest_size=8, key=str(seed).encode()).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(_hash_text(path), digest_size=8, key=str(seed).encode()).digest(), "big")
 
 
 class Splits:
@@ -70,18 +72,16 @@ class Splits:
 
     def of(self, group: str) -> str:
         """The split of all images with this path, or with this `--split_by` group."""
-        digest = hashlib.blake2b(hash_text(group), digest_size=8, key=_SPLIT_SALT).digest()
+        digest = hashlib.blake2b(_hash_text(group), digest_size=8, key=_SPLIT_SALT).digest()
         return self._names[bisect_right(self._limits, int.from_bytes(digest, "big"))]
 
 
+@dataclasses.dataclass(slots=True)
 class ReferenceSum:
     """Count and order-free sum (mod 2^128) of hashes: equal for equal sets of images, in whatever order they come."""
 
-    __slots__ = ("count", "total")
-
-    def __init__(self, count: int = 0, total: int = 0) -> None:
-        self.count = count
-        self.total = total
+    count: int = 0
+    total: int = 0
 
     def add(self, fields: Iterable[bytes]) -> None:
         """Add one image, identified by these fields."""
@@ -146,3 +146,15 @@ def image_url(config: Config, path: str) -> str:
     """Path or URL that an image is read from; a manifest's rows may name files outside the input."""
     outside = config.layout == "manifest" and (not storage.is_local(path) or path.startswith("/"))
     return path if outside else storage.join(config.input, path)
+
+
+def class_name(written: object, what: str = "class folder") -> str:
+    """A class name, from a folder's name or from a manifest's row.
+
+    Raises:
+        UsageError: readers of the dataset would change it.
+    """
+    name = written if isinstance(written, str) else str(written) if isinstance(written, int | float) else ""
+    if name != name.strip() or len(name.splitlines()) != 1 or not is_utf8(name):
+        raise UsageError(f"{what} {written!r}: write a name in UTF-8 without line breaks or white space around it")
+    return name

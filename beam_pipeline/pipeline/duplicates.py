@@ -1,4 +1,4 @@
-"""MarkDuplicates and SaveDuplicates: images with the same bytes are found by their MD5, before anything is planned."""
+"""MarkDuplicates: images with the same bytes are found by their MD5, before anything is planned."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from apache_beam.pvalue import AsSingleton
 
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates
-from beam_pipeline.dataset.duplicates import Group, SavedGroups, Verdict
 from beam_pipeline.inputs.folders import ListingSummary, smallest
 from beam_pipeline.inputs.references import sample_size
 from beam_pipeline.pipeline.elements import PAGE_REFS, Page, by_key, grouped, keyed
-from beam_pipeline.planning.plan import JobPlan
 
 _GROUPS = "groups"
 
@@ -26,8 +24,7 @@ class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
     """Finds images with the same bytes; with `--duplicates drop` marks all but the first by path.
 
     Input: (key, iterable of `Page`). Output: the same with MD5s as etags and `duplicate_of`; the `ListingSummary`
-    with a sample of unmarked images; and (bucket, `Group`s). Fails the job as `--duplicates` says, before a page
-    leaves.
+    with a sample of unmarked images; and (bucket, `Group`s). Fails the job as `--duplicates` says: nothing is planned.
 
     `summary`: one `ListingSummary`, of `ListImages`.
     """
@@ -40,15 +37,9 @@ class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
         hashed = pages | "HashImages" >> beam.FlatMap(_hash_pages, config, AsSingleton(self.summary))
         mark = beam.FlatMap(_mark, config).with_outputs(_GROUPS, main="pages")
         marked, groups = grouped(hashed, "GroupByDigest") | "MarkAllButFirst" >> mark
-        verdict = (
-            groups
-            | "Judge" >> beam.Map(lambda bucketed: Verdict.of(config, bucketed[1]))
-            | "TotalVerdict" >> beam.CombineGlobally(Verdict.total)
-        )
-        checked = marked | "CheckVerdict" >> beam.Map(_checked, AsSingleton(verdict), config)
         unmarked = marked | "Unmarked" >> beam.Map(_unmarked) | "SmallestUnmarked" >> beam.CombineGlobally(_smallest_of)
         summary = self.summary | "SampleUnmarked" >> beam.Map(_resampled, AsSingleton(unmarked))
-        return grouped(checked, "SameMarksForAll"), summary, groups
+        return grouped(marked, "SameMarksForAll"), summary, groups
 
 
 def _hash_pages(
@@ -65,6 +56,7 @@ def _mark(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[Any]:
     """Keyed `Page`s of a bucket; its groups to the output `_GROUPS`."""
     number, pages = bucket
     groups = duplicates.find_groups(chain.from_iterable(pages), config.image_options.max_image_bytes)
+    duplicates.check(config, groups)
     marked = duplicates.marked(chain.from_iterable(pages), groups if config.duplicates == "drop" else [])
     while page := Page(islice(marked, PAGE_REFS)):
         yield keyed(page)
@@ -82,26 +74,3 @@ def _smallest_of(pages: Iterable[Page]) -> Page:
 
 def _resampled(summary: ListingSummary, unmarked: Page) -> ListingSummary:
     return dataclasses.replace(summary, smallest=unmarked[: sample_size(summary.images)])
-
-
-def _checked(page: tuple[int, Page], verdict: Verdict, config: Config) -> tuple[int, Page]:
-    verdict.check(config)
-    return page
-
-
-@dataclasses.dataclass
-class SaveDuplicates(beam.PTransform):  # type: ignore[misc]
-    """Input: (bucket, `Group`s). Output: `SavedGroups`, whose lines are in the state folder of the plan.
-
-    `plan`: one `JobPlan`; the state is ready for it when there is one.
-    """
-
-    config: Config
-    plan: Any
-
-    def expand(self, groups: Any) -> Any:
-        return groups | "SaveGroups" >> beam.Map(_save, self.config, AsSingleton(self.plan))
-
-
-def _save(bucketed: tuple[int, list[Group]], config: Config, _: JobPlan) -> SavedGroups:
-    return duplicates.save(config, *bucketed)

@@ -17,6 +17,7 @@ PAGE_REFS = 1000
 ShardId = tuple[str, int]  # split, number in it
 _FASTEST = 1  # of zlib
 Key = TypeVar("Key")
+Part = TypeVar("Part", bound=Any)
 
 
 class Page(list[ImageRef]):
@@ -70,31 +71,12 @@ def grouped(pages: Any, label: str, key: Any = int) -> Any:
     return groups
 
 
-class Merge(beam.CombineFn):  # type: ignore[misc]
-    """Adds up parts that have a method `merge`, first on each worker.
-
-    Args:
-        empty: makes a part that holds nothing.
-    """
-
-    def __init__(self, empty: Callable[[], Any]) -> None:
-        self._empty = empty
-
-    def create_accumulator(self) -> Any:
-        return self._empty()
-
-    def add_input(self, total: Any, part: Any) -> Any:
+def merge_all(parts: Iterable[Part], empty: Callable[[], Part]) -> Part:
+    """Adds up parts that have a method `merge`, for `CombineGlobally`: first on each worker."""
+    total = empty()
+    for part in parts:
         total.merge(part)
-        return total
-
-    def merge_accumulators(self, parts: Iterable[Any]) -> Any:
-        total = self._empty()
-        for part in parts:
-            total.merge(part)
-        return total
-
-    def extract_output(self, total: Any) -> Any:
-        return total
+    return total
 
 
 def counter(name: str) -> Any:

@@ -9,14 +9,13 @@ from apache_beam.pvalue import AsIter, AsSingleton
 
 from beam_pipeline import schema
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.published import Damage, shards_of
-from beam_pipeline.dataset.repair import check_codecs, restore
-from beam_pipeline.dataset.writer import Expected
-from beam_pipeline.pipeline.duplicates import MarkDuplicates, SaveDuplicates
+from beam_pipeline.dataset import duplicates
+from beam_pipeline.dataset.published import Damage, plan_of
+from beam_pipeline.dataset.repair import restore
+from beam_pipeline.pipeline.duplicates import MarkDuplicates
 from beam_pipeline.pipeline.listing import ListImages
 from beam_pipeline.pipeline.planning import PlanShards, SampleImages, prepare_output
-from beam_pipeline.pipeline.writing import AssignShards, PublishDataset, WriteShards
-from beam_pipeline.planning.plan import JobPlan, split_plans
+from beam_pipeline.pipeline.writing import WriteShards, assign_shards, publish_dataset
 
 
 def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
@@ -34,42 +33,27 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
         images, summary, groups = images | "MarkDuplicates" >> MarkDuplicates(config, summary)
         # the same pages; with --duplicates drop, all but one of exact duplicates marked
     sample = summary | "SampleImages" >> SampleImages(config)
-    # Measurements of 64 to 512 images
+    # 64 to 512 Measurements
     plan = images | "PlanShards" >> PlanShards(config, summary, sample)
     # one JobPlan: the cuts of every split
     plan = plan | "PrepareOutput" >> beam.Map(prepare_output, config)
     # the same plan; the right to write is held, and nothing of another plan is left
     if config.plan_only:
         return
-    shards = images | "AssignShards" >> AssignShards(plan)
+    shards = images | "AssignShards" >> beam.FlatMap(assign_shards, AsSingleton(plan))
     # (("train", 3), page): references are grouped by shard, never pixels
     written = shards | "WriteShards" >> WriteShards(config, plan)
     # ("train", 3): its result is in the state
     if groups is not None:
-        saved = groups | "SaveDuplicates" >> SaveDuplicates(config, plan)
+        saved = AsIter(groups | "SaveDuplicates" >> beam.Map(duplicates.save, config, AsSingleton(plan)))
         # lines of duplicates.jsonl, in the state
     facts = summary | "RunFacts" >> beam.Map(lambda one: {**run, "skipped": one.skipped, "inputs": str(one.references)})
-    plan | "PublishDataset" >> PublishDataset(config, written, saved, AsSingleton(facts))
+    plan | "PublishDataset" >> beam.Map(publish_dataset, config, AsIter(written), saved, AsSingleton(facts))
 
 
 def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
-    """Add the job that rewrites what is damaged.
-
-    Raises:
-        ImageShardsError: the codecs installed here are not those that the version was made with.
-    """
-    plan = JobPlan(
-        configuration=manifest["configuration"],
-        classes=tuple(manifest["classes"]),
-        columns=tuple(manifest["features"]),
-        splits=split_plans(manifest["plan"]["splits"]),
-        statistics={},
-        references=f"repair {manifest['self_sha256']}",
-        codec=manifest["codec"],
-    )
-    if damage.shards:
-        check_codecs(manifest)
-    plans = pipeline | "Plan" >> beam.Create([plan])
+    """Add the job that rewrites what is damaged."""
+    plans = pipeline | "Plan" >> beam.Create([plan_of(manifest, f"repair {manifest['self_sha256']}")])
     restores_duplicates = schema.DUPLICATES_FILE in damage.files
     summaries: Any = ()
     saved: Any = ()
@@ -79,7 +63,7 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, An
             marked, _, groups = pages | "MarkDuplicates" >> MarkDuplicates(config, summary)
             pages = marked if config.duplicates == "drop" else pages
         if restores_duplicates:
-            saved = AsIter(groups | "SaveDuplicates" >> SaveDuplicates(config, plans))
+            saved = AsIter(groups | "SaveDuplicates" >> beam.Map(duplicates.save, config, AsSingleton(plans)))
     if damage.shards:
         summaries = AsIter(_rewritten(pages, config, plans, manifest, damage))  # waited for, no more
     plans | "RestoreFiles" >> beam.Map(restore, config, manifest, damage, summaries, saved)
@@ -87,11 +71,9 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, An
 
 def _rewritten(pages: Any, config: Config, plans: Any, manifest: dict[str, Any], damage: Damage) -> Any:
     """`ShardId`s of the damaged shards, which are published as they were or not at all."""
-    shards = shards_of(manifest)
-    sums = {key: (shards[key]["bytes"], shards[key]["crc32c"]) for key in damage.shards}
     return (
         pages
-        | "AssignShards" >> AssignShards(plans)
+        | "AssignShards" >> beam.FlatMap(assign_shards, AsSingleton(plans))
         | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
-        | "WriteShards" >> WriteShards(config, plans, Expected(manifest["self_sha256"], sums))
+        | "WriteShards" >> WriteShards(config, plans, manifest)
     )

@@ -18,7 +18,7 @@ from beam_pipeline.inputs import folders, manifest_rows
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary
 from beam_pipeline.inputs.references import ImageRef, sample_size
 from beam_pipeline.pipeline import elements, limits
-from beam_pipeline.pipeline.elements import PAGE_REFS, Merge, Page, by_key, counter, grouped, keyed
+from beam_pipeline.pipeline.elements import PAGE_REFS, Page, by_key, counter, grouped, keyed, merge_all
 
 _FOLDERS, _SUMMARIES = "folders", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
@@ -41,7 +41,7 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
         start = pipeline | "Start" >> beam.Impulse()
         is_manifest = self.config.layout == "manifest"
         pages, parts = self._read_manifest(start) if is_manifest else self._list_folders(start)
-        merged = parts | "MergeSummaries" >> beam.CombineGlobally(Merge(ListingSummary)).without_defaults()
+        merged = parts | "MergeSummaries" >> beam.CombineGlobally(merge_all, ListingSummary).without_defaults()
         summary = merged | "CompleteSummary" >> beam.Map(complete, self.config)
         return grouped(pages, "SameListForAll"), summary
 

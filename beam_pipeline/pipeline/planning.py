@@ -13,15 +13,14 @@ from apache_beam.transforms.window import GlobalWindows
 
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import report
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.state import JobState, at_once
+from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline import elements
-from beam_pipeline.pipeline.elements import Merge, Page, counter, grouped, keyed
+from beam_pipeline.pipeline.elements import Page, counter, grouped, keyed, merge_all
 from beam_pipeline.planning import sampling
-from beam_pipeline.planning.cuts import SizeModel
-from beam_pipeline.planning.plan import EstimatedSizes, JobPlan, plan_job
+from beam_pipeline.planning.plan import EstimatedSizes, JobPlan, SizeModel, plan_job
 from beam_pipeline.planning.sampling import Measurement
-from beam_pipeline.schema import relative_path_bytes
 
 _SAMPLE_CHUNK = 32  # sampled images an element: as many as are fetched at a time, few enough to spread over workers
 
@@ -30,16 +29,14 @@ _SAMPLE_CHUNK = 32  # sampled images an element: as many as are fetched at a tim
 class SampleImages(beam.PTransform):  # type: ignore[misc]
     """Measures the images with the smallest order keys, spread over the workers.
 
-    Input: one `ListingSummary`. Output: one list of `Measurement`s, in order of their paths. Fails the job if too many
-    are rejected.
+    Input: one `ListingSummary`. Output: `Measurement`s.
     """
 
     config: Config
 
     def expand(self, summary: Any) -> Any:
         chunks = grouped(summary | "ChunkSample" >> beam.FlatMap(_chunks), "SpreadSample")
-        measured = chunks | "MeasureImages" >> beam.FlatMap(_measure, self.config, AsSingleton(summary))
-        return summary | "EndSampling" >> beam.Map(_end_sampling, self.config, AsList(measured))
+        return chunks | "MeasureImages" >> beam.FlatMap(_measure, self.config, AsSingleton(summary))
 
 
 def _chunks(summary: ListingSummary) -> Iterator[tuple[int, Page]]:
@@ -53,20 +50,13 @@ def _measure(chunk: tuple[int, Iterable[Page]], config: Config, summary: Listing
     yield from sampling.measure(config, len(summary.classes), refs)
 
 
-def _end_sampling(summary: ListingSummary, config: Config, sample: list[Measurement]) -> list[Measurement]:
-    JobState(config).attempts.end_sampling()
-    ordered = sorted(sample, key=lambda one: relative_path_bytes(one.path))
-    sampling.check_sample(ordered, summary.images, config.max_reject_fraction)
-    return ordered
-
-
 @dataclasses.dataclass
 class PlanShards(beam.PTransform):  # type: ignore[misc]
-    """Decides every shard; nothing is written.
+    """Decides every shard; nothing is written. Fails the job if too many of the sample are rejected.
 
     Input: (key, iterable of `Page`). Output: one `JobPlan`.
 
-    `summary`: one `ListingSummary`; `sample`: one list of `Measurement`s.
+    `summary`: one `ListingSummary`; `sample`: `Measurement`s.
     """
 
     config: Config
@@ -74,12 +64,12 @@ class PlanShards(beam.PTransform):  # type: ignore[misc]
     sample: Any
 
     def expand(self, pages: Any) -> Any:
-        summary, sample = AsSingleton(self.summary), AsSingleton(self.sample)
+        summary, sample = AsSingleton(self.summary), AsList(self.sample)
         return (
             pages
             | "EstimateSizes" >> beam.ParDo(_EstimateSizesFn(), summary, sample)
-            | "MergeEstimates" >> beam.CombineGlobally(Merge(EstimatedSizes)).without_defaults()
-            | "CutShards" >> beam.Map(plan_job, self.config, summary, sample)
+            | "MergeEstimates" >> beam.CombineGlobally(merge_all, EstimatedSizes).without_defaults()
+            | "CutShards" >> beam.Map(_plan, self.config, summary, sample)
         )
 
 
@@ -99,6 +89,15 @@ class _EstimateSizesFn(beam.DoFn):  # type: ignore[misc]
         yield GlobalWindows.windowed_value_at_end_of_window(self._total)
 
 
+def _plan(sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample: list[Measurement]) -> JobPlan:
+    try:
+        sampling.check_sample(sample, summary.images, config.max_reject_fraction)
+        return plan_job(sizes, config, summary, sample)
+    except ImageShardsError:
+        JobState(config).attempts.end_sampling()
+        raise
+
+
 def prepare_output(plan: JobPlan, config: Config) -> JobPlan:
     """Take the right to write the version, and delete what another plan left of it; with `--plan_only` save the plan.
 
@@ -106,12 +105,8 @@ def prepare_output(plan: JobPlan, config: Config) -> JobPlan:
         ImageShardsError: another job is writing the version.
     """
     state = JobState(config)
-    if config.plan_only:
-        state.save_plan_only(plan)
-    else:
-        rejects = state.attempts.rejects()
-        state.prepare(plan)  # may delete all that an earlier attempt left
-        for image, reject in rejects.items():
-            state.attempts.add_reject(image, reject)
+    prepare = state.save_plan_only if config.plan_only else state.prepare
+    at_once(lambda: prepare(plan), state.attempts.end_sampling)
+    if not config.plan_only:
         report(now=True, shards_planned=plan.shards, images_planned=plan.images)
     return plan

@@ -1,4 +1,4 @@
-"""AssignShards, WriteShards and PublishDataset: from references to a published version."""
+"""From references to a published version: they are assigned to shards, these are written, then all is published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
-from apache_beam.pvalue import AsIter, AsSingleton
+from apache_beam.pvalue import AsSingleton
 from apache_beam.transforms.window import GlobalWindows
 
 from beam_pipeline import storage
@@ -21,8 +21,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset.duplicates import SavedGroups
 from beam_pipeline.dataset.publish import publish
 from beam_pipeline.dataset.result import ShardResult
-from beam_pipeline.dataset.writer import Expected, ShardWriter
-from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.dataset.writer import ShardWriter
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import Page, ShardId, by_key, counter, grouped
@@ -31,47 +30,34 @@ from beam_pipeline.planning.plan import JobPlan
 _AT_A_TIME = 2  # shards in work in a bundle, unless all is local: their threads would only take each other's time
 
 
-@dataclasses.dataclass
-class AssignShards(beam.PTransform):  # type: ignore[misc]
-    """Input: (key, iterable of `Page`). Output: (`ShardId`, `Page`): each page's references by shard, in no order."""
-
-    plan: Any
-
-    def expand(self, pages: Any) -> Any:
-        return pages | "BisectKeys" >> beam.FlatMap(_assign, AsSingleton(self.plan))
-
-
-def _assign(pages: tuple[int, Iterable[Page]], plan: JobPlan) -> Iterable[tuple[ShardId, Page]]:
-    return assigned(chain.from_iterable(pages[1]), plan).items()
-
-
-def assigned(refs: Iterable[ImageRef], plan: JobPlan) -> dict[ShardId, Page]:
-    """References by the shard that they belong to."""
-    return by_key(refs, lambda ref: (ref.split, plan.splits[ref.split].shard_of(ref.order_key)))
+def assign_shards(pages: tuple[int, Iterable[Page]], plan: JobPlan) -> Iterable[tuple[ShardId, Page]]:
+    """(key, iterable of `Page`) → (`ShardId`, `Page`): the references by the shard that they belong to, in no order."""
+    refs = chain.from_iterable(pages[1])
+    return by_key(refs, lambda ref: (ref.split, plan.splits[ref.split].shard_of(ref.order_key))).items()
 
 
 @dataclasses.dataclass
 class WriteShards(beam.PTransform):  # type: ignore[misc]
     """Input: (`ShardId`, `Page`). Output: the `ShardId` of each, finished; a retry writes the same bytes.
 
-    `expected`: for a repair, see `ShardWriter`.
+    `repaired`: for a repair, see `ShardWriter`.
     """
 
     config: Config
     plan: Any
-    expected: Expected | None = None
+    repaired: dict[str, Any] | None = None
 
     def expand(self, pages: Any) -> Any:
-        write = beam.ParDo(_WriteShardFn(self.config, self.expected), AsSingleton(self.plan))
+        write = beam.ParDo(_WriteShardFn(self.config, self.repaired), AsSingleton(self.plan))
         return grouped(pages, "GroupByShard", tuple[str, int]) | "WriteShard" >> write
 
 
 class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
     """Has two shards in work if storage is remote: while one waits for it, the other's images are converted."""
 
-    def __init__(self, config: Config, expected: Expected | None) -> None:
+    def __init__(self, config: Config, repaired: dict[str, Any] | None) -> None:
         self._config = config
-        self._expected = expected
+        self._repaired = repaired
 
     def start_bundle(self) -> None:
         self._in_work: set[Future[tuple[ShardId, ShardResult, float]]] = set()
@@ -81,7 +67,7 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
         self._stopped = threading.Event()
 
     def process(self, shard: tuple[ShardId, Iterable[Page]], plan: JobPlan) -> Iterator[ShardId]:
-        writer = ShardWriter(self._config, plan, self._expected, self._stopped)
+        writer = ShardWriter(self._config, plan, self._repaired, self._stopped)
         with self._all_or_none():
             refs = list(chain.from_iterable(shard[1]))
             self._in_work.add(self._threads.submit(_write, writer, shard[0], refs))
@@ -128,41 +114,21 @@ def _write(writer: ShardWriter, shard: ShardId, refs: list[ImageRef]) -> tuple[S
     return shard, result, time.monotonic() - start
 
 
-@dataclasses.dataclass
-class PublishDataset(beam.PTransform):  # type: ignore[misc]
-    """Publishes once every shard is written.
-
-    Input: one `JobPlan`. Output: the URL of the version.
-
-    `written`: the `ShardId`s of `WriteShards`; `saved`: `SavedGroups` of `SaveDuplicates`, or None if no duplicates are
-    looked for.
-    """
-
-    config: Config
-    written: Any
-    saved: Any
-    run: Any
-
-    def expand(self, plan: Any) -> Any:
-        saved = None if self.saved is None else AsIter(self.saved)
-        return plan | "Publish" >> beam.Map(_publish, self.config, AsIter(self.written), saved, self.run)
-
-
-def _publish(
+def publish_dataset(
     plan: JobPlan,
     config: Config,
-    written: Iterable[ShardId],
+    _: Iterable[ShardId],
     saved: Iterable[SavedGroups] | None,
     run: dict[str, Any],
 ) -> str:
-    distinct, planned = len(set(written)), plan.shards
-    if distinct != planned:
-        raise ImageShardsError(f"{distinct} of {planned} shards were written: run the same command again")
+    """Publish once every shard is written; returns the version's URL.
+
+    Args:
+        plan, config: of the job.
+        saved: of `save_groups`, one a bucket of 10,000 images; None if no duplicates are looked for.
+        run: content of run.json, but for the end.
+    """
     finished = time.time()
-    publish(
-        config,
-        plan,
-        {**run, "finished_unix_s": int(finished), "seconds": round(finished - run["started_unix_s"], 3)},
-        None if saved is None else list(saved),  # one a bucket of 10,000 images
-    )
+    times = {"finished_unix_s": int(finished), "seconds": round(finished - run["started_unix_s"], 3)}
+    publish(config, plan, {**run, **times}, None if saved is None else list(saved))
     return config.dataset_url

@@ -6,21 +6,18 @@ Sums are integers, so that no order of addition and no CPU changes a digit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from decimal import Context, Decimal
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.attempts import Attempts
-from beam_pipeline.conversion.decoder import Decoder
+from beam_pipeline.conversion.decoder import Attempts, Decoder
 from beam_pipeline.conversion.fetch import convert_all, record_of
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import ChannelSums
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import FRAME_BYTES
-
-_DIGITS = 6
-_ARITHMETIC = Context(prec=50)
 
 
 class Measurement(NamedTuple):
@@ -50,45 +47,47 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
     """
     refs = list(refs)
     attempts = Attempts(config)
-    isolated = attempts.begin_sampling(ref.path for ref in refs)
-    decoder = Decoder(config.image_options, attempts, isolated, with_sums=True)
     columns, one_hot_classes = config.columns, class_count if config.one_hot else 0
 
+    def begin() -> Decoder:
+        isolated = attempts.begin_sampling(ref.path for ref in refs)
+        return Decoder(config.image_options, attempts, isolated, with_sums=True)
+
     def convert(ref: ImageRef, data: bytes, md5: bytes) -> tuple[int, ChannelSums | None]:
-        image = decoder.convert(ref.path, data, md5)
+        image = decoder.result().convert(ref.path, data, md5)
         record = record_of(ref, image, 0, one_hot_classes, columns)
         return len(record) + FRAME_BYTES, image.sums
 
-    for ref, result, _, _ in convert_all(config, refs, convert):
-        reject = result if isinstance(result, Reject) else None
-        record_bytes, sums = (0, None) if isinstance(result, Reject) else result
-        yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject)
+    with ThreadPoolExecutor(1) as thread:
+        decoder = thread.submit(begin)  # while the first images are fetched
+        for ref, result, _, _ in convert_all(config, refs, convert):
+            reject = result if isinstance(result, Reject) else None
+            record_bytes, sums = (0, None) if isinstance(result, Reject) else result
+            yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject)
 
 
 def statistics(sample: Iterable[Measurement]) -> dict[str, Any]:
-    """Channel mean and standard deviation of the sampled train images (of all, where the sample holds none of train).
+    """Channel mean and standard deviation of the sampled train images (of all, if the sample holds none of train).
 
     Returns:
         `mean` and `std`: decimal strings a channel, of pixels scaled to [0, 1]; `sampled_images`.
     """
     measured = [(one.split, one.sums) for one in sample if one.sums is not None]
     chosen = [sums for split, sums in measured if split == "train"] or [sums for _, sums in measured]
-    if not chosen:
-        return {"mean": [], "std": [], "sampled_images": 0}
     count = sum(sums.count for sums in chosen)
     means, deviations = [], []
-    for channel in range(len(chosen[0].totals)):
-        total = sum(sums.totals[channel] for sums in chosen)
-        squares = sum(sums.squares[channel] for sums in chosen)
-        means.append(_ratio(Decimal(total), count))
-        variance = _ARITHMETIC.divide(Decimal(count * squares - total * total), Decimal(count * count))
-        deviations.append(_ratio(_ARITHMETIC.sqrt(variance), 1))
+    with localcontext(Context(prec=50)):  # more digits than sums have
+        for channel in range(len(chosen[0].totals) if chosen else 0):
+            total = sum(sums.totals[channel] for sums in chosen)
+            squares = sum(sums.squares[channel] for sums in chosen)
+            variance = Decimal(count * squares - total * total) / (count * count)
+            means.append(_digits(Decimal(total) / (255 * count)))
+            deviations.append(_digits(variance.sqrt() / 255))
     return {"mean": means, "std": deviations, "sampled_images": len(chosen)}
 
 
-def _ratio(total: Decimal, count: int) -> str:
-    share = _ARITHMETIC.divide(total, Decimal(255 * count))
-    return str(share.quantize(Decimal(1).scaleb(-_DIGITS), context=_ARITHMETIC))
+def _digits(value: Decimal) -> str:
+    return str(value.quantize(Decimal("0.000001")))
 
 
 def check_sample(sample: list[Measurement], images_listed: int, max_reject_fraction: float) -> None:

@@ -26,16 +26,12 @@ def canonical_json(value: Any) -> bytes:
     A name on disk that is no UTF-8 keeps its lone surrogates as `\\udcXX` escapes, which Python's parser reads back.
     """
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    escaped = _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-    return escaped.encode("utf-8") + b"\n"
-
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
+    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def is_utf8(text: str) -> bool:
     """Whether a name can be written as UTF-8: one on disk need not be."""
-    return _SURROGATE.search(text) is None
+    return re.search("[\ud800-\udfff]", text) is None
 
 
 def relative_path_bytes(path: str) -> bytes:
@@ -171,40 +167,34 @@ def frame(record: bytes) -> bytes:
     return b"".join((length, _CRC.pack(masked_crc32c(length)), record, _CRC.pack(masked_crc32c(record))))
 
 
-def unframe(data: bytes, file: str = "", first_record: int = 0, first_offset: int = 0) -> Iterator[bytes]:
-    """The records of `data`, complete frames one after the other, with both CRCs of each checked.
-
-    Args:
-        data: bytes of a shard from a record's start.
-        file, first_record, first_offset: where `data` comes from, for the error.
-
-    Raises:
-        CorruptRecordError: names the first wrong record.
-    """
-    position, number, end = 0, first_record, len(data)
-    while position < end:
-        body = position + FRAME_HEADER_BYTES
-        if body > end:
-            raise CorruptRecordError(file, number, first_offset + position, "the file ends inside this record")
-        length_bytes = data[position : position + 8]
-        if _CRC.unpack_from(data, position + 8)[0] != masked_crc32c(length_bytes):
-            raise CorruptRecordError(file, number, first_offset + position, "the CRC of the length is wrong")
-        stop = body + _LENGTH.unpack(length_bytes)[0]
-        if stop + 4 > end:
-            raise CorruptRecordError(file, number, first_offset + position, "the file ends inside this record")
-        record = data[body:stop]
-        if _CRC.unpack_from(data, stop)[0] != masked_crc32c(record):
-            raise CorruptRecordError(file, number, first_offset + position, "the CRC of the data is wrong")
-        yield record
-        position, number = stop + 4, number + 1
-
-
 def framed_bytes(header: bytes) -> int | None:
     """Length of a record with its framing, from the first `FRAME_HEADER_BYTES` of it; None if they are corrupt."""
     if len(header) < FRAME_HEADER_BYTES or _CRC.unpack_from(header, 8)[0] != masked_crc32c(header[:8]):
         return None
     length: int = _LENGTH.unpack_from(header)[0]
     return length + FRAME_BYTES
+
+
+def unframe(data: bytes) -> Iterator[bytes]:
+    """The records of `data`, complete frames one after the other, with both CRCs of each checked.
+
+    Raises:
+        CorruptRecordError: names the first corrupt record and its offset; no file.
+    """
+    start, number = 0, 0
+    while start < len(data):
+        header = data[start : start + FRAME_HEADER_BYTES]
+        length = framed_bytes(header)
+        if length is None and len(header) == FRAME_HEADER_BYTES:
+            raise CorruptRecordError("", number, start, "the CRC of the length is wrong")
+        if length is None or start + length > len(data):
+            raise CorruptRecordError("", number, start, "the file ends inside this record")
+        end = start + length
+        record = data[start + FRAME_HEADER_BYTES : end - _CRC.size]
+        if _CRC.unpack_from(data, end - _CRC.size)[0] != masked_crc32c(record):
+            raise CorruptRecordError("", number, start, "the CRC of the data is wrong")
+        yield record
+        start, number = end, number + 1
 
 
 def run_rows(shard: int, record_bytes: Iterable[int]) -> list[tuple[int, int, int, int]]:
@@ -226,12 +216,7 @@ _METADATA = {LABELS_FILE, FEATURES_FILE, REJECTS_FILE, DUPLICATES_FILE, RUN_FILE
 
 
 def is_ours(file: str, dataset: str) -> bool:
-    """Whether a job gives a file this name.
-
-    Args:
-        file: its path in the version's folder.
-        dataset: `--name`.
-    """
+    """Whether a job of `--name dataset` gives a file this path in the version's folder."""
     name = file.removeprefix(f"{INDEX_FOLDER}/")
     if shard := ShardName.parse(name.removesuffix(".idx")):
         return shard.dataset == dataset and file in (shard.file, shard.index_file)

@@ -56,12 +56,10 @@ def image_example(
     one_hot_classes: int = 0,
     extra: Mapping[str, bytes] | None = None,
 ) -> bytes:
-    """The serialized `tf.train.Example` of one image.
+    """The serialized `tf.train.Example` of one encoded image.
 
     Args:
-        image: encoded image.
         size: (height, width) in pixels.
-        class_id, label: its class.
         path: relative to the input, as listed.
         one_hot_classes: length of `one_hot_class`, 0 for none.
         extra: serialized features of a manifest's columns by name.

@@ -27,8 +27,7 @@ def features_document(
     Args:
         image_format: jpeg or png.
         image_shape: (height, width, channels); None for a side that differs from image to image.
-        class_count: number of classes.
-        one_hot: whether records hold `one_hot_class`.
+        class_count, one_hot: number of classes, and whether records hold `one_hot_class`.
         columns: a manifest's features: name, dtype, list.
     """
     image = {"dtype": "uint8", "encodingFormat": image_format, "shape": _shape(image_shape)}
@@ -46,19 +45,11 @@ def features_document(
         features[ONE_HOT_KEY] = _tensor("float32", (class_count,))
     for column in columns:
         features[column["name"]] = _tensor(_DTYPES[column["dtype"]], (None,) if column["list"] else ())
-    return {
-        "pythonClassName": f"{_FEATURES}.features_dict.FeaturesDict",
-        "featuresDict": {"features": features},
-    }
+    return {"pythonClassName": f"{_FEATURES}.features_dict.FeaturesDict", "featuresDict": {"features": features}}
 
 
 def dataset_info_document(name: str, version: str, splits: Mapping[str, tuple[int, Sequence[int]]]) -> dict[str, Any]:
-    """The content of `dataset_info.json`.
-
-    Args:
-        name, version: of the dataset.
-        splits: split → (bytes of its shards, records of each shard in order).
-    """
+    """The content of `dataset_info.json`; `splits` is split → (bytes of its shards, records of each in order)."""
     return {
         "fileFormat": "tfrecord",
         "moduleName": "imageshards",

@@ -15,18 +15,13 @@ from beam_pipeline.errors import ImageShardsError, StorageError
 
 T = TypeVar("T")
 
-DEFAULT_DEADLINE_S = 600.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _RESUMES = "the same command resumes"
 
 
 class MissingFileError(StorageError, FileNotFoundError):
-    """There is no such file."""
-
-
-class NoBucketError(StorageError, FileNotFoundError):
-    """There is no such bucket."""
+    """There is no such file, or no such bucket."""
 
 
 class Incomplete(Exception):
@@ -34,7 +29,7 @@ class Incomplete(Exception):
 
 
 class Cause(NamedTuple):
-    """A row of the table: what it says, the pattern in `_facts` of an error, what to do, whether waiting helps."""
+    """A row of the table: what it says, the pattern in the facts of an error, what to do, whether waiting helps."""
 
     says: str
     pattern: str
@@ -47,7 +42,8 @@ _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE and install boto3",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or az login and AZURE_USE_AZURE_CLI=true",
 }
-NO_BUCKET = Cause("there is no such bucket", "NoSuchBucket|ContainerNotFound|bucket does not exist", "check its name")
+_NO_BUCKET = Cause("there is no such bucket", "NoSuchBucket|ContainerNotFound|bucket does not exist", "check its name")
+_MISSING = Cause("missing", "")
 NO_CREDENTIALS = Cause(
     "credentials are missing",
     r"anonymous HTTP 40[13]|NoCredentials|DefaultCredentialsError|get_credentials|performing [A-Z]+ 169\.254\.",
@@ -59,8 +55,8 @@ _REGION = "AuthorizationHeaderMalformed|IllegalLocation|redirect without LOCATIO
 _INCOMPLETE = "Incomplete|JSONDecodeError|Header missing|'bytes' object has no attribute"  # an empty body's `get`
 _NO_CONNECTION = "HTTP error|Connect|ChunkedEnc|ProtocolError|SSLError"
 # The first row that matches counts.
-CAUSES: tuple[Cause, ...] = (
-    NO_BUCKET,
+_CAUSES: tuple[Cause, ...] = (
+    _NO_BUCKET,
     Cause("credentials can't be fetched now", "TransportError", "check the network", passes=True),
     Cause("the bucket is in another region", _REGION, "set AWS_REGION to the bucket's own"),
     Cause("credentials have expired", _EXPIRED, "credentials"),
@@ -73,8 +69,8 @@ CAUSES: tuple[Cause, ...] = (
     Cause("no answer in time", "TimedOut|timed out|Timeout", passes=True),
     Cause("the answer is incomplete", _INCOMPLETE, passes=True),
     Cause("no connection", _NO_CONNECTION, "check the URL and the network", passes=True),
+    Cause("", ""),
 )
-_OTHER = Cause("", "")
 
 
 def cause_of(error: BaseException, is_anonymous: bool = False) -> Cause:
@@ -84,12 +80,12 @@ def cause_of(error: BaseException, is_anonymous: bool = False) -> Cause:
     kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
     text = re.sub(r"\w+://([^/\s]*)\S*", r"\1", str(error))  # names of objects may be anything
     facts = f"{'anonymous ' * is_anonymous}HTTP {status} errno {number} {kinds} {text}"
-    rows = CAUSES
-    if isinstance(error, FileNotFoundError) or status == 404:
-        rows = (NO_BUCKET, NO_CREDENTIALS)
+    rows = _CAUSES
+    if isinstance(error, FileNotFoundError | NotADirectoryError) or status == 404:
+        rows = (_NO_BUCKET, NO_CREDENTIALS, _MISSING)
     elif status and status < 500 and status not in (408, 429):
-        rows = tuple(row for row in CAUSES if not row.passes)
-    return next((row for row in rows if re.search(row.pattern, facts)), _OTHER)
+        rows = tuple(row for row in _CAUSES if not row.passes)
+    return next(row for row in rows if re.search(row.pattern, facts))
 
 
 def status_of(error: BaseException | None) -> int | None:
@@ -104,13 +100,15 @@ def status_of(error: BaseException | None) -> int | None:
 def explained(url: str, error: BaseException, is_anonymous: bool = False) -> StorageError:
     """The one line for a failure: in the operating system's words, or the table's and the server's."""
     cause, status, scheme = cause_of(error, is_anonymous), status_of(error), url.partition("://")[0]
+    if cause is _MISSING:
+        return MissingFileError(f"{url} is missing")
     fix = _CREDENTIALS.get(scheme, "pass credentials") if cause.fix == "credentials" else cause.fix
     if isinstance(error, OSError) and error.strerror and scheme == url:
         reason = error.strerror[:1].lower() + error.strerror[1:]
     else:
         detail = f"{status}: {_words(error)}" if status else _words(error)
         reason = f"{cause.says} ({detail})" if cause.says else detail
-    kind = NoBucketError if cause is NO_BUCKET else StorageError
+    kind = MissingFileError if cause is _NO_BUCKET else StorageError
     return kind(f"{url}: {reason}", fix, _RESUMES if fix else "")
 
 
@@ -131,8 +129,7 @@ def retry(request: Callable[[], T], url: str, deadline_s: float, is_anonymous: b
     """Call `request` until it succeeds, with jittered exponential backoff.
 
     Raises:
-        MissingFileError: at once, the file isn't there.
-        StorageError: refused for good, or `deadline_s` seconds of failures.
+        StorageError: refused for good, such as a missing file, or `deadline_s` seconds of failures.
     """
     start, pause_s = time.monotonic(), _FIRST_PAUSE_S
     while True:
@@ -142,8 +139,6 @@ def retry(request: Callable[[], T], url: str, deadline_s: float, is_anonymous: b
             raise
         except Exception as error:
             cause, line = cause_of(error, is_anonymous), explained(url, error, is_anonymous)
-            if cause is _OTHER and (isinstance(error, FileNotFoundError) or status_of(error) == 404):
-                raise MissingFileError(f"{url} is missing") from error
             if not cause.passes:
                 raise line from error
             if time.monotonic() - start + pause_s > deadline_s:

@@ -13,7 +13,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import UTC
 from typing import IO, Any, TypeVar
 
 import google.auth
@@ -21,14 +20,14 @@ import google_crc32c
 from google.api_core.exceptions import NotFound, PreconditionFailed
 from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import DefaultCredentialsError
-from google.auth.transport.requests import Request
 from google.cloud.storage import Blob, Client
 from google.cloud.storage.retry import DEFAULT_RETRY
+from obstore.auth.google import GoogleCredentialProvider
 from obstore.store import GCSStore
 
 from beam_pipeline.errors import StorageError, one_line
-from beam_pipeline.storage.base import ListedFile, bucket_and_name
-from beam_pipeline.storage.causes import Incomplete, MissingFileError, NoBucketError, retry, status_of
+from beam_pipeline.storage import ListedFile, bucket_and_name
+from beam_pipeline.storage.causes import Incomplete, MissingFileError, retry, status_of
 from beam_pipeline.storage.objects import CHUNK_BYTES, PAGE_NAMES, ObjectStorage, refuses
 
 T = TypeVar("T")
@@ -47,8 +46,8 @@ class GoogleStorage(ObjectStorage):
         self._endpoint = os.environ.get("STORAGE_EMULATOR_HOST", "")
         if self._endpoint and "://" not in self._endpoint:
             self._endpoint = f"http://{self._endpoint}"
-        self._credentials = None if self._endpoint else _credentials()
-        self._is_anonymous = self._credentials is None
+        self._credentials = (None if self._endpoint else _credentials()) or AnonymousCredentials()
+        self._is_anonymous = isinstance(self._credentials, AnonymousCredentials)
         self._more: dict[str, Any] = {"retry": None, "timeout": self._timeouts}
         self._idle: dict[int, deque[Client]] = {}
 
@@ -56,16 +55,10 @@ class GoogleStorage(ObjectStorage):
         config: Any = {"skip_signature": is_anonymous}
         if self._endpoint:
             config["base_url"] = self._endpoint
-        return GCSStore(bucket, config=config, credential_provider=self._token, **self._options)
-
-    def _token(self) -> Any:
-        """A token for obstore, whose own search knows fewer kinds of credentials than google-auth."""
-        if self._credentials is None:
-            return {"token": "", "expires_at": None}
-        if not self._credentials.valid:
-            self._credentials.refresh(Request())
-        expiry = self._credentials.expiry
-        return {"token": self._credentials.token, "expires_at": expiry and expiry.replace(tzinfo=UTC)}
+        # Its own search knows fewer kinds of credentials than google-auth.
+        return GCSStore(
+            bucket, config=config, credential_provider=GoogleCredentialProvider(self._credentials), **self._options
+        )
 
     def _call(self, url: str, request: Callable[[Client], T]) -> T:
         """Send a request by google-cloud-storage until it succeeds; each thread meanwhile has a client of its own."""
@@ -76,8 +69,7 @@ class GoogleStorage(ObjectStorage):
                 client = idle.pop()
             except IndexError:  # no request here is of a project
                 options = {"api_endpoint": self._endpoint} if self._endpoint else None
-                credentials = self._credentials or AnonymousCredentials()
-                client = Client(project="unknown", credentials=credentials, client_options=options)
+                client = Client(project="unknown", credentials=self._credentials, client_options=options)
             try:
                 return request(client)
             finally:
@@ -123,7 +115,7 @@ class GoogleStorage(ObjectStorage):
             try:
                 blobs, folders, token = self._call(url, look)
             except MissingFileError as error:
-                raise NoBucketError(f"gs://{bucket}: there is no such bucket", "check its name") from error
+                raise MissingFileError(f"gs://{bucket}: there is no such bucket", "check its name") from error
             # Consoles make objects named `folder/`.
             files = [_listed(blob.name[start:], blob) for blob in blobs if not blob.name.endswith("/")]
             yield files, [folder[start:] for folder in folders]
@@ -132,17 +124,15 @@ class GoogleStorage(ObjectStorage):
 
     # --- writing
 
-    def write(self, url: str, data: bytes) -> None:
-        self._upload(url, io.BytesIO(data))
-
-    def replace(self, url: str, data: bytes, generation: str) -> bool:
-        return self._upload(url, io.BytesIO(data), int(generation or 0))
+    def write(self, url: str, data: bytes, generation: str | None = None) -> bool:
+        return self._upload(url, io.BytesIO(data), generation)
 
     def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
-        return self._upload(url, file, None if generation is None else int(generation or 0))
+        return self._upload(url, file, generation)
 
-    def _upload(self, url: str, file: IO[bytes], only_on: int | None = None) -> bool:
-        """Write an object; False if it is no longer the generation `only_on`, 0 for none, and holds something else."""
+    def _upload(self, url: str, file: IO[bytes], generation: str | None) -> bool:
+        """Write an object; False if it is no longer that generation, "" for none, and holds something else."""
+        only_on = None if generation is None else int(generation or 0)
         file.seek(0)
         crc32c = functools.reduce(google_crc32c.extend, iter(lambda: file.read(CHUNK_BYTES), b""), 0)
         size, more = file.tell(), dict(self._more)

@@ -18,7 +18,7 @@ from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedErr
 from obstore.store import AzureStore, HTTPStore, S3Store
 
 from beam_pipeline.errors import StorageError, UsageError
-from beam_pipeline.storage.base import Data, ListedFile, Storage, bucket_and_name, join, why_unusable
+from beam_pipeline.storage import Data, ListedFile, Storage, bucket_and_name, join, why_unusable
 from beam_pipeline.storage.causes import NO_CREDENTIALS, Incomplete, cause_of, retry, status_of
 
 T = TypeVar("T")
@@ -43,21 +43,15 @@ def _first_user() -> int:
 class ObjectStorage(Storage):
     """Objects of s3, az or http; several machines write to them, so a file can be changed only as it was found."""
 
-    is_remote = True
-
     def __init__(self, scheme: str, deadline_s: float) -> None:
         self._scheme = scheme
         self._deadline_s = deadline_s
         self._is_anonymous = False  # turned on when there are no credentials
         # Seconds for connecting, and of silence, no longer than the deadline.
-        self._timeouts = max(0.1, min(10.0, deadline_s)), max(0.1, min(60.0, deadline_s))
-        connect_s, silence_s = self._timeouts
+        connect_s, silence_s = self._timeouts = max(0.1, min(10.0, deadline_s)), max(0.1, min(60.0, deadline_s))
         limits = {"connect_timeout": f"{connect_s}s", "read_timeout": f"{silence_s}s"}
         limits["timeout"] = f"{max(deadline_s, silence_s)}s"  # else each request would end after 30 s
-        self._options: Any = {
-            "client_options": {"allow_http": True, **limits},
-            "retry_config": {"max_retries": 0},
-        }
+        self._options: Any = {"client_options": {"allow_http": True, **limits}, "retry_config": {"max_retries": 0}}
         self._stores = lru_cache(256)(self._new_store)
 
     def _new_store(self, bucket: str, is_anonymous: bool) -> Any:
@@ -158,19 +152,8 @@ class ObjectStorage(Storage):
 
     # --- writing
 
-    def write(self, url: str, data: bytes) -> None:
-        self._ask(url, lambda store, name: obstore.put(store, name, data, use_multipart=False))
-
-    def create(self, url: str, data: bytes) -> bool:
-        return self.replace(url, data, "")
-
-    def replace(self, url: str, data: bytes, generation: str) -> bool:
-        """Write a small file if it still is that version, or if it isn't there for "".
-
-        False, and nothing written, if it is another one. A refusal may be the second answer to a request whose first
-        was lost: then the content is ours.
-        """
-        mode: Any = {"e_tag": generation} if generation else "create"
+    def write(self, url: str, data: bytes, generation: str | None = None) -> bool:
+        mode: Any = "overwrite" if generation is None else {"e_tag": generation} if generation else "create"
 
         def send(store: Any, name: str) -> bool:
             try:
@@ -179,18 +162,18 @@ class ObjectStorage(Storage):
                 return False
             return True
 
-        with suppress(FileNotFoundError):
+        try:
+            # A refusal may be the second answer to a request whose first was lost: then the content is ours.
             return self._ask(url, send) or self.read(url) == data
-        return False
+        except FileNotFoundError:
+            if generation is None:
+                raise
+            return False
 
     def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
-        size = file.seek(0, os.SEEK_END)
-
         def send(store: Any, name: str) -> None:
             file.seek(0)  # every part is signed with its SHA-256, which the server compares
             obstore.put(store, name, file, chunk_size=CHUNK_BYTES, max_concurrency=2)
-            if (found := obstore.head(store, name)["size"]) != size:
-                raise Incomplete(f"{size} bytes were sent, the object has {found}")
 
         self._ask(url, send)  # in parts, for which there are no conditions
         return True

@@ -143,7 +143,7 @@ def _copy_file(file: _File, target: Path) -> bool:
     part = target.with_name(target.name + _PART)
     try:
         has_size = target.exists() and target.stat().st_size == file.size
-        if has_size and file.expected in (None, _digest(file, storage.LocalStorage(), str(target))):
+        if has_size and file.expected in (None, _digest(file, storage.open_storage(str(target)), str(target))):
             return True
         target.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as output:

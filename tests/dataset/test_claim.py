@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ import pytest
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.claim import CLAIM_FILE, Claim, claim_of
+from beam_pipeline.dataset.claim import CLAIM_FILE, Claim
 from beam_pipeline.errors import ImageShardsError, StorageError
 from tests import make
 from tests.servers import Gcs
@@ -27,7 +26,7 @@ BY_ANOTHER = rf"/1\.0\.0 is being written by another job \(process {os.getpid()}
 
 def job(output: object, **more: bool) -> Claim:
     """The claim of a new job."""
-    return claim_of(Config(input="/in", output=str(output), name="photos", **more))
+    return Claim(Config(input="/in", output=str(output), name="photos", **more))
 
 
 def claim_file(output: object) -> str:
@@ -39,19 +38,16 @@ def claim_file(output: object) -> str:
 HOLD = """
 import os, sys, time
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.claim import claim_of
-claim_of(Config(input="/in", output=sys.argv[1], name="photos")).hold()
-if len(sys.argv) > 2 and os.fork():
-    os._exit(0)
+from beam_pipeline.dataset.claim import Claim
+Claim(Config(input="/in", output=sys.argv[1], name="photos")).hold()
 print("held", flush=True)
 time.sleep(600)
 """
 
 
-def holder(output: Path, *more: str) -> subprocess.Popen[str]:
-    """A process that has taken the lock; with more arguments, its child that it leaves behind."""
-    command = [sys.executable, "-c", HOLD, str(output), *more]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+def holder(output: Path) -> subprocess.Popen[str]:
+    """A process that has taken the lock."""
+    child = subprocess.Popen([sys.executable, "-c", HOLD, str(output)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "held\n"
     return child
@@ -66,13 +62,6 @@ def test_a_second_job_is_told_by_whom_and_since_when(tmp_path: Path) -> None:
     assert not Path(claim_file(tmp_path)).exists()
     second.hold()
     second.release()
-
-
-def test_a_process_without_a_standard_input_gives_its_lock_back(tmp_path: Path) -> None:
-    code = f"import os; os.close(0)\n{HOLD}".partition("if len")[0].replace(".hold()", "")
-    program = code.replace("claim_of(Config", "claim = claim_of(Config") + "claim.hold()\nclaim.release()"
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
-    assert not Path(claim_file(tmp_path)).exists()
 
 
 @pytest.fixture(scope="module")
@@ -97,15 +86,6 @@ def test_no_command_touches_a_local_version_that_another_job_writes(few: Path, t
         assert make.job(few, tmp_path, *flags).code == 0
         assert (version / "features.json").exists()
         assert not (tmp_path / "photos/_state").exists()
-
-
-def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
-    with holder(tmp_path, "fork") as parent:
-        parent.wait()
-        try:
-            job(tmp_path).hold()
-        finally:
-            os.killpg(parent.pid, signal.SIGKILL)
 
 
 def test_a_link_in_its_place_is_an_error_not_a_loop(tmp_path: Path) -> None:
@@ -152,7 +132,7 @@ def bucket(request: pytest.FixtureRequest) -> str:
 
 def plan_of(output: str) -> str | None:
     """The plan that is claimed."""
-    writer, _ = job(output).read()
+    writer = job(output).writer()
     return writer and writer.plan
 
 

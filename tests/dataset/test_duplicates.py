@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import shutil
@@ -14,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_pipeline import schema
-from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates
-from beam_pipeline.dataset.duplicates import Counts, Group, Verdict, find_groups
+from beam_pipeline.dataset.duplicates import find_groups
 from beam_pipeline.inputs.references import ImageRef, order_key
 from beam_pipeline.pipeline import writing
 from tests import make
@@ -36,26 +34,14 @@ def test_buckets_ascend_with_the_digest(digests: list[bytes], images: int) -> No
     assert all(0 <= number < buckets for number in numbers)
 
 
-CONFIG = Config(input="in", output="out", name="photos")
-A, B = b"\1" * 16, b"\2" * 16
+A = b"\1" * 16
 
 
 def ref(md5: bytes, path: str, label: str, split: str, size: int = 5) -> ImageRef:
     return ImageRef(path, size, f"md5:{md5.hex()}", label, split, 1)
 
 
-CAT = "cat", "train"
-REFS = [ref(B, "z", *CAT), ref(A, "b", *CAT), ref(A, "a", "dog", "validation"), ref(B, "y", *CAT)]
-REFS.append(ref(b"\0" * 16, "x", *CAT))
-
-
-def test_groups_are_in_order_of_digest_and_path() -> None:
-    groups = find_groups(REFS, 9)
-    paths = [(group.md5, [path for path, _, _ in group.images]) for group in groups]
-    assert paths == [(A, [b"a", b"b"]), (B, [b"y", b"z"])]
-    assert Counts.total(map(Counts.of, groups)) == Counts(groups=2, images=4, across_classes=1, across_splits=1)
-    assert Counts.total([]) == Counts()
-    assert find_groups(reversed(REFS), 9) == groups
+TWINS = [ref(A, "b", "cat", "train"), ref(A, "a", "dog", "validation")]
 
 
 @pytest.mark.parametrize(
@@ -63,18 +49,8 @@ def test_groups_are_in_order_of_digest_and_path() -> None:
     [{"source_bytes": 0}, {"source_bytes": 10}, {"etag": "mtime_ns:5"}, {"etag": f"unconfirmed-md5:{A.hex()}"}],
 )
 def test_an_image_without_content_that_was_seen_is_no_duplicate(change: dict[str, Any]) -> None:
-    assert len(find_groups(REFS[1:3], 9)) == 1
-    assert find_groups([one._replace(**change) for one in REFS[1:3]], 9) == []
-
-
-@pytest.mark.parametrize(("mode", "groups"), [("keep", 0), ("report", 0), ("drop", 1), ("fail", 2)])
-def test_the_verdict_of_each_mode(mode: str, groups: int) -> None:
-    found = [Verdict.of(dataclasses.replace(CONFIG, duplicates=mode), [group]) for group in find_groups(REFS, 9)]
-    for order in (found, found[::-1]):
-        assert Verdict.total(order) == Verdict(groups, (b"a", "dog", b"b", "cat") if groups else None)
-    three = Group(A, ((b"a", *CAT), (b"b", *CAT), (b"c", "dog", "train")))
-    of_two_classes = {"drop": (b"a", "cat", b"c", "dog"), "fail": (b"a", "cat", b"c", "dog")}
-    assert Verdict.of(dataclasses.replace(CONFIG, duplicates=mode), [three]).pair == of_two_classes.get(mode)
+    assert len(find_groups(TWINS, 9)) == 1
+    assert find_groups([one._replace(**change) for one in TWINS], 9) == []
 
 
 # --- jobs
@@ -204,14 +180,23 @@ def test_a_manifest_s_wrong_md5_makes_no_duplicate(photos: Path, tmp_path: Path)
     assert (reject["path"], reject["reason"]) == (names[1], "changed"), "as without --duplicates"
 
 
-def test_fail_names_two_paths_and_publishes_nothing(copied: Path, tmp_path: Path) -> None:
-    finished = make.job(copied, tmp_path, "--duplicates", "fail")
-    assert finished.code == 1
-    assert finished.err.splitlines()[-1] == (
-        "error: --duplicates fail: 'ant/0001_again.jpg' and 'ant/0003.jpg' hold the same bytes; 2 contents are so in "
-        "all: take files away, or list them with --duplicates report"
-    )
-    assert not (tmp_path / "photos/1.0.0/manifest.json").exists()
+@pytest.mark.parametrize(
+    ("mode", "line"),
+    [
+        ("fail", "'ant/0001_again.jpg' and 'ant/0003.jpg' hold the same bytes"),
+        ("drop", "'bee/0001.jpg' and 'cat/bee.jpg' hold the same bytes, but their classes are 'bee' and 'cat'"),
+    ],
+)
+def test_fail_and_drop_of_two_classes_name_two_paths_and_plan_nothing(
+    copied: Path, tmp_path: Path, mode: str, line: str
+) -> None:
+    folder = Path(shutil.copytree(copied, tmp_path / "in"))
+    shutil.copy(folder / "bee/0001.jpg", folder / "cat/bee.jpg")
+    shutil.copy(folder / "bee/0002.jpg", folder / "cat/bee2.jpg")
+    finished = make.job(folder, tmp_path / "out", "--duplicates", mode)
+    fix = "take files away, or list them with --duplicates report"
+    assert (finished.code, finished.err.splitlines()[-1]) == (1, f"error: --duplicates {mode}: {line}; {fix}")
+    assert not make.files(tmp_path / "out")
 
 
 def test_fail_passes_where_all_differ_are_empty_or_too_large(photos: Path, gcs: Gcs, tmp_path: Path) -> None:
@@ -222,22 +207,11 @@ def test_fail_passes_where_all_differ_are_empty_or_too_large(photos: Path, gcs: 
     flags = (*FLAGS, "--duplicates", "fail", "--max_image_bytes", "10kB", "--max_reject_fraction", "0.5")
     version = make.published(folder, tmp_path / "local", *flags)
     assert make.manifest(version)["rejects"]["by_reason"] == {"too_many_bytes": 2, "not_an_image": 2}
-    assert make.manifest(version)["duplicates"] == dict.fromkeys(Counts._fields, 0)
+    assert make.manifest(version)["duplicates"] == {"groups": 0, "images": 0, "across_classes": 0, "across_splits": 0}
     assert (version / schema.DUPLICATES_FILE).read_bytes() == b""
     gcs.put_folder(bucket := gcs.new_bucket(), "in", folder)
     assert make.dataset_hash(make.published(f"gs://{bucket}/in", tmp_path / "remote", *flags)) == make.dataset_hash(
         version
-    )
-
-
-def test_one_content_under_two_classes_is_an_error_for_drop(copied: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(copied, tmp_path / "in"))
-    shutil.copy(folder / "bee/0001.jpg", folder / "cat/bee.jpg")
-    finished = make.job(folder, tmp_path / "out", "--duplicates", "drop")
-    assert finished.code == 1
-    assert finished.err.splitlines()[-1] == (
-        "error: --duplicates drop: 'bee/0001.jpg' and 'cat/bee.jpg' hold the same bytes, but their classes are 'bee' "
-        "and 'cat'; 1 content is so in all: take files away, or list them with --duplicates report"
     )
 
 

@@ -1,4 +1,4 @@
-"""What lies where the output goes: nothing of the user's is read as input, replaced or deleted."""
+"""What is in the output already: nothing of the user's is read as input, replaced or deleted."""
 
 from __future__ import annotations
 
@@ -9,18 +9,8 @@ import pytest
 
 from beam_pipeline import schema
 from tests import make
+from tests.dataset.conftest import again
 from tests.servers import Gcs
-
-
-@pytest.fixture(scope="module")
-def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make.published(photos, tmp_path_factory.mktemp("original"))
-
-
-@pytest.fixture
-def version(original: Path, tmp_path: Path) -> Path:
-    """A published version to damage: `tmp_path`/out/photos/1.0.0."""
-    return Path(shutil.copytree(original, tmp_path / "out" / "photos" / "1.0.0"))
 
 
 def line_of(finished: make.Finished) -> str:
@@ -53,7 +43,7 @@ def test_files_of_others_are_refused_and_left_alone(
     assert make.files(tmp_path) == {f"photos/1.0.0/{name}": b"keep" for name in names}
 
 
-def test_objects_of_others_are_refused_and_left_alone(photos: Path, gcs: Gcs, tmp_path: Path) -> None:
+def test_objects_of_others_are_refused_and_left_alone(photos: Path, gcs: Gcs) -> None:
     bucket = gcs.new_bucket()
     gcs.put(bucket, "out/photos/1.0.0/notes.txt", b"keep")
     assert "('notes.txt')" in line_of(make.job(photos, f"gs://{bucket}/out", "--repair"))
@@ -71,9 +61,24 @@ def test_repair_of_a_manifest_leaves_files_of_others(photos: Path, original: Pat
         make.flip_byte(version / schema.MANIFEST_FILE)
     else:
         (version / schema.MANIFEST_FILE).unlink()
-    finished = make.job(photos, version.parent.parent, "--repair")
+    finished = again(photos, version, "--repair")
     assert finished.code == 0, finished.err
     assert make.same_each_time(version) == make.same_each_time(original) | dict.fromkeys(mine, b"keep")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "dataset_info.json", "index"])
+def test_overwrite_deletes_everything_there(photos: Path, original: Path, version: Path, name: str) -> None:
+    shutil.rmtree(version / "index")
+    if name == "index":
+        (version / name).write_text("mine")
+    else:
+        (version / name).unlink()
+    for other in {"drafts", name} - {"index"}:
+        (version / other).mkdir()
+        (version / other / "mine").write_text("old")
+    finished = again(photos, version, "--overwrite")
+    assert finished.code == 0, finished.err
+    assert make.same_each_time(version) == make.same_each_time(original)
 
 
 # --- input and output in one another
@@ -88,9 +93,9 @@ def test_an_input_in_the_version_is_refused(photos: Path, version: Path, place: 
     if place == "link":
         source.symlink_to(version / "source")
     before = make.files(version.parent)
-    line = line_of(make.job(source, version.parent.parent, *flags))
     folder = version.parent / "_state" if place.startswith("_") else version
-    assert line == f"--input '{source}': it is in {folder}, which belongs to the job; move it elsewhere"
+    line = f"--input '{source}': it is in {folder}, which belongs to the job; move it elsewhere"
+    assert line_of(again(source, version, *flags)) == line
     assert make.files(version.parent) == before
 
 
@@ -110,9 +115,9 @@ def test_a_file_of_the_input_inside_the_version_is_refused(
     assert file.exists()
 
 
-def test_a_neighbour_of_the_version_is_no_part_of_it(photos: Path, original: Path, version: Path) -> None:
+def test_a_neighbour_of_the_version_is_no_part_of_it(photos: Path, version: Path) -> None:
     source = Path(shutil.copytree(photos, version.parent / "1.0.0-source"))
-    assert make.job(source, version.parent.parent).out.startswith("already published")
+    assert again(source, version).out.startswith("already published")
 
 
 @pytest.mark.parametrize("linked", ["output", "input"])
@@ -125,49 +130,3 @@ def test_an_output_inside_the_input_is_seen_through_a_link(photos: Path, tmp_pat
     line = line_of(make.job(source, output))
     assert line == f"--output '{output}': it is inside --input '{source}'; choose another place"
     assert make.files(tmp_path) == before
-
-
-# --- folders where files belong
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "features.json", "photos-train.tfrecord-00000-of-00001", "index"])
-def test_what_is_in_the_way_of_a_file_is_named_until_moved(
-    photos: Path, original: Path, version: Path, name: str
-) -> None:
-    path, output = version / name, version.parent.parent
-    moved = path.rename(output / "moved")
-    if name == "index":
-        path.write_text("mine")
-    else:
-        path.mkdir()
-    what = "a file where a folder belongs" if name == "index" else "a folder where a file belongs"
-    for flags in ((), ("--repair",)):
-        line = line_of(make.job(photos, output, *flags))
-        assert line == f"--output '{output}': {path} is {what}; move it away"
-    path.rename(output / "away")
-    if name == "manifest.json":
-        moved.rename(path)
-    finished = make.job(photos, output)
-    assert finished.code == 0, finished.err
-    assert make.files(version) == make.files(original)
-
-
-def test_a_folder_in_place_of_a_new_manifest_is_named(photos: Path, tmp_path: Path) -> None:
-    path = tmp_path / "photos" / "1.0.0" / "manifest.json"
-    path.mkdir(parents=True)
-    assert str(path) in line_of(make.job(photos, tmp_path))
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "dataset_info.json", "index"])
-def test_overwrite_deletes_everything_there(photos: Path, original: Path, version: Path, name: str) -> None:
-    shutil.rmtree(version / "index")
-    if name == "index":
-        (version / name).write_text("mine")
-    else:
-        (version / name).unlink()
-    for other in {"drafts", name} - {"index"}:
-        (version / other).mkdir()
-        (version / other / "mine").write_text("old")
-    finished = make.job(photos, version.parent.parent, "--overwrite")
-    assert finished.code == 0, finished.err
-    assert make.same_each_time(version) == make.same_each_time(original)

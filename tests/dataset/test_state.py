@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
+from beam_pipeline.dataset.claim import Claim
 from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import ImageShardsError, StorageError
-from beam_pipeline.planning.cuts import SplitPlan
-from beam_pipeline.planning.plan import JobPlan, split_documents, split_plans
+from beam_pipeline.planning.plan import JobPlan, SplitPlan, split_documents, split_plans
 from beam_pipeline.schema import ShardName, is_ours
+from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.servers import Gcs
 
@@ -30,15 +31,21 @@ PLAN = JobPlan(
 OTHER = dataclasses.replace(PLAN, references="other")
 NAME = ShardName("photos", "train", 1, 3)
 STATE = "photos/_state/1.0.0"
+EMPTY = {f"{STATE}/claim.json", f"{STATE}/plan.json"}
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Iterator[Config]:
-    """A job that has the lock of a local version."""
-    config = Config(input="/in", output=str(tmp_path), name="photos")
-    JobState(config).claim.hold()
-    yield config
-    JobState(config).claim.release()
+def local(tmp_path: Path) -> Config:
+    return Config(input="/in", output=str(tmp_path), name="photos")
+
+
+@pytest.fixture
+def claim(local: Config) -> Iterator[Claim]:
+    """The lock of a local version."""
+    claim = Claim(local)
+    claim.hold()
+    yield claim
+    claim.release()
 
 
 @pytest.fixture
@@ -47,7 +54,8 @@ def remote(gcs: Gcs) -> Config:
 
 
 @pytest.fixture(params=["local", "remote"])
-def config(request: pytest.FixtureRequest) -> Config:
+def config(request: pytest.FixtureRequest, claim: Claim) -> Config:
+    """A job that may write the version."""
     return request.getfixturevalue(request.param)
 
 
@@ -94,7 +102,8 @@ def test_every_part_of_a_plan_is_in_its_hash() -> None:
 
 
 def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config) -> None:
-    state = JobState(config)
+    # Also those of a job that began the version again, if its runner repeats the step, as no local one does.
+    state = JobState(dataclasses.replace(config, restart=not storage.is_local(config.output)))
     state.prepare(PLAN)
     assert state.exists()
     state.save_sidecar(NAME, {"plan": PLAN.sha256})
@@ -103,9 +112,6 @@ def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config
     state.prepare(PLAN)
     assert files(config) == before
     assert (state.sidecar(NAME) or {})["plan"] == PLAN.sha256
-
-
-EMPTY = {f"{STATE}/claim.json", f"{STATE}/plan.json"}
 
 
 @pytest.mark.parametrize("flag", ["overwrite", "restart"])
@@ -122,10 +128,12 @@ def test_another_plan_voids_all_that_was_written(config: Config, flag: str) -> N
 
 
 @pytest.mark.parametrize("plan", [PLAN, OTHER], ids=["the same plan", "another plan"])
-def test_restart_voids_any_plan_and_a_local_job_another_one_by_itself(config: Config, plan: JobPlan) -> None:
+def test_restart_voids_any_plan_and_a_local_job_another_one_by_itself(
+    config: Config, claim: Claim, plan: JobPlan
+) -> None:
     JobState(config).prepare(PLAN)
     put(config, NAME.file)
-    JobState(config).claim.release()
+    claim.release()
     again = another(config, restart=plan == PLAN or not storage.is_local(config.output))
     again.claim.hold()
     again.prepare(plan)
@@ -141,43 +149,32 @@ def test_in_an_object_store_another_plan_changes_nothing_unless_it_is_told_to(re
     assert files(remote) == before
 
 
-def test_the_manifest_goes_before_the_shards(local: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manifest_goes_before_the_shards(local: Config, claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     put(local, NAME.file, "manifest.json", "dataset_info.json")
     deleted: list[str] = []
-    monkeypatch.setattr(storage.LocalStorage, "delete", lambda self, url, generation="": deleted.append(Path(url).name))
+    monkeypatch.setattr(LocalStorage, "delete", lambda self, url, generation="": deleted.append(Path(url).name))
     JobState(dataclasses.replace(local, overwrite=True)).prepare(PLAN)
     assert deleted == ["manifest.json", "dataset_info.json", NAME.file]
 
 
-def test_a_version_that_another_job_published_meanwhile_is_left_alone(config: Config) -> None:
-    put(config, "manifest.json", NAME.file)
-    with pytest.raises(
-        ImageShardsError, match=r"was published by another job while this one was running; run the command again$"
-    ):
-        JobState(config).prepare(PLAN)
-    JobState(config).claim.release()
-    assert files(config) == {"photos/1.0.0/manifest.json", f"photos/1.0.0/{NAME.file}"}
-
-
-def test_a_repair_that_finds_a_version_of_another_plan_leaves_it_alone(config: Config) -> None:
-    manifest = (make.ROOT / "tests" / "schema" / "manifests" / "photos.json").read_bytes()
-    storage.open_storage(config.output).write(f"{config.dataset_url}/manifest.json", manifest)
-    with pytest.raises(ImageShardsError, match="was published by another job"):
-        JobState(dataclasses.replace(config, repair=True)).prepare(PLAN)
-    assert storage.open_storage(config.output).read(f"{config.dataset_url}/manifest.json") == manifest
-
-
-def test_a_repeated_preparation_of_a_restarted_job_keeps_its_shards(config: Config) -> None:
-    state = JobState(dataclasses.replace(config, restart=True))
-    state.prepare(PLAN)
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_version_that_another_job_published_meanwhile_is_left_alone(
+    config: Config, claim: Claim, repair: bool
+) -> None:
+    # With --repair one that can't be read is written again.
+    valid = (make.ROOT / "tests" / "schema" / "manifests" / "photos.json").read_bytes()
     put(config, NAME.file)
-    state.prepare(PLAN)
-    assert f"photos/1.0.0/{NAME.file}" in files(config)
+    storage.open_storage(config.output).write(f"{config.dataset_url}/manifest.json", valid if repair else b"theirs")
+    line = r"was published by another job while this one was running; run the command again$"
+    with pytest.raises(ImageShardsError, match=line):
+        JobState(dataclasses.replace(config, repair=repair)).prepare(PLAN)
+    claim.release()
+    assert files(config) == {"photos/1.0.0/manifest.json", f"photos/1.0.0/{NAME.file}"}
 
 
 @pytest.mark.parametrize("steps", range(6))
 def test_a_kill_of_the_preparation_leaves_a_version_of_ours(
-    config: Config, steps: int, monkeypatch: pytest.MonkeyPatch
+    config: Config, claim: Claim, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, done = storage.open_storage(config.output), []
     put(config, NAME.file, "manifest.json", "dataset_info.json")
@@ -200,7 +197,7 @@ def test_a_kill_of_the_preparation_leaves_a_version_of_ours(
         JobState(dataclasses.replace(config, overwrite=True)).prepare(PLAN)
     monkeypatch.undo()
     assert is_known()
-    JobState(config).claim.release()  # as a job does that fails
+    claim.release()  # as a job does that fails
     assert is_known()
 
 
@@ -222,13 +219,10 @@ THEIRS = (
 # fmt: on
 
 
-def test_a_name_that_a_job_gives_is_ours_and_any_other_is_the_users() -> None:
+def test_a_name_that_a_job_gives_is_ours_and_any_other_is_the_users(photos: Path, tmp_path: Path) -> None:
     assert [name for name in (*OURS, *THEIRS) if is_ours(name, "photos")] == list(OURS)
-
-
-def test_a_published_version_has_no_other_files(photos: Path, tmp_path: Path) -> None:
     version = make.published(photos, tmp_path, "--duplicates", "report")
-    assert sorted(own_files(storage.LocalStorage(), str(version), "photos")) == sorted(make.files(version))
+    assert sorted(own_files(LocalStorage(), str(version), "photos")) == sorted(make.files(version))
 
 
 def test_a_job_that_begins_from_nothing_deletes_ours_and_leaves_theirs(config: Config) -> None:
@@ -237,7 +231,7 @@ def test_a_job_that_begins_from_nothing_deletes_ours_and_leaves_theirs(config: C
     assert files(config) == {*EMPTY, *(f"photos/1.0.0/{name}" for name in THEIRS)}
 
 
-def test_an_index_folder_of_ours_alone_is_gone(local: Config) -> None:
+def test_an_index_folder_of_ours_alone_is_gone(local: Config, claim: Claim) -> None:
     put(local, "index/train.runs.npy")
     JobState(dataclasses.replace(local, repair=True)).prepare(PLAN)
     assert not list(Path(local.dataset_url).iterdir())
@@ -247,14 +241,14 @@ def test_an_index_folder_of_ours_alone_is_gone(local: Config) -> None:
 
 
 @pytest.mark.parametrize("meanwhile", ["begun again", "begun again and published"])
-def test_a_zombie_may_not_write(config: Config, meanwhile: str) -> None:
+def test_a_zombie_may_not_write(config: Config, claim: Claim, meanwhile: str) -> None:
     zombie = JobState(config)
     zombie.prepare(PLAN)
     zombie.check(PLAN.sha256)
     if meanwhile == "begun again and published":  # while a worker slept
         storage.open_storage(config.output).delete(f"{config.output}/{STATE}/claim.json")
     elif storage.is_local(config.output):
-        zombie.claim.release()
+        claim.release()
         another(config).claim.hold()
     else:
         another(config, restart=True).prepare(OTHER)
@@ -282,7 +276,7 @@ def test_a_broken_sidecar_is_none(config: Config) -> None:
 # --- temporary files
 
 
-def test_a_full_disk_is_one_line_that_names_the_file(local: Config) -> None:
+def test_a_full_disk_is_one_line_that_names_the_file(local: Config, claim: Claim) -> None:
     state = JobState(local)
     line = r"tmp: no space left on device; make room; the same command resumes$"
     with pytest.raises(StorageError, match=line), state.temporary_file() as file, open("/dev/full", "wb") as full:
@@ -291,38 +285,33 @@ def test_a_full_disk_is_one_line_that_names_the_file(local: Config) -> None:
     assert not list(Path(state.url, "tmp").iterdir())
 
 
-def test_a_temporary_file_is_gone_in_any_case(config: Config, tmp_path: Path) -> None:
+def test_a_temporary_file_is_gone_in_any_case(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
     state, url = JobState(config), f"{config.output}/x"
     with pytest.raises(ValueError, match="x"), state.temporary_file() as file:
         file.write(b"data")
         raise ValueError("x")
     with state.temporary_file() as file:
         file.write(b"data")
+        assert not list((tmp_path / "scratch").iterdir()), "a kill leaves nothing: it is in the state, or has no name"
         storage.open_storage(config.output).publish(file, url)
     assert storage.open_storage(config.output).read(url) == b"data"
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_kill_leaves_no_temporary_file_of_remote_outputs(
-    remote: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with JobState(remote).temporary_file() as file:
-        file.write(b"data")
-        assert list(tmp_path.iterdir()) == [], "it has no name"
-
-
 # --- deleting the state
 
 
-def test_clearing_takes_along_what_killed_writes_left(local: Config) -> None:
+def test_clearing_takes_along_what_killed_writes_left(local: Config, claim: Claim) -> None:
     JobState(local).prepare(PLAN)
     put(local, "features.json.123-0123abcd.tmp", "index/a.idx.9-ffffffff.tmp", "notes.tmp", "index/a.idx")
     JobState(local).clear()
+    claim.release()
     assert files(local) == {"photos/1.0.0/index/a.idx", "photos/1.0.0/notes.tmp"}
 
 
-def test_clearing_leaves_nothing_of_the_state_but_that_of_another_version(config: Config) -> None:
+def test_clearing_leaves_nothing_of_the_state_but_that_of_another_version(config: Config, claim: Claim) -> None:
     state, other = JobState(config), JobState(dataclasses.replace(config, version="2.0.0"))
     other.claim.hold()
     other.prepare(PLAN)
@@ -332,16 +321,16 @@ def test_clearing_leaves_nothing_of_the_state_but_that_of_another_version(config
     remote = not storage.is_local(config.output)
     for _ in range(2):  # what a killed publisher left in an object store is cleared by any later job
         (another(config) if remote else state).clear()
+    claim.release()
     assert other.exists()
     other.claim.give_up() if remote else other.clear()
+    other.claim.release()
     assert {file for file in files(config) if "2.0.0" not in file} == {"photos/1.0.0/manifest.json"}
     assert remote or not Path(state.url).parent.exists()
 
 
 @pytest.mark.parametrize("moment", ["it has the claim", "the old version is gone"])
-def test_clearing_leaves_the_state_of_a_job_that_overwrites(
-    remote: Config, moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clearing_leaves_the_state_of_a_job_that_overwrites(remote: Config, moment: str) -> None:
     put(remote, "manifest.json")
     overwriting = another(remote, overwrite=True)
     if moment == "it has the claim":
@@ -355,42 +344,30 @@ def test_clearing_leaves_the_state_of_a_job_that_overwrites(
 
 
 @pytest.mark.parametrize("folder", [STATE, "photos/_state"])
-def test_an_empty_folder_of_the_state_is_a_leftover(tmp_path: Path, folder: str) -> None:
-    config = Config(input="/in", output=str(tmp_path), name="photos")
-    put(config, "manifest.json")
-    state = JobState(config)
+def test_an_empty_folder_of_the_state_is_a_leftover(local: Config, tmp_path: Path, folder: str) -> None:
+    put(local, "manifest.json")
+    state = JobState(local)
     assert not state.has_leftovers()
     os.makedirs(tmp_path / folder)
     assert state.has_leftovers()
     assert not state.exists()
     state.claim.hold()
     state.clear()
+    state.claim.release()
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["1.0.0"]
 
 
 # --- --plan_only
 
 
-def test_plan_only_leaves_the_users_empty_output_folder(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    state = JobState(Config(input="/in", output=str(tmp_path / "mine"), name="photos"))
-    state.attempts.begin_sampling([])
-    state.attempts.end_sampling()
-    for _ in range(2):
+def test_plan_only_leaves_its_plan_once_and_nothing_else(local: Config, remote: Config) -> None:
+    for config in (local, remote):
+        state = JobState(config)
+        state.attempts.begin_sampling([])
+        assert state.has_leftovers()
+        assert not state.exists(), "the next job would delete files of another program"
+        state.attempts.end_sampling()
         state.save_plan_only(PLAN)
-        state.take_plan_only()
-        assert list((tmp_path / "mine").iterdir()) == []
-
-
-def test_what_a_killed_plan_only_left_makes_a_version_nobodys_own(remote: Config) -> None:
-    state = JobState(remote)
-    state.attempts.begin_sampling([])
-    assert state.has_leftovers()
-    assert not state.exists(), "the next job would delete files of another program"
-
-
-def test_the_plan_of_plan_only_is_read_once(remote: Config) -> None:
-    state = JobState(remote)
-    state.save_plan_only(PLAN)
-    assert state.take_plan_only() == json.loads(json.dumps(PLAN.document()))
-    assert files(remote) == set()
+        assert state.take_plan_only() == json.loads(json.dumps(PLAN.document()))
+        assert files(config) == set()
+    assert list(Path(local.output).iterdir()) == [], "the output folder is the user's"

@@ -10,18 +10,17 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from beam_pipeline import sample_data
 from tests import make, servers
 
 VERSION, STATE = "photos/1.0.0/", "photos/_state/1.0.0/"
 FLAGS = ("--name", "photos", "--splits", "train=0.8,validation=0.2", "--num_shards", "8")
 SHARDS = 16  # of both splits
-MOMENTS = ("claim.json", "plan.json")  # when a job has the right to write, and when it begins its shards
 MODES = {"in_memory": (), "multi_processing": ("--direct_running_mode=multi_processing", "--direct_num_workers=2")}
 
 
@@ -50,7 +49,7 @@ class Output:
         """The dataset's hash as `reader info --hash` gives it."""
         if self.server is None:
             return make.dataset_hash(Path(self.url) / VERSION)
-        gcs = servers.Gcs(self.server, scratch)
+        gcs = servers.Gcs(self.server)
         return make.dataset_hash(gcs.download(self.url.removeprefix("gs://"), VERSION.rstrip("/"), scratch))
 
     def finished_shards(self) -> dict[str, str]:
@@ -64,16 +63,6 @@ class Output:
                 if shard in files:
                     found[shard] = files[shard]
         return found
-
-    def phase(self) -> str:
-        """How far a job has come."""
-        files = self.files()
-        if f"{VERSION}manifest.json" in files:
-            return "published, state left" if any(name.startswith(STATE) for name in files) else "published"
-        if f"{STATE}plan.json" not in files:
-            return "claimed, no plan" if f"{STATE}claim.json" in files else "nothing written"
-        shards = len(self.finished_shards())
-        return "publishing" if f"{VERSION}class.labels.txt" in files else f"{shards:2d} of {SHARDS} shards"
 
 
 class Job:
@@ -112,20 +101,11 @@ class Job:
         return make.Finished(self._process.returncode, out, err)
 
 
-def draw(folder: Path, images: int = 800) -> Path:
-    """Pictures to work on, one in a hundred of them broken."""
-    if not folder.exists():
-        sample_data.draw_folder(folder, images=images, classes=5, broken=images // 200)
-    return folder
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What an undisturbed job gives: its dataset's hash, its files, and file of its state → from that to its end."""
+class Reference(NamedTuple):
+    """What an undisturbed job gives: its dataset's hash, its files."""
 
     hash: str
     names: frozenset[str]
-    seconds: dict[str, float]
 
     def check(self, output: Output, scratch: Path) -> None:
         """The dataset is this one, to the byte, and nothing else is there; otherwise AssertionError."""
@@ -133,50 +113,11 @@ class Reference:
         assert frozenset(output.files()) == self.names, frozenset(output.files()) ^ self.names
 
 
-def reference(images: Path, output: Output, scratch: Path, mode: str = "in_memory") -> Reference:
+def reference(images: Path, output: Output, scratch: Path) -> Reference:
     """Run a job undisturbed."""
-    job = Job(images, output, mode)
-    starts = {}
-    for file in MOMENTS:
-        job.wait_for(file)
-        starts[file] = time.monotonic()
-    result = job.result()
+    result = Job(images, output).result()
     assert result.code == 0, result
-    end = time.monotonic()
-    seconds = {file: end - start for file, start in starts.items()}
-    return Reference(output.hash(scratch), frozenset(output.files()), seconds)
-
-
-def repeat(
-    title: str,
-    runs: int,
-    images: Path,
-    server: str | None,
-    act: Callable[[int, Output, Reference, Path], str],
-    mode: str,
-) -> int:
-    """Does something to each of so many fresh outputs and prints what it returns; returns how many failed.
-
-    Args:
-        server: URL of the GCS server for outputs on gs://.
-        act: called with the number of the run, from 1, the output, what has to come out, and a scratch folder.
-    """
-    failures, expected = 0, None
-    for number in range(runs + 1 if runs else 0):
-        name = f"{title.strip(':/').replace('_', '-')}-{number}"
-        if server:
-            servers.make_bucket(server, name)
-        output = Output(f"gs://{name}", server) if server else Output(str(images.parent / name))
-        scratch = images.parent / f"scratch-{name}"
-        if expected is None:
-            expected = reference(images, output, scratch, mode)
-            continue
-        try:
-            print(f"{title:16}  {act(number, output, expected, scratch)}", flush=True)
-        except AssertionError as error:
-            failures += 1
-            print(f"{title:16}  FAILED: {error}", flush=True)
-    return failures
+    return Reference(output.hash(scratch), frozenset(output.files()))
 
 
 @contextmanager

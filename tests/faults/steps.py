@@ -11,6 +11,7 @@ comes before it is sent or before its answer is heard. One process imports Beam;
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import shutil
@@ -154,41 +155,33 @@ CASES = (
 )
 
 
-def names(output: Output) -> frozenset[str]:
+def names(output: Output, folders: bool = True) -> frozenset[str]:
     """Every file and, on a disk, every folder."""
     if output.server is not None:
         return frozenset(output.files())
-    return frozenset(path.relative_to(output.url).as_posix() for path in Path(output.url).rglob("*"))
+    paths = (path for path in Path(output.url).rglob("*") if folders or path.is_file())
+    return frozenset(path.relative_to(output.url).as_posix() for path in paths)
 
 
-class Expected(NamedTuple):
-    """What has to be there in the end: the dataset's hash, and what exists on a disk (False) and on gs:// (True)."""
+class Places(NamedTuple):
+    """Where outputs are made, each a fresh one: a bucket, or a folder."""
 
-    hash: str
-    names: dict[bool, frozenset[str]]
-
-
-class Places:
-    """Outputs, each a fresh one: a bucket, or a folder that begins as a copy of another."""
-
-    def __init__(self, folder: Path, server: str) -> None:
-        self._folder = folder
-        self._server = server
-        self._count = 0
+    folder: Path
+    server: str
+    numbers: Iterator[int] = itertools.count()
 
     def new(self, remote: bool) -> Output:
         """An empty one."""
-        self._count += 1
+        name = f"output-{next(self.numbers)}"
         if not remote:
-            return Output(str(self._folder / f"output-{self._count}"))
-        servers.make_bucket(self._server, f"output-{self._count}")
-        return Output(f"gs://output-{self._count}", self._server)
+            return Output(str(self.folder / name))
+        servers.Gcs(self.server).new_bucket(name)
+        return Output(f"gs://{name}", self.server)
 
     def prepared(self, images: Path, case: Case) -> Iterator[Output]:
-        """Outputs as the case wants them, without end."""
+        """Outputs as the case wants them, without end; local ones are copies of a first one."""
         first = self.new(case.remote)
-        if not case.remote:
-            case.prepare(images, first)
+        case.prepare(images, first)
         while True:
             output = self.new(case.remote)
             if case.remote:
@@ -196,73 +189,61 @@ class Places:
             elif os.path.exists(first.url):
                 shutil.copytree(first.url, output.url)
             yield output
-            if not case.remote:
-                shutil.rmtree(output.url)
 
 
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="Kill a job at every step.")
     parser.add_argument("--steps", type=int, help="so many of each case; all without")
-    parser.add_argument("--cases", nargs="*", choices=[case.name for case in CASES], help="all without")
+    parser.add_argument("--cases", nargs="*", default=[case.name for case in CASES], help="all without")
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
     failures = 0
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="steps-")))
         tempfile.tempdir = os.environ["TMPDIR"] = str(folder)  # what killed jobs leave there
-        server = stack.enter_context(jobs.gcs_server(folder))
+        places = Places(folder, stack.enter_context(jobs.gcs_server(folder)))
         images = make.class_folders(folder / "images", {"ant": 4, "bee": 3})
         (images / "ant" / "broken.jpg").write_bytes(b"no image")
         shutil.copy(images / "bee" / "0000.jpg", images / "bee" / "again.jpg")
-        places = Places(folder, server)
         whole = places.new(remote=False)
         assert (ended := run(images, whole)).code == 0, ended.said
-        paths = names(whole)
-        files = frozenset(path for path in paths if (Path(whole.url) / path).is_file())
-        expected = Expected(whole.hash(folder), {False: paths, True: files})
         for case in CASES:
-            if flags.cases is None or case.name in flags.cases:
-                failures += _check(case, places, images, folder, expected, flags)
+            if case.name in flags.cases:
+                failures += _check(case, places, images, whole, flags)
     print(f"{failures} failures")
     return 1 if failures else 0
 
 
-def _check(
-    case: Case, places: Places, images: Path, folder: Path, expected: Expected, flags: argparse.Namespace
-) -> int:
+def _check(case: Case, places: Places, images: Path, whole: Output, flags: argparse.Namespace) -> int:
     outputs = places.prepared(images, case)
     total = run(images, next(outputs), case.more).steps
     chance = random.Random(f"{flags.seed} {case.name}")
     steps = range(1, total + 1)
     # Every third job is killed once more when it is run again.
     kills = [(step, chance.choice(steps) if step % 3 == 0 else 0) for step in steps]
-    failures = []
-    for first, second in kills if flags.steps is None else sorted(chance.sample(kills, flags.steps)):
+    if flags.steps is not None:
+        kills = sorted(chance.sample(kills, flags.steps))
+    failures = 0
+    for kill_at in kills:
         output = next(outputs)
-        at = f"{first}" + f", then {second}" * (second > 0)
         try:
-            _kill_and_resume(case, images, output, (first, second), folder, expected)
+            assert run(images, output, case.more, kill_at[0]).code is None, "not killed"
+            if kill_at[1]:
+                run(images, output, case.more, kill_at[1])  # it may have less to do, and end before that
+            ended = run(images, output, case.more)
+            assert ended.code == 0, ended.said
+            with tempfile.TemporaryDirectory(dir=places.folder) as scratch:
+                assert output.hash(Path(scratch)) == whole.hash(Path(scratch)), "another hash"
+            expected = names(whole, folders=not case.remote)
+            assert names(output) == expected, names(output) ^ expected
         except AssertionError as error:
-            failures.append(at)
-            print(f"{case.name}, killed at step {at} of {total}: {error}", flush=True)
-    count = total if flags.steps is None else flags.steps
-    print(f"{case.name}: killed at {count} of {total} steps, {len(failures)} failures", flush=True)
-    return len(failures)
-
-
-def _kill_and_resume(
-    case: Case, images: Path, output: Output, kills: tuple[int, int], folder: Path, expected: Expected
-) -> None:
-    """AssertionError if the same command doesn't make it good."""
-    assert run(images, output, case.more, kills[0]).code is None, "not killed"
-    if kills[1]:
-        run(images, output, case.more, kills[1])  # it may have less to do, and end before that
-    ended = run(images, output, case.more)
-    assert ended.code == 0, ended.said
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        assert output.hash(Path(scratch)) == expected.hash, "another hash"
-    assert names(output) == expected.names[case.remote], names(output) ^ expected.names[case.remote]
+            failures += 1
+            print(f"{case.name}, killed at steps {kill_at} of {total}: {error}", flush=True)
+        if not case.remote:
+            shutil.rmtree(output.url)
+    print(f"{case.name}: killed at {len(kills)} of {total} steps, {failures} failures", flush=True)
+    return failures
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.claim import claim_of
+from beam_pipeline.dataset.claim import Claim
 from beam_pipeline.errors import StorageError
 from beam_pipeline.storage import gs
 from tests import make
@@ -43,7 +43,7 @@ def test_every_kind_of_request_survives_every_fault(
         gcs.put(bucket, f"in/cat/{number:02d}", os.urandom(500))
     failing = through(0.4, faults=(fault,))
     place = f"gs://{bucket}"
-    store = storage.open_versioned(place, 60)
+    store = storage.open_storage(place, 60)
     expected = {f"cat/{number:02d}": gcs.get(bucket, f"in/cat/{number:02d}") for number in range(4)}
     listed = list(store.files(f"{place}/in"))
     assert {file.path: (file.bytes, file.crc32c) for file in listed} == {
@@ -59,8 +59,8 @@ def test_every_kind_of_request_survives_every_fault(
         assert not store.create(f"{place}/created/{name}", b"other")
         store.publish(io.BytesIO(data), f"{place}/published/{name}")
         assert (found := store.stat(f"{place}/out/{name}")) is not None
-        assert store.replace(f"{place}/out/{name}", data[::-1], found.generation)
-        assert not store.replace(f"{place}/out/{name}", b"", found.generation)
+        assert store.write(f"{place}/out/{name}", data[::-1], found.generation)
+        assert not store.write(f"{place}/out/{name}", b"", found.generation)
     for folder, turned in (("out", True), ("created", False), ("published", False)):
         for name, data in expected.items():
             assert gcs.get(bucket, f"{folder}/{name}") == (data[::-1] if turned else data)
@@ -74,10 +74,10 @@ def test_every_kind_of_request_survives_every_fault(
 def test_the_lost_answer_to_a_claim_is_no_refusal(gcs: Gcs, through: Through) -> None:
     config = Config(input="/in", output=f"gs://{gcs.new_bucket()}", name="photos")
     failing = through(0.7, faults=(proxy.LOSE,))
-    assert claim_of(config).take("plan")
-    other = claim_of(dataclasses.replace(config, restart=True, run_id="other"))
+    assert Claim(config).take("plan")
+    other = Claim(dataclasses.replace(config, restart=True, run_id="other"))
     assert not other.take("another plan")
-    writer, _ = other.read()
+    writer = other.writer()
     assert writer is not None and (writer.run, writer.plan) == ("other", "another plan")
     assert failing.happened[proxy.LOSE]
 

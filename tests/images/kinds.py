@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageChops, TiffImagePlugin
 
-from beam_pipeline.images.containers import APP14, jpeg_parts, png_parts
+from beam_pipeline.images.containers import APP14, jpeg_segments
 from tests.images.profiles import ink_profile, wide_profile
 from tests.make import encoded, noise, picture
 
@@ -70,11 +70,9 @@ def tiff_of_12_bits(gray: Image.Image) -> bytes:
     return b"II*\0" + struct.pack("<I", 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + entries + bytes(4)
 
 
-def without_part(data: bytes, kind: int | bytes) -> bytes:
-    """A JPEG or PNG without its segments or chunks of a kind."""
-    start = b"" if data[:2] == b"\xff\xd8" else data[:8]
-    parts = jpeg_parts(data) if not start else png_parts(data)
-    return start + b"".join(data[part.start : part.end] for part in parts if part.kind != kind)
+def without_segment(data: bytes, kind: int) -> bytes:
+    """A JPEG without its segments of a kind."""
+    return b"".join(data[part.start : part.end] for part in jpeg_segments(data) if part.kind != kind)
 
 
 def cmyk(image: Image.Image) -> Image.Image:
@@ -93,7 +91,7 @@ def ycck(image: Image.Image) -> bytes:
     # Pillow inverts what it writes; black is stored inverted, and so is CMY in the sense of RGB.
     planes = Image.merge("CMYK", (*map(ImageChops.invert, luma), black))
     data = encoded(planes, subsampling=0)
-    (place,) = (part for part in jpeg_parts(data) if part.kind == APP14)
+    (place,) = (part for part in jpeg_segments(data) if part.kind == APP14)
     return data[: place.end - 1] + b"\2" + data[place.end :]
 
 
@@ -138,7 +136,7 @@ def every_kind() -> dict[str, bytes]:
         "jpeg_rgb": encoded(UPRIGHT, keep_rgb=True),
         "jpeg_arithmetic": ARITHMETIC,
         "jpeg_cmyk": encoded(inks, subsampling=0),
-        "jpeg_cmyk_unmarked": without_part(encoded(ImageChops.invert(inks), subsampling=0), APP14),
+        "jpeg_cmyk_unmarked": without_segment(encoded(ImageChops.invert(inks), subsampling=0), APP14),
         "jpeg_cmyk_profile": encoded(inks, subsampling=0, icc_profile=ink_profile()),
         "jpeg_ycck": ycck(UPRIGHT),
         "jpeg_exif": encoded(UPRIGHT.transpose(Image.Transpose.ROTATE_90), exif=turned(6), comment=b"a comment"),
@@ -209,7 +207,7 @@ def broken() -> dict[str, tuple[str, bytes]]:
     """File name → (the reason it is rejected for, the file): 20 of them."""
     jpeg, whole_png = encoded(UPRIGHT), encoded(UPRIGHT, "PNG")
     kinds = every_kind()
-    frame = next(part for part in jpeg_parts(jpeg) if part.kind == 0xC0)
+    frame = next(part for part in jpeg_segments(jpeg) if part.kind == 0xC0)
     flipped = bytearray(whole_png)
     flipped[len(flipped) // 2] ^= 1
     floats = encoded(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")

@@ -6,15 +6,12 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import reader
 from beam_pipeline import schema
-from beam_pipeline.images import convert
 from reader.commands import main as reader_command
 from tests.images.kinds import broken, every_kind
-from tests.images.test_codec import OWN_SIZE, pixels
 from tests.make import class_folders, manifest, published, rejects, same_each_time, shard_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")
@@ -88,14 +85,3 @@ def test_images_that_fit_are_counted_and_not_encoded_again(tmp_path: Path) -> No
         assert (data if path == stripped else path.read_bytes()) in records
     again = published(source, tmp_path / "again", "--image_size", "none")
     assert same_each_time(version) == same_each_time(again)
-
-
-def test_tensorflow_sees_the_pixels_of_what_is_stored_as_it_was() -> None:
-    import tensorflow as tf
-
-    kept = {kind: convert(data, OWN_SIZE._replace(format="jpeg")) for kind, data in every_kind().items()}
-    passed = {kind: image.data for kind, image in kept.items() if image.passthrough}
-    assert passed.keys() == {"jpeg", "jpeg_444", "jpeg_422", "jpeg_411", "jpeg_restarts"} | {"jpeg_two_pictures"}
-    for kind, data in passed.items():
-        decoded = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE").numpy()
-        assert np.abs(decoded.astype(int) - pixels(data)).max() <= (3 if kind == "jpeg_411" else 0), kind

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import unicodedata
 from pathlib import Path
 
 import pytest
@@ -115,13 +113,16 @@ def told(**kinds: int) -> dict[str, int]:
     return {"hidden": 0, "hidden_images": 0, "hidden_folders": 0, "outside_classes": 0} | kinds
 
 
-def test_what_is_skipped_is_counted_by_kind(tmp_path: Path) -> None:
-    touch(tmp_path, "a/1.jpg", "a/2.txt", "a/x/3.psd", "a/.4.jpg", "a/.5/6.jpg", "a/.DS_Store", "a/7")
+def test_what_is_skipped_is_counted_by_kind_and_adds_up(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "a/2.txt", "a/x/3.psd", "a/.4.jpg", "a/.5/6.jpg", "a/.DS_Store", "a/7", "b/8.txt")
     skipped = ListingSummary()
-    found = list(list_images(config(tmp_path), ClassFolder("a/", "a", None), skipped))
-    assert [ref.path for ref in found] == ["a/1.jpg"]
+    for label, images in (("a", ["a/1.jpg"]), ("b", [])):
+        of_folder = ListingSummary()
+        found = list_images(config(tmp_path), ClassFolder(f"{label}/", label, None), of_folder)
+        assert [ref.path for ref in found] == images
+        skipped.merge(of_folder)
     assert skipped.hidden == 3
-    assert skipped.skipped == {**told(hidden=1, hidden_images=2), "suffixes": {".txt": 1, ".psd": 1, "none": 1}}
+    assert skipped.skipped == {**told(hidden=1, hidden_images=2), "suffixes": {".txt": 2, ".psd": 1, "none": 1}}
 
 
 @pytest.mark.parametrize("layout", ["class_folders", "split_class_folders"])
@@ -139,17 +140,6 @@ def test_what_lies_beside_the_class_folders_is_counted(gcs: Gcs, tmp_path: Path,
         assert skipped.skipped == {**kinds, "suffixes": {".txt": 1}}
 
 
-def test_what_workers_skipped_adds_up() -> None:
-    one, other = ListingSummary(), ListingSummary()
-    for path in ("a/1.txt", "a/1.JPX", "a/.x"):
-        one.skip(folders.why_skipped(path) or "", path)
-    for path in ("b/1.JPX", "b/.x", "b/.y.jpg"):
-        other.skip(folders.why_skipped(path) or "", path)
-    other.skip(folders.OUTSIDE_CLASSES, "1.jpg")
-    one.merge(other)
-    assert one.skipped == {**told(hidden=2, hidden_images=1, outside_classes=1), "suffixes": {".JPX": 2, ".txt": 1}}
-
-
 def test_a_suffix_of_its_own_for_each_file_takes_no_memory() -> None:
     skipped = ListingSummary()
     for number in range(1000):
@@ -157,29 +147,8 @@ def test_a_suffix_of_its_own_for_each_file_takes_no_memory() -> None:
     assert (len(skipped.suffixes), skipped.suffixes["others"]) == (21, 980)
 
 
-def test_twins_in_both_normal_forms_are_two_images_of_one_place(tmp_path: Path) -> None:
-    twins = [unicodedata.normalize(form, "a/é.jpg") for form in ("NFC", "NFD")]
-    touch(tmp_path, *twins)
-    refs = list(all_images(config(tmp_path, splits="train=0.5,validation=0.5")))
-    assert sorted(ref.path for ref in refs) == sorted(twins), "stored as listed"
-    assert len({ref.order_key for ref in refs}) == 1
-    assert len({ref.split for ref in refs}) == 1
-
-
 def test_a_link_to_a_folder_above_gives_no_image_a_second_name_or_class(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", "b/2.jpg")
     for link, target in (("a/loop", ".."), ("a/me", tmp_path / "a"), ("all", ".")):
         (tmp_path / link).symlink_to(target)
     assert sorted(ref.path for ref in all_images(config(tmp_path))) == ["a/1.jpg", "b/2.jpg"]
-
-
-def test_links_that_lead_nowhere_and_pipes_are_listed_or_counted(tmp_path: Path) -> None:
-    touch(tmp_path, "a/1.jpg")
-    for name in ("a/2.jpg", "a/folder", "a/.hidden", "b", "c.jpg"):
-        (tmp_path / name).symlink_to("gone")
-    os.mkfifo(tmp_path / "a" / "3.jpg")
-    skipped = ListingSummary()
-    (folder,) = class_folders(config(tmp_path), skipped)
-    found = {ref.path: ref.source_bytes for ref in list_images(config(tmp_path), folder, skipped)}
-    assert found == {"a/1.jpg": 1, "a/2.jpg": 0, "a/3.jpg": 0}
-    assert skipped.skipped == {**told(hidden=1, outside_classes=1), "suffixes": {"none": 2}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
@@ -16,20 +15,15 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs.manifest_rows import read_header, row_refs
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import example
-from beam_pipeline.schema.example import Column, columns
 from tests import make
 from tests.servers import Gcs
 
 MD5 = "0123456789abcdef" * 2
-NO_LABEL = "is no name of a class: write UTF-8 text without white space around it or line breaks"
-NO_SPLIT = "is not a-z, 0-9 and _, a letter first: rename it"
-NO_SIZE = "is no whole number: write the size, or nothing"
-NO_MD5 = "is not 32 hexadecimal digits: write the image's MD5, or nothing"
+NO_LABEL = "write a name in UTF-8 without line breaks or white space around it"
 AS_MANY = "write as many, and quotes around a cell with a comma"
 NO_OBJECT = 'no JSON object: write {"path": …, "label": …} in one line, or call a CSV file .csv'
-ONE = "write one, or nothing"
 NO_FILE = "correct it, or take the row out"
-DEEP = "[" * 100_000
+NO_UTF8 = "not UTF-8: save the file as UTF-8"
 
 
 def rows(path: Path, images: object = None) -> list[ImageRef]:
@@ -75,17 +69,6 @@ def refused_job(photos: Path, tmp_path: Path, table: list[dict], line: str, *fla
 # --- headers
 
 
-def test_columns_are_features_in_order_of_their_names() -> None:
-    header = ("path", "zeta", "label", "age:int64", "box:float32[]", "split", "tags[]", "md5", "bytes", "b:bytes")
-    assert columns(header) == (
-        Column("age", "int64", False),
-        Column("b", "bytes", False),
-        Column("box", "float32", True),
-        Column("tags", "bytes", True),
-        Column("zeta", "bytes", False),
-    )
-
-
 RESERVED = "has a reserved name: rename it"
 TWICE = "is repeated: keep one"
 EMPTY = "it is empty; give a CSV or JSONL file with rows"
@@ -94,32 +77,20 @@ EMPTY = "it is empty; give a CSV or JSONL file with rows"
 @pytest.mark.parametrize(
     ("name", "data", "what"),
     [
-        ("m.csv", "path\n", "no column 'label' among 'path'; add it"),
         ("m.csv", "label,x\n", "no column 'path' among 'label', 'x'; add it"),
         *(
             ("m.csv", f"path,label,{column}\n", f"column '{column}' {RESERVED}")
-            for column in (
-                "image",
-                "class:int64",
-                "one_hot_class",
-                "filename",
-                "size:int64[]",
-                "split:int64",
-                ":int64",
-                "",
-            )
+            for column in ("image", "class:int64", "size:int64[]", "split:int64", ":int64", "")
         ),
         ("m.csv", "path,label,a,a:int64\n", f"column 'a' {TWICE}"),
         ("m.csv", "path,label,path\n", f"column 'path' {TWICE}"),
         ("m.csv", "path,label,a:int32\n", "column 'a:int32' has no type int64, float32 or bytes: declare one"),
         ("m.csv", "", EMPTY),
         ("m.jsonl", "\n\r\n", EMPTY),
-        ("m.jsonl", "path,label\n", f"row 1: {NO_OBJECT}"),
-        ("m.jsonl", "[1]\n", f"row 1: {NO_OBJECT}"),
-        ("m.jsonl", DEEP, f"row 1: {NO_OBJECT}"),
+        ("m.jsonl", "path,label\n", f"line 1: {NO_OBJECT}"),
         ("m.jsonl", '{"path":"a","label":"b","\\ud800":1}', "column '\\ud800' has a name that isn't UTF-8: rename it"),
-        ("m.csv", b"\xff\xfe\n", "row 1: not UTF-8: save the file as UTF-8"),
-        ("m.csv", 'path,"label\n', "row 1: no CSV, unexpected end of data: correct it"),
+        ("m.csv", b"\xff\xfe\n", NO_UTF8),
+        ("m.csv", 'path,"label\n', "line 1: no CSV, unexpected end of data: correct it"),
         ("m.csv", "path,label\n", "it has a header but no row; add a row for each image"),
     ],
     ids=lambda value: str(value)[:40],
@@ -185,61 +156,48 @@ def test_a_local_image_has_its_size_and_mtime_if_the_row_does_not_say(tmp_path: 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_lines_end_in_any_of_three_ways(tmp_path: Path, end: str) -> None:
     table = ["path,label,note", '1.jpg,cat,"two', 'lines"', "", "2.jpg,dog,"]
-    objects = [json.dumps({"path": path, "label": label}) for path, label in (("1.jpg", "cat"), ("2.jpg", "dog"))]
-    for name, lines in (("m.csv", table), ("m.jsonl", ["", *objects])):
-        found = rows(written(tmp_path, end.join(lines), name))
-        assert [(row.path, row.label) for row in found] == [("1.jpg", "cat"), ("2.jpg", "dog")]
-        if name == "m.csv":
-            assert found[0].features == (example.bytes_feature(f"two{end}lines".encode()),)
-
-
-def test_a_long_cell_is_read_and_the_limit_of_the_process_stays(tmp_path: Path) -> None:
-    before = csv.field_size_limit()
-    (row,) = rows(written(tmp_path, f"path,label,note\n1.jpg,cat,{'x' * 200_000}\n"))
-    assert len(row.features[0]) > 200_000
-    assert csv.field_size_limit() == before
+    first, second = rows(written(tmp_path, end.join(table)))
+    assert (first.path, first.features) == ("1.jpg", (example.bytes_feature(f"two{end}lines".encode()),))
+    assert second.path == "2.jpg"
+    objects = ['{"path": "1.jpg", "label": "cat"}', "", '{"path": "2.jpg", "label": "dog"}']
+    assert [row.path for row in rows(written(tmp_path, end.join(objects), "m.jsonl"))] == ["1.jpg", "2.jpg"]
 
 
 def refused(path: Path) -> str:
-    """What is wrong with the second row, which exits with 2."""
+    """What is wrong with the row in line 2."""
     with pytest.raises(UsageError) as caught:
         rows(path)
-    assert caught.value.exit_code == 2
-    assert "\n" not in str(caught.value)
-    start = f"--manifest '{path}': row 2: "
-    assert str(caught.value).startswith(start), caught.value
-    return str(caught.value).removeprefix(start)
+    return str(caught.value).removeprefix(f"--manifest '{path}': line 2: ")
 
 
 @pytest.mark.parametrize(
-    ("column", "cell", "what"),
+    ("column", "kind", "cells"),
     [
-        ("split", "Train", f"split 'Train' {NO_SPLIT}"),
-        *(("bytes", cell, f"bytes '{cell}' {NO_SIZE}") for cell in ("many", "-5", "1_000", "١٢", "9" * 19)),
-        *(("md5", cell, f"md5 '{cell}' {NO_MD5}") for cell in ("zz", "١" * 32)),
-        *((kind, cell, f"column '{kind[0]}' holds '{cell}', no {kind[2:]}: {ONE}") for kind, cell in (
-            ("n:int64", "1.5"), ("n:int64", "1_000"), ("n:int64", "١٢"), ("n:int64", str(1 << 63)),
-            ("x:float32", "1e39"), ("x:float32", "1_0.5"), ("x:float32", "inf"), ("x:float32", "0x10"),
-            ("x:float32[]", "1;b"))),
-        ("x:int64[]", DEEP, f"column 'x' holds '{'[' * 99}…, no int64[]: {ONE}"),
+        ("split", "split (a-z, 0-9 and _, a letter first)", ["Train", ""]),
+        ("bytes", "size in bytes", ["many", "-5", "9" * 19]),
+        ("md5", "MD5 of 32 hexadecimal digits", ["zz", "١" * 32]),
+        ("n:int64", "int64", ["1.5", str(1 << 63)]),
+        ("x:float32", "float32", ["1e39", "0x10"]),
+        ("x:float32[]", "float32[]", ["1;b"]),
     ],
-)  # fmt: skip
-def test_cells_that_cannot_be_read_are_named(tmp_path: Path, column: str, cell: str, what: str) -> None:
-    assert refused(written(tmp_path, f"path,label,{column}\na.jpg,cat,{cell}\n")) == what
-    line = json.dumps({"path": "a.jpg", "label": "cat", column: cell})
-    assert refused(written(tmp_path, f"\n{line}\n", "m.jsonl")) == what
+)
+def test_cells_that_cannot_be_read_are_named(tmp_path: Path, column: str, kind: str, cells: list[str]) -> None:
+    for cell in cells:
+        what = f"column '{column.partition(':')[0]}' holds '{cell}', no {kind}: correct it"
+        assert refused(written(tmp_path, f"path,label,{column}\na.jpg,cat,{cell}\n")) == what
+        line = json.dumps({"path": "a.jpg", "label": "cat", column: cell})
+        assert refused(written(tmp_path, f"\n{line}\n", "m.jsonl")) == what
 
 
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        (b",cat", "its path is empty: write it, or take the row out"),
-        (b"a.jpg,", f"label '' {NO_LABEL}"),
-        (b"a.jpg, cat", f"label ' cat' {NO_LABEL}"),
+        (b",cat", f"no file can have the path '': {NO_FILE}"),
+        (b"a.jpg,", f"label '': {NO_LABEL}"),
+        (b"a.jpg, cat", f"label ' cat': {NO_LABEL}"),
         (b"a.jpg", f"1 cell, the header has 2: {AS_MANY}"),
         (b"a.jpg,cat,dog", f"3 cells, the header has 2: {AS_MANY}"),
-        (b"a.jpg,c\xe9t", "not UTF-8: save the file as UTF-8"),
-        (b'a.jpg,"cat', "no CSV, unexpected end of data: correct it"),
+        (b'a.jpg,"cat\n\n', "no CSV, unexpected end of data: correct it"),
     ],
 )
 def test_csv_rows_that_cannot_be_read_are_named(tmp_path: Path, row: bytes, what: str) -> None:
@@ -249,64 +207,50 @@ def test_csv_rows_that_cannot_be_read_are_named(tmp_path: Path, row: bytes, what
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        (b"{}", "its path is empty: write it, or take the row out"),
-        (b'{"path":["a.jpg"],"label":"cat"}', "path ['a.jpg'] is no text: write one path"),
+        (b"{}", f"no file can have the path '': {NO_FILE}"),
         (b'{"path":"a\\u0000.jpg","label":"cat"}', f"no file can have the path 'a\\x00.jpg': {NO_FILE}"),
-        (b'{"path":"a\\ud800","label":"cat"}', f"no file can have the path 'a\\ud800': {NO_FILE}"),
-        (b'{"path":"a.jpg"}', f"label None {NO_LABEL}"),
-        (b'{"path":"a.jpg","label":["cat"]}', f"label ['cat'] {NO_LABEL}"),
-        (b'{"path":"a.jpg","label":"\\ud800"}', f"label '\\ud800' {NO_LABEL}"),
-        (b'{"path":"a.jpg","label":"cat","x:float32":1e400}', f"column 'x' holds inf, no float32: {ONE}"),
-        (b'{"path":"a.jpg","label":"cat","n":"\\ud800"}', f"column 'n' holds '\\ud800', no bytes: {ONE}"),
-        (b'{"path":"a.jpg","label":"cat","md5":7}', f"md5 '7' {NO_MD5}"),
-        (b'{"path":"a.jpg","label":"cat","bytes":[7]}', f"bytes [7] {NO_SIZE}"),
+        (b'{"path":"a.jpg"}', f"label None: {NO_LABEL}"),
+        (b'{"path":"a.jpg","label":["cat"]}', f"label ['cat']: {NO_LABEL}"),
+        (b'{"path":"a","label":"b","n":"\\ud800"}', "column 'n' holds '\\ud800', no bytes: correct it"),
         (b'{"path":"a","label":"b","new":1}', "column 'new' is not in the first row: name every column there"),
-        (b'{"path":"a","label":"\xe9"}', "not UTF-8: save the file as UTF-8"),
-        *((row, NO_OBJECT) for row in (DEEP.encode(), b'{"path"', b'"text"', b'{"path":' + b"1" * 5000)),
+        *((row, NO_OBJECT) for row in (b'{"path"', b'"text"', b'{"path":' + b"1" * 5000)),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_jsonl_rows_that_cannot_be_read_are_named(tmp_path: Path, row: bytes, what: str) -> None:
-    first = b'{"path":"1.jpg","label":"cat","x:float32":1,"n":"","md5":"","bytes":1}\n'
+    first = b'{"path":"1.jpg","label":"cat","n":""}\n'
     assert refused(written(tmp_path, first + row + b"\n", "m.jsonl")) == what
 
 
-@pytest.mark.parametrize(
-    ("path", "write"),
-    [
-        ("cat//1.jpg", "'cat/1.jpg'"),
-        ("cat/../cat/1.jpg", "'cat/1.jpg'"),
-        ("././cat/1.jpg", "'cat/1.jpg'"),
-        ("cat/1.jpg/", "'cat/1.jpg'"),
-        ("//in/cat/1.jpg", "'/in/cat/1.jpg'"),
-        ("../tables/cat/1.jpg", "'cat/1.jpg'"),
-        ("../elsewhere//1.jpg", "'../elsewhere/1.jpg'"),
-    ],
-)
-def test_a_local_path_has_one_spelling(tmp_path: Path, path: str, write: str) -> None:
-    assert refused(written(tmp_path, f"path,label\n{path},cat\n")) == (
-        f"path {path!r} holds '//', '.' or '..', which give one image several names: write {write}"
-    )
+def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "path,label\na.jpg,größe\n".encode("latin-1"))
+    assert refused(path) == f"--manifest '{path}': {NO_UTF8}"
 
 
 @pytest.mark.parametrize(
-    ("place", "given", "paths"),
+    ("place", "given", "kept"),
     [
-        (None, ["../images/1.jpg"], ["../images/1.jpg"]),
-        ("gs://bucket/in", ["a//b/../1.jpg", "gs://b/in//1.jpg"], ["a//b/../1.jpg", "gs://b/in//1.jpg"]),
-        ("/in", ["file:///in/1.jpg"], ["1.jpg"]),
+        (None, "cat//1.jpg", "cat/1.jpg"),
+        (None, "cat/../cat/1.jpg", "cat/1.jpg"),
+        (None, "././cat/1.jpg/", "cat/1.jpg"),
+        (None, "../tables/cat/1.jpg", "cat/1.jpg"),
+        (None, "../elsewhere//1.jpg", "../elsewhere/1.jpg"),
+        ("/in", "file:///in/1.jpg", "1.jpg"),
+        ("/in", "//in/cat/./1.jpg", "cat/1.jpg"),
+        ("gs://bucket/in", "a//b/../1.jpg", "a//b/../1.jpg"),
+        ("gs://bucket/in", "gs://b/in//1.jpg", "gs://b/in//1.jpg"),
     ],
-    ids=["out of the input", "anything remote", "file URL"],
 )
-def test_paths_that_are_fine(tmp_path: Path, place: str | None, given: list[str], paths: list[str]) -> None:
-    table = "".join(f"{path},cat\n" for path in given)
-    assert [row.path for row in rows(written(tmp_path, f"path,label\n{table}"), place)] == paths
+def test_a_local_path_has_one_spelling_and_a_remote_one_stays(
+    tmp_path: Path, place: str | None, given: str, kept: str
+) -> None:
+    assert [row.path for row in rows(written(tmp_path, f"path,label\n{given},cat\n"), place)] == [kept]
 
 
 def test_a_bad_row_of_a_job_is_one_line_and_exit_2_and_writes_nothing(photos: Path, tmp_path: Path) -> None:
     table = [{"path": name, "label": "x", "n:int64": 1} for name in sorted(make.files(photos))]
-    table[-1]["n:int64"] = "1_000"
-    refused_job(photos, tmp_path, table, f"FILE: row {len(table)}: column 'n' holds '1_000', no int64: {ONE}")
+    table[-1]["n:int64"] = "old"
+    refused_job(photos, tmp_path, table, f"FILE: line {len(table)}: column 'n' holds 'old', no int64: correct it")
 
 
 # --- a job
@@ -409,11 +353,6 @@ def test_a_manifest_job_again_writes_nothing_and_sees_a_changed_feature(photos: 
     assert finished.code == 1
     assert "40 images were listed then, 40 now, 1 of 2 shards differ" in finished.err
     assert make.traces(tmp_path / "out") == before
-
-
-def test_splits_and_a_split_column_exclude_each_other(photos: Path, tmp_path: Path) -> None:
-    line = "--splits 'train=1': leave it out, the manifest has a column 'split'"
-    refused_job(photos, tmp_path, table_of(photos), line, "--splits", "train=1")
 
 
 def test_a_label_that_is_not_in_the_labels_file_is_one_line(photos: Path, tmp_path: Path) -> None:

@@ -25,10 +25,11 @@ from beam_pipeline.dataset.writer import ShardWriter
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.pipeline import graph, listing
 from beam_pipeline.pipeline.elements import Page
-from beam_pipeline.storage import ListedFile, LocalStorage
+from beam_pipeline.storage import ListedFile
+from beam_pipeline.storage.local import LocalStorage
 from tests import make
+from tests.make import ODD_NAMES
 from tests.servers import S3, Gcs, Request
-from tests.storage.names import ODD_NAMES
 
 FLAGS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "train=3,validation=1", "--max_reject_fraction", "0.1")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -22,13 +23,12 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import ListingSummary, all_images
-from beam_pipeline.inputs.references import ImageRef, sample_size
+from beam_pipeline.inputs.references import ImageRef, order_key, sample_size
 from beam_pipeline.pipeline import elements, graph, listing
 from beam_pipeline.pipeline.elements import Page, PageCoder
 from beam_pipeline.pipeline.listing import ListImages
-from beam_pipeline.pipeline.writing import assigned
-from beam_pipeline.planning.cuts import SplitPlan
-from beam_pipeline.planning.plan import JobPlan
+from beam_pipeline.pipeline.writing import assign_shards
+from beam_pipeline.planning.plan import JobPlan, SplitPlan
 from tests import make
 from tests.servers import Gcs
 
@@ -54,6 +54,19 @@ def test_pages_travel_unchanged(some: list[ImageRef]) -> None:
     assert isinstance(copy, Page)
     assert copy == some
     assert all(isinstance(ref, ImageRef) for ref in copy)
+
+
+def reference(number: int) -> ImageRef:
+    """As a listing of ImageNet on object storage gives it: nothing in it repeats but the class."""
+    path = f"n01440764/n01440764_{number * 37}.JPEG"
+    md5 = hashlib.md5(path.encode()).hexdigest()
+    return ImageRef(path, 80_000 + number * 7919 % 90_000, f"md5:{md5}", "n01440764", "train", order_key(path, 0))
+
+
+@pytest.mark.parametrize(("count", "most_bytes"), [(1000, 48), (33, 64), (1, 160)])
+def test_a_reference_that_is_grouped_takes_few_bytes(count: int, most_bytes: int) -> None:
+    page = Page(reference(number) for number in range(count))
+    assert len(PageCoder().encode(page)) / count <= most_bytes
 
 
 def test_list_images_gives_every_image_once_and_one_summary(
@@ -139,7 +152,7 @@ def test_references_are_assigned_to_shards_without_loss(photos: Path, tmp_path: 
     numbers = random.Random(1)
     cuts = tuple(sorted(numbers.getrandbits(64) for _ in range(5)))
     plan = JobPlan({}, (), (), {"train": SplitPlan(1, 1, cuts), "validation": SplitPlan(1, 1, ())}, {}, "", {})
-    parts = assigned(refs, plan)
+    parts = dict(assign_shards((0, [Page(refs[:9]), Page(refs[9:])]), plan))
     assert sorted(ref for part in parts.values() for ref in part) == sorted(refs)
     for (split, index), part in parts.items():
         assert {(ref.split, plan.splits[split].shard_of(ref.order_key)) for ref in part} == {(split, index)}

@@ -40,18 +40,14 @@ def test_statistics_are_numpys_over_all_pixels(sides: list[int], seed: int) -> N
     assert found["sampled_images"] == len(images)
 
 
-def test_statistics_are_decimal_strings_of_six_digits() -> None:
+def test_statistics_are_decimal_strings_in_any_order() -> None:
     found = statistics([of(channel_sums(Image.new("RGB", (3, 3), (255, 0, 51))))])
     assert found == {"mean": ["1.000000", "0.000000", "0.200000"], "std": ["0.000000"] * 3, "sampled_images": 1}
-
-
-def test_statistics_do_not_depend_on_the_order() -> None:
     sample = [of(channel_sums(make.noise(9, 9, seed))) for seed in range(8)]
-    for seed in range(5):
-        assert statistics(random.Random(seed).sample(sample, 8)) == statistics(sample)
+    assert statistics(random.Random(3).sample(sample, 8)) == statistics(sample)
 
 
-def test_statistics_are_of_train_where_there_is_any() -> None:
+def test_statistics_are_of_train_if_there_is_any() -> None:
     black, white = (channel_sums(Image.new("RGB", (2, 2), color)) for color in ("black", "white"))
     assert statistics([of(black), of(white, "test")])["mean"] == ["0.000000"] * 3
     assert statistics([of(white, "test")])["mean"] == ["1.000000"] * 3

@@ -15,7 +15,7 @@ import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError
 from beam_pipeline.schema.example import int64_feature
-from beam_pipeline.storage import LocalStorage
+from beam_pipeline.storage.local import LocalStorage
 from tests.reading.shards import draw, make_dataset, make_record, numbers_in, offsets
 
 RECORDS = 256

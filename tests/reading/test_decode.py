@@ -90,7 +90,7 @@ def test_png_grey_of_16_bits_keeps_its_upper_8(channels: int) -> None:
     assert np.array_equal(decoded(buffer.getvalue(), channels, (64, 96)), expected)
 
 
-JPEG = saved(scene(0, (64, 96)), "JPEG", quality=90)
+JPEG = saved(scene(1, (64, 96)), "JPEG", quality=90)
 PNG = saved(scene(0, (64, 96)), "PNG")
 
 

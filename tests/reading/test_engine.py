@@ -22,10 +22,10 @@ import pytest
 
 import reader
 from beam_pipeline.errors import UsageError
-from beam_pipeline.storage import LocalStorage
+from beam_pipeline.storage.local import LocalStorage
 from reader.buffers import BufferPool
 from tests.reading.shards import make_dataset
-from tests.storage.servers import SILENCE, Answer, telling
+from tests.servers import SILENCE, Answer, telling
 
 RECORDS = 300
 
@@ -315,7 +315,7 @@ def test_a_process_ends_while_batches_are_decoded_ahead(info: reader.DatasetInfo
 HANGING = """
 import sys, time, signal, threading, reader
 from beam_pipeline import storage
-from beam_pipeline.storage import LocalStorage
+from beam_pipeline.storage.local import LocalStorage
 far = storage.open_storage(sys.argv[2])
 def read_range(self, url, start, stop, out=None):
     print("asked", flush=True)

@@ -210,7 +210,7 @@ def test_the_command_tells_programs_and_people(folder: Path, capsys: pytest.Capt
     assert main(["verify", str(folder), "--json"]) == 1
     (fault,) = json.loads(capsys.readouterr().out)["faults"]
     assert fault["file"] == f"{folder}/manifest.json"
-    assert "is damaged" in fault["what"]
+    assert "is corrupt" in fault["what"]
     assert main(["verify", str(folder), "--decode", "most"]) == 2
     assert capsys.readouterr().err == "error: --decode 'most': choose one of all, sample, none\n"
 

@@ -1,4 +1,4 @@
-"""`features.json` and `dataset_info.json` as TFDS itself reads them."""
+"""`features.json` as TFDS itself reads it; `dataset_info.json` is read in tests/test_round_trip.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_pipeline.schema.tfds import dataset_info_document, features_document
+from beam_pipeline.schema.tfds import features_document
 
 COLUMNS = [
     {"name": "age", "dtype": "int64", "list": False},
@@ -34,12 +34,3 @@ def test_tfds_reads_the_features(tmp_path: Path, shape: tuple, format: str, one_
     assert ("one_hot_class" in features) == one_hot
     if one_hot:
         assert (features["one_hot_class"].shape, features["one_hot_class"].np_dtype) == ((3,), "float32")
-
-
-def test_the_info_holds_every_split_with_its_shards_sorted_by_name() -> None:
-    document = dataset_info_document("photos", "1.2.3", {"validation": (7, [1, 0]), "train": (99, [5, 6, 7])})
-    assert (document["name"], document["version"]) == ("photos", "1.2.3")
-    assert [(split["name"], split["numBytes"], split["shardLengths"]) for split in document["splits"]] == [
-        ("train", "99", ["5", "6", "7"]),
-        ("validation", "7", ["1", "0"]),
-    ]

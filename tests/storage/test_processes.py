@@ -1,21 +1,17 @@
-"""Remote storage beside the rest of a process: forks, exits, Ctrl-C, memory, uploads whose answers are lost."""
+"""Remote storage beside the rest of a process: forks, exits, Ctrl-C, threads."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from beam_pipeline.storage import open_storage
-from tests.servers import Gcs
-from tests.storage.servers import SILENCE, Answer, running, telling
+from tests.servers import SILENCE, Answer, Gcs, telling
 
 
 def in_a_process(code: str, server: str) -> tuple[subprocess.CompletedProcess[str], float]:
@@ -92,60 +88,6 @@ def test_a_silent_server_keeps_nobody(ask: str, interrupted: bool) -> None:
     assert done.returncode == 0, done.stderr
     waited, end = map(float, done.stdout.split())
     assert waited < 1 and gone - end < 1
-
-
-class MillionObjects(BaseHTTPRequestHandler):
-    """The list call of the GCS JSON API over 1,000,000 objects that nobody stores."""
-
-    protocol_version = "HTTP/1.1"
-    total = 1_000_000
-    pages = 0
-
-    def do_GET(self) -> None:
-        parameters = parse_qs(urlsplit(self.path).query)
-        size = int(parameters.get("maxResults", ["0"])[0])
-        start = int(parameters.get("pageToken", ["0"])[0])
-        items = ",".join(
-            f'{{"name":"in/cat/photo-{number:09d}.jpg","size":"{number}","md5Hash":"rL0Y20zC+Fzt72VPzMSk2A==",'
-            '"crc32c":"AAAA/w=="}'
-            for number in range(start, min(start + size, self.total))
-        )
-        end = start + size
-        token = f'"nextPageToken":"{end}",' if end < self.total else ""
-        body = f'{{"kind":"storage#objects",{token}"items":[{items}]}}'.encode()
-        type(self).pages += bool(size)
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-ITERATE = """
-import json, psutil
-from beam_pipeline import storage
-process, store = psutil.Process(), storage.open_storage("gs://b")
-count, bytes, most = 0, 0, 0
-for file in store.files("gs://b/in/cat"):
-    count, bytes = count + 1, bytes + file.bytes
-    if count == 2_000:
-        before = process.memory_info().rss
-    if count > 2_000 and count % 1_000 == 0:
-        most = max(most, process.memory_info().rss)
-print(json.dumps([count, bytes, (most - before) / 1e6]))
-"""
-
-
-def test_iterating_a_million_objects_grows_memory_by_less_than_50_mb() -> None:
-    with running(ThreadingHTTPServer(("127.0.0.1", 0), MillionObjects)) as url:
-        done, _ = in_a_process(ITERATE, url)
-    count, total, growth_mb = json.loads(done.stdout)
-    assert (count, total) == (1_000_000, 999_999 * 500_000)
-    assert MillionObjects.pages == 1_000
-    assert growth_mb < 50
 
 
 def test_many_threads_share_a_storage(gcs: Gcs) -> None:

@@ -89,8 +89,8 @@ def _places() -> Iterator[Places]:
         return
     with servers.fake_gcs(WORK / "fake_gcs_server.log") as url:
         os.environ["STORAGE_EMULATOR_HOST"] = url
-        servers.make_bucket(url, _BUCKET)
-        servers.Gcs(url, WORK / "fake_gcs_server.log").put_folder(_BUCKET, "images", WORK / "images")
+        gcs = servers.Gcs(url)
+        gcs.put_folder(gcs.new_bucket(_BUCKET), "images", WORK / "images")
         images["gs"], outputs["gs"] = f"gs://{_BUCKET}/images", f"gs://{_BUCKET}"
         yield Places(images, outputs)
 

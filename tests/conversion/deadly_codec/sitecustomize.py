@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import struct
 import time
 from typing import Any
 
-from PIL import Image, ImageFile
+from PIL import ImageFile
 
 from beam_pipeline.conversion import decoder
 
@@ -42,6 +43,10 @@ def _deadly_load(image: ImageFile.ImageFile) -> Any:
     if b"DEADLY: half an answer" in data:
         answer(bytes(3))
         os._exit(0)
+    if b"DEADLY: says " in data:
+        said = image.info["comment"].partition(b"says ")[2]
+        answer(struct.pack("!i", len(said)) + said + struct.pack("!i", 0))
+        time.sleep(3600)
     if b"DEADLY: out of step" in data:
         answer(bytes(3))
         raise OSError  # which is answered as well
@@ -54,14 +59,4 @@ def _deadly_load(image: ImageFile.ImageFile) -> Any:
     return _load(image)
 
 
-_save = Image.Image.save
-
-
-def _deadly_save(image: Image.Image, *arguments: Any, **options: Any) -> Any:
-    if image.getpixel((0, 0)) == (1, 2, 3):
-        raise TypeError("no image's fault")
-    return _save(image, *arguments, **options)
-
-
-Image.Image.save = _deadly_save  # type: ignore[method-assign]
 ImageFile.ImageFile.load = _deadly_load  # type: ignore[method-assign]

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from beam_pipeline.conversion import pool
-from beam_pipeline.conversion.pool import MemoryBudget, Pool, shared_pool
+from beam_pipeline.conversion import fetch
+from beam_pipeline.conversion.fetch import Pool
 
 REMOTE_OR_LOCAL = pytest.mark.parametrize("fetches", [4, 0], ids=["remote", "local"])
 
@@ -19,8 +19,8 @@ REMOTE_OR_LOCAL = pytest.mark.parametrize("fetches", [4, 0], ids=["remote", "loc
 @pytest.fixture
 def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 bytes in flight, 50 in a batch."""
-    monkeypatch.setattr(pool, "_PAYLOAD_BYTES", 100)
-    monkeypatch.setattr(pool, "_BATCH_BYTES", 50)
+    monkeypatch.setattr(fetch, "_PAYLOAD_BYTES", 100)
+    monkeypatch.setattr(fetch, "_BATCH_BYTES", 50)
 
 
 def unchanged(item: int) -> int:
@@ -111,23 +111,6 @@ def test_payload_bytes_in_flight_are_bounded() -> None:
     assert 40 <= max(held) <= 100
 
 
-def test_who_wants_more_than_the_whole_budget_gets_it_alone() -> None:
-    budget, given = MemoryBudget(100), threading.Event()
-    assert budget.reserve(60) and budget.reserve(40)
-    assert not budget.reserve(1, wait=False)
-    budget.release(40)
-
-    def reserve() -> None:
-        budget.reserve(5000)
-        given.set()
-
-    threading.Thread(target=reserve, daemon=True).start()
-    assert not given.wait(0.1)
-    budget.release(60)
-    assert given.wait(10)
-    assert not budget.reserve(1, wait=False)
-
-
 @pytest.mark.usefixtures("small_budget")
 def test_writers_that_share_a_budget_all_finish() -> None:
     shared = Pool(8, 2)
@@ -166,27 +149,3 @@ def test_the_first_error_in_order_is_raised_and_the_pool_works_on(fetches: int, 
     assert seen == list(range(16)), "the batches before it"
     assert shared._budget._reserved == 0, "an abandoned window gives its bytes back"
     assert list(shared.map(range(20), unchanged, fetched_only, one_byte)) == list(range(20))
-
-
-def test_after_an_error_requests_that_wait_for_a_thread_are_not_begun() -> None:
-    shared = Pool(2, 1)
-    begun = []
-
-    def fetch(item: int) -> int:
-        begun.append(item)
-        time.sleep(0.01)
-        if item == 0:
-            raise ValueError("storage is gone")
-        return item
-
-    with pytest.raises(ValueError, match="storage is gone"):
-        list(shared.map(range(24), fetch, fetched_only, one_byte))
-    at_the_error = len(begun)
-    assert shared._fetchers
-    shared._fetchers.shutdown(wait=True)
-    assert 8 <= at_the_error <= len(begun) <= at_the_error + 2 < 24
-
-
-def test_a_process_has_one_pool_a_setting() -> None:
-    assert shared_pool(3, 2) is shared_pool(3, 2)
-    assert shared_pool(3, 2) is not shared_pool(3, 1)

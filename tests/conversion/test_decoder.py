@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,7 @@ from PIL import Image
 from beam_pipeline import images, schema
 from beam_pipeline.config import Config
 from beam_pipeline.conversion import decoder, isolation
-from beam_pipeline.conversion.decoder import Decoder
-from beam_pipeline.conversion.isolation import IsolatedDecoder
+from beam_pipeline.conversion.decoder import Attempts, Decoder
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.inputs.references import order_key
 from reader.example import parse_example
@@ -33,8 +31,8 @@ def options(**more: object) -> images.ImageOptions:
     return Config(output="out", name="photos", input="in", **more).image_options  # type: ignore[arg-type]
 
 
-def isolated(**more: object) -> IsolatedDecoder:
-    return IsolatedDecoder(options(**more), decoder.limit_s(options(**more)))
+def isolated(**more: object) -> Decoder:
+    return Decoder(options(**more), None, isolated=True)
 
 
 def converted(data: bytes, **more: object) -> images.EncodedImage:
@@ -42,7 +40,7 @@ def converted(data: bytes, **more: object) -> images.EncodedImage:
 
 
 def deadly(kind: str) -> bytes:
-    """A good JPEG that the codec of these tests dies of."""
+    """A valid JPEG that the codec of these tests dies of."""
     return make.encoded(make.picture(seed=99), comment=f"DEADLY: {kind}".encode())
 
 
@@ -65,7 +63,7 @@ def test_a_child_process_makes_the_same_bytes(more: dict[str, object]) -> None:
     child, here = isolated(**more), Decoder(options(**more), None, isolated=False, with_sums=True)
     noise = make.noise(900, 700)
     for data in (GOOD, make.encoded(noise, "PNG"), make.encoded(make.picture().convert("L")), make.encoded(noise)):
-        assert child.convert("a", data) == here.convert("a", data, b"") == converted(data, **more)
+        assert child.convert("a", data, b"") == here.convert("a", data, b"") == converted(data, **more)
 
 
 def test_a_child_process_rejects_for_the_same_reason_and_goes_on() -> None:
@@ -74,8 +72,15 @@ def test_a_child_process_rejects_for_the_same_reason_and_goes_on() -> None:
         with pytest.raises(Reject) as expected:
             converted(data, max_pixels=1_000_000)
         with pytest.raises(Reject) as caught:
-            child.convert("a", data)
+            child.convert("a", data, b"")
         assert caught.value.args == expected.value.args
+
+
+NO_ANSWERS = [
+    *("null", "{", "[" * 50_000, '{"reject": ["no_such_reason", "detail"]}'),
+    '{"image": [[1, 1], ["JPEG", 1, 1], "other", [1, [1], [1]]]}',
+    '{"image": [["1", 1], ["JPEG", 1, 1], null, [1, [1], [1]]]}',
+]
 
 
 @pytest.mark.parametrize(
@@ -89,36 +94,17 @@ def test_a_child_process_rejects_for_the_same_reason_and_goes_on() -> None:
         ("nonsense", "decoder_crash", "its decoder gave no valid answer, twice"),
         ("out of step", "decoder_crash", "its decoder gave no valid answer, twice"),
         ("half an answer", "decoder_crash", "its decoder ended with exit code 0, twice"),
+        *((f"says {answer}", "decoder_crash", "its decoder gave no valid answer, twice") for answer in NO_ANSWERS),
     ],
+    ids=lambda value: value[:60],
 )
 @pytest.mark.usefixtures("quick_limits")
 def test_what_kills_two_child_processes_is_rejected(kind: str, reason: str, detail: str) -> None:
     child = isolated()
     with pytest.raises(Reject) as caught:
-        child.convert("a", deadly(kind))
+        child.convert("a", deadly(kind), b"")
     assert caught.value.args == (reason, detail)
-    assert child.convert("a", GOOD) == converted(GOOD)
-
-
-NO_ANSWERS = [
-    *("null", "{", "[" * 100_000, '{"reject": ["no_such_reason", "detail"]}', '{"error": 1}'),
-    '{"image": [[1, 1], ["JPEG", 1, 1], "other", [1, [1], [1]]]}',
-    '{"image": [["1", 1], ["JPEG", 1, 1], null, [1, [1], [1]]]}',
-]
-
-
-@pytest.mark.parametrize("answer", NO_ANSWERS)
-def test_an_answer_that_no_child_gives_is_a_crash(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Liar(isolation._Child):
-        def __init__(self, *_: object) -> None:
-            self._pipe, self.other = Pipe()
-            for message in (answer.encode(), b""):
-                self.other.send_bytes(message)
-
-    monkeypatch.setattr(isolation, "_Child", Liar)
-    with pytest.raises(Reject) as caught:
-        isolated().convert("a", b"")
-    assert caught.value.args == ("decoder_crash", "its decoder gave no valid answer, twice")
+    assert child.convert("a", GOOD, b"") == converted(GOOD)
 
 
 def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,27 +114,31 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(monkeypatch:
     child = isolated()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(json, "loads", interrupted)
-        child.convert("a", make.encoded(make.picture(seed=1)))
-    assert child.convert("a", GOOD) == converted(GOOD)
+        child.convert("a", make.encoded(make.picture(seed=1)), b"")
+    assert child.convert("a", GOOD, b"") == converted(GOOD)
+
+
+def children(process: str = "thread-self") -> list[str]:
+    """Process ids of the children of this thread, or of a process with one."""
+    folder = Path("/proc", process if process == "thread-self" else f"{process}/task/{process}")
+    return (folder / "children").read_text().split()
 
 
 def test_a_child_process_ends_with_its_decoder() -> None:
+    before = children()
     parent = isolated()
-    parent.convert("a", GOOD)
-    assert parent._child is not None
-    child = Path(f"/proc/{parent._child.process.pid}")
-    assert child.exists()
+    parent.convert("a", GOOD, b"")
+    assert len(children()) == len(before) + 1
     del parent
-    assert not child.exists()
+    assert children() == before
 
 
-# Prints the process id of its child; while that hangs, it can only be found among its children.
 HOLD = """
 import sys
-from tests.conversion.test_isolation import isolated
+from tests.conversion.test_decoder import isolated
 decoder = isolated()
-decoder.convert("a", open(sys.argv[1], "rb").read())
-print(decoder._child.process.pid, flush=True)
+decoder.convert("a", open(sys.argv[1], "rb").read(), b"")
+print("done", flush=True)
 sys.stdin.read()
 """
 
@@ -160,45 +150,18 @@ def test_no_child_process_outlives_its_parent(tmp_path: Path, how: str) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path / "image")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=deadly_environment(), cwd=make.ROOT, text=True, **pipes) as process:
-        child = "" if hangs else process.stdout.readline().strip()
-        while not child:
+        if not hangs:
+            process.stdout.readline()
+        while not (found := children(str(process.pid))):
             assert process.poll() is None
             time.sleep(0.05)
-            child = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().strip()
-        assert Path(f"/proc/{child}").exists()
+        child = found[0]
         if how != "its end":  # which comes with the end of its standard input
             process.send_signal(signal.SIGINT if how == "an interrupt" else signal.SIGKILL)
     end = time.monotonic() + 10
     while Path(f"/proc/{child}").exists() and "\nState:\tZ" not in Path(f"/proc/{child}/status").read_text():
         assert time.monotonic() < end, child
         time.sleep(0.05)
-
-
-def our_fault() -> bytes:
-    """An image that the codec of these tests raises a TypeError for."""
-    return make.encoded(Image.new("RGB", (9, 9), (1, 2, 3)), "PNG")
-
-
-REPORT_IT = "makes this program fail, please report it: TypeError: no image's fault"
-
-
-def test_an_error_of_this_program_is_no_reject(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(CODEC)
-    child = Decoder(options(), None, isolated=True)
-    with pytest.raises(ImageShardsError) as caught:
-        child.convert("a/b.png", our_fault(), b"")
-    assert str(caught.value) == f"'a/b.png' {REPORT_IT}"
-    assert child.convert("a/c.png", GOOD, b"") == converted(GOOD), "the child goes on"
-
-
-def test_a_job_that_an_error_of_this_program_ends_is_ended_by_it_each_time(tmp_path: Path) -> None:
-    make.class_folders(tmp_path / "in", {"a": 3}, size=(24, 20))
-    (tmp_path / "in/a/9.png").write_bytes(our_fault())
-    for _ in range(2):
-        finished = job(tmp_path)
-        assert finished.returncode == 1
-        assert finished.stderr.startswith(f"error: 'a/9.png' {REPORT_IT}")
-        assert not (tmp_path / "out/photos/1.0.0" / schema.MANIFEST_FILE).exists()
 
 
 DIES_ONCE = """
@@ -218,7 +181,7 @@ ImageFile.ImageFile.load = once
 def test_one_death_is_not_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(DIES_ONCE.format(str(tmp_path / "died")))
     monkeypatch.syspath_prepend(tmp_path)
-    assert isolated().convert("a", GOOD) == converted(GOOD)
+    assert isolated().convert("a", GOOD, b"") == converted(GOOD)
     assert (tmp_path / "died").exists()
 
 
@@ -226,12 +189,7 @@ def test_a_process_that_cannot_start_is_no_image_s_fault(monkeypatch: pytest.Mon
     (tmp_path / "sitecustomize.py").write_text("import os\nos._exit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImageShardsError, match="can't start a process to decode in: it ended with exit code 3"):
-        isolated().convert("a", GOOD)
-
-
-def test_the_limit_grows_with_the_pixels_that_are_permitted() -> None:
-    assert decoder.limit_s(options()) == pytest.approx(239, abs=1)
-    assert decoder.limit_s(options(max_pixels=10**9)) == pytest.approx(1060, abs=1)
+        isolated().convert("a", GOOD, b"")
 
 
 def test_large_images_wait_for_memory_and_small_ones_do_not() -> None:
@@ -253,9 +211,8 @@ def test_large_images_wait_for_memory_and_small_ones_do_not() -> None:
 
 def test_child_processes_decode_one_image_at_a_time() -> None:
     found: list[images.EncodedImage] = []
-    children = [isolated(), isolated()]
     with isolation._one_at_a_time:
-        threads = [threading.Thread(target=lambda one=one: found.append(one.convert("a", GOOD))) for one in children]
+        threads = [threading.Thread(target=lambda: found.append(isolated().convert("a", GOOD, b""))) for _ in range(2)]
         for thread in threads:
             thread.start()
         time.sleep(0.5)
@@ -263,6 +220,32 @@ def test_child_processes_decode_one_image_at_a_time() -> None:
     for thread in threads:
         thread.join()
     assert found == [converted(GOOD)] * 2
+
+
+# --- what an attempt leaves for the next
+
+
+def attempts(folder: Path) -> Attempts:
+    """Those of a new job."""
+    return Attempts(Config(input="in", output=str(folder), name="photos"))
+
+
+def test_only_a_part_of_the_sample_that_was_begun_before_is_suspect(tmp_path: Path) -> None:
+    first, second = attempts(tmp_path), attempts(tmp_path)
+    assert not first.begin_sampling(["a/1.jpg", "a/2.jpg"])
+    assert not first.begin_sampling(["a/3.jpg"]), "another process of the same job"
+    assert second.begin_sampling(["a/2.jpg", "a/1.jpg"]), "a retry, or another job"
+    second.end_sampling()
+    assert not first.begin_sampling(["a/1.jpg", "a/2.jpg"])
+
+
+def test_a_corrupt_reject_is_ignored(tmp_path: Path) -> None:
+    attempts(tmp_path).add_reject("valid", Reject("decoder_crash", "signal 6"))
+    (folder,) = tmp_path.rglob("rejected")
+    for number, data in enumerate((b"", b"{}", b"[]", b'{"detail":"sig', b'{"detail":"","reason":"other"}')):
+        (folder / f"{number}.json").write_bytes(data)
+    found = attempts(tmp_path).rejects()
+    assert {image: reject.args for image, reject in found.items()} == {"valid": ("decoder_crash", "signal 6")}
 
 
 # --- jobs that are killed by their codec

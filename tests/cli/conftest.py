@@ -1,0 +1,61 @@
+"""What tests of the command share: a published version, inputs to change and to reject, checks of how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import make
+
+TWO_SPLITS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "2")
+
+
+@pytest.fixture(scope="session")
+def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A published version of `photos`; not to be changed."""
+    return make.published(photos, tmp_path_factory.mktemp("original"), *TWO_SPLITS)
+
+
+@pytest.fixture
+def version(original: Path, tmp_path: Path) -> Path:
+    """A copy of `original` to damage: `tmp_path`/photos/1.0.0."""
+    return Path(shutil.copytree(original, tmp_path / "photos" / "1.0.0"))
+
+
+@pytest.fixture
+def changed(photos: Path, tmp_path: Path) -> Path:
+    """A copy of the pictures with their times, to be changed."""
+    return Path(shutil.copytree(photos, tmp_path / "changed"))
+
+
+@pytest.fixture(scope="session")
+def with_broken(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`photos` and three broken images in a class of two good ones."""
+    folder = Path(shutil.copytree(photos, tmp_path_factory.mktemp("broken") / "in"))
+    make.class_folders(folder, {"dog": 2})
+    good = make.encoded(make.picture(120, 90, seed=77))
+    for name, data in (("cut", good[: len(good) // 2]), ("text", b"hello, this is no image"), ("empty", b"")):
+        (folder / "dog" / f"{name}.jpg").write_bytes(data)
+    return folder
+
+
+def refused(finished: make.Finished, code: int, line: str) -> None:
+    """Exit with this code and line."""
+    assert (finished.code, finished.err) == (code, f"error: {line}\n")
+
+
+def failed(finished: make.Finished, *parts: str) -> None:
+    """Exit 1 and one line that holds these parts."""
+    assert (finished.code, finished.err.count("\n")) == (1, 1), finished
+    assert [part for part in parts if part not in finished.err] == [], finished.err
+
+
+@contextlib.contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    before = make.traces(folder)
+    yield
+    assert make.traces(folder) == before

@@ -1,0 +1,218 @@
+"""The command on a version that is published already, is damaged, or is left by a job that failed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from beam_pipeline import schema
+from beam_pipeline.storage.local import LocalStorage
+from tests import make
+from tests.cli.conftest import TWO_SPLITS, failed, refused, unchanged
+from tests.servers import Gcs
+
+
+def again(photos: Path, version: Path, *more: object) -> make.Finished:
+    """The command that made `version`, once more."""
+    return make.job(photos, version.parent.parent, *TWO_SPLITS, *more)
+
+
+@contextlib.contextmanager
+def publishing(fails: Callable[[str, list[str]], bool] = lambda url, before: False) -> Iterator[list[str]]:
+    """What is written, by URL; on a machine that goes away where `fails` says so of the next URL and those before."""
+    urls: list[str] = []
+
+    def note(_: LocalStorage, file: object, url: str, *more: object) -> None:
+        if fails(url, urls):
+            raise RuntimeError("the machine goes away here")
+        urls.append(url)
+
+    with pytest.MonkeyPatch.context() as patch:
+        make.before(patch, LocalStorage, "publish", note)
+        yield urls
+
+
+# --- published already
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--repair",), ("--fetch_concurrency", "2", "--decode_threads", "1", "--max_reject_fraction", "0.5")],
+    ids=" ".join,
+)
+def test_the_same_command_again_writes_nothing(photos: Path, version: Path, flags: tuple[str, ...]) -> None:
+    with unchanged(version.parent.parent):
+        finished = again(photos, version, *flags)
+    assert finished.code == 0
+    assert finished.out.splitlines()[0] == f"already published {version}, nothing written"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "now", "then"),
+    [
+        ("--image_size", "24x32", "24x32", "24"),
+        ("--num_shards", "3", "3", "2"),
+        ("--splits", "train=0.5,validation=0.5", "'train=0.5,validation=0.5'", "'train=0.8,validation=0.2'"),
+        ("--labels_file", "labels.txt", "of cat, bee, ant", "None"),
+    ],
+)
+def test_another_configuration_of_a_published_version_is_exit_2_and_writes_nothing(
+    photos: Path, version: Path, monkeypatch: pytest.MonkeyPatch, flag: str, value: str, now: str, then: str
+) -> None:
+    monkeypatch.chdir(version.parent.parent.parent)
+    Path("labels.txt").write_text("cat\nbee\nant\n")
+    with unchanged(version.parent):
+        finished = again(photos, version, flag, value)
+    line = f"{flag} {now}: {version} is published with {then}; choose another --version or --overwrite"
+    refused(finished, 2, line)
+
+
+def test_added_and_removed_images_are_exit_1_with_counts(changed: Path, version: Path) -> None:
+    with unchanged(version):
+        for number in range(2):
+            (changed / "ant" / f"new{number}.jpg").write_bytes(make.encoded(make.picture(seed=1000 + number)))
+        failed(again(changed, version), "40 images were listed then, 42 now", "of 4 shards differ")
+        for name in ("new0.jpg", "new1.jpg", "0000.jpg"):
+            (changed / "ant" / name).unlink()
+        line = f"the input has changed since {version} was published: 40 images were listed then, 39 now, "
+        refused(again(changed, version), 1, f"{line}1 of 4 shards differ; choose another --version or --overwrite")
+
+
+def edit_keeping_the_size(image: Path) -> None:
+    """Another picture of the same number of bytes: a JPEG may end in anything."""
+    size = image.stat().st_size
+    for quality in range(94, 5, -3):
+        data = make.encoded(make.picture(seed=999), quality=quality)
+        if len(data) <= size:
+            image.write_bytes(data.ljust(size, b"\0"))
+            return
+    raise AssertionError("no quality gives a file small enough")
+
+
+@pytest.mark.parametrize("flags", [(), ("--repair",)])
+def test_an_input_of_as_many_other_images_is_found(changed: Path, version: Path, flags: tuple[str, ...]) -> None:
+    image = changed / "ant" / "0003.jpg"
+    if flags:
+        edit_keeping_the_size(image)
+    else:
+        image.rename(image.with_name("renamed.jpg"))
+    with unchanged(version):
+        failed(again(changed, version, *flags), "40 images were listed then, 40 now")
+
+
+def test_an_edited_object_of_the_same_size_is_found_by_its_md5(gcs: Gcs, changed: Path, tmp_path: Path) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "in", changed)
+    command = (f"gs://{bucket}/in", tmp_path / "out", *TWO_SPLITS)
+    make.published(*command)
+    edit_keeping_the_size(changed / "ant" / "0003.jpg")
+    gcs.put(bucket, "in/ant/0003.jpg", (changed / "ant" / "0003.jpg").read_bytes())
+    failed(make.job(*command), "40 images were listed then, 40 now, 1 of 4 shards differ")
+
+
+# --- damage and repair
+
+
+def test_a_truncated_shard_is_written_again_with_the_same_bytes(photos: Path, original: Path, version: Path) -> None:
+    shard = make.shard_files(version)[1]
+    shard.write_bytes(shard.read_bytes()[:-7])
+    others = {name: trace for name, trace in make.traces(version).items() if Path(name).suffix == ".json"}
+    finished = again(photos, version)
+    assert finished.code == 0, finished.err
+    assert make.files(version) == make.files(original)
+    assert {name: make.traces(version)[name] for name in others} == others
+    assert not (version.parent / "_state").exists()
+    assert finished.out.startswith(f"repaired {version}\n")
+    few = "fewer than 5 records of 3 classes in split 'validation': 'ant' 3, 'bee' 4, 'cat' 4"
+    assert finished.err == f"rewriting 1 corrupt shard\nwarning: {few}\n"
+
+
+def test_a_corrupt_manifest_is_exit_1_and_names_repair(photos: Path, version: Path) -> None:
+    make.flip_byte(version / schema.MANIFEST_FILE)
+    with unchanged(version):
+        failed(again(photos, version), "manifest.json is corrupt", "--repair")
+
+
+def test_repair_never_publishes_a_shard_with_other_bytes(changed: Path, version: Path) -> None:
+    for image in sorted((changed / "ant").iterdir()):
+        edit_keeping_the_size(image)
+    for shard in make.shard_files(version):
+        shard.unlink()
+    finished = again(changed, version)
+    assert finished.code == 1
+    line = finished.err.splitlines()[-1]
+    assert line.startswith("error: shard photos-")
+    assert line.endswith("comes out with other bytes than were published: an image of it has changed; use --overwrite")
+    splits = make.manifest(version)["splits"].values()
+    crcs = {shard["file"]: shard["crc32c"] for content in splits for shard in content["shards"]}
+    for file in make.shard_files(version):
+        assert google_crc32c.value(file.read_bytes()) == crcs[file.name]
+
+
+def test_a_repair_does_not_believe_the_leftover_of_an_interrupted_one(
+    photos: Path, original: Path, version: Path
+) -> None:
+    for shard in make.shard_files(version):
+        make.flip_byte(shard)
+    with publishing(fails=lambda url, before: len(before) == 1) as repaired:
+        assert again(photos, version, "--repair").code == 1
+    make.flip_byte(Path(repaired[0]))  # damaged once more, after the interrupted repair had repaired it
+    finished = again(photos, version, "--repair")
+    assert finished.code == 0, finished.err
+    assert make.files(version) == make.files(original)
+
+
+def test_overwrite_writes_the_version_anew_with_another_configuration(photos: Path, version: Path) -> None:
+    finished = again(photos, version, "--overwrite", "--seed", "5", "--num_shards", "1")
+    assert finished.code == 0
+    assert finished.out.startswith(f"published {version}")
+    assert [path.suffix for path in make.shard_files(version)] == [".tfrecord-00000-of-00001"] * 2
+    assert make.manifest(version)["configuration"]["seed"] == 5
+
+
+def test_overwrite_that_fails_before_it_writes_leaves_the_published_version(changed: Path, version: Path) -> None:
+    for image in (changed / "bee").iterdir():
+        image.write_bytes(b"no image")
+    with unchanged(version):
+        assert again(changed, version, "--overwrite").code == 1
+
+
+# --- a job that fails
+
+
+def fail_at_one_shard(folder: Path, version: Path) -> None:
+    with publishing(fails=lambda url, before: "validation.tfrecord-00001" in url):
+        failed(again(folder, version), "the same command resumes")
+
+
+def test_the_same_command_resumes_a_failed_job_and_keeps_its_finished_shards(
+    photos: Path, original: Path, tmp_path: Path
+) -> None:
+    version = tmp_path / "photos" / "1.0.0"
+    fail_at_one_shard(photos, version)
+    assert not (version / schema.MANIFEST_FILE).exists()
+    assert not list(tmp_path.rglob("*.tmp"))
+    finished_shards = {path: path.stat().st_mtime_ns for path in make.shard_files(version)}
+    assert finished_shards
+    assert again(photos, version).code == 0
+    assert {path: path.stat().st_mtime_ns for path in finished_shards} == finished_shards
+    assert make.same_each_time(version) == make.same_each_time(original)
+    assert not (tmp_path / "photos" / "_state").exists()
+
+
+def test_an_image_with_another_time_voids_what_a_failed_job_left(changed: Path, original: Path, tmp_path: Path) -> None:
+    version = tmp_path / "out" / "photos" / "1.0.0"
+    fail_at_one_shard(changed, version)
+    assert make.shard_files(version)
+    os.utime(changed / "ant" / "0000.jpg", ns=(1, 1))  # its bytes are the same, but a listing can't tell
+    with publishing() as published:
+        assert again(changed, version).code == 0
+    shards = [str(path) for path in make.shard_files(version)]
+    assert len(shards) == 4
+    assert set(shards) <= set(published), "none is kept"
+    assert make.same_each_time(version) == make.same_each_time(original)
