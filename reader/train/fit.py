@@ -196,20 +196,18 @@ class _Training:
             return self._step // steps > (self._step - self._stride) // steps
         return time.monotonic() - self._saved_s > 60 * self._recipe.options.checkpoint_minutes
 
-    def _stop_if_wanted(self, model: Any) -> None:
-        """Save and end, if a signal came; in several processes after a step that all of them make."""
-        if self._devices.processes > 1:
-            from jax.experimental import multihost_utils
+    def _is_stopped(self) -> bool:
+        """Whether a signal came; in several processes, whether all of them have made the same steps since."""
+        if self._devices.processes == 1:
+            return self._stop.is_set()
+        from jax.experimental import multihost_utils
 
-            is_wanted = multihost_utils.reached_preemption_sync_point(self._step)
-        else:
-            is_wanted = self._stop.is_set()
-        if is_wanted:
-            self._save(model)
-            raise ImageShardsError(
-                f"stopped after step {self._step:,}, which is saved; the same command with --out {self._out.given} "
-                "continues"
-            )
+        return bool(multihost_utils.reached_preemption_sync_point(self._step))
+
+    def _save_and_stop(self, model: Any) -> None:
+        self._save(model)
+        how = f"the same command with --out {self._out.given} continues"
+        raise ImageShardsError(f"stopped after step {self._step:,}, which is saved; {how}")
 
     # --- epochs
 
@@ -220,10 +218,9 @@ class _Training:
                 break
             speed = self._train_epoch(model, kept) if self._logs is None else Speed()
             kept = None
-            self._stop_if_wanted(model)
             logs: dict[str, float] = dict(self._logs or {})
             if validation is not None:
-                watch = EvalWatch(lambda: self._stop_if_wanted(model))
+                watch = EvalWatch(lambda: self._save_and_stop(model) if self._stop.is_set() else None)
                 found = model.evaluate(validation, verbose=0, return_dict=True, callbacks=[watch])
                 logs |= {f"val_{name}": value for name, value in found.items()}
             self._end_epoch(phase, logs, speed)
@@ -242,7 +239,8 @@ class _Training:
                 self._compiles, start = False, self._clock(begun)
             if begun:
                 line.step(self._step - epoch * steps, logs[LOSS] if logs else None)
-                self._stop_if_wanted(model)
+                if self._is_stopped():
+                    self._save_and_stop(model)
                 if self._is_due():
                     self._save(model)
 
@@ -274,16 +272,12 @@ class _Training:
 
     def _is_early(self, phase: Phase) -> bool:
         """Whether the loss of this phase hasn't fallen for as many epochs as `--early_stopping` allows."""
-        patience, lines = (
-            self._recipe.options.early_stopping,
-            [one for one in self._lines if one["phase"] == phase.name],
-        )
-        if patience is None or not lines:
+        patience = self._recipe.options.early_stopping
+        lines = [line for line in self._lines if line["phase"] == phase.name]
+        if patience is None or not lines or len(lines) - 1 - lines.index(_best(lines)) < patience:
             return False
-        is_early = len(lines) - 1 - lines.index(_best(lines)) >= patience
-        if is_early:
-            self._say(f"early stopping: no lower loss for {plural(patience, 'epoch')}")
-        return is_early
+        self._say(f"early stopping: no lower loss for {plural(patience, 'epoch')}")
+        return True
 
     # --- the end
 

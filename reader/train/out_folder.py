@@ -13,6 +13,7 @@ from typing import Any
 
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
+from beam_pipeline.storage.causes import explained
 
 RUN_FILE, METRICS_FILE, MODEL_FILE, LABELS_FILE = "run.json", "metrics.jsonl", "model.keras", "classes.txt"
 CURVES_FILE, CONFUSION_FILE = "curves.png", "confusion.png"
@@ -57,7 +58,7 @@ class OutFolder:
                 write(path)
                 file = open(path, "rb")  # noqa: SIM115
             except OSError as error:
-                raise storage.explained(storage.join(self.url, name) if self._is_local else path, error) from error
+                raise explained(storage.join(self.url, name) if self._is_local else path, error) from error
             with file:
                 self._store.publish(file, storage.join(self.url, name))
 
@@ -75,7 +76,7 @@ class OutFolder:
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
-            raise storage.explained(folder, error) from error
+            raise explained(folder, error) from error
         try:
             yield folder
         finally:
