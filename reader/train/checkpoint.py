@@ -32,14 +32,14 @@ class Progress:
 
     Attributes:
         phase: number of its phase.
-        epochs: epochs that are in metrics.jsonl.
+        lines: of metrics.jsonl.
         step: updates made, in all phases.
         position: `reader.Position` of the next record, as JSON.
         logs: metrics of an epoch that is trained, but not validated; else None.
     """
 
     phase: int
-    epochs: int
+    lines: list[dict[str, Any]]
     step: int
     position: str
     logs: dict[str, float] | None = None

@@ -65,7 +65,6 @@ def found(options: TrainOptions) -> Iterator[Devices]:
         UsageError: the backend, or TF_CONFIG, is one that can't train; or a batch can't be shared.
         ImageShardsError: `--device` names what isn't there.
     """
-    _check_cluster()
     backend, policy = keras.backend.backend(), keras.config.dtype_policy()
     if backend not in ("tensorflow", "jax"):
         raise UsageError(f"KERAS_BACKEND={backend}: train runs on tensorflow or jax")
@@ -100,7 +99,7 @@ def _check_cluster() -> None:
 
 
 def _absent(kind: str, why: str) -> ImageShardsError:
-    return ImageShardsError(f"--device {kind}: there is none: {why}")
+    return ImageShardsError(f"--device {kind}: none found: {why}")
 
 
 # --- TensorFlow
@@ -109,6 +108,7 @@ def _absent(kind: str, why: str) -> ImageShardsError:
 def _of_tensorflow(options: TrainOptions) -> Devices:
     import tensorflow as tf
 
+    _check_cluster()
     wanted, missing = options.device, []
     if wanted in ("auto", "tpu"):
         try:
@@ -170,13 +170,21 @@ def _of_jax(options: TrainOptions) -> Devices:
         jax.config.update("jax_platforms", "cpu")  # before the first look at the devices
     if options.distributed:
         _join_processes()
-    devices, platform = jax.devices(), jax.default_backend()
+    try:
+        devices, platform = jax.devices(), jax.default_backend()
+    except RuntimeError as error:  # JAX_PLATFORMS names what isn't there
+        raise _absent(options.device, one_line(error)[:200]) from None
     kind = "gpu" if platform in ("gpu", "cuda", "rocm") else platform
     if options.device not in ("auto", kind):
         raise _absent(options.device, f"JAX sees {_named(kind, len(devices))} only")
     processes = jax.process_count()
     of = f", {processes} processes" if processes > 1 else ""
-    said = f"{_named(kind, len(devices))} (JAX{of})"
+    missing = (
+        "; it sees no TPU and no GPU: 'jax[tpu]' and 'jax[cuda12]' do"
+        if (kind, options.device) == ("cpu", "auto")
+        else ""
+    )
+    said = f"{_named(kind, len(devices))} (JAX{of}{missing})"
     capability = tuple(map(int, devices[0].compute_capability.split("."))) if kind == "gpu" else ()
     return Devices(kind, len(devices), said, jax.process_index(), processes, capability=capability)
 

@@ -74,8 +74,7 @@ def train(info: DatasetInfo, options: TrainOptions, tell: Tell = lambda line: No
         out, run = open_out(options.out, info.name, recipe.configuration(info))
         if run is not None and run["finished"]:
             tell(f"{out.given}: this training is finished; choose another --out to train again")
-            lines = tuple(out.metrics(recipe.epochs))
-            return Trained(out.given, run["devices"], lines, run["best_epoch"], run["verdict"])
+            return Trained(out.given, run["devices"], tuple(out.metrics()), run["best_epoch"], run["verdict"])
         is_first = devices.process == 0
         if is_first:
             for line in report.beginning(info, recipe, devices):
@@ -83,7 +82,10 @@ def train(info: DatasetInfo, options: TrainOptions, tell: Tell = lambda line: No
             for line in warnings(info, recipe):
                 report.warn(line)
             tell(f"writing to {out.given}")
-        return _Training(info, recipe, devices, out, stop, tell if is_first else None, command).run()
+        try:
+            return _Training(info, recipe, devices, out, stop, tell if is_first else None, command).run()
+        finally:
+            out.delete_if_empty()
 
 
 class _Training:
@@ -114,7 +116,7 @@ class _Training:
         self._saved_s = time.monotonic()
         self._speed, self._compiles = Speed(), True
         # How far it is; see `Progress`.
-        self._phase, self._step = 0, 0
+        self._phase, self._step, self._looks = 0, 0, 0
         self._logs: dict[str, float] | None = None
         self._lines: list[Line] = []
         self._metrics: list[Any] = []
@@ -157,7 +159,7 @@ class _Training:
 
     def _continue_from(self, progress: Progress) -> None:
         self._phase, self._step, self._logs = progress.phase, progress.step, progress.logs
-        self._lines = self._out.metrics(progress.epochs)
+        self._lines = list(progress.lines)
         batch, hosts = self._recipe.batch_size, self._devices.processes
         position = Position.from_json(progress.position).on(global_batch_size=batch, hosts=hosts)
         self._begin = position, progress.step
@@ -187,7 +189,7 @@ class _Training:
             model.jax_state_sync()
         if self._tell is not None:
             position = self._position().to_json()
-            progress = Progress(self._phase, len(self._lines), self._step, position, self._logs)
+            progress = Progress(self._phase, self._lines, self._step, position, self._logs)
             checkpoint.save(self._out, progress, model, self._metrics)
 
     def _is_due(self) -> bool:
@@ -202,7 +204,8 @@ class _Training:
             return self._stop.is_set()
         from jax.experimental import multihost_utils
 
-        return bool(multihost_utils.reached_preemption_sync_point(self._step))
+        self._looks += 1  # it stops all processes at the same look, so none may be left out
+        return bool(multihost_utils.reached_preemption_sync_point(self._looks))
 
     def _save_and_stop(self, model: Any) -> None:
         self._save(model)
@@ -237,12 +240,11 @@ class _Training:
             self._step = first + begun
             if begun == self._stride and self._compiles:  # the first execution isn't timed
                 self._compiles, start = False, self._clock(begun)
-            if begun:
-                line.step(self._step - epoch * steps, logs[LOSS] if logs else None)
-                if self._is_stopped():
-                    self._save_and_stop(model)
-                if self._is_due():
-                    self._save(model)
+            line.step(self._step - epoch * steps, logs[LOSS] if logs else None)
+            if self._is_stopped():
+                self._save_and_stop(model)
+            if begun and self._is_due():
+                self._save(model)
 
         def at_first() -> None:
             if kept is not None and kept.progress.step > epoch * steps:
@@ -265,7 +267,7 @@ class _Training:
         for name, key in (("loss", LOSS), ("accuracy", "accuracy")):
             line |= {f"{of}{name}": round(float(logs[of + key]), 6) for of in ("", "val_") if of + key in logs}
         self._speed = self._speed.plus(speed)
-        self._lines.append(line | speed.document())
+        self._lines.append(line | (speed.document() if speed.seconds else {}))
         self._logs = None
         self._write_metrics()
         self._say(report.epoch_line(self._lines[-1], self._recipe.epochs))
@@ -287,7 +289,7 @@ class _Training:
         verdict, best = report.verdict(self._speed, info, self._recipe), _best(lines)["epoch"]
         if self._tell is not None:
             model.synchronize(False)  # other backends can't
-            saved = keras.Model(model.full.inputs, model.full.outputs, name=model.full.name)  # without optimizer
+            saved = keras.Model(model.full.input, model.full.output, name=model.full.name)  # without optimizer
             out.publish(out_folder.MODEL_FILE, saved.save)
             out.write(out_folder.LABELS_FILE, "".join(f"{label}\n" for label in info.classes).encode())
             out.publish(out_folder.CURVES_FILE, lambda path: pictures.draw_curves(lines, path))

@@ -15,6 +15,7 @@ from reader.position import Position
 from reader.train.devices import Devices
 from reader.train.options import Recipe
 
+_BEGINNING_S = 0.1  # that the first batch of an epoch may take; threads begin, and a first window is read
 _AUGMENTS: dict[str, Any] = {
     "none": None,
     "flip": augment.flip,
@@ -54,10 +55,12 @@ class Inputs:
                     **self._common,
                 )
             )
+            free = _BEGINNING_S
             for _ in range(steps):
                 start = time.perf_counter()
                 batch = next(begun)
-                self.waited_s += time.perf_counter() - start
+                self.waited_s += max(0.0, time.perf_counter() - start - free)
+                free = 0.0
                 yield batch
 
         return self._for_keras(batches, steps)

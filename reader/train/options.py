@@ -41,12 +41,12 @@ class TrainOptions:
         "model, then --fine_tune_epochs all of it but BatchNormalization.",
     )
     epochs: int | None = _flag(None, "N", "Epochs (default: 6, more for 150 updates).")
-    fine_tune_epochs: int | None = _flag(None, "N", "With weights (default: half of --epochs).")
+    fine_tune_epochs: int | None = _flag(None, "N", "Epochs of fine-tuning; with --weights (default: half).")
     batch_size: int | None = _flag(None, "N", "Images in a step, over all devices (default: 8 to 64).")
     image_size: int | None = _flag(
         None, "N", "Side in pixels of what the model sees (default: as stored; at most 96 for small_cnn)."
     )
-    learning_rate: float | None = _flag(None, "R", "Of Adam at its peak (default: by model and batch).")
+    learning_rate: float | None = _flag(None, "R", "Adam's peak learning rate (default: by model and batch).")
     label_smoothing: float = _flag(0.0, "R", "Share of each label that is given to all classes.")
     augment: str = _flag("flip_crop", "|".join(AUGMENTS), "How training images are varied.")
     class_weights: str = _flag("none", "none|balanced", "balanced: all classes weigh the same.")
@@ -55,18 +55,18 @@ class TrainOptions:
         "auto|none|bfloat16|float16",
         "auto: bfloat16 on TPUs and new GPUs, float16 on older GPUs, none on CPUs.",
     )
-    seed: int = _flag(0, "N", "Decides the order, the augmentation and the first weights.")
+    seed: int = _flag(0, "N", "Decides the order, the augmentation and the initial weights.")
     eval_split: str | None = _flag(None, "SPLIT", "To validate on (default: validation, else val, else test).")
     early_stopping: int | None = _flag(None, "N", "Stop after this many epochs without a lower validation loss.")
     steps_per_execution: int | None = _flag(
-        None, "N", "Steps without a look from Python, lowered to a divisor of an epoch's (default: 1 on CPUs, else 8)."
+        None, "N", "Steps in one call, lowered to a divisor of an epoch's steps (default: 1 on CPUs, else 8)."
     )
     cache: str | None = _flag(None, "DIR", "Keep what was read from remote storage in this folder; or memory.")
     device: str = _flag("auto", "auto|tpu|gpu|cpu", "What to train on.")
     tpu: str | None = _flag(None, "NAME", "A Cloud TPU by its name, if it isn't this machine's.")
-    distributed: bool = _flag(False, "", "This is one of several processes of JAX.")
+    distributed: bool = _flag(False, "", "This process is one of several (JAX only).")
     checkpoint_minutes: float = _flag(10.0, "M", "How often a checkpoint is written.")
-    checkpoint_steps: int | None = _flag(None, "N", "The same by steps instead.")
+    checkpoint_steps: int | None = _flag(None, "N", "Write one every N steps instead.")
 
 
 class Phase(NamedTuple):
@@ -184,13 +184,13 @@ def warnings(info: DatasetInfo, recipe: Recipe) -> Iterator[str]:
     """What will probably make the result disappoint."""
     records, updates = info.records("train"), recipe.steps * recipe.epochs
     if info.num_classes < 2:
-        yield "the dataset has one class: every model is right, and learns nothing"
+        yield "the dataset has one class: any model is always right"
     if recipe.batch_size > records:
         yield f"--batch_size {recipe.batch_size}: train has {plural(records, 'image')}, which repeat within a batch"
     if updates < _LEAST_UPDATES:
-        yield f"{plural(updates, 'update')} are few: more --epochs or a smaller --batch_size learn more"
+        yield f"only {plural(updates, 'update')}: raise --epochs or lower --batch_size"
     if recipe.eval_split is None:
         has = some(list(info.splits))
         yield f"no validation: the dataset has {has}; write it with --splits train=0.9,validation=0.1, or --eval_split"
-    elif recipe.eval_split == "train":
-        yield "--eval_split train: the accuracy of images that were trained on says little of others"
+    elif any(part.strip().partition("[")[0] == "train" for part in recipe.eval_split.split("+")):
+        yield f"--eval_split {recipe.eval_split}: the accuracy on images that were trained on says little of others"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -66,6 +67,12 @@ class OutFolder:
         """Delete a file."""
         self._store.delete(storage.join(self.url, name))
 
+    def delete_if_empty(self) -> None:
+        """Delete a local folder that nothing was written to."""
+        if self._is_local:
+            with suppress(OSError):
+                os.rmdir(self.url)
+
     @contextmanager
     def _temporary_folder(self) -> Iterator[str]:
         if not self._is_local:
@@ -108,10 +115,9 @@ class OutFolder:
         """Write a JSON object."""
         self.write(name, (json.dumps(document, indent=1) + "\n").encode())
 
-    def metrics(self, epochs: int) -> list[dict[str, Any]]:
-        """The first lines of metrics.jsonl."""
-        lines = (self.read(METRICS_FILE) or b"").splitlines()
-        return [json.loads(line) for line in lines[:epochs]]
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return [json.loads(line) for line in (self.read(METRICS_FILE) or b"").splitlines()]
 
     def write_metrics(self, lines: list[dict[str, Any]]) -> None:
         """Replace metrics.jsonl."""
@@ -135,19 +141,25 @@ def open_out(given: str | None, name: str, configuration: dict[str, Any]) -> tup
                 f"--out {given!r}: {_difference(run['configuration'], configuration)}; choose another --out"
             )
         return out, run
-    for number in count(1):
-        folder = os.path.join(_DEFAULT, f"{name}-{number}")
-        if os.path.exists(os.path.join(_DEFAULT, f"{name}-{number + 1}")):
-            continue
-        if not os.path.exists(folder):
-            return OutFolder(folder), None
-        try:
-            out = OutFolder(folder)
+    begun = {}
+    if os.path.isdir(_DEFAULT):
+        names = (re.fullmatch(rf"{name}-(\d+)", one) for one in os.listdir(_DEFAULT))
+        begun = {int(found[1]): os.path.join(_DEFAULT, found[0]) for found in names if found}
+    for number in sorted(begun, reverse=True):
+        with suppress(UsageError):
+            out = OutFolder(begun[number])
             run = out.run()
-        except UsageError:
+            if run is not None and run["configuration"] == configuration and not run["finished"]:
+                return out, run
+    for number in count(max(begun, default=0) + 1):
+        folder = os.path.join(_DEFAULT, f"{name}-{number}")
+        try:
+            os.makedirs(folder)  # another training may begin at the same moment
+        except FileExistsError:
             continue
-        if run is None or (run["configuration"] == configuration and not run["finished"]):
-            return out, run
+        except OSError as error:
+            raise explained(folder, error) from error
+        return OutFolder(folder), None
     raise AssertionError  # `count` doesn't end
 
 

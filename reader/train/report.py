@@ -102,20 +102,23 @@ def epoch_line(line: dict[str, Any], epochs: int) -> str:
     names = ("loss", "accuracy", "val_loss", "val_accuracy")
     metrics = ", ".join(f"{name} {line[name]:.4f}" for name in names if name in line)
     text = f"epoch {line['epoch']}/{epochs}: {metrics}"
-    if not line["images_per_s"]:  # no step of it was made here
+    if "images_per_s" not in line:  # no step of it was made here
         return text
     return f"{text}; {line['images_per_s']:,.0f} images/s, waited {line['wait_share']:.0%} of the time for input"
 
 
 def verdict(speed: Speed, info: DatasetInfo, recipe: Recipe) -> str:
     """What limits the training, and the change that would help most."""
+    if not speed.seconds:
+        return "no step was timed"
     waited = f"waited {speed.wait_share:.0%} of the time for input"
     if speed.wait_share < _NO_WAIT:
         return f"{waited}: the device is the limit"
     busy = speed.cpu_s / (speed.seconds * cpu_count())
-    if busy < _BUSY and recipe.options.cache is None:
+    if busy < _BUSY:
         where = "the disk" if storage.is_local(info.url) else "storage"
-        return f"{waited}, the cores were {1 - busy:.0%} idle: {where} is the limit; --cache would help most"
+        fix = "; --cache would help most" if recipe.options.cache is None else " until all is in the cache"
+        return f"{waited}, the cores were {1 - busy:.0%} idle: {where} is the limit{fix}"
     stored = min(info.image.min_size or (0,))
     if stored >= _SMALLER * recipe.image_size:
         return (

@@ -42,7 +42,7 @@ def test_auto_falls_back_and_says_why(failing: str) -> None:
 def test_a_tpu_that_was_asked_for_is_an_error_of_one_line(failing: str) -> None:
     with pytest.raises(ImageShardsError) as caught, found(TrainOptions(device="tpu")):
         pass
-    assert str(caught.value) == f"--device tpu: there is none: {failing}"
+    assert str(caught.value) == f"--device tpu: none found: {failing}"
 
 
 def test_tpu_name_is_not_looked_up_unless_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_tpu_name_is_not_looked_up_unless_it_is_given(monkeypatch: pytest.Monkey
     ignored = r"no TPU \(TPU_NAME=node-1 is not looked up: give --tpu for that\)"
     with pytest.raises(ImageShardsError, match=ignored), found(TrainOptions(device="tpu")):
         pass
-    with pytest.raises(ImageShardsError, match="there is none: node-2: no TPU"), found(TrainOptions(tpu="node-2")):
+    with pytest.raises(ImageShardsError, match="none found: node-2: no TPU"), found(TrainOptions(tpu="node-2")):
         pass
     assert asked == ["local", "node-2"]
 
@@ -68,7 +68,7 @@ def test_the_cpu_is_used_without_a_look_for_others() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(ImageShardsError, match=r"^--device gpu: there is none"), found(TrainOptions(device="gpu")):
+    with pytest.raises(ImageShardsError, match=r"^--device gpu: none found"), found(TrainOptions(device="gpu")):
         pass
 
 

@@ -94,8 +94,9 @@ def test_a_size_that_does_not_follow_is_asked_for(tmp_path: Path, name: str, siz
     ("splits", "options", "warning"),
     [
         ({"train": [40]}, {}, "no validation: the dataset has train; write it with --splits"),
-        ({"train": [40], "val": [3]}, {"eval_split": "train"}, "of images that were trained on says little"),
-        ({"train": [40], "val": [3]}, {"epochs": 2}, "10 updates are few: more --epochs"),
+        ({"train": [40], "val": [3]}, {"eval_split": "train"}, "on images that were trained on says little"),
+        ({"train": [40], "val": [3]}, {"eval_split": "val+train[:50%]"}, "on images that were trained on says little"),
+        ({"train": [40], "val": [3]}, {"epochs": 2}, "only 10 updates: raise --epochs"),
         ({"train": [3], "val": [3]}, {"batch_size": 8}, "--batch_size 8: train has 3 images, which repeat"),
     ],
 )
@@ -110,7 +111,7 @@ def test_one_class_is_warned_of(tmp_path: Path) -> None:
     url = make_dataset(tmp_path / "1.0.0", {"train": [200], "val": [3]}, size=(16, 16), classes=["cat"])
     info = load_info(url)
     assert list(warnings(info, make_recipe(info, TrainOptions()))) == [
-        "the dataset has one class: every model is right, and learns nothing"
+        "the dataset has one class: any model is always right"
     ]
 
 

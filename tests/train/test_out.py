@@ -119,10 +119,12 @@ def test_without_out_each_training_gets_the_next_number_and_an_unfinished_one_co
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert [trained(dataset, None)[0].out for _ in range(2)] == ["runs/photos-1", "runs/photos-2"]
-    unfinish(tmp_path / "runs/photos-2")
+    unfinish(tmp_path / "runs/photos-1")
     assert trained(dataset, None, seed=9)[0].out == "runs/photos-3"
-    unfinish(tmp_path / "runs/photos-3")
-    assert trained(dataset, None, seed=9)[0].out == "runs/photos-3"
+    assert trained(dataset, None)[0].out == "runs/photos-1", "the last one of this configuration"
+    with pytest.raises(UsageError, match="can't take it"):
+        trained(dataset, None, model="InceptionV3")
+    assert not (tmp_path / "runs/photos-4").exists()
 
 
 def test_a_corrupt_checkpoint_is_told_and_the_one_before_is_taken(
