@@ -110,8 +110,12 @@ def _splits(value: str | Mapping[str, Any]) -> dict[str, Fraction]:
         if share == "rest":
             rest.append(name)
         shares[name] = Fraction(0) if share == "rest" else Fraction(str(share))
-    if len(rest) == 1:
+    if len(rest) > 1:
+        raise ValueError("one split may be 'rest', the others need a share")
+    if rest:
         shares[rest[0]] = 1 - sum(shares.values(), Fraction(0))
+        if shares[rest[0]] <= 0:
+            raise ValueError(f"nothing is left for 'rest': the others sum to {float(1 - shares[rest[0]]):g}")
     if min(shares.values()) <= 0:
         raise ValueError("every split needs a share above 0")
     if sum(shares.values()) != 1:

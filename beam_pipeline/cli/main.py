@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from beam_pipeline.cli.messages import published_text, warnings
 from beam_pipeline.cli.run import run
-from beam_pipeline.config import FLAGS, Config
+from beam_pipeline.config import FLAGS, REMOVED, Config
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, one_line, say, tell
 from beam_pipeline.images.formats import hide_warnings
 
@@ -134,6 +134,8 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     ours, rest = _parsed(_our_parser(), arguments, _OURS)
     for number, argument in enumerate(rest):
         is_flag = argument.startswith("--")
+        if (name := argument.partition("=")[0].removeprefix("--").replace("-", "_")) in REMOVED and is_flag:
+            raise UsageError(f"--{name} is gone: leave it out")
         # Behind a flag of Beam it may be its value.
         if _nearest(argument, _OURS, _SURELY_OURS) if is_flag else number == 0:
             raise _unknown(argument, _OURS)
@@ -154,7 +156,7 @@ def _parsed(
         return parser.parse_known_args(_with_underscores(arguments, flags))
     except argparse.ArgumentError as error:
         what = {
-            "expected one argument": f"it has no value: write {error.argument_name} VALUE",
+            "expected one argument": f"it has no value: write {(error.argument_name or '').rpartition('/')[2]} VALUE",
             "ignored explicit argument": "it takes no value: leave the value out",
         }
         found = next((text for begin, text in what.items() if error.message.startswith(begin)), error.message)

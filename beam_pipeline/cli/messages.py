@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from typing import Any
 
 from beam_pipeline.config import Config
@@ -89,17 +90,8 @@ def published_text(manifest: Manifest) -> str:
     by_reason = ", ".join(f"{reason} {count}" for reason, count in sorted(manifest.rejects.items()))
     reasons = f" ({by_reason}; see rejects.jsonl)" if by_reason else ""
     lines.append(f"{plural(manifest.images, 'image')} listed = {records} + {rejects}{reasons}")
-    skipped = manifest.run.get("skipped", {})
-    if suffixes := skipped.get("suffixes"):
-        most_first = sorted(suffixes.items(), key=lambda pair: (-pair[1], pair[0]))
-        by_suffix = ", ".join(f"{suffix} {files:,}" for suffix, files in most_first)
-        files = plural(sum(suffixes.values()), "file")
-        lines.append(f"{files} skipped: not an image suffix ({by_suffix}), see --extensions")
-    if outside := skipped.get("outside_classes"):
-        lines.append(f"{plural(outside, 'image')} skipped: not inside a class folder")
-    for kind, noun in (("hidden_images", "image"), ("hidden_folders", "folder")):
-        if hidden := skipped.get(kind):
-            lines.append(f"{plural(hidden, noun)} skipped: hidden, its name begins with a dot")
+    with suppress(AttributeError, TypeError, ValueError):  # no hash covers run.json: anything may be in it
+        lines += _skipped(manifest.run.get("skipped", {}))
     passed = data["image"].get("passed_through", {})
     if stored := sum(passed.values()):
         unchanged = f"{passed.get('whole', 0):,} byte for byte"
@@ -124,6 +116,22 @@ def _sizes_text(sizes: list[int]) -> str:
     if round(low, 1) == round(high, 1) == 0:
         return f"{size(mean)} each"
     return f"{size(mean)} ({low:+.1f} % to {high:+.1f} %)"
+
+
+def _skipped(skipped: dict[str, Any]) -> list[str]:
+    """What the listing left out, from run.json."""
+    lines = []
+    if suffixes := skipped.get("suffixes"):
+        most_first = sorted(suffixes.items(), key=lambda pair: (-pair[1], pair[0]))
+        by_suffix = ", ".join(f"{suffix} {files:,}" for suffix, files in most_first)
+        files = plural(sum(suffixes.values()), "file")
+        lines.append(f"{files} skipped: not an image suffix ({by_suffix}), see --extensions")
+    if outside := skipped.get("outside_classes"):
+        lines.append(f"{plural(outside, 'image')} skipped: not inside a class folder")
+    for kind, noun in (("hidden_images", "image"), ("hidden_folders", "folder")):
+        if hidden := skipped.get(kind):
+            lines.append(f"{plural(hidden, noun)} skipped: hidden, its name begins with a dot")
+    return lines
 
 
 def warnings(config: Config, manifest: Manifest) -> list[str]:

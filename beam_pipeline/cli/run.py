@@ -80,7 +80,7 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
     config = job.configured(config)
     with _sole_writer(config):
         if manifest is not None and found is not None:
-            say(f"rewriting {found.damage}", sys.stderr)
+            say(f"repairing {found.damage}", sys.stderr)
             job.repair(config, manifest, found.damage)
             return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
         # In an object store the job itself finds that another one has published meanwhile.

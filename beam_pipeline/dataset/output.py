@@ -56,6 +56,8 @@ def check_unpublished(config: Config) -> None:
         raise UsageError(f"--output {config.output!r}: can't be written: {one_line(error)}") from None
     if first is None or config.overwrite or JobState(config).exists():
         return
+    if storage.is_local(config.output) and os.path.isdir(storage.join(config.dataset_url, MANIFEST_FILE)):
+        raise UsageError(f"--output {config.output!r}: {config.dataset_url}/{MANIFEST_FILE} is a folder; move it away")
     ours = own_files(store, config.dataset_url, config.name)
     if MANIFEST_FILE in ours and not config.repair:
         return  # another job has published it since it was looked for

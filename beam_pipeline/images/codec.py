@@ -141,12 +141,13 @@ def convert(
     name = formats.recognise(data)
     size = None
     try:
+        canvas = containers.webp_canvas(data) if name == "WEBP" else None
+        if canvas is not None:  # its decoder takes memory for it when it is opened
+            _check_pixels(canvas, options)
         ended = containers.ended_jpeg(data) if options.allow_truncated and name == "JPEG" else data
         image = formats.open_image(ended, name)
         size = image.size
-        if size[0] * size[1] > options.max_pixels:
-            detail = f"{size[0]}x{size[1]} pixels, --max_pixels {options.max_pixels}"
-            raise Reject(RejectReason.TOO_MANY_PIXELS, detail)
+        _check_pixels(size, options)
         pixels, source, own_pixels = _finish(image, data, options, reserve)
         sums = channel_sums(pixels) if with_sums else None
         stored = own_pixels or encode(pixels, options)
@@ -156,6 +157,12 @@ def convert(
         raise formats.why_broken(data, name, size, error) from None
     passthrough = PASSTHROUGH[own_pixels != data] if own_pixels else None
     return EncodedImage(stored, pixels.height, pixels.width, source, passthrough, sums)
+
+
+def _check_pixels(size: tuple[int, int], options: ImageOptions) -> None:
+    if size[0] * size[1] > options.max_pixels:
+        detail = f"{size[0]}x{size[1]} pixels, --max_pixels {options.max_pixels}"
+        raise Reject(RejectReason.TOO_MANY_PIXELS, detail)
 
 
 def _finish(

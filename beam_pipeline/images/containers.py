@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 SOI, EOI, SOS, DHT, COM = 0xD8, 0xD9, 0xDA, 0xC4, 0xFE
@@ -24,6 +26,7 @@ _ADOBE, _ADOBE_BYTES, _ADOBE_YCBCR = b"Adobe", 12, 1
 _PNG_SIGNATURE_BYTES = 8
 _PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
 PNG_EXIF_TEXT = "Raw profile type exif"  # keyword of the text that ImageMagick writes EXIF into
+_MOST_PROFILE_BYTES = 1 << 20  # in a PNG: what Pillow reads
 
 
 class Segment(NamedTuple):
@@ -39,7 +42,7 @@ def jpeg_segments(data: bytes) -> Iterator[Segment]:
 
     Raises:
         EOFError: no EOI.
-        ValueError: something else where a marker should be.
+        ValueError: something else where a marker of a segment should be.
     """
     yield Segment(SOI, 0, 2)
     start = 2
@@ -53,6 +56,8 @@ def jpeg_segments(data: bytes) -> Iterator[Segment]:
         if kind == EOI:
             yield Segment(EOI, start, start + 2)
             return
+        if kind < 2 or 0xD0 <= kind <= SOI:  # decoders skip them, each in its own way
+            raise ValueError("a marker without a length")
         end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
         if kind == SOS:
             found = _END_OF_SCAN.search(data, end)
@@ -112,17 +117,36 @@ def jpeg_without_metadata(data: bytes, channels: int) -> bytes | None:
 
 
 def plain_png(data: bytes) -> bytes:
-    """A PNG without its texts, but for EXIF's.
+    """A PNG without its texts, but for EXIF's, and without a colour profile that is too large for Pillow to read.
 
     Pillow files texts with what it finds out itself, under any keyword: `transparency` or `interlace` would decide. It
-    gives up an image for a text of more than 1 MiB.
+    gives up an image for a text or profile of more than 1 MiB.
     """
     kept, kept_from, position = [], 0, _PNG_SIGNATURE_BYTES
     while position + 8 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, position)
         end = position + 12 + length
-        if kind in _PNG_TEXTS and not data.startswith(f"{PNG_EXIF_TEXT}\0".encode(), position + 8):
+        is_text = kind in _PNG_TEXTS and not data.startswith(f"{PNG_EXIF_TEXT}\0".encode(), position + 8)
+        if is_text or (kind == b"iCCP" and _is_too_large(data[position + 8 : end - 4])):
             kept.append(data[kept_from:position])
             kept_from = end
         position = end
     return b"".join([*kept, data[kept_from:]]) if kept else data
+
+
+def _is_too_large(profile: bytes) -> bool:
+    """Whether what an iCCP chunk holds (a name, 0, method 0, zlib's data) is more than Pillow reads."""
+    inflate = zlib.decompressobj()
+    with suppress(zlib.error):
+        inflate.decompress(profile.partition(b"\0")[2][1:], _MOST_PROFILE_BYTES)
+    return bool(inflate.unconsumed_tail)
+
+
+def webp_canvas(data: bytes) -> tuple[int, int] | None:
+    """(width, height) of an animated or otherwise extended WebP, None for a simple one, whose size has 14 bits.
+
+    https://developers.google.com/speed/webp/docs/riff_container#extended_file_format
+    """
+    if data[12:16] != b"VP8X" or len(data) < 30:
+        return None
+    return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1

@@ -22,7 +22,7 @@ from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.errors import UsageError, plural
 from beam_pipeline.inputs.references import ImageRef, class_name, image_url, order_key, ref_maker
-from beam_pipeline.schema import NAME_PATTERN, example
+from beam_pipeline.schema import NAME_PATTERN, example, is_utf8, relative_path_bytes
 from beam_pipeline.schema.example import Column, columns, name_and_type
 
 _UNKNOWN_SIZE = -1
@@ -84,29 +84,36 @@ def _cells(url: str, deadline_s: float) -> Iterator[tuple[int, Any]]:
     """(number of its first line, cells) of each row that isn't blank: a CSV row's are a list, a JSON object a dict."""
     before = 0  # lines before the row
     with storage.open_storage(url, deadline_s).open(url) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="" if _is_csv(url) else None)
+        text = io.TextIOWrapper(
+            file, encoding="utf-8-sig", errors="surrogateescape", newline="" if _is_csv(url) else None
+        )
         try:
             if _is_csv(url):
                 table = csv.reader(text, strict=True)
                 for row in table:
                     if row:
+                        _check_utf8("".join(row))
                         yield before + 1, row
                     before = table.line_num
             else:
                 for before, line in enumerate(text):
                     if line.strip():
+                        _check_utf8(line)
                         yield before + 1, _json_object(line)
-        except UnicodeDecodeError:
-            raise UsageError(f"--manifest {url!r}: not UTF-8: save the file as UTF-8") from None
         except csv.Error as error:
-            raise _wrong(url, before + 1, f"no CSV, {error}: correct it") from None
+            raise _wrong(url, before + 1, f"can't be read, {error}: correct it") from None
         except ValueError as error:
             raise _wrong(url, before + 1, error) from None
 
 
+def _check_utf8(text: str) -> None:
+    if not is_utf8(text):
+        raise ValueError("not UTF-8: save the file as UTF-8")
+
+
 def _json_object(written: str) -> dict[str, Any]:
     try:
-        found = json.loads(written, object_pairs_hook=_without_repeats)
+        found = _DECODER.decode(written)
     except KeyError as error:
         raise ValueError(f"column {error.args[0]!r} is repeated: keep one") from None
     except (ValueError, RecursionError):
@@ -117,10 +124,13 @@ def _json_object(written: str) -> dict[str, Any]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    name, times = Counter(name for name, _ in pairs).most_common(1)[0] if pairs else ("", 0)
-    if times > 1:
-        raise KeyError(name)
-    return dict(pairs)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise KeyError(Counter(name for name, _ in pairs).most_common(1)[0][0])
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
 
 
 class _RowParser:
@@ -129,6 +139,7 @@ class _RowParser:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._make = ref_maker(config)
+        self._known = frozenset(config.header)
         written = {name_and_type(column)[0]: column for column in config.header}
         self._features = [(written[column.name], column, _encoder(column)) for column in columns(config.header)]
 
@@ -139,7 +150,7 @@ class _RowParser:
                 has = f"{plural(len(cells), 'cell')}, the header has {len(header)}"
                 raise ValueError(f"{has}: write as many, and quotes around a cell with a comma")
             cells = dict(zip(header, cells, strict=True))
-        elif unknown := sorted(cells.keys() - set(header)):
+        elif unknown := sorted(cells.keys() - self._known):
             raise ValueError(f"column {unknown[0]!r} is not in the first row: name every column there")
         url = image_url(self._config, self._path(cells.get("path") or ""))
         label = class_name(cells.get("label"), "label")
@@ -159,8 +170,12 @@ class _RowParser:
     def _path(self, written: Any) -> str:
         """A row's path in one spelling: a local file under several names would be several images."""
         path = _BEFORE_A_PATH.sub("", written) if isinstance(written, str) else ""
-        if not path or "\0" in path:
-            raise ValueError(f"no file can have the path {written!r}: correct it, or take the row out")
+        try:
+            is_path = path and "\0" not in path and relative_path_bytes(path)
+        except UnicodeEncodeError:  # a surrogate that stands for no byte
+            is_path = False
+        if not is_path:
+            raise ValueError(f"no file can have the path {_shown(written)}: correct it, or take the row out")
         images = self._config.input
         if storage.has_password(path):
             raise ValueError("its path holds a password, which every record would hold too; leave it out")
@@ -179,8 +194,12 @@ def _read(cells: dict[str, Any], written: str, name: str, kind: str, convert: Ca
     try:
         return convert(cell)
     except (ValueError, OverflowError, RecursionError):
-        shown = repr(cell) if len(repr(cell)) <= 100 else f"{repr(cell)[:100]}…"
-        raise ValueError(f"column {name!r} holds {shown}, no {kind}: correct it") from None
+        raise ValueError(f"column {name!r} holds {_shown(cell)}, no {kind}: correct it") from None
+
+
+def _shown(cell: Any) -> str:
+    text = repr(cell)
+    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 _SPLIT = "split (a-z, 0-9 and _, a letter first)"
@@ -193,8 +212,10 @@ def _to_split(cell: Any) -> str:
 
 
 def _to_size(cell: Any) -> int:
-    size = _UNKNOWN_SIZE if cell in (None, "") else _to_int(cell)
-    if size < _UNKNOWN_SIZE:
+    if cell in (None, ""):
+        return _UNKNOWN_SIZE
+    size = _to_int(cell)
+    if size < 0:
         raise ValueError
     return size
 

@@ -125,7 +125,7 @@ def publish_dataset(
 
     Args:
         plan, config: of the job.
-        saved: of `save_groups`, one a bucket of 10,000 images; None if no duplicates are looked for.
+        saved: of `duplicates.save`, one a bucket of 10,000 images; None if no duplicates are looked for.
         run: content of run.json, but for the end.
     """
     finished = time.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,7 +130,14 @@ def test_a_truncated_shard_is_written_again_with_the_same_bytes(photos: Path, or
     assert not (version.parent / "_state").exists()
     assert finished.out.startswith(f"repaired {version}\n")
     few = "fewer than 5 records of 3 classes in split 'validation': 'ant' 3, 'bee' 4, 'cat' 4"
-    assert finished.err == f"rewriting 1 corrupt shard\nwarning: {few}\n"
+    assert finished.err == f"repairing 1 corrupt shard\nwarning: {few}\n"
+
+
+@pytest.mark.parametrize("skipped", [None, [], {"suffixes": 5}])
+def test_a_changed_run_json_ends_nothing(photos: Path, version: Path, skipped: object) -> None:
+    run = json.loads((version / schema.RUN_FILE).read_text())
+    (version / schema.RUN_FILE).write_text(json.dumps(run | {"skipped": skipped}))
+    assert again(photos, version).code == 0
 
 
 def test_a_corrupt_manifest_is_exit_1_and_names_repair(photos: Path, version: Path) -> None:

@@ -224,7 +224,7 @@ def test_in_a_bucket_checksums_of_the_listing_are_compared_and_a_flipped_bit_is_
     finished = make.job(photos, output, *FLAGS)
     assert (finished.code, without_few(finished.err)) == (
         0,
-        "rewriting 1 corrupt shard and 1 missing or corrupt file (features.json)\n",
+        "repairing 1 corrupt shard and 1 missing or corrupt file (features.json)\n",
     )
     assert make.files(gcs.download(bucket, "out/photos/1.0.0", tmp_path / "now")) == make.files(original)
 

@@ -145,6 +145,12 @@ def test_no_text_of_a_png_costs_the_picture_by_its_size() -> None:
     assert convert(data, PNG) == convert(png_with(), PNG)
 
 
+def test_a_profile_of_a_png_that_is_too_large_is_ignored() -> None:
+    profile = b"name\0\0" + zlib.compress(bytes((1 << 20) + 1))
+    plain = encoded(picture(), "PNG")
+    assert convert(plain[:33] + png_chunk(b"iCCP", profile) + plain[33:], PNG).data == convert(plain, PNG).data
+
+
 def test_a_png_with_a_wrong_crc_is_rejected_unless_it_is_of_a_text() -> None:
     for chunk in (b"iCCP", b"tIME"):
         assert rejected(png_with(png_chunk(chunk, b"key\0\0\0\0")[:-1] + b"\0"), PNG)[0] == "decode_error"
@@ -180,6 +186,13 @@ def test_fill_bytes_before_a_marker_belong_to_no_segment() -> None:
     place = next(part.start for part in jpeg_segments(data) if part.kind == COM)
     filled = data[:place] + b"\xff\xff" + data[place:]
     assert convert(filled, JPEG).data == convert(data, JPEG).data == without_segment(data, COM)
+
+
+@pytest.mark.parametrize("kind", [0x00, 0xD0, 0xD7])
+def test_a_jpeg_with_a_marker_without_a_length_between_segments_is_encoded_again(kind: int) -> None:
+    plain = encoded(picture())
+    image = convert(plain[:2] + bytes([0xFF, kind]) + plain[2:], OWN_SIZE)
+    assert image.passthrough is None and np.array_equal(pixels(image.data), pixels(plain))
 
 
 def test_a_jpeg_without_its_last_marker_has_a_picture_if_that_is_allowed() -> None:
