@@ -179,11 +179,8 @@ def _of_jax(options: TrainOptions) -> Devices:
         raise _absent(options.device, f"JAX sees {_named(kind, len(devices))} only")
     processes = jax.process_count()
     of = f", {processes} processes" if processes > 1 else ""
-    missing = (
-        "; it sees no TPU and no GPU: 'jax[tpu]' and 'jax[cuda12]' do"
-        if (kind, options.device) == ("cpu", "auto")
-        else ""
-    )
+    is_last_choice = (kind, options.device) == ("cpu", "auto")
+    missing = "; no TPU or GPU: without 'jax[tpu]' or 'jax[cuda12]' it sees none" if is_last_choice else ""
     said = f"{_named(kind, len(devices))} (JAX{of}{missing})"
     capability = tuple(map(int, devices[0].compute_capability.split("."))) if kind == "gpu" else ()
     return Devices(kind, len(devices), said, jax.process_index(), processes, capability=capability)

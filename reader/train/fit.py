@@ -285,6 +285,7 @@ class _Training:
 
     def _finish(self, model: Model) -> Trained:
         out, info, lines = self._out, self._info, self._lines
+        self._save(model.full)  # so that a disk that is full now costs nothing
         counts = self._confusion(model.full)
         verdict, best = report.verdict(self._speed, info, self._recipe), _best(lines)["epoch"]
         if self._tell is not None:

@@ -183,7 +183,20 @@ def _users_model(written: str, inputs: Any, classes: int) -> Any:
             f"--model {written!r}: it returned {made}; return a Keras model from images of 0 to 255 to logits "
             f"[batch, {classes}]"
         )
+    _check_can_be_saved(keras.Model(inputs, logits), written)
     return keras.layers.Activation("linear", dtype="float32")(logits)
+
+
+def _check_can_be_saved(model: Any, written: str) -> None:
+    """Not after hours of training."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            model.save(os.path.join(folder, "model.keras"))
+        except (NotImplementedError, TypeError, ValueError) as error:
+            reason = one_line(error)[:200]
+            raise UsageError(
+                f"--model {written!r}: it can't be saved: {reason}; give its layers a get_config"
+            ) from None
 
 
 def _load(model: Model, weights: str) -> None:

@@ -18,7 +18,7 @@ from reader.train.devices import Devices
 from reader.train.options import Recipe
 
 _REDRAW_S = 0.5
-_NO_WAIT, _BUSY = 0.05, 0.7  # shares of the time that waiting is no matter, and that cores are busy
+_NO_WAIT, _BUSY = 0.05, 0.5  # below the first share waiting is ignored; above the second the cores count as busy
 _SMALLER = 1.5  # a stored side this many times the trained one is worth storing again
 
 
