@@ -88,7 +88,7 @@ OF_READER = "is not installed: in the clone of imageshards, pip install '.[reade
         ("write --help", "Apache Beam is not installed: pip install '.[pipeline]'"),
         ("verify DATASET", f"simplejpeg {OF_READER}"),
         ("show DATASET", f"Pillow {OF_READER}"),
-        ("train DATASET --out model", f"TensorFlow {OF_READER.replace('reader', 'tensorflow')}"),
+        ("train DATASET --out model", f"Keras {OF_READER.replace('reader', 'train')}"),
     ],
 )
 def test_a_verb_without_its_packages_says_which_extra_to_install(arguments: str, message: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from reader.commands.flags import Command, Flag, Result, between, positive, whole_number
 from reader.info import load_info
+from reader.train.models import application_name
 from reader.train.options import TrainOptions
 
 _READS: dict[str, Callable[[str], Any]] = {
@@ -26,6 +27,7 @@ _READS: dict[str, Callable[[str], Any]] = {
 
 
 def _train(values: dict[str, Any]) -> Result:
+    application_name(values["model"])  # a typo is told before all else
     info = load_info(values["dataset"])
     if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None and find_spec("jax") is not None:
         os.environ["KERAS_BACKEND"] = "jax"  # Keras' own default is TensorFlow

@@ -33,12 +33,12 @@ class TrainOptions:
     """What to train and how: the flags of the command, whose help describes them. None lets the dataset decide."""
 
     out: str | None = _flag(None, "OUT", "Folder or URL for all that comes out (default: runs/NAME-N).")
-    model: str = _flag(SMALL_CNN, "MODEL", f"{SMALL_CNN}, {', '.join(MODULES)}; or package.module:function.")
+    model: str = _flag(SMALL_CNN, "MODEL", f"One of {SMALL_CNN}, {', '.join(MODULES)}; or package.module:function.")
     weights: str = _flag(
         "none",
         "WEIGHTS",
-        "none, imagenet, or a file: .keras, or weights (.h5). With weights, --epochs train a new head on a frozen "
-        "model, then --fine_tune_epochs all of it but BatchNormalization.",
+        "Either none, imagenet, or a file: .keras, or weights (.h5). With weights, --epochs train a new head on a "
+        "frozen model, then --fine_tune_epochs all of it but BatchNormalization.",
     )
     epochs: int | None = _flag(None, "N", "Epochs (default: 6, more for 150 updates).")
     fine_tune_epochs: int | None = _flag(None, "N", "Epochs of fine-tuning; with --weights (default: half).")
@@ -49,11 +49,11 @@ class TrainOptions:
     learning_rate: float | None = _flag(None, "R", "Adam's peak learning rate (default: by model and batch).")
     label_smoothing: float = _flag(0.0, "R", "Share of each label that is given to all classes.")
     augment: str = _flag("flip_crop", "|".join(AUGMENTS), "How training images are varied.")
-    class_weights: str = _flag("none", "none|balanced", "balanced: all classes weigh the same.")
+    class_weights: str = _flag("none", "none|balanced", "With balanced, all classes weigh the same.")
     mixed_precision: str = _flag(
         "auto",
         "auto|none|bfloat16|float16",
-        "auto: bfloat16 on TPUs and new GPUs, float16 on older GPUs, none on CPUs.",
+        "With auto, bfloat16 on TPUs and new GPUs, float16 on older GPUs, none on CPUs.",
     )
     seed: int = _flag(0, "N", "Decides the order, the augmentation and the initial weights.")
     eval_split: str | None = _flag(None, "SPLIT", "To validate on (default: validation, else val, else test).")

@@ -94,7 +94,7 @@ def _place(folder: Path, kind: str, number: int, server: str) -> Output:
     """A fresh output."""
     if kind == "local":
         return Output(str(folder / f"local-{number}"))
-    servers.make_bucket(server, f"collide-{number}")
+    servers.Gcs(server).new_bucket(f"collide-{number}")
     return Output(f"gs://collide-{number}", server)
 
 

@@ -1,8 +1,11 @@
-"""A small dataset to train on."""
+"""A small dataset to train on, on one device."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import tensorflow as tf
 
 from tests.reading.shards import make_dataset
 
@@ -11,3 +14,12 @@ from tests.reading.shards import make_dataset
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("train") / "1.0.0"
     return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 16))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_device() -> Iterator[None]:
+    """Other tests of the same process may have divided the CPU."""
+    listed = tf.config.list_logical_devices
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.config, "list_logical_devices", lambda kind: listed(kind)[:1])
+        yield

@@ -70,8 +70,8 @@ def test_all_that_comes_out_is_there(dataset: str, finished: Path) -> None:
         with Image.open(finished / name) as picture:
             assert min(picture.size) > 300
     assert sorted(path.name for path in (finished / "checkpoints").iterdir()) == [
-        "step-000000002.npz",
         "step-000000004.npz",
+        "step-000000005.npz",
     ]
 
 
@@ -131,13 +131,13 @@ def test_a_corrupt_checkpoint_is_told_and_the_one_before_is_taken(
     dataset: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = copied(finished, tmp_path)
-    last = out / "checkpoints/step-000000004.npz"
+    last = out / "checkpoints/step-000000005.npz"
     data = bytearray(last.read_bytes())
     data[len(data) // 2] ^= 1
     last.write_bytes(data)
     _, lines = trained(dataset, out)
-    assert "continuing after step 2" in lines
-    assert f"warning: {out}/checkpoints/step-000000004.npz is corrupt (" in capsys.readouterr().err
+    assert "continuing after step 4" in lines
+    assert f"warning: {out}/checkpoints/step-000000005.npz is corrupt (" in capsys.readouterr().err
     assert runs.metrics_of(out) == runs.metrics_of(finished)
 
 
@@ -145,7 +145,7 @@ def test_nothing_but_corrupt_checkpoints_is_an_error(dataset: str, finished: Pat
     out = copied(finished, tmp_path)
     for file in (out / "checkpoints").iterdir():
         file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ImageShardsError, match=r"step-000000002.npz is corrupt .*, and there is no other: delete it"):
+    with pytest.raises(ImageShardsError, match=r"step-000000004.npz is corrupt .*, and there is no other: delete it"):
         trained(dataset, out)
 
 
