@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,16 +124,21 @@ def _dataset(batches: TrainBatches | EvalBatches) -> Dataset:
     # TensorFlow keeps a dataset's functions forever: they refer to the batches weakly, `BEHIND` keeps these as long as
     # the dataset, or one made of it, is in use.
     behind = weakref.ref(batches)
-    dataset = tf.data.Dataset.from_generator(lambda: _elements(behind()), output_signature=_signature(batches))
+    dataset = generated(lambda: _elements(behind()), _signature(batches), len(batches))
+    BEHIND[dataset] = batches
+    return dataset
+
+
+def generated(begin: Callable[[], Iterator[Any]], signature: tuple[Any, ...], length: int) -> Dataset:
+    """A dataset of so many batches, which `begin` starts in each iteration."""
+    dataset = tf.data.Dataset.from_generator(begin, output_signature=signature)
     options = tf.data.Options()
     # Autotuning has nothing to tune here. Its thread may miss that an iterator is closed: the epoch then ends a second
     # late (TensorFlow 2.21).
     options.autotune.enabled = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF  # hosts are split
     # Asserted, so that what follows an error isn't a normal end.
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(batches))).with_options(options)
-    BEHIND[dataset] = batches
-    return dataset
+    return dataset.apply(tf.data.experimental.assert_cardinality(length)).with_options(options)
 
 
 def _elements(batches: TrainBatches | EvalBatches | None) -> Iterator[Any]:

@@ -59,6 +59,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A published version of `photos`; not to be changed."""
+    return make.published(photos, tmp_path_factory.mktemp("original"), *make.TWO_SPLITS)
+
+
+@pytest.fixture(scope="session")
 def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Gcs]:
     """The real fake-gcs-server, which gs:// URLs of this process and its children reach from now on."""
     if servers.fake_gcs_binary() is None:

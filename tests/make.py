@@ -34,6 +34,7 @@ REFUSED_BY_OBSTORE = [
     *("tab\t.jpg", "new\nline.jpg", "delete\x7f.jpg"),
 ]
 ONLY_REMOTE = ["y" * 900 + ".jpg", *REFUSED_BY_OBSTORE[:5]]
+TWO_SPLITS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "2")
 
 
 def picture(width: int = 48, height: int = 36, seed: int = 0) -> Image.Image:

@@ -103,7 +103,9 @@ def latest(out: OutFolder) -> Iterator[Checkpoint | str]:
         except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             reason = f"{out.given}/{name} is corrupt ({one_line(error)})"
         if name == names[0]:
-            raise ImageShardsError(f"{reason}, and there is no other: delete it to begin anew, or choose another --out")
+            raise ImageShardsError(
+                f"{reason}, and there is no other: delete it to start again, or choose another --out"
+            )
         yield f"{reason}: going on from the one before"
 
 

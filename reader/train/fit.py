@@ -130,7 +130,7 @@ class _Training:
             self._continue_from(kept.progress)
         with self._devices.scope():
             model = build(self._info, self._recipe)
-        self._write_json()  # not before the model is known to be possible
+        self._write_run()  # not before the model is known to be possible
         self._write_metrics()
         for number, phase in enumerate(self._recipe.phases):
             if number < self._phase:
@@ -177,9 +177,9 @@ class _Training:
         if self._tell is not None:
             self._out.write_metrics(self._lines)
 
-    def _write_json(self) -> None:
+    def _write_run(self) -> None:
         if self._tell is not None:
-            self._out.write_json(out_folder.RUN_FILE, self._run)
+            self._out.write_run(self._run)
 
     # --- checkpoints
 
@@ -301,7 +301,7 @@ class _Training:
                     lambda path: pictures.draw_confusion(counts, info.classes, split, path),
                 )
         self._run |= {"finished": True, "best_epoch": best, "verdict": verdict, **self._speed.document()}
-        self._write_json()
+        self._write_run()
         return Trained(out.given, self._devices.said, tuple(lines), best, verdict)
 
     def _confusion(self, model: Any) -> Any:

@@ -75,15 +75,13 @@ class Inputs:
             return _Epoch(begin, length)
         import tensorflow as tf
 
+        from reader.tf_data import generated
+
         rows, side = self._recipe.batch_size, self._recipe.image_size
         images = tf.TensorSpec((rows, side, side, self._info.image.channels), tf.uint8)
         weights = (tf.TensorSpec((rows,), tf.float32),) if with_weights else ()
         signature = (images, tf.TensorSpec((rows,), tf.int64), *weights)
-        dataset = tf.data.Dataset.from_generator(begin, output_signature=signature)
-        options = tf.data.Options()
-        options.autotune.enabled = False  # there is nothing to tune
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        return dataset.apply(tf.data.experimental.assert_cardinality(length)).with_options(options)
+        return generated(begin, signature, length)
 
 
 class _Epoch(keras.utils.PyDataset):  # type: ignore[misc]

@@ -200,7 +200,7 @@ def _check_can_be_saved(model: Any, written: str) -> None:
 
 
 def _load(model: Model, weights: str) -> None:
-    """Weights of a file: of the whole model (a dataset of as many classes), or of its base alone."""
+    """Weights of a file: of all layers (a dataset of as many classes), or of the base alone."""
     import keras
 
     with _local_copy(weights) as file, catch_warnings():

@@ -111,9 +111,9 @@ class OutFolder:
             ) from None
         return dict(run)
 
-    def write_json(self, name: str, document: dict[str, Any]) -> None:
-        """Write a JSON object."""
-        self.write(name, (json.dumps(document, indent=1) + "\n").encode())
+    def write_run(self, document: dict[str, Any]) -> None:
+        """Replace run.json."""
+        self.write(RUN_FILE, (json.dumps(document, indent=1) + "\n").encode())
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""

@@ -79,12 +79,11 @@ class Speed(NamedTuple):
 
     def since(self, start: Speed) -> Speed:
         """The difference of two readings."""
-        differences = (here - there for here, there in zip(self, start, strict=True))
-        return Speed(*differences)  # type: ignore[arg-type]
+        return Speed._make(here - there for here, there in zip(self, start, strict=True))
 
     def plus(self, other: Speed) -> Speed:
         """Both together."""
-        return self.since(Speed(-other.seconds, -other.waited_s, -other.cpu_s, -other.images))
+        return Speed._make(one + another for one, another in zip(self, other, strict=True))
 
     @property
     def wait_share(self) -> float:

@@ -1,4 +1,4 @@
-"""What tests of the command share: a published version, inputs to change and to reject, checks of how it ended."""
+"""What tests of the command share: a version to damage, inputs to change and to reject, checks of how it ended."""
 
 from __future__ import annotations
 
@@ -10,14 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests import make
-
-TWO_SPLITS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "2")
-
-
-@pytest.fixture(scope="session")
-def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A published version of `photos`; not to be changed."""
-    return make.published(photos, tmp_path_factory.mktemp("original"), *TWO_SPLITS)
 
 
 @pytest.fixture

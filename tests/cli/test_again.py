@@ -14,13 +14,13 @@ import pytest
 from beam_pipeline import schema
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
-from tests.cli.conftest import TWO_SPLITS, failed, refused, unchanged
+from tests.cli.conftest import failed, refused, unchanged
 from tests.servers import Gcs
 
 
 def again(photos: Path, version: Path, *more: object) -> make.Finished:
     """The command that made `version`, once more."""
-    return make.job(photos, version.parent.parent, *TWO_SPLITS, *more)
+    return make.job(photos, version.parent.parent, *make.TWO_SPLITS, *more)
 
 
 @contextlib.contextmanager
@@ -109,7 +109,7 @@ def test_an_input_of_as_many_other_images_is_found(changed: Path, version: Path,
 def test_an_edited_object_of_the_same_size_is_found_by_its_md5(gcs: Gcs, changed: Path, tmp_path: Path) -> None:
     bucket = gcs.new_bucket()
     gcs.put_folder(bucket, "in", changed)
-    command = (f"gs://{bucket}/in", tmp_path / "out", *TWO_SPLITS)
+    command = (f"gs://{bucket}/in", tmp_path / "out", *make.TWO_SPLITS)
     make.published(*command)
     edit_keeping_the_size(changed / "ant" / "0003.jpg")
     gcs.put(bucket, "in/ant/0003.jpg", (changed / "ant" / "0003.jpg").read_bytes())

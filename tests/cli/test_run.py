@@ -26,7 +26,7 @@ from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.inputs.references import order_key
 from tests import make
-from tests.cli.conftest import TWO_SPLITS, failed, refused, unchanged
+from tests.cli.conftest import failed, refused, unchanged
 from tests.conftest import forget_clients
 from tests.servers import Gcs
 
@@ -134,7 +134,7 @@ def test_a_shard_of_rejects_only_stays_with_no_record(tmp_path: Path, gcs: Gcs) 
 def test_plan_only_prints_the_plan_and_writes_nothing(photos: Path, version: Path, tmp_path: Path) -> None:
     with unchanged(version):
         for output, seed in ((tmp_path / "new", 0), (tmp_path, 3)):  # the latter is published
-            finished = make.job(photos, output, *TWO_SPLITS, "--plan_only", "--seed", seed)
+            finished = make.job(photos, output, *make.TWO_SPLITS, "--plan_only", "--seed", seed)
             assert (finished.code, "train: " in finished.out, "in 2 shards" in finished.out) == (0, True, True)
     assert {path.name for path in tmp_path.iterdir()} == {"photos"}
 
@@ -178,16 +178,16 @@ def test_files_that_are_skipped_are_told_and_change_no_byte_of_the_dataset(
         (folder / name).write_bytes(b"no image")
     line = "  3 files skipped: not an image suffix (.JPX 2, .txt 1), see --extensions"
     hidden = (f"  1 {what} skipped: hidden, its name begins with a dot" for what in ("image", "folder"))
-    told = make.job(folder, tmp_path / "out", *TWO_SPLITS).out.splitlines()
+    told = make.job(folder, tmp_path / "out", *make.TWO_SPLITS).out.splitlines()
     assert {line, "  1 image skipped: not inside a class folder", *hidden} <= set(told)
     version = tmp_path / "out/photos/1.0.0"
     kinds = dict.fromkeys(("hidden", "hidden_images", "hidden_folders", "outside_classes"), 1)
     skipped = json.loads((version / schema.RUN_FILE).read_bytes())["skipped"]
     assert skipped == {**kinds, "suffixes": {".JPX": 2, ".txt": 1}}
     assert make.same_each_time(version) == make.same_each_time(original)
-    assert line in make.job(folder, tmp_path / "out", *TWO_SPLITS).out.splitlines(), "published already"
+    assert line in make.job(folder, tmp_path / "out", *make.TWO_SPLITS).out.splitlines(), "published already"
     (version / schema.RUN_FILE).unlink()
-    assert make.job(folder, tmp_path / "out", *TWO_SPLITS).code == 0
+    assert make.job(folder, tmp_path / "out", *make.TWO_SPLITS).code == 0
 
 
 def test_run_json_says_how_it_went(original: Path) -> None:

@@ -1,4 +1,4 @@
-"""A published version: `original`, not to be changed, and `version`, a copy of it to damage."""
+"""A copy of a published version, to damage."""
 
 from __future__ import annotations
 
@@ -9,13 +9,6 @@ import pytest
 
 from tests import make
 
-FLAGS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "2")
-
-
-@pytest.fixture(scope="session")
-def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make.published(photos, tmp_path_factory.mktemp("original"), *FLAGS)
-
 
 @pytest.fixture
 def version(original: Path, tmp_path: Path) -> Path:
@@ -25,4 +18,4 @@ def version(original: Path, tmp_path: Path) -> Path:
 
 def again(images: Path, version: Path, *flags: object) -> make.Finished:
     """The same command once more."""
-    return make.job(images, version.parent.parent, *FLAGS, *flags)
+    return make.job(images, version.parent.parent, *make.TWO_SPLITS, *flags)

@@ -15,7 +15,7 @@ from beam_pipeline.dataset.published import Damage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.manifest import seal_manifest
 from tests import make
-from tests.dataset.conftest import FLAGS, again
+from tests.dataset.conftest import again
 from tests.servers import Gcs
 
 
@@ -89,7 +89,7 @@ def test_a_renamed_version_is_refused_and_left_alone(
     version.rename(moved)
     make.shard_files(moved)[0].write_bytes(b"cut")
     before = make.traces(moved)
-    finished = make.job(photos, output, *FLAGS, f"--{flag}", value, *flags)
+    finished = make.job(photos, output, *make.TWO_SPLITS, f"--{flag}", value, *flags)
     was = f"{moved} was published as photos/1.0.0, and its files say so"
     line = f"error: --{flag} '{value}': {was}: give its folder that name again, or use --overwrite\n"
     assert (finished.code, finished.err) == (2, line)
@@ -152,7 +152,7 @@ def test_a_version_of_a_newer_format_is_not_touched(photos: Path, version: Path)
 
 
 def test_a_gzip_version_is_compared_and_repaired(photos: Path, tmp_path: Path) -> None:
-    version = make.published(photos, tmp_path, *FLAGS, "--compression", "gzip")
+    version = make.published(photos, tmp_path, *make.TWO_SPLITS, "--compression", "gzip")
     before = make.files(version)
     assert again(photos, version, "--compression", "gzip").out.startswith("already published")
     make.flip_byte(make.shard_files(version)[0])
@@ -215,13 +215,13 @@ def test_in_a_bucket_checksums_of_the_listing_are_compared_and_a_flipped_bit_is_
         (url, ", 40 images match the MD5s that were published\n"),
         (photos, "; contents of 40 images were"),
     ):
-        finished = make.job(source, output, *FLAGS)
+        finished = make.job(source, output, *make.TWO_SPLITS)
         assert finished.out.startswith(first + more)
         assert (finished.code, without_few(finished.err)) == (0, "")
     make.flip_byte(make.shard_files(version)[1])
     make.flip_byte(version / "features.json")
     gcs.put_folder(bucket, "out/photos/1.0.0", version)
-    finished = make.job(photos, output, *FLAGS)
+    finished = make.job(photos, output, *make.TWO_SPLITS)
     assert (finished.code, without_few(finished.err)) == (
         0,
         "repairing 1 corrupt shard and 1 missing or corrupt file (features.json)\n",
@@ -241,7 +241,7 @@ def test_a_touched_image_is_warned_of_until_contents_are_compared(
         rows = [f"{path.relative_to(folder)},{path.parent.name}\n" for path in sorted(folder.rglob("*.jpg"))]
         (tmp_path / "rows.csv").write_text("".join(["path,label\n", *rows]))
         flags += ("--layout", "manifest", "--manifest", str(tmp_path / "rows.csv"))
-    version = make.published(folder, tmp_path / "out", *FLAGS, *flags)
+    version = make.published(folder, tmp_path / "out", *make.TWO_SPLITS, *flags)
     assert compared(folder, version, *flags)[1] == ""
     image = folder / "ant" / "0003.jpg"
     image.write_bytes(image.read_bytes())
@@ -264,7 +264,7 @@ def test_repair_compares_images_of_shards_without_a_reject_of_the_moment(photos:
     # An image that couldn't be read then has no MD5 in its shard's fingerprint; the other shards have all of theirs.
     folder = Path(shutil.copytree(photos, tmp_path / "in"))
     (folder / "ant" / "gone.jpg").symlink_to("nowhere")
-    version = make.published(folder, tmp_path / "out", *FLAGS, "--max_reject_fraction", "0.1")
+    version = make.published(folder, tmp_path / "out", *make.TWO_SPLITS, "--max_reject_fraction", "0.1")
     shards = published.shards_of(make.manifest(version)).values()
     count = sum(shard["images"] for shard in shards if shard["images"] == shard["records"])
     assert 0 < count < 40
@@ -272,6 +272,6 @@ def test_repair_compares_images_of_shards_without_a_reject_of_the_moment(photos:
     assert compared(folder, version, "--repair") == (read, "")
     for image in (folder / "bee").iterdir():
         make.flip_byte(image)
-    finished = make.job(folder, tmp_path / "out", *FLAGS, "--repair")
+    finished = make.job(folder, tmp_path / "out", *make.TWO_SPLITS, "--repair")
     assert finished.code == 1
     assert "41 images were listed then, 41 now, 3 of 4 shards differ" in finished.err

@@ -206,16 +206,16 @@ def main() -> int:
         images = make.class_folders(folder / "images", {"ant": 4, "bee": 3})
         (images / "ant" / "broken.jpg").write_bytes(b"no image")
         shutil.copy(images / "bee" / "0000.jpg", images / "bee" / "again.jpg")
-        whole = places.new(remote=False)
-        assert (ended := run(images, whole)).code == 0, ended.said
+        undisturbed = places.new(remote=False)
+        assert (ended := run(images, undisturbed)).code == 0, ended.said
         for case in CASES:
             if case.name in flags.cases:
-                failures += _check(case, places, images, whole, flags)
+                failures += _check(case, places, images, undisturbed, flags)
     print(f"{failures} failures")
     return 1 if failures else 0
 
 
-def _check(case: Case, places: Places, images: Path, whole: Output, flags: argparse.Namespace) -> int:
+def _check(case: Case, places: Places, images: Path, undisturbed: Output, flags: argparse.Namespace) -> int:
     outputs = places.prepared(images, case)
     total = run(images, next(outputs), case.more).steps
     chance = random.Random(f"{flags.seed} {case.name}")
@@ -234,8 +234,8 @@ def _check(case: Case, places: Places, images: Path, whole: Output, flags: argpa
             ended = run(images, output, case.more)
             assert ended.code == 0, ended.said
             with tempfile.TemporaryDirectory(dir=places.folder) as scratch:
-                assert output.hash(Path(scratch)) == whole.hash(Path(scratch)), "another hash"
-            expected = names(whole, folders=not case.remote)
+                assert output.hash(Path(scratch)) == undisturbed.hash(Path(scratch)), "another hash"
+            expected = names(undisturbed, folders=not case.remote)
             assert names(output) == expected, names(output) ^ expected
         except AssertionError as error:
             failures += 1

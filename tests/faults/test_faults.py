@@ -26,7 +26,6 @@ from tests.faults import proxy, resumable
 from tests.faults.conftest import Through
 from tests.servers import Gcs
 
-FLAGS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "2")
 EACH_FAULT = pytest.mark.parametrize("fault", proxy.FAULTS, ids=lambda fault: fault.replace(" ", "-"))
 
 
@@ -169,7 +168,7 @@ def test_a_request_that_always_fails_ends_at_the_deadline_with_one_line(gcs: Gcs
 
 @pytest.fixture(scope="module")
 def reference(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    return make.same_each_time(make.published(photos, tmp_path_factory.mktemp("reference"), *FLAGS))
+    return make.same_each_time(make.published(photos, tmp_path_factory.mktemp("reference"), *make.TWO_SPLITS))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -178,7 +177,7 @@ def test_at_ten_percent_faults_the_job_writes_the_same_bytes_and_loses_no_image(
 ) -> None:
     gcs.put_folder(bucket := gcs.new_bucket(), "in", photos)
     failing = through(0.1, seed)
-    finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *FLAGS, "--io_deadline", "60")
+    finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *make.TWO_SPLITS, "--io_deadline", "60")
     assert finished.code == 0, finished.err
     assert "40 images listed = 40 records + 0 rejects" in finished.out
     assert make.same_each_time(gcs.download(bucket, "out/photos/1.0.0", tmp_path / "down")) == reference
@@ -193,7 +192,7 @@ def test_credentials_that_expire_end_the_job_with_one_line(
     gcs.put_folder(bucket := gcs.new_bucket(), "in", photos)
     failing = through(0.0, faults=(fault,))
     failing.fail_from(60)
-    finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *FLAGS)
+    finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *make.TWO_SPLITS)
     assert (finished.code, finished.err.count("\n")) == (1, 1)
     assert finished.err.startswith(f"error: gs://{bucket}/")
     assert ": credentials are missing (" in finished.err and "gcloud auth application-default login" in finished.err
@@ -259,7 +258,7 @@ def test_when_all_fails_the_job_ends_within_its_deadline_with_one_line(
     failing = through(0.0, faults=proxy.FAILURES)
     failing.fail_from(requests_before)
     start = time.monotonic()
-    finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *FLAGS, "--io_deadline", "3")
+    finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *make.TWO_SPLITS, "--io_deadline", "3")
     seconds = time.monotonic() - start
     assert (finished.code, finished.err.count("\n")) == (1, 1)
     assert finished.err.startswith(f"error: gs://{bucket}/") and ": no success for 3 s: " in finished.err
@@ -267,4 +266,4 @@ def test_when_all_fails_the_job_ends_within_its_deadline_with_one_line(
     assert not [name for name in gcs.names(bucket) if name.endswith("manifest.json")]
     # And the network is back.
     failing.share = 0.0
-    assert make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *FLAGS).code == 0
+    assert make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *make.TWO_SPLITS).code == 0

@@ -84,12 +84,12 @@ def starts_of(some: list[bytes]) -> list[int]:
 
 @given(SOME, st.data())
 def test_any_flipped_bit_is_found_and_located(some: list[bytes], data: st.DataObject) -> None:
-    whole = bytearray(b"".join(map(schema.frame, some)))
-    position = data.draw(st.integers(0, len(whole) - 1))
-    whole[position] ^= 1 << data.draw(st.integers(0, 7))
+    shard = bytearray(b"".join(map(schema.frame, some)))
+    position = data.draw(st.integers(0, len(shard) - 1))
+    shard[position] ^= 1 << data.draw(st.integers(0, 7))
     number, offset = max((n, start) for n, start in enumerate(starts_of(some)) if start <= position)
     with pytest.raises(CorruptRecordError) as caught:
-        for seen, record in enumerate(schema.unframe(bytes(whole))):
+        for seen, record in enumerate(schema.unframe(bytes(shard))):
             assert record == some[seen]
     assert (caught.value.record, caught.value.offset) == (number, offset)
 
