@@ -76,8 +76,8 @@ def _run(given: list[str]) -> int:
         print(f"imageshards {beam_pipeline.__version__}")
         return EXIT_OK
     _reader()
-    from reader.commands import COMMANDS
-    from reader.commands import main as read
+    from reader.commands.main import COMMANDS
+    from reader.commands.main import main as read
 
     if name in COMMANDS:
         return read(given)

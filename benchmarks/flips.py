@@ -26,7 +26,7 @@ from pathlib import Path
 
 from beam_pipeline import sample_data, schema
 from beam_pipeline.cli.main import main as write_command
-from reader.commands import main as reader_command
+from reader.commands.main import main as reader_command
 from reader.tools.copy import dataset_hash
 
 

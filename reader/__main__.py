@@ -2,7 +2,7 @@
 
 import sys
 
-from reader.commands import main
+from reader.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -33,6 +33,11 @@ class Flag(NamedTuple):
     default: Any = None
     read: Callable[[str], Any] = str
 
+    @property
+    def reader(self) -> Callable[[str], Any]:
+        """`read`, or what takes the only values."""
+        return _one_of(*self.metavar.split("|")) if self.metavar.islower() else self.read
+
 
 _JSON = Flag("--json", "", "Print one JSON object.")
 
@@ -83,8 +88,7 @@ class Command(NamedTuple):
         for flag in (*self.flags, _JSON):
             options: dict[str, Any] = {"action": "store_true"}
             if flag.metavar:
-                read = _one_of(*flag.metavar.split("|")) if flag.metavar.islower() else flag.read
-                options = {"metavar": flag.metavar, "default": flag.default, "type": read}
+                options = {"metavar": flag.metavar, "default": flag.default, "type": flag.reader}
             has_default = flag.metavar and flag.default not in (None, REQUIRED)
             shown = f"{flag.help[:-1]} (default: {flag.default})." if has_default else flag.help
             parser.add_argument(flag.name, help=shown, required=flag.default is REQUIRED, **options)

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
-from reader.commands.flags import Command, Flag, Result, between, positive, whole_number
+from reader.commands.flags import Command, Result
 from reader.info import load_info
 from reader.train.models import application_name
-from reader.train.options import TrainOptions
-
-_READS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("epochs", "batch_size", "early_stopping", "steps_per_execution"), whole_number(1)),
-    "checkpoint_steps": whole_number(1),
-    "fine_tune_epochs": whole_number(0),
-    "image_size": whole_number(16),
-    "seed": whole_number(),
-    "label_smoothing": between(0, 0.99),
-    **dict.fromkeys(("learning_rate", "checkpoint_minutes"), positive),
-}
+from reader.train.options import FLAGS, TrainOptions
 
 
 def _train(values: dict[str, Any]) -> Result:
@@ -31,20 +20,14 @@ def _train(values: dict[str, Any]) -> Result:
     info = load_info(values["dataset"])
     if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None and find_spec("jax") is not None:
         os.environ["KERAS_BACKEND"] = "jax"  # Keras' own default is TensorFlow
-    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    if backend in ("tensorflow", "jax") and find_spec("tensorflow") is not None:
-        import reader.train.quiet  # noqa: F401
-
-        if backend == "jax":  # Keras imports TensorFlow all the same
-            from reader.jax_arrays import keep_tensorflow_off_accelerators
-
-            keep_tensorflow_off_accelerators()
+    if find_spec("tensorflow") is not None:
+        import reader.commands.quiet  # noqa: F401
     from reader.train.fit import train  # Keras and its backend, seconds: only for this command
 
-    options = TrainOptions(**{field.name: values[field.name] for field in dataclasses.fields(TrainOptions)})
+    options = TrainOptions(**{flag.name[2:]: values[flag.name[2:]] for flag in FLAGS})
     command = shlex.join(["imageshards", *sys.argv[1:]])
     if values["json"]:
-        return Result(dataclasses.asdict(train(info, options, command=command)), "")
+        return Result(asdict(train(info, options, command=command)), "")
     return Result({}, str(train(info, options, lambda line: print(line, flush=True), command)))
 
 
@@ -59,8 +42,5 @@ COMMAND = Command(
     "datasets/photos/1.0.0 --model MobileNetV2 --weights imagenet",
     "0 trained, 1 stopped, or the dataset, its storage or the device failed",
     _train,
-    tuple(
-        Flag(f"--{one.name}", one.metadata["metavar"], one.metadata["help"], one.default, _READS.get(one.name, str))
-        for one in dataclasses.fields(TrainOptions)
-    ),
+    FLAGS,
 )

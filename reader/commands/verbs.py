@@ -123,7 +123,7 @@ def _written(flag: str, file: str) -> Iterator[None]:
 
 def _bench(values: dict[str, Any]) -> Result:
     if find_spec("tensorflow") is not None:
-        import reader.train.quiet  # noqa: F401
+        import reader.commands.quiet  # noqa: F401
     from reader.tools import bench
 
     info, side, images, out = load_info(values["dataset"]), values["image_size"], values["images"], values["chart"]

@@ -10,8 +10,8 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import keras
@@ -26,22 +26,22 @@ _KEPT = 2
 _NUMBER = re.compile(r"_\d+")  # Keras numbers layers through the process
 
 
-@dataclass(frozen=True)
+@dataclass
 class Progress:
     """How far a training is.
 
     Attributes:
+        position: `reader.Position` of the next record, as JSON.
         phase: number of its phase.
         lines: of metrics.jsonl.
         step: updates made, in all phases.
-        position: `reader.Position` of the next record, as JSON.
         logs: metrics of an epoch that is trained, but not validated; else None.
     """
 
-    phase: int
-    lines: list[dict[str, Any]]
-    step: int
     position: str
+    phase: int = 0
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    step: int = 0
     logs: dict[str, float] | None = None
 
 
@@ -51,11 +51,9 @@ def save(out: OutFolder, progress: Progress, model: Any, metrics: Sequence[Any])
     paths = [[one.path, list(one.shape)] for one in state]
     document = json.dumps({"progress": asdict(progress), "variables": paths, "sums": len(sums)})
     arrays = {f"{number:05}": keras.ops.convert_to_numpy(one) for number, one in enumerate([*state, *sums])}
-
-    def write(path: str) -> None:
-        np.savez(path, allow_pickle=False, document=np.frombuffer(document.encode(), np.uint8), **arrays)
-
-    out.publish(f"{_FOLDER}/step-{progress.step:09}.npz", write)
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, document=np.frombuffer(document.encode(), np.uint8), **arrays)
+    out.write(f"{_FOLDER}/step-{progress.step:09}.npz", file.getvalue())
     for name in _names(out)[:-_KEPT]:
         out.delete(name)
 
@@ -89,24 +87,23 @@ class Checkpoint:
         _assign(_sums(metrics), self._arrays[len(self._variables) :])
 
 
-def latest(out: OutFolder) -> Iterator[Checkpoint | str]:
-    """The valid checkpoint with the most steps, after a line about each later one that is corrupt.
+def latest(out: OutFolder, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The valid checkpoint with the most steps; `warn` is given a line about each later one that is corrupt.
 
     Raises:
         ImageShardsError: there are checkpoints, but all are corrupt.
     """
-    names = _names(out)
-    for name in reversed(names):
+    reason = ""
+    for name in reversed(_names(out)):
+        if reason:
+            warn(f"{reason}: continuing from the one before")
         try:
-            yield Checkpoint(name, out.read(name) or b"")
-            return
+            return Checkpoint(name, out.read(name) or b"")
         except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             reason = f"{out.given}/{name} is corrupt ({one_line(error)})"
-        if name == names[0]:
-            raise ImageShardsError(
-                f"{reason}, and there is no other: delete it to start again, or choose another --out"
-            )
-        yield f"{reason}: going on from the one before"
+    if reason:
+        raise ImageShardsError(f"{reason}, and there is no other: delete it to start again, or choose another --out")
+    return None
 
 
 def _names(out: OutFolder) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -41,6 +42,11 @@ class Devices:
     capability: tuple[int, ...] = ()
 
     @property
+    def is_first(self) -> bool:
+        """Whether this process writes and tells what all of them do."""
+        return self.process == 0
+
+    @property
     def host(self) -> tuple[int, int]:
         """The share of the records that is read here, as `train_batches` takes it."""
         return self.process, self.processes
@@ -62,7 +68,7 @@ def found(options: TrainOptions) -> Iterator[Devices]:
     """The devices, with Keras set up for them; its settings are as before afterwards.
 
     Raises:
-        UsageError: the backend, or TF_CONFIG, is one that can't train; or a batch can't be shared.
+        UsageError: the backend, or TF_CONFIG, is one that can't train.
         ImageShardsError: `--device` names what isn't there.
     """
     backend, policy = keras.backend.backend(), keras.config.dtype_policy()
@@ -72,6 +78,8 @@ def found(options: TrainOptions) -> Iterator[Devices]:
         raise UsageError(f"--tpu {options.tpu!r}: for --device tpu of TensorFlow; JAX finds its TPU by itself")
     if options.distributed and backend != "jax":
         raise UsageError("--distributed: several processes train on JAX only: set KERAS_BACKEND=jax")
+    if options.distributed and options.out is None:
+        raise UsageError("--distributed: --out is missing: give a URL or folder that all processes see")
     devices = _of_jax(options) if backend == "jax" else _of_tensorflow(options)
     try:
         keras.config.set_dtype_policy(devices.precision(options.mixed_precision))
@@ -124,7 +132,9 @@ def _of_tensorflow(options: TrainOptions) -> Devices:
         tf.config.set_visible_devices([], "GPU")
     gpus = tf.config.list_logical_devices("GPU")
     if wanted == "gpu" and not gpus:
-        raise _absent("gpu", "TensorFlow sees no GPU; nvidia-smi lists what the machine has")
+        raise _absent(
+            "gpu", "TensorFlow sees none; nvidia-smi lists them, python -c 'import tensorflow' says what it lacks"
+        )
     if wanted == "auto" and not gpus:
         missing.append("no GPU")
     devices = gpus or tf.config.list_logical_devices("CPU")
@@ -166,6 +176,10 @@ def _tensorflow_capability(tf: Any) -> tuple[int, ...]:
 def _of_jax(options: TrainOptions) -> Devices:
     import jax
 
+    if "tensorflow" in sys.modules:  # Keras imports it if it is installed
+        from reader.jax_arrays import keep_tensorflow_off_accelerators
+
+        keep_tensorflow_off_accelerators()
     if options.device == "cpu":
         jax.config.update("jax_platforms", "cpu")  # before the first look at the devices
     if options.distributed:
@@ -205,10 +219,3 @@ def _join_processes() -> None:
 
 def _named(kind: str, count: int) -> str:
     return f"the {kind.upper()}" if count == 1 else f"{count} {kind.upper()} devices"
-
-
-def check_batch(batch_size: int, devices: Devices) -> None:
-    """Raises UsageError if a batch can't be shared evenly."""
-    if batch_size % devices.count:
-        fits = -(-batch_size // devices.count) * devices.count
-        raise UsageError(f"--batch_size {batch_size}: {devices.count} devices share it; the next that fits is {fits}")

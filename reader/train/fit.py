@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -18,13 +21,13 @@ from reader.position import Position
 from reader.train import checkpoint, out_folder, pictures, report
 from reader.train.checkpoint import Checkpoint, Progress
 from reader.train.compile import LOSS, compile_for, steps_per_execution
-from reader.train.devices import Devices, check_batch, found
+from reader.train.devices import Devices, found
 from reader.train.inputs import Inputs
 from reader.train.models import Model, build
 from reader.train.options import Phase, Recipe, TrainOptions, make_recipe, warnings
 from reader.train.out_folder import OutFolder, open_out
 from reader.train.report import Speed
-from reader.train.steps import EvalWatch, StepWatch
+from reader.train.steps import StepWatch
 
 Tell = Callable[[str], None]
 Line = dict[str, Any]
@@ -68,24 +71,28 @@ def train(info: DatasetInfo, options: TrainOptions, tell: Tell = lambda line: No
         UsageError: an option can't be used with this dataset, these devices or this folder.
         ImageShardsError: the dataset can't be read or the folder written, or a signal stopped the training.
     """
-    recipe = make_recipe(info, options)
     with found(options) as devices, _our_errors(), _stop_signals(devices) as stop:
-        check_batch(recipe.batch_size, devices)
-        out, run = open_out(options.out, info.name, recipe.configuration(info))
-        if run is not None and run["finished"]:
-            tell(f"{out.given}: this training is finished; choose another --out to train again")
-            return Trained(out.given, run["devices"], tuple(out.metrics()), run["best_epoch"], run["verdict"])
-        is_first = devices.process == 0
-        if is_first:
+        recipe = make_recipe(info, options, devices.count)
+        out, run = open_out(options.out, info.name, recipe.configuration(info), devices.is_first)
+        try:
+            if run is not None and run["finished"]:
+                tell(f"{out.given}: this training is finished; choose another --out to train again")
+                return Trained(out.given, run["devices"], tuple(out.metrics()), run["best_epoch"], run["verdict"])
+            if not devices.is_first:
+                tell = _say_nothing
+            else:
+                for line in warnings(info, recipe):
+                    report.warn(line)
             for line in report.beginning(info, recipe, devices):
                 tell(line)
-            for line in warnings(info, recipe):
-                report.warn(line)
             tell(f"writing to {out.given}")
-        try:
-            return _Training(info, recipe, devices, out, stop, tell if is_first else None, command).run()
+            return _Training(info, recipe, devices, out, stop, tell, command).run()
         finally:
-            out.delete_if_empty()
+            out.close()
+
+
+def _say_nothing(line: str) -> None:
+    pass
 
 
 class _Training:
@@ -94,7 +101,7 @@ class _Training:
     Args:
         info, recipe, devices, out: what, how, on what, to where.
         stop: is set by a signal.
-        tell: takes a line; None in all processes but the first, which write nothing either.
+        tell: takes a line.
         command: for run.json.
     """
 
@@ -105,7 +112,7 @@ class _Training:
         devices: Devices,
         out: OutFolder,
         stop: threading.Event,
-        tell: Tell | None,
+        tell: Tell,
         command: str,
     ) -> None:
         self._info, self._recipe, self._devices, self._out, self._stop = info, recipe, devices, out, stop
@@ -114,28 +121,32 @@ class _Training:
         self._run = report.begun(info, recipe, devices, command)
         self._stride = steps_per_execution(recipe, devices)
         self._saved_s = time.monotonic()
-        self._speed, self._compiles = Speed(), True
-        # How far it is; see `Progress`.
-        self._phase, self._step, self._looks = 0, 0, 0
-        self._logs: dict[str, float] | None = None
-        self._lines: list[Line] = []
+        self._speed, self._compiles, self._looks = Speed(), True, 0
         self._metrics: list[Any] = []
         seed, batch = recipe.options.seed, recipe.batch_size
+        # Where it begins here, and after which step.
         self._begin = info.position("train", global_batch_size=batch, hosts=devices.processes, seed=seed), 0
+        self._at = Progress(self._begin[0].to_json())
 
     def run(self) -> Trained:
         """Train what is left, and write what comes out."""
-        kept = self._latest()
+        kept = checkpoint.latest(self._out, report.warn)
+        if self._devices.processes > 1:
+            _check_same_step(kept.progress.step if kept else 0, self._out.given)
         if kept is not None:
-            self._continue_from(kept.progress)
+            self._at = kept.progress
+            batch, hosts = self._recipe.batch_size, self._devices.processes
+            position = Position.from_json(self._at.position).on(global_batch_size=batch, hosts=hosts)
+            self._begin = position, self._at.step
+            self._tell(f"continuing after step {self._at.step:,}")
         with self._devices.scope():
             model = build(self._info, self._recipe)
-        self._write_run()  # not before the model is known to be possible
-        self._write_metrics()
+        self._out.write_run(self._run)  # not before the model is known to be possible
+        self._out.write_metrics(self._at.lines)
         for number, phase in enumerate(self._recipe.phases):
-            if number < self._phase:
+            if number < self._at.phase:
                 continue
-            self._phase, self._compiles = number, True
+            self._at.phase, self._compiles = number, True
             with self._devices.scope():
                 self._metrics = compile_for(model, phase, self._info, self._recipe, self._devices)
                 if kept is not None:
@@ -144,58 +155,24 @@ class _Training:
             kept = None
         return self._finish(model)
 
-    # --- where it is
-
-    def _latest(self) -> Checkpoint | None:
-        latest = None
-        for one in checkpoint.latest(self._out):
-            if isinstance(one, str):
-                report.warn(one)
-            else:
-                latest = one
-        if self._devices.processes > 1:
-            _check_same_step(latest.progress.step if latest else 0, self._out.given)
-        return latest
-
-    def _continue_from(self, progress: Progress) -> None:
-        self._phase, self._step, self._logs = progress.phase, progress.step, progress.logs
-        self._lines = list(progress.lines)
-        batch, hosts = self._recipe.batch_size, self._devices.processes
-        position = Position.from_json(progress.position).on(global_batch_size=batch, hosts=hosts)
-        self._begin = position, progress.step
-        self._say(f"continuing after step {progress.step:,}")
-
-    def _position(self) -> Position:
-        position, step = self._begin
-        return position.after(self._step - step)
-
-    def _say(self, line: str) -> None:
-        if self._tell is not None:
-            self._tell(line)
-
-    def _write_metrics(self) -> None:
-        if self._tell is not None:
-            self._out.write_metrics(self._lines)
-
-    def _write_run(self) -> None:
-        if self._tell is not None:
-            self._out.write_run(self._run)
-
     # --- checkpoints
 
     def _save(self, model: Any) -> None:
         self._saved_s = time.monotonic()
         if keras.backend.backend() == "jax":
             model.jax_state_sync()
-        if self._tell is not None:
-            position = self._position().to_json()
-            progress = Progress(self._phase, self._lines, self._step, position, self._logs)
-            checkpoint.save(self._out, progress, model, self._metrics)
+        if self._devices.is_first:
+            self._at.position = self._position().to_json()
+            checkpoint.save(self._out, self._at, model, self._metrics)
+
+    def _position(self) -> Position:
+        position, step = self._begin
+        return position.after(self._at.step - step)
 
     def _is_due(self) -> bool:
         steps = self._recipe.options.checkpoint_steps
         if steps is not None:
-            return self._step // steps > (self._step - self._stride) // steps
+            return self._at.step // steps > (self._at.step - self._stride) // steps
         return time.monotonic() - self._saved_s > 60 * self._recipe.options.checkpoint_minutes
 
     def _is_stopped(self) -> bool:
@@ -210,37 +187,37 @@ class _Training:
     def _save_and_stop(self, model: Any) -> None:
         self._save(model)
         how = f"the same command with --out {self._out.given} continues"
-        raise ImageShardsError(f"stopped after step {self._step:,}, which is saved; {how}")
+        raise ImageShardsError(f"stopped after step {self._at.step:,}, which is saved; {how}")
 
     # --- epochs
 
     def _train_phase(self, model: Any, phase: Phase, kept: Checkpoint | None) -> None:
         validation = self._inputs.validation() if self._recipe.eval_split else None
-        while sum(line["phase"] == phase.name for line in self._lines) < phase.epochs:
+        while sum(line["phase"] == phase.name for line in self._at.lines) < phase.epochs:
             if self._is_early(phase):
                 break
-            speed = self._train_epoch(model, kept) if self._logs is None else Speed()
+            speed = self._train_epoch(model, kept) if self._at.logs is None else Speed()
             kept = None
-            logs: dict[str, float] = dict(self._logs or {})
+            logs: dict[str, float] = dict(self._at.logs or {})
             if validation is not None:
-                watch = EvalWatch(lambda: self._save_and_stop(model) if self._stop.is_set() else None)
-                found = model.evaluate(validation, verbose=0, return_dict=True, callbacks=[watch])
-                logs |= {f"val_{name}": value for name, value in found.items()}
+                watch = StepWatch(lambda *_: self._save_and_stop(model) if self._stop.is_set() else None)
+                validated = model.evaluate(validation, verbose=0, return_dict=True, callbacks=[watch])
+                logs |= {f"val_{name}": value for name, value in validated.items()}
             self._end_epoch(phase, logs, speed)
 
     def _train_epoch(self, model: Any, kept: Checkpoint | None) -> Speed:
         """Make the steps of an epoch that are left."""
-        epoch, steps, first = len(self._lines), self._recipe.steps, self._step
+        epoch, steps, first = len(self._at.lines), self._recipe.steps, self._at.step
         left = (epoch + 1) * steps - first
         line = report.ProgressLine(epoch, self._recipe)
         start = self._clock(0)
 
         def before(begun: int, logs: dict[str, float] | None) -> None:
             nonlocal start
-            self._step = first + begun
+            self._at.step = first + begun
             if begun == self._stride and self._compiles:  # the first execution isn't timed
                 self._compiles, start = False, self._clock(begun)
-            line.step(self._step - epoch * steps, logs[LOSS] if logs else None)
+            line.step(self._at.step - epoch * steps, logs[LOSS] if logs else None)
             if self._is_stopped():
                 self._save_and_stop(model)
             if begun and self._is_due():
@@ -256,53 +233,59 @@ class _Training:
             history = model.fit(data, verbose=0, shuffle=False, callbacks=[watch]).history
         finally:
             line.end()
-        self._step, self._logs = (epoch + 1) * steps, {name: values[-1] for name, values in history.items()}
+        self._at.step, self._at.logs = (epoch + 1) * steps, {name: values[-1] for name, values in history.items()}
         return self._clock(left).since(start)
 
     def _clock(self, steps: int) -> Speed:
-        return Speed.now(self._inputs.waited_s, steps * self._recipe.batch_size)
+        """What the clocks show after some steps."""
+        images = steps * self._recipe.batch_size
+        return Speed(time.perf_counter(), self._inputs.waited_s, time.process_time(), images)
 
     def _end_epoch(self, phase: Phase, logs: dict[str, float], speed: Speed) -> None:
-        line: Line = {"epoch": len(self._lines) + 1, "phase": phase.name, "step": self._step}
+        line: Line = {"epoch": len(self._at.lines) + 1, "phase": phase.name, "step": self._at.step}
         for name, key in (("loss", LOSS), ("accuracy", "accuracy")):
             line |= {f"{of}{name}": round(float(logs[of + key]), 6) for of in ("", "val_") if of + key in logs}
         self._speed = self._speed.plus(speed)
-        self._lines.append(line | (speed.document() if speed.seconds else {}))
-        self._logs = None
-        self._write_metrics()
-        self._say(report.epoch_line(self._lines[-1], self._recipe.epochs))
+        self._at.lines.append(line | (speed.document() if speed.seconds else {}))
+        self._at.logs = None
+        self._out.write_metrics(self._at.lines)
+        self._tell(report.epoch_line(self._at.lines[-1], self._recipe.epochs))
 
     def _is_early(self, phase: Phase) -> bool:
         """Whether the loss of this phase hasn't fallen for as many epochs as `--early_stopping` allows."""
         patience = self._recipe.options.early_stopping
-        lines = [line for line in self._lines if line["phase"] == phase.name]
+        lines = [line for line in self._at.lines if line["phase"] == phase.name]
         if patience is None or not lines or len(lines) - 1 - lines.index(_best(lines)) < patience:
             return False
-        self._say(f"early stopping: no lower loss for {plural(patience, 'epoch')}")
+        self._tell(f"early stopping: no lower loss for {plural(patience, 'epoch')}")
         return True
 
     # --- the end
 
     def _finish(self, model: Model) -> Trained:
-        out, info, lines = self._out, self._info, self._lines
+        out, info, lines = self._out, self._info, self._at.lines
         self._save(model.full)  # so that a disk that is full now costs nothing
         counts = self._confusion(model.full)
         verdict, best = report.verdict(self._speed, info, self._recipe), _best(lines)["epoch"]
-        if self._tell is not None:
-            model.synchronize(False)  # other backends can't
-            saved = keras.Model(model.full.input, model.full.output, name=model.full.name)  # without optimizer
-            out.publish(out_folder.MODEL_FILE, saved.save)
+        if self._devices.is_first:
+            self._write_model(model)
             out.write(out_folder.LABELS_FILE, "".join(f"{label}\n" for label in info.classes).encode())
-            out.publish(out_folder.CURVES_FILE, lambda path: pictures.draw_curves(lines, path))
+            out.write(out_folder.CURVES_FILE, pictures.curves(lines))
             if counts is not None:
                 split = self._recipe.eval_split or ""
-                out.publish(
-                    out_folder.CONFUSION_FILE,
-                    lambda path: pictures.draw_confusion(counts, info.classes, split, path),
-                )
+                out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, info.classes, split))
         self._run |= {"finished": True, "best_epoch": best, "verdict": verdict, **self._speed.document()}
-        self._write_run()
+        out.write_run(self._run)
         return Trained(out.given, self._devices.said, tuple(lines), best, verdict)
+
+    def _write_model(self, model: Model) -> None:
+        """Without optimizer: who loads it predicts, or trains anew."""
+        model.synchronize(False)  # other backends can't
+        saved = keras.Model(model.full.input, model.full.output, name=model.full.name)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, out_folder.MODEL_FILE)
+            saved.save(path)
+            self._out.write(out_folder.MODEL_FILE, Path(path).read_bytes())
 
     def _confusion(self, model: Any) -> Any:
         """Counts [classes, classes] of the eval split, or None."""
@@ -329,14 +312,22 @@ def _our_errors() -> Iterator[None]:
         raise
     except Exception as error:
         ours = from_worker(error)
-        if ours is None and keras.backend.backend() == "tensorflow":
-            import tensorflow as tf
-
-            if isinstance(error, tf.errors.OpError):
-                ours = ImageShardsError(f"training failed: {one_line(error)[:500]}")
+        if ours is None and isinstance(error, (OSError, *_backend_errors())):
+            ours = ImageShardsError(f"training failed: {one_line(error)[:500]}")
         if ours is None:
             raise
         raise ours from error
+
+
+def _backend_errors() -> tuple[type[Exception], ...]:
+    """What a step raises that the device can't do, such as too little memory."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return (jax.errors.JaxRuntimeError,)
+    import tensorflow as tf
+
+    return (tf.errors.OpError,)
 
 
 @contextmanager

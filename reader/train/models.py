@@ -6,13 +6,11 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
-from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError, one_line
 
 if TYPE_CHECKING:
@@ -102,12 +100,13 @@ def build(info: DatasetInfo, recipe: Recipe) -> Model:
     keras.utils.set_random_seed(recipe.options.seed)
     shape = (recipe.image_size, recipe.image_size, info.image.channels)
     inputs = keras.Input(shape, dtype="uint8")
+    images = keras.ops.cast(inputs, "float32")
     if recipe.model == SMALL_CNN:
-        logits, base = _small_cnn(_normalised(inputs, info), info.num_classes), None
+        logits, base = _small_cnn(_normalised(images, info), info.num_classes), None
     elif ":" in recipe.model:
-        logits, base = _users_model(recipe.model, inputs, info.num_classes), None
+        logits, base = _users_model(recipe.model, images, info.num_classes), None
     else:
-        logits, base = _application(recipe, inputs, info.num_classes)
+        logits, base = _application(recipe, images, info.num_classes)
     full = keras.Model(inputs, logits, name=recipe.model.partition(":")[2] or recipe.model)
     if recipe.options.weights not in ("none", "imagenet"):
         _load(Model(full, base), recipe.options.weights)
@@ -116,12 +115,12 @@ def build(info: DatasetInfo, recipe: Recipe) -> Model:
     return Model(full, base)
 
 
-def _normalised(inputs: Any, info: DatasetInfo) -> Any:
+def _normalised(images: Any, info: DatasetInfo) -> Any:
     import keras
 
     mean = [255 * value for value in info.image.mean]
     variance = [(255 * max(value, _STD_FLOOR)) ** 2 for value in info.image.std]
-    return keras.layers.Normalization(mean=mean, variance=variance)(keras.ops.cast(inputs, "float32"))
+    return keras.layers.Normalization(mean=mean, variance=variance)(images)
 
 
 def _small_cnn(images: Any, classes: int) -> Any:
@@ -140,13 +139,12 @@ def _small_cnn(images: Any, classes: int) -> Any:
     return layers.Dense(classes, dtype="float32")(pooled)
 
 
-def _application(recipe: Recipe, inputs: Any, classes: int) -> tuple[Any, Any]:
+def _application(recipe: Recipe, images: Any, classes: int) -> tuple[Any, Any]:
     """(logits, base): pre-trained layers see images scaled as they were trained, and run in inference mode."""
     import keras
 
     name, weights = recipe.model, recipe.options.weights
-    images = keras.ops.cast(inputs, "float32")
-    if inputs.shape[-1] == 1:
+    if images.shape[-1] == 1:
         images = keras.layers.Concatenate(dtype="float32")([images] * 3)  # the models are for colours
     module = importlib.import_module(f"keras.applications.{MODULES[name]}")
     arguments = {"include_top": False, "pooling": "avg", "input_shape": images.shape[1:]}
@@ -163,7 +161,7 @@ def _application(recipe: Recipe, inputs: Any, classes: int) -> tuple[Any, Any]:
     return keras.layers.Dense(classes, dtype="float32")(features), base
 
 
-def _users_model(written: str, inputs: Any, classes: int) -> Any:
+def _users_model(written: str, images: Any, classes: int) -> Any:
     """`package.module:function`, called as function((height, width, channels), classes), returns a Keras model."""
     import keras
 
@@ -175,15 +173,19 @@ def _users_model(written: str, inputs: Any, classes: int) -> Any:
         raise UsageError(f"--model {written!r}: {one_line(error)}; give package.module:function") from None
     finally:
         sys.path.remove(os.getcwd())
-    model = function(tuple(inputs.shape[1:]), classes)
-    logits = model(inputs) if isinstance(model, keras.Layer) else None
+    try:
+        model = function(tuple(images.shape[1:]), classes)
+        logits = model(images) if isinstance(model, keras.Layer) else None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)[:300]}"
+        raise UsageError(f"--model {written!r}: it can't take images {tuple(images.shape[1:])}: {reason}") from error
     if logits is None or tuple(logits.shape) != (None, classes):
         made = type(model).__name__ if logits is None else f"a model of output {tuple(logits.shape)}"
         raise UsageError(
             f"--model {written!r}: it returned {made}; return a Keras model from images of 0 to 255 to logits "
             f"[batch, {classes}]"
         )
-    _check_can_be_saved(keras.Model(inputs, logits), written)
+    _check_can_be_saved(model, written)
     return keras.layers.Activation("linear", dtype="float32")(logits)
 
 
@@ -203,15 +205,17 @@ def _load(model: Model, weights: str) -> None:
     """Weights of a file: of all layers (a dataset of as many classes), or of the base alone."""
     import keras
 
-    with _local_copy(weights) as file, catch_warnings():
+    if not os.path.isfile(weights):
+        raise UsageError(f"--weights {weights!r}: no such file; use none, imagenet or a file of this machine")
+    with catch_warnings():
         simplefilter("error", UserWarning)  # Keras only warns of layers that the file lacks
         try:
             if weights.endswith(".keras"):
-                _set_weights(model, keras.saving.load_model(file, compile=False))
+                _set_weights(model, keras.saving.load_model(weights, compile=False))
                 return
             for part in (model.base, model.full):
                 try:
-                    part.load_weights(file)
+                    part.load_weights(weights)
                     return
                 except (ValueError, AttributeError, UserWarning) as error:  # the other one's
                     reason = error
@@ -229,18 +233,3 @@ def _set_weights(model: Model, loaded: Any) -> None:
     if model.base is None:
         raise ValueError("its layers have other shapes")
     model.base.set_weights(loaded.get_layer(model.base.name).get_weights())
-
-
-@contextmanager
-def _local_copy(weights: str) -> Iterator[str]:
-    """A file of any storage, as a local one."""
-    if storage.is_local(weights):
-        if not os.path.isfile(weights):
-            raise UsageError(f"--weights {weights!r}: no such file; use none, imagenet or a file")
-        yield weights
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, os.path.basename(weights))
-        with open(path, "wb") as file:
-            file.write(storage.open_storage(weights).read(weights))
-        yield path

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from beam_pipeline.errors import UsageError, plural, some
+from reader.commands.flags import Flag, between, positive, whole_number
 from reader.info import DatasetInfo
 from reader.train.models import MODULES, SMALL_CNN, application_name
 
-AUGMENTS = ("none", "flip", "flip_crop", "random_resized_crop")
 _EVAL_SPLITS = ("validation", "val", "test")
 _SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
 _SMALL_BATCH, _LARGE_BATCH, _IMAGES_A_BATCH = 8, 64, 25
@@ -23,14 +24,31 @@ _RATES = {SMALL_CNN: 3e-3}
 _RATE = 1e-3
 
 
-def _flag(default: Any, metavar: str, text: str) -> Any:
-    """A field that is a flag of the command; of a metavar in lower case, as in `all|none`, the only values."""
-    return field(default=default, metadata={"metavar": metavar, "help": text})
+# Options that decide nothing of the result: with others a training continues.
+_UNDECISIVE = (
+    "out",
+    "device",
+    "tpu",
+    "distributed",
+    "steps_per_execution",
+    "cache",
+    "checkpoint_minutes",
+    "checkpoint_steps",
+)
+
+
+def _flag(default: Any, metavar: str, text: str, read: Callable[[str], Any] = str) -> Any:
+    """A field that is a flag of the command: see `Flag`."""
+    return field(default=default, metadata={"flag": (metavar, text, default, read)})
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What to train and how: the flags of the command, whose help describes them. None lets the dataset decide."""
+    """What to train and how: the flags of the command, whose help describes them. None lets the dataset decide.
+
+    Raises:
+        UsageError: a value is none of those that the flag takes.
+    """
 
     out: str | None = _flag(None, "OUT", "Folder or URL for all that comes out (default: runs/NAME-N).")
     model: str = _flag(SMALL_CNN, "MODEL", f"One of {SMALL_CNN}, {', '.join(MODULES)}; or package.module:function.")
@@ -40,33 +58,55 @@ class TrainOptions:
         "Either none, imagenet, or a file: .keras, or weights (.h5). With weights, --epochs train a new head on a "
         "frozen model, then --fine_tune_epochs all of it but BatchNormalization.",
     )
-    epochs: int | None = _flag(None, "N", "Epochs (default: 6, more for 150 updates).")
-    fine_tune_epochs: int | None = _flag(None, "N", "Epochs of fine-tuning; with --weights (default: half).")
-    batch_size: int | None = _flag(None, "N", "Images in a step, over all devices (default: 8 to 64).")
-    image_size: int | None = _flag(
-        None, "N", "Side in pixels of what the model sees (default: as stored; at most 96 for small_cnn)."
+    epochs: int | None = _flag(None, "N", "Epochs (default: 6, more for 150 updates).", whole_number(1))
+    fine_tune_epochs: int | None = _flag(
+        None, "N", "Epochs of fine-tuning; with --weights (default: half).", whole_number(0)
     )
-    learning_rate: float | None = _flag(None, "R", "Adam's peak learning rate (default: by model and batch).")
-    label_smoothing: float = _flag(0.0, "R", "Share of each label that is given to all classes.")
-    augment: str = _flag("flip_crop", "|".join(AUGMENTS), "How training images are varied.")
+    batch_size: int | None = _flag(None, "N", "Images in a step, over all devices (default: 8 to 64).", whole_number(1))
+    image_size: int | None = _flag(
+        None,
+        "N",
+        "Side in pixels of what the model sees (default: as stored; at most 96 for small_cnn).",
+        whole_number(16),
+    )
+    learning_rate: float | None = _flag(None, "R", "Adam's peak learning rate (default: by model and batch).", positive)
+    label_smoothing: float = _flag(0.0, "R", "Share of each label that is given to all classes.", between(0, 0.99))
+    augment: str = _flag("flip_crop", "none|flip|flip_crop|random_resized_crop", "How training images are varied.")
     class_weights: str = _flag("none", "none|balanced", "With balanced, all classes weigh the same.")
     mixed_precision: str = _flag(
         "auto",
         "auto|none|bfloat16|float16",
         "With auto, bfloat16 on TPUs and new GPUs, float16 on older GPUs, none on CPUs.",
     )
-    seed: int = _flag(0, "N", "Decides the order, the augmentation and the initial weights.")
+    seed: int = _flag(0, "N", "Decides the order, the augmentation and the initial weights.", whole_number())
     eval_split: str | None = _flag(None, "SPLIT", "To validate on (default: validation, else val, else test).")
-    early_stopping: int | None = _flag(None, "N", "Stop after this many epochs without a lower validation loss.")
+    early_stopping: int | None = _flag(
+        None, "N", "Stop after this many epochs without a lower validation loss.", whole_number(1)
+    )
     steps_per_execution: int | None = _flag(
-        None, "N", "Steps in one call, lowered to a divisor of an epoch's steps (default: 1 on CPUs, else 8)."
+        None,
+        "N",
+        "Steps in one call, lowered to a divisor of an epoch's steps (default: 1 on CPUs, else 8).",
+        whole_number(1),
     )
     cache: str | None = _flag(None, "DIR", "Keep what was read from remote storage in this folder; or memory.")
     device: str = _flag("auto", "auto|tpu|gpu|cpu", "What to train on.")
     tpu: str | None = _flag(None, "NAME", "A Cloud TPU by its name, if it isn't this machine's.")
     distributed: bool = _flag(False, "", "This process is one of several (JAX only).")
-    checkpoint_minutes: float = _flag(10.0, "M", "How often a checkpoint is written.")
-    checkpoint_steps: int | None = _flag(None, "N", "Write one every N steps instead.")
+    checkpoint_minutes: float = _flag(10.0, "M", "How often a checkpoint is written.", positive)
+    checkpoint_steps: int | None = _flag(None, "N", "Write one every N steps instead.", whole_number(1))
+
+    def __post_init__(self) -> None:
+        for flag in FLAGS:
+            value = getattr(self, flag.name[2:])
+            try:
+                if value is not None and flag.metavar:
+                    flag.reader(str(value))
+            except argparse.ArgumentTypeError as error:
+                raise UsageError(f"{flag.name} {error}") from None
+
+
+FLAGS = tuple(Flag(f"--{one.name}", *one.metadata["flag"]) for one in fields(TrainOptions))
 
 
 class Phase(NamedTuple):
@@ -114,9 +154,8 @@ class Recipe:
 
     def configuration(self, info: DatasetInfo) -> dict[str, Any]:
         """All that decides the result, as JSON: only with the same may a training be continued."""
-        decides = ("weights", "label_smoothing", "augment", "class_weights", "mixed_precision", "seed")
-        options = asdict(self.options)
-        return {
+        decided = {name: value for name, value in asdict(self.options).items() if name not in _UNDECISIVE}
+        return decided | {
             "dataset": info.manifest["self_sha256"],
             "model": self.model,
             "epochs": self.phases[0].epochs,
@@ -125,22 +164,28 @@ class Recipe:
             "image_size": self.image_size,
             "learning_rate": self.phases[0].learning_rate,
             "eval_split": self.eval_split,
-            "early_stopping": self.options.early_stopping,
-            **{name: options[name] for name in decides},
         }
 
 
-def make_recipe(info: DatasetInfo, options: TrainOptions) -> Recipe:
+def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> Recipe:
     """Fill in what the options leave to the dataset.
 
+    Args:
+        info: the dataset.
+        options: as given.
+        devices: how many share a batch evenly.
+
     Raises:
-        UsageError: an option can't be used with this dataset.
+        UsageError: an option can't be used with this dataset, or these devices.
     """
     if "train" not in info.splits:
         raise UsageError(f"{info.url} has no split 'train': it has {some(list(info.splits))}")
     model = application_name(options.model)
     records = info.records("train")
-    batch = options.batch_size or _batch_size(records)
+    batch = options.batch_size or -(-_batch_size(records) // devices) * devices
+    if batch % devices:
+        fits = -(-batch // devices) * devices
+        raise UsageError(f"--batch_size {batch}: {devices} devices share it; the next that fits is {fits}")
     steps = info.steps_per_epoch("train", batch)
     epochs = options.epochs or max(_LEAST_EPOCHS, math.ceil(_LEAST_UPDATES / steps))
     rate = options.learning_rate or _RATES.get(model, _RATE) * math.sqrt(batch / _LARGE_BATCH)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import count
+from contextlib import suppress
+from itertools import chain, count
 from typing import Any
 
 from beam_pipeline import storage
@@ -19,26 +17,61 @@ from beam_pipeline.storage.causes import explained
 RUN_FILE, METRICS_FILE, MODEL_FILE, LABELS_FILE = "run.json", "metrics.jsonl", "model.keras", "classes.txt"
 CURVES_FILE, CONFUSION_FILE = "curves.png", "confusion.png"
 _DEFAULT = "runs"
-_TEMPORARY = ".tmp"  # in a local folder: the same disk, so that publishing is a rename
+
+
+class BusyError(UsageError):
+    """Another process trains into this folder."""
 
 
 class OutFolder:
-    """The folder of one training; all names are relative to it."""
+    """The folder of one training; all names are relative to it.
 
-    def __init__(self, url: str) -> None:
-        if why := storage.why_unusable(storage.normalize(url)):
+    Args:
+        url: folder or URL.
+        is_written: by this process; else `write` and `delete` do nothing.
+
+    Raises:
+        UsageError: it can't be one.
+        BusyError: another process writes there; known of local folders only.
+    """
+
+    def __init__(self, url: str, is_written: bool = True) -> None:
+        self.given, self.url = url, storage.normalize(url)
+        if why := storage.why_unusable(self.url):
             raise UsageError(f"--out {url!r}: {why}")
-        self.given = url
-        self.url = storage.normalize(url)
-        self._is_local = storage.is_local(self.url)
+        self._is_local, self._is_written = storage.is_local(self.url), is_written
         if self._is_local and os.path.exists(self.url) and not os.path.isdir(self.url):
             raise UsageError(f"--out {url!r}: it is a file; choose a folder")
         self._store = storage.open_storage(self.url)
+        self._lock = -1
+        if self._is_local and is_written:
+            self._hold()
+
+    def _hold(self) -> None:
+        try:
+            os.makedirs(self.url, exist_ok=True)
+            self._lock = os.open(self.url, os.O_RDONLY)
+        except OSError as error:
+            raise explained(self.url, error) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise BusyError(f"--out {self.given!r}: another process is training there; choose another") from None
+        except OSError:  # a file system without locks
+            pass
+
+    def close(self) -> None:
+        """Let others train here; a local folder that nothing was written to is deleted."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+            with suppress(OSError):
+                os.rmdir(self.url)
 
     def names(self, folder: str = "") -> list[str]:
         """What is directly in a folder, sorted, folders with a slash at the end."""
-        found = self._store.names(storage.join(self.url, folder))
-        return [name for name in found if name != f"{_TEMPORARY}/"]
+        return self._store.names(storage.join(self.url, folder))
 
     def read(self, name: str) -> bytes | None:
         """A file, or None."""
@@ -48,46 +81,14 @@ class OutFolder:
             return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file."""
-        self._store.write(storage.join(self.url, name), data)
-
-    def publish(self, name: str, write: Callable[[str], None]) -> None:
-        """Write a large file: `write` is given a path, of a file with the same suffix."""
-        with self._temporary_folder() as folder:
-            path = os.path.join(folder, os.path.basename(name))
-            try:
-                write(path)
-                file = open(path, "rb")  # noqa: SIM115
-            except OSError as error:
-                raise explained(storage.join(self.url, name) if self._is_local else path, error) from error
-            with file:
-                self._store.publish(file, storage.join(self.url, name))
+        """Write, or replace, a file."""
+        if self._is_written:
+            self._store.write(storage.join(self.url, name), data)
 
     def delete(self, name: str) -> None:
         """Delete a file."""
-        self._store.delete(storage.join(self.url, name))
-
-    def delete_if_empty(self) -> None:
-        """Delete a local folder that nothing was written to."""
-        if self._is_local:
-            with suppress(OSError):
-                os.rmdir(self.url)
-
-    @contextmanager
-    def _temporary_folder(self) -> Iterator[str]:
-        if not self._is_local:
-            with tempfile.TemporaryDirectory(prefix="imageshards-train-") as folder:
-                yield folder
-            return
-        folder = os.path.join(self.url, _TEMPORARY)
-        try:
-            os.makedirs(folder, exist_ok=True)
-        except OSError as error:
-            raise explained(folder, error) from error
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        if self._is_written:
+            self._store.delete(storage.join(self.url, name))
 
     # --- what a training knows of itself
 
@@ -99,7 +100,7 @@ class OutFolder:
         """
         data = self.read(RUN_FILE)
         if data is None:
-            if others := self.names():
+            if others := [name for name in self.names() if not name.startswith(".")]:
                 raise UsageError(f"--out {self.given!r}: it holds {others[0]}, not a training; choose a new folder")
             return None
         try:
@@ -109,6 +110,7 @@ class OutFolder:
             raise UsageError(
                 f"--out {self.given!r}: its {RUN_FILE} is of something else; choose a new folder"
             ) from None
+        self._store.delete_temporaries(self.url)  # of a process that was killed
         return dict(run)
 
     def write_run(self, document: dict[str, Any]) -> None:
@@ -124,7 +126,9 @@ class OutFolder:
         self.write(METRICS_FILE, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
 
-def open_out(given: str | None, name: str, configuration: dict[str, Any]) -> tuple[OutFolder, dict[str, Any] | None]:
+def open_out(
+    given: str | None, name: str, configuration: dict[str, Any], is_written: bool = True
+) -> tuple[OutFolder, dict[str, Any] | None]:
     """The folder to train into, and the run.json of a training that goes on, or has finished, in it.
 
     Without `given` it is `runs/NAME-N`: the last one if its training has the same configuration and isn't finished,
@@ -134,32 +138,29 @@ def open_out(given: str | None, name: str, configuration: dict[str, Any]) -> tup
         UsageError: it holds something else, or a training of another configuration.
     """
     if given is not None:
-        out = OutFolder(given)
-        run = out.run()
-        if run is not None and run["configuration"] != configuration:
-            raise UsageError(
-                f"--out {given!r}: {_difference(run['configuration'], configuration)}; choose another --out"
-            )
-        return out, run
-    begun = {}
-    if os.path.isdir(_DEFAULT):
-        names = (re.fullmatch(rf"{name}-(\d+)", one) for one in os.listdir(_DEFAULT))
-        begun = {int(found[1]): os.path.join(_DEFAULT, found[0]) for found in names if found}
-    for number in sorted(begun, reverse=True):
-        with suppress(UsageError):
-            out = OutFolder(begun[number])
-            run = out.run()
-            if run is not None and run["configuration"] == configuration and not run["finished"]:
-                return out, run
-    for number in count(max(begun, default=0) + 1):
-        folder = os.path.join(_DEFAULT, f"{name}-{number}")
+        out = OutFolder(given, is_written)
         try:
-            os.makedirs(folder)  # another training may begin at the same moment
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise explained(folder, error) from error
-        return OutFolder(folder), None
+            run = out.run()
+            if run is not None and run["configuration"] != configuration:
+                raise UsageError(
+                    f"--out {given!r}: {_difference(run['configuration'], configuration)}; choose another --out"
+                )
+        except UsageError:
+            out.close()
+            raise
+        return out, run
+    names = os.listdir(_DEFAULT) if os.path.isdir(_DEFAULT) else []
+    begun = sorted(int(found[1]) for one in names if (found := re.fullmatch(rf"{name}-(\d+)", one)))
+    for number in chain(reversed(begun), count(max(begun, default=0) + 1)):
+        with suppress(BusyError):
+            out = OutFolder(os.path.join(_DEFAULT, f"{name}-{number}"), is_written)
+            with suppress(UsageError):
+                run = out.run()
+                if run is None and number not in begun:
+                    return out, None
+                if run is not None and run["configuration"] == configuration and not run["finished"]:
+                    return out, run
+            out.close()
     raise AssertionError  # `count` doesn't end
 
 

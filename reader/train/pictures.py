@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from itertools import pairwise
 from typing import Any
 
@@ -33,8 +34,8 @@ class ConfusionMatrix(keras.metrics.Metric):  # type: ignore[misc]
         return ops.convert_to_tensor(self.counts)
 
 
-def draw_curves(lines: list[dict[str, Any]], path: str) -> None:
-    """Loss and accuracy by epoch."""
+def curves(lines: list[dict[str, Any]]) -> bytes:
+    """Loss and accuracy by epoch, as PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -50,11 +51,11 @@ def draw_curves(lines: list[dict[str, Any]], path: str) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.savefig(path, dpi=120)
+    return _png(figure)
 
 
-def draw_confusion(counts: np.ndarray[Any, Any], classes: tuple[str, ...], split: str, path: str) -> None:
-    """Which class was taken for which: each row sums to 1; a field of few classes holds its count."""
+def confusion(counts: np.ndarray[Any, Any], classes: tuple[str, ...], split: str) -> bytes:
+    """As PNG: which class was taken for which: each row sums to 1; a field of few classes holds its count."""
     from matplotlib.figure import Figure
 
     side = min(4 + 0.3 * len(classes), 20)
@@ -72,4 +73,10 @@ def draw_confusion(counts: np.ndarray[Any, Any], classes: tuple[str, ...], split
             color = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", color=color, fontsize=8)
     figure.colorbar(image, ax=axes, shrink=0.8, label="share of the class")
-    figure.savefig(path, dpi=120)
+    return _png(figure)
+
+
+def _png(figure: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=120)
+    return file.getvalue()

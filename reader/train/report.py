@@ -72,11 +72,6 @@ class Speed(NamedTuple):
     cpu_s: float = 0.0
     images: int = 0
 
-    @classmethod
-    def now(cls, waited_s: float, images: int) -> Speed:
-        """What the clocks show."""
-        return cls(time.perf_counter(), waited_s, time.process_time(), images)
-
     def since(self, start: Speed) -> Speed:
         """The difference of two readings."""
         return Speed._make(here - there for here, there in zip(self, start, strict=True))

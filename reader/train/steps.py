@@ -16,8 +16,8 @@ class StepWatch(keras.callbacks.Callback):  # type: ignore[misc]
     """Calls `before` in the main thread before each execution, when the state of the model may be read.
 
     Args:
-        before: gets the number of steps of this `fit` that are begun, and the last logs that are known.
-        at_first: is called when the metrics are reset, so that they may be restored.
+        before: gets the number of steps of this `fit`, or `evaluate`, that are begun, and the last known logs of `fit`.
+        at_first: is called after `fit` has reset the metrics, which may be restored then.
         stride: steps of an execution.
     """
 
@@ -25,7 +25,10 @@ class StepWatch(keras.callbacks.Callback):  # type: ignore[misc]
     async_safe = True
 
     def __init__(
-        self, before: Callable[[int, dict[str, float] | None], None], at_first: Callable[[], None], stride: int
+        self,
+        before: Callable[[int, dict[str, float] | None], None],
+        at_first: Callable[[], None] = lambda: None,
+        stride: int = 1,
     ) -> None:
         super().__init__()
         self._before, self._at_first, self._stride = before, at_first, stride
@@ -47,15 +50,5 @@ class StepWatch(keras.callbacks.Callback):  # type: ignore[misc]
                 self._ended, self._logs = batch + 1, logs
             self._changed.notify()
 
-
-class EvalWatch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Calls a function before each batch of a validation."""
-
-    async_safe = True
-
-    def __init__(self, before: Callable[[], None]) -> None:
-        super().__init__()
-        self._before = before
-
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._before()
+        self._before(batch, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from reader.commands import main
+from reader.commands.main import main
 from tests import make, servers
 from tests.reading.shards import make_dataset
 

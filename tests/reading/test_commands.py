@@ -12,7 +12,7 @@ import pytest
 from beam_pipeline import schema
 from beam_pipeline.errors import size
 from beam_pipeline.schema.example import int64_feature
-from reader.commands import COMMANDS, main
+from reader.commands.main import COMMANDS, main
 from tests.make import ROOT
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
@@ -84,7 +84,7 @@ def test_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in out.splitlines() if line.startswith("  ")] == list(VERBS)
 
 
-LINES = "import sys; from reader.commands import main; print([main(line.split()) for line in sys.argv[1:]])"
+LINES = "import sys; from reader.commands.main import main; print([main(line.split()) for line in sys.argv[1:]])"
 
 
 def test_only_training_needs_a_framework(folder: str, tmp_path: Path) -> None:

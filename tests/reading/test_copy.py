@@ -10,7 +10,7 @@ import pytest
 import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError
-from reader.commands import main
+from reader.commands.main import main
 from reader.tools.copy import dataset_hash
 from tests import make, servers
 from tests.reading.shards import make_dataset

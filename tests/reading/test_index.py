@@ -17,7 +17,7 @@ import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError
 from reader import index, verify
-from reader.commands import main
+from reader.commands.main import main
 from tests import make, servers
 from tests.reading.foreign import KINDS, SIZE, example, write
 from tests.reading.shards import CLASSES, draw, make_dataset

@@ -13,7 +13,7 @@ import pytest
 
 import beam_pipeline
 import reader
-from reader.commands import main
+from reader.commands.main import main
 from tests import make
 from tests.reading.without import run_without
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 import reader
 from beam_pipeline import schema
-from reader.commands import main
+from reader.commands.main import main
 from reader.tools.show import choose
 from tests.reading.shards import CLASSES, make_dataset
 

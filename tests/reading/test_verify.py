@@ -15,7 +15,7 @@ from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.manifest import seal_manifest
 from reader import verify
-from reader.commands import main
+from reader.commands.main import main
 from reader.tools.verify import Fault
 from tests import make, servers
 from tests.reading.shards import make_dataset, make_record, offsets

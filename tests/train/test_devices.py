@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.train import devices
-from reader.train.devices import Devices, check_batch, found
+from reader.train.devices import Devices, found
 from reader.train.options import TrainOptions
 
 FAILURES = [
@@ -115,9 +115,3 @@ def test_a_backend_that_can_not_train_is_refused(monkeypatch: pytest.MonkeyPatch
 )
 def test_mixed_precision_follows_the_device(kind: str, capability: tuple[int, ...], wanted: str, policy: str) -> None:
     assert Devices(kind, 1, "", capability=capability).precision(wanted) == policy
-
-
-def test_a_batch_that_can_not_be_shared_names_the_next_that_fits() -> None:
-    with pytest.raises(UsageError, match="--batch_size 30: 8 devices share it; the next that fits is 32"):
-        check_batch(30, Devices("tpu", 8, ""))
-    check_batch(32, Devices("tpu", 8, ""))

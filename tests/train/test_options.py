@@ -66,6 +66,28 @@ def test_the_learning_rate_grows_with_the_root_of_the_batch(info: DatasetInfo) -
     assert rates == pytest.approx([0.0015, 0.003])
 
 
+def test_a_batch_is_shared_evenly_by_the_devices(info: DatasetInfo) -> None:
+    assert make_recipe(info, TrainOptions(batch_size=32), 8).batch_size == 32
+    with pytest.raises(UsageError, match="--batch_size 30: 8 devices share it; the next that fits is 32"):
+        make_recipe(info, TrainOptions(batch_size=30), 8)
+    assert make_recipe(info, TrainOptions(), 3).batch_size % 3 == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"augment": "rotate"}, "--augment 'rotate': choose one of none, flip, flip_crop, random_resized_crop"),
+        ({"epochs": 0}, "--epochs '0': give a whole number from 1"),
+        ({"epochs": 1.5}, "--epochs '1.5': give a whole number from 1"),
+        ({"label_smoothing": 1.0}, "--label_smoothing '1.0': give a number from 0 to 0.99"),
+    ],
+)
+def test_values_from_python_are_checked_as_those_of_the_command(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        TrainOptions(**options)
+    assert str(caught.value) == message
+
+
 def test_weights_make_two_phases(info: DatasetInfo) -> None:
     recipe = make_recipe(info, TrainOptions(model="MobileNetV2", weights="imagenet", epochs=4))
     assert [(phase.name, phase.epochs) for phase in recipe.phases] == [("head", 4), ("fine_tuning", 2)]

@@ -22,6 +22,7 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.records import RunReader
 from reader.train.fit import Trained, train
 from reader.train.options import TrainOptions
+from reader.train.out_folder import OutFolder
 from tests import servers
 from tests.train import runs
 
@@ -114,6 +115,14 @@ def test_a_folder_of_something_else_is_refused(dataset: str, tmp_path: Path) -> 
         trained(dataset, tmp_path)
 
 
+def test_a_folder_in_which_another_process_trains_is_refused(dataset: str, finished: Path, tmp_path: Path) -> None:
+    out = OutFolder(str(copied(finished, tmp_path)))
+    with pytest.raises(UsageError, match=r"--out '.*/out': another process is training there; choose another"):
+        trained(dataset, out.given)
+    out.close()
+    assert trained(dataset, out.given)[0].epochs
+
+
 def test_without_out_each_training_gets_the_next_number_and_an_unfinished_one_continues(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,13 +159,17 @@ def test_nothing_but_corrupt_checkpoints_is_an_error(dataset: str, finished: Pat
 
 
 def test_a_full_disk_is_one_line(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_space(*arguments: Any, **arrays: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    write = Path.write_bytes
 
-    monkeypatch.setattr(np, "savez", no_space)
+    def no_space(path: Path, data: bytes) -> int:
+        if path.parent.name == "checkpoints":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", no_space)
     with pytest.raises(ImageShardsError, match=r"step-000000002.npz: no space left on device; make room"):
         trained(dataset, tmp_path / "out", checkpoint_steps=2)
-    assert not list(tmp_path.glob("out/checkpoints/*")) and not list(tmp_path.glob("out/.tmp*"))
+    assert not list(tmp_path.glob("out/checkpoints/*")) and not list(tmp_path.rglob("*.tmp"))
 
 
 def test_out_in_a_bucket_is_written_and_continued(dataset: str, finished: Path, gcs: servers.Gcs) -> None:
