@@ -33,6 +33,50 @@ OPTIONS: dict[str, Any] = {"image_size": 16, "batch_size": 8, "epochs": 3, "seed
 _STEP = 7  # in the second epoch
 
 
+def two_devices() -> None:
+    """Divide the CPU, before anything else of the backend."""
+    import keras
+
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        halves = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], halves)
+
+
+def use_devices(count: int) -> None:
+    """Let trainings find so many of them."""
+    import keras
+
+    if keras.backend.backend() == "tensorflow":
+        from tensorflow import config as module
+
+        name = "list_logical_devices"
+    else:
+        import jax as module
+
+        name = "devices"
+    listed = _LISTED.setdefault(name, getattr(module, name))
+    setattr(module, name, lambda *args, **named: listed(*args, **named)[:count])
+
+
+_LISTED: dict[str, Any] = {}
+
+
+def one_step_on_one_and_two(folder: Path) -> None:
+    """Train a step of all records into folder/one and, on two devices, folder/two."""
+    from reader.info import load_info
+    from reader.train.fit import train
+    from reader.train.options import TrainOptions
+
+    info = load_info(make_dataset(folder / "1.0.0", {"train": [8]}, size=(16, 16)))
+    for count, name in ((1, "one"), (2, "two")):
+        use_devices(count)
+        done = train(info, TrainOptions(out=str(folder / name), image_size=16, batch_size=8, epochs=1, seed=5))
+        assert done.devices.startswith(f"{count} CPU devices" if count > 1 else "the CPU"), done.devices
+
+
 def stop_and_continue(dataset: str, folder: Path) -> None:
     """Train into folder/plain; into folder/stopped with a SIGTERM, into folder/killed with a kill -9, and continue."""
     from beam_pipeline.errors import ImageShardsError
@@ -93,6 +137,15 @@ def weights_of(out: Path) -> list[Any]:
     return found
 
 
+def checkpoint_of(out: Path) -> tuple[dict[str, Any], list[Any]]:
+    """How far the last checkpoint is, and its arrays."""
+    import numpy as np
+
+    with np.load(max(out.glob("checkpoints/*"))) as file:
+        document = json.loads(bytes(file["document"]))
+        return document["progress"], [file[name] for name in sorted(file.files) if name != "document"]
+
+
 def make_other_dataset(folder: Path) -> str:
     """Another one of as many records."""
     return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 17))
@@ -117,7 +170,10 @@ def _slow_training(dataset: str, folder: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
+    two_devices()
+    use_devices(1)
     if len(sys.argv) > 3:
         _slow_training(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
     else:
         stop_and_continue(sys.argv[1], Path(sys.argv[2]))
+        one_step_on_one_and_two(Path(sys.argv[2]))

@@ -35,3 +35,12 @@ def test_a_stopped_training_continues_to_the_same_bits(folder: Path, name: str) 
 def test_a_signal_is_told_with_the_way_to_continue(folder: Path) -> None:
     said = (folder / "said").read_text()
     assert said.startswith("stopped after step ") and said.endswith(f"--out {folder}/stopped continues")
+
+
+def test_a_step_on_two_devices_is_that_of_one(folder: Path) -> None:
+    (one, here), (two, there) = (runs.checkpoint_of(folder / name) for name in ("one", "two"))
+    assert one["step"] == two["step"] == 1 and one["position"] == two["position"]
+    assert len(here) == len(there) > 10
+    for array, other in zip(here, there, strict=True):
+        # Not element by element: Adam divides each gradient by its size, and so enlarges the errors of tiny ones.
+        assert np.linalg.norm(array - other) <= 1e-5 * np.linalg.norm(other)
