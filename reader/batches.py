@@ -143,7 +143,6 @@ class TrainBatches(_Batches):
 
     def __init__(self, info: DatasetInfo, split: str, global_batch_size: int, position: Position, **more: Any) -> None:
         super().__init__(info, split, global_batch_size, **more)
-        warn_if_batch_exceeds(info, split, global_batch_size)
         self.position = position
         self._steps = info.steps_per_epoch(split, global_batch_size)
         self._batches = self._steps * self._replicas
@@ -254,6 +253,7 @@ def train_batches(
         position = info.position(
             split, global_batch_size=global_batch_size, hosts=hosts, seed=seed, window_runs=window_runs
         )
+        warn_if_batch_exceeds(info, split, global_batch_size)  # once: who continues has been told
     else:
         position = _resumed(info, split, position, global_batch_size, hosts, seed, window_runs)
     decode = _decoder(info, image_size, resize_mode, augment)

@@ -279,7 +279,7 @@ class _Training:
         return Trained(out.given, self._devices.said, tuple(lines), best, verdict)
 
     def _write_model(self, model: Model) -> None:
-        """Without optimizer: who loads it predicts, or trains anew."""
+        """Without its optimizer, which would triple it; what continues a training is its checkpoints."""
         model.synchronize(False)  # other backends can't
         saved = keras.Model(model.full.input, model.full.output, name=model.full.name)
         with tempfile.TemporaryDirectory() as folder:
@@ -358,4 +358,4 @@ def _check_same_step(step: int, out: str) -> None:
     from jax.experimental import multihost_utils
 
     if len(set(np.ravel(multihost_utils.process_allgather(np.int64(step))).tolist())) > 1:
-        raise ImageShardsError(f"--out {out!r}: processes see different checkpoints; give a place that all share")
+        raise ImageShardsError(f"--out {out!r}: processes see different checkpoints; give a folder or URL that all share")
