@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -143,6 +144,7 @@ class TrainBatches(_Batches):
 
     def __init__(self, info: DatasetInfo, split: str, global_batch_size: int, position: Position, **more: Any) -> None:
         super().__init__(info, split, global_batch_size, **more)
+        warn_if_batch_exceeds(info, split, global_batch_size)
         self.position = position
         self._steps = info.steps_per_epoch(split, global_batch_size)
         self._batches = self._steps * self._replicas
@@ -164,6 +166,12 @@ class TrainBatches(_Batches):
         """Iteration after iteration, without end: what Keras' `fit` takes on JAX and PyTorch."""
         while True:
             yield from self
+
+    def at(self, position: Position) -> TrainBatches:
+        """The same batches from another position on: files that are open stay open, nothing is checked again."""
+        moved = copy.copy(self)
+        moved.position, moved._ended, moved._remaining = position, 0, None
+        return moved
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_remaining": None}
@@ -253,7 +261,6 @@ def train_batches(
         position = info.position(
             split, global_batch_size=global_batch_size, hosts=hosts, seed=seed, window_runs=window_runs
         )
-        warn_if_batch_exceeds(info, split, global_batch_size)  # once: who continues has been told
     else:
         position = _resumed(info, split, position, global_batch_size, hosts, seed, window_runs)
     decode = _decoder(info, image_size, resize_mode, augment)

@@ -123,9 +123,7 @@ class _Training:
         self._saved_s = time.monotonic()
         self._speed, self._compiles, self._looks = Speed(), True, 0
         self._metrics: list[Any] = []
-        seed, batch = recipe.options.seed, recipe.batch_size
-        # Where it begins here, and after which step.
-        self._begin = info.position("train", global_batch_size=batch, hosts=devices.processes, seed=seed), 0
+        self._begin = self._inputs.begin, 0  # where it begins here, and after which step
         self._at = Progress(self._begin[0].to_json())
 
     def run(self) -> Trained:
@@ -192,7 +190,7 @@ class _Training:
     # --- epochs
 
     def _train_phase(self, model: Any, phase: Phase, kept: Checkpoint | None) -> None:
-        validation = self._inputs.validation() if self._recipe.eval_split else None
+        validation = self._inputs.validation()
         while sum(line["phase"] == phase.name for line in self._at.lines) < phase.epochs:
             if self._is_early(phase):
                 break
@@ -358,4 +356,6 @@ def _check_same_step(step: int, out: str) -> None:
     from jax.experimental import multihost_utils
 
     if len(set(np.ravel(multihost_utils.process_allgather(np.int64(step))).tolist())) > 1:
-        raise ImageShardsError(f"--out {out!r}: processes see different checkpoints; give a folder or URL that all share")
+        raise ImageShardsError(
+            f"--out {out!r}: processes see different checkpoints; give a folder or URL that all share"
+        )

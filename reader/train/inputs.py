@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,43 +33,45 @@ class Inputs:
     """
 
     def __init__(self, info: DatasetInfo, recipe: Recipe, devices: Devices) -> None:
-        self._info, self._recipe, self._devices = info, recipe, devices
-        self._common: dict[str, Any] = {
-            "global_batch_size": recipe.batch_size,
-            "image_size": recipe.image_size,
-            "host": devices.host,
-        }
+        self._info, self._recipe = info, recipe
+        size: dict[str, Any] = {"global_batch_size": recipe.batch_size, "image_size": recipe.image_size}
+        self._train = train_batches(
+            info,
+            "train",
+            seed=recipe.options.seed,
+            augment=_AUGMENTS[recipe.options.augment],
+            cache=recipe.options.cache,
+            host=devices.host,
+            **size,
+        )
+        self._validation = None
+        if recipe.eval_split is not None:
+            self._validation = eval_batches(info, recipe.eval_split, host=devices.host, **size)
         self.waited_s = 0.0
+
+    @property
+    def begin(self) -> Position:
+        """Where a training begins that isn't continued."""
+        return self._train.position
 
     def training(self, position: Position, steps: int) -> Any:
         """The next steps' batches, for `fit`; not more than an epoch's."""
 
         def batches() -> Iterator[Any]:
             """Begins at the position whenever it is called: Keras takes a batch to look at, and begins again."""
-            begun = iter(
-                train_batches(
-                    self._info,
-                    "train",
-                    position=position,
-                    augment=_AUGMENTS[self._recipe.options.augment],
-                    cache=self._recipe.options.cache,
-                    **self._common,
-                )
-            )
-            free = _BEGINNING_S
-            for _ in range(steps):
-                start = time.perf_counter()
-                batch = next(begun)
+            start, free = time.perf_counter(), _BEGINNING_S
+            for batch in itertools.islice(self._train.at(position), steps):
                 self.waited_s += max(0.0, time.perf_counter() - start - free)
-                free = 0.0
                 yield batch
+                start, free = time.perf_counter(), 0.0
 
         return self._for_keras(batches, steps)
 
     def validation(self) -> Any:
-        """The records of the eval split, each once, for `evaluate`."""
-        batches = eval_batches(self._info, self._recipe.eval_split or "", **self._common)
-        return self._for_keras(lambda: iter(batches), len(batches), with_weights=True)
+        """The records of the eval split, each once, for `evaluate`; None if there is none."""
+        if self._validation is None:
+            return None
+        return self._for_keras(self._validation.__iter__, len(self._validation), with_weights=True)
 
     def _for_keras(self, begin: Callable[[], Iterator[Any]], length: int, with_weights: bool = False) -> Any:
         if keras.backend.backend() != "tensorflow":

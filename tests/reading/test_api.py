@@ -216,3 +216,13 @@ def test_skipped_of_something_else_is_one_line() -> None:
     for thing in (3, [1], None, np.zeros(3)):
         with pytest.raises(UsageError, match=rf"^reader\.skipped\({type(thing).__name__}\): give what train_dataset"):
             reader.skipped(thing)
+
+
+def test_batches_can_be_taken_from_another_position_without_opening_them_again(info: reader.DatasetInfo) -> None:
+    batches = reader.train_batches(info, "train", global_batch_size=8, seed=3)
+    position = batches.position.after(2)
+    expected = reader.train_batches(info, "train", global_batch_size=8, position=position)
+    next(iter(batches))
+    for (images, labels), (others, theirs) in zip(batches.at(position), expected, strict=True):
+        assert np.array_equal(images, others) and np.array_equal(labels, theirs)
+    assert batches.position.after(2) == position, "the batches themselves have not moved"
