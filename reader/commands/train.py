@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
+import warnings
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
@@ -12,11 +15,12 @@ from typing import Any
 from reader.commands.flags import Command, Result
 from reader.info import load_info
 from reader.train.models import application_name
-from reader.train.options import FLAGS, TrainOptions
+from reader.train.options import FLAGS, TrainOptions, check_backend
 
 
 def _train(values: dict[str, Any]) -> Result:
     application_name(values["model"])  # a typo is told before all else
+    check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
     info = load_info(values["dataset"])
     if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None and find_spec("jax") is not None:
         os.environ["KERAS_BACKEND"] = "jax"  # Keras' own default is TensorFlow
@@ -26,8 +30,11 @@ def _train(values: dict[str, Any]) -> Result:
 
     options = TrainOptions(**{flag.name[2:]: values[flag.name[2:]] for flag in FLAGS})
     command = shlex.join(["imageshards", *sys.argv[1:]])
+    logging.getLogger("reader").setLevel(logging.ERROR)  # a batch larger than the split is told in the command's words
+    warnings.filterwarnings("ignore", module="keras")
     if values["json"]:
-        return Result(asdict(train(info, options, command=command)), "")
+        with redirect_stdout(sys.stderr):  # downloads tell of themselves
+            return Result(asdict(train(info, options, command=command)), "")
     return Result({}, str(train(info, options, lambda line: print(line, flush=True), command)))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from beam_pipeline.errors import ImageShardsError, one_line
+from beam_pipeline.errors import ImageShardsError
 from reader.train.out_folder import OutFolder
 
 _FOLDER = "checkpoints"
@@ -50,7 +50,7 @@ def save(out: OutFolder, progress: Progress, model: Any, metrics: Sequence[Any])
     state, sums = _state(model), _sums(metrics)
     paths = [[one.path, list(one.shape)] for one in state]
     document = json.dumps({"progress": asdict(progress), "variables": paths, "sums": len(sums)})
-    arrays = {f"{number:05}": keras.ops.convert_to_numpy(one) for number, one in enumerate([*state, *sums])}
+    arrays = {f"{number:05}": _numpy(one) for number, one in enumerate([*state, *sums])}
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, document=np.frombuffer(document.encode(), np.uint8), **arrays)
     out.write(f"{_FOLDER}/step-{progress.step:09}.npz", file.getvalue())
@@ -99,10 +99,12 @@ def latest(out: OutFolder, warn: Callable[[str], None]) -> Checkpoint | None:
             warn(f"{reason}: continuing from the one before")
         try:
             return Checkpoint(name, out.read(name) or b"")
-        except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            reason = f"{out.given}/{name} is corrupt ({one_line(error)})"
+        except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error):
+            reason = f"{out.given}/{name} is corrupt"
     if reason:
-        raise ImageShardsError(f"{reason}, and there is no other: delete it to start again, or choose another --out")
+        raise ImageShardsError(
+            f"no checkpoint in {out.given}/{_FOLDER} can be read: delete them to start again, or choose another --out"
+        )
     return None
 
 
@@ -116,6 +118,12 @@ def _state(model: Any) -> list[Any]:
 
 def _sums(metrics: Sequence[Any]) -> list[Any]:
     return [variable for metric in metrics for variable in metric.variables]
+
+
+def _numpy(variable: Any) -> np.ndarray[Any, Any]:
+    """A variable's value; bfloat16, which NumPy's files can't hold, as float32."""
+    array: np.ndarray[Any, Any] = keras.ops.convert_to_numpy(variable)
+    return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
 def _assign(variables: Sequence[Any], arrays: Sequence[Any]) -> None:

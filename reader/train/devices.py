@@ -14,7 +14,7 @@ from urllib.error import URLError
 import keras
 
 from beam_pipeline.errors import ImageShardsError, UsageError, one_line, plural
-from reader.train.options import TrainOptions
+from reader.train.options import TrainOptions, check_backend
 
 _BFLOAT16_FROM, _FLOAT16_FROM = (8, 0), (7, 0)  # compute capabilities of GPUs that are faster so
 _ADDRESS, _COUNT, _INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -65,15 +65,14 @@ class Devices:
 
 @contextmanager
 def found(options: TrainOptions) -> Iterator[Devices]:
-    """The devices, with Keras set up for them; its settings are as before afterwards.
+    """The devices, with Keras set up for them; its dtype policy and distribution are restored afterwards.
 
     Raises:
         UsageError: the backend, or TF_CONFIG, is one that can't train.
         ImageShardsError: `--device` names what isn't there.
     """
     backend, policy = keras.backend.backend(), keras.config.dtype_policy()
-    if backend not in ("tensorflow", "jax"):
-        raise UsageError(f"KERAS_BACKEND={backend}: train runs on tensorflow or jax")
+    check_backend(backend)
     if options.tpu and (backend == "jax" or options.device not in ("auto", "tpu")):
         raise UsageError(f"--tpu {options.tpu!r}: for --device tpu of TensorFlow; JAX finds its TPU by itself")
     if options.distributed and backend != "jax":

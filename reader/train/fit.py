@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import tempfile
@@ -15,7 +16,7 @@ from typing import Any
 
 import keras
 
-from beam_pipeline.errors import ImageShardsError, from_worker, one_line, plural
+from beam_pipeline.errors import ImageShardsError, from_worker, plural
 from reader.info import DatasetInfo
 from reader.position import Position
 from reader.train import checkpoint, out_folder, pictures, report
@@ -52,10 +53,11 @@ class Trained:
     verdict: str
 
     def __str__(self) -> str:
-        last = self.epochs[-1]
+        last = self.epochs[-1] if self.epochs else {}
         name = "val_accuracy" if "val_accuracy" in last else "accuracy"
         what = "validation" if name == "val_accuracy" else "training"
-        return f"{self.verdict}\n{what} accuracy {last[name]:.3f}: {self.out}/{out_folder.MODEL_FILE}"
+        accuracy = f"{what} accuracy {last[name]:.3f}: " if last else ""
+        return f"{self.verdict}\n{accuracy}{self.out}/{out_folder.MODEL_FILE}"
 
 
 def train(info: DatasetInfo, options: TrainOptions, tell: Tell = lambda line: None, command: str = "") -> Trained:
@@ -71,7 +73,7 @@ def train(info: DatasetInfo, options: TrainOptions, tell: Tell = lambda line: No
         UsageError: an option can't be used with this dataset, these devices or this folder.
         ImageShardsError: the dataset can't be read or the folder written, or a signal stopped the training.
     """
-    with found(options) as devices, _our_errors(), _stop_signals(devices) as stop:
+    with found(options) as devices, _our_errors():
         recipe = make_recipe(info, options, devices.count)
         out, run = open_out(options.out, info.name, recipe.configuration(info), devices.is_first)
         try:
@@ -79,20 +81,16 @@ def train(info: DatasetInfo, options: TrainOptions, tell: Tell = lambda line: No
                 tell(f"{out.given}: this training is finished; choose another --out to train again")
                 return Trained(out.given, run["devices"], tuple(out.metrics()), run["best_epoch"], run["verdict"])
             if not devices.is_first:
-                tell = _say_nothing
+                tell = lambda line: None  # noqa: E731
             else:
                 for line in warnings(info, recipe):
                     report.warn(line)
             for line in report.beginning(info, recipe, devices):
                 tell(line)
             tell(f"writing to {out.given}")
-            return _Training(info, recipe, devices, out, stop, tell, command).run()
+            return _Training(info, recipe, devices, out, tell, command).run()
         finally:
             out.close()
-
-
-def _say_nothing(line: str) -> None:
-    pass
 
 
 class _Training:
@@ -100,7 +98,6 @@ class _Training:
 
     Args:
         info, recipe, devices, out: what, how, on what, to where.
-        stop: is set by a signal.
         tell: takes a line.
         command: for run.json.
     """
@@ -111,17 +108,16 @@ class _Training:
         recipe: Recipe,
         devices: Devices,
         out: OutFolder,
-        stop: threading.Event,
         tell: Tell,
         command: str,
     ) -> None:
-        self._info, self._recipe, self._devices, self._out, self._stop = info, recipe, devices, out, stop
-        self._tell = tell
+        self._info, self._recipe, self._devices, self._out, self._tell = info, recipe, devices, out, tell
+        self._stop = threading.Event()  # set by a signal
         self._inputs = Inputs(info, recipe, devices)
         self._run = report.begun(info, recipe, devices, command)
         self._stride = steps_per_execution(recipe, devices)
-        self._saved_s = time.monotonic()
-        self._speed, self._compiles, self._looks = Speed(), True, 0
+        self._saved_s, self._saved_step = time.monotonic(), 0
+        self._speed, self._compiles, self._sync_calls = Speed(), True, 0
         self._metrics: list[Any] = []
         self._begin = self._inputs.begin, 0  # where it begins here, and after which step
         self._at = Progress(self._begin[0].to_json())
@@ -132,7 +128,7 @@ class _Training:
         if self._devices.processes > 1:
             _check_same_step(kept.progress.step if kept else 0, self._out.given)
         if kept is not None:
-            self._at = kept.progress
+            self._at, self._saved_step = kept.progress, kept.progress.step
             batch, hosts = self._recipe.batch_size, self._devices.processes
             position = Position.from_json(self._at.position).on(global_batch_size=batch, hosts=hosts)
             self._begin = position, self._at.step
@@ -141,22 +137,23 @@ class _Training:
             model = build(self._info, self._recipe)
         self._out.write_run(self._run)  # not before the model is known to be possible
         self._out.write_metrics(self._at.lines)
-        for number, phase in enumerate(self._recipe.phases):
-            if number < self._at.phase:
-                continue
-            self._at.phase, self._compiles = number, True
-            with self._devices.scope():
-                self._metrics = compile_for(model, phase, self._info, self._recipe, self._devices)
-                if kept is not None:
-                    kept.restore(model.full)
-            self._train_phase(model.full, phase, kept)
-            kept = None
-        return self._finish(model)
+        with _stop_signals(self._devices, self._stop):  # from here on there is something to save
+            for number, phase in enumerate(self._recipe.phases):
+                if number < self._at.phase:
+                    continue
+                self._at.phase, self._compiles = number, True
+                with self._devices.scope():
+                    self._metrics = compile_for(model, phase, self._info, self._recipe, self._devices)
+                    if kept is not None:
+                        kept.restore(model.full)
+                self._train_phase(model.full, phase, kept)
+                kept = None
+            return self._finish(model)
 
     # --- checkpoints
 
     def _save(self, model: Any) -> None:
-        self._saved_s = time.monotonic()
+        self._saved_s, self._saved_step = time.monotonic(), self._at.step
         if keras.backend.backend() == "jax":
             model.jax_state_sync()
         if self._devices.is_first:
@@ -169,6 +166,8 @@ class _Training:
 
     def _is_due(self) -> bool:
         steps = self._recipe.options.checkpoint_steps
+        if self._at.step == self._saved_step:
+            return False
         if steps is not None:
             return self._at.step // steps > (self._at.step - self._stride) // steps
         return time.monotonic() - self._saved_s > 60 * self._recipe.options.checkpoint_minutes
@@ -179,8 +178,8 @@ class _Training:
             return self._stop.is_set()
         from jax.experimental import multihost_utils
 
-        self._looks += 1  # it stops all processes at the same look, so none may be left out
-        return bool(multihost_utils.reached_preemption_sync_point(self._looks))
+        self._sync_calls += 1  # it stops all processes at the same call, so none may be left out
+        return bool(multihost_utils.reached_preemption_sync_point(self._sync_calls))
 
     def _save_and_stop(self, model: Any) -> None:
         self._save(model)
@@ -218,7 +217,7 @@ class _Training:
             line.step(self._at.step - epoch * steps, logs[LOSS] if logs else None)
             if self._is_stopped():
                 self._save_and_stop(model)
-            if begun and self._is_due():
+            if self._is_due():
                 self._save(model)
 
         def at_first() -> None:
@@ -240,6 +239,8 @@ class _Training:
         return Speed(time.perf_counter(), self._inputs.waited_s, time.process_time(), images)
 
     def _end_epoch(self, phase: Phase, logs: dict[str, float], speed: Speed) -> None:
+        if not math.isfinite(logs[LOSS]):
+            raise ImageShardsError(f"the loss is {logs[LOSS]} after step {self._at.step:,}: lower --learning_rate")
         line: Line = {"epoch": len(self._at.lines) + 1, "phase": phase.name, "step": self._at.step}
         for name, key in (("loss", LOSS), ("accuracy", "accuracy")):
             line |= {f"{of}{name}": round(float(logs[of + key]), 6) for of in ("", "val_") if of + key in logs}
@@ -311,10 +312,15 @@ def _our_errors() -> Iterator[None]:
     except Exception as error:
         ours = from_worker(error)
         if ours is None and isinstance(error, (OSError, *_backend_errors())):
-            ours = ImageShardsError(f"training failed: {one_line(error)[:500]}")
+            ours = ImageShardsError(f"training failed: {_cause(str(error))[:500]}")
         if ours is None:
             raise
         raise ours from error
+
+
+def _cause(text: str) -> str:
+    """What went wrong in a step: TensorFlow says it behind a list of the files that led there."""
+    return " ".join((text.rpartition('File "')[2].partition("\n")[2] or text).split())
 
 
 def _backend_errors() -> tuple[type[Exception], ...]:
@@ -329,9 +335,8 @@ def _backend_errors() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def _stop_signals(devices: Devices) -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set; a second one ends the process as always."""
-    stop = threading.Event()
+def _stop_signals(devices: Devices, stop: threading.Event) -> Iterator[None]:
+    """Lets SIGTERM and Ctrl-C set an event; a second one ends the process as always."""
     # Several processes of JAX must stop after the same step: its own handler of SIGTERM tells the others.
     is_ours = devices.processes == 1 and threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGINT) if is_ours else ()
@@ -344,7 +349,7 @@ def _stop_signals(devices: Devices) -> Iterator[threading.Event]:
     for number in numbers:
         signal.signal(number, note)
     try:
-        yield stop
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

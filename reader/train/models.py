@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 from warnings import catch_warnings, simplefilter
@@ -37,6 +37,7 @@ _APPLICATIONS = {
     "xception": "Xception",
 }
 MODULES = {name: module for module, names in _APPLICATIONS.items() for name in names.split()}
+_SCALED_BY_WEIGHTS = "EfficientNetB"  # with `imagenet` these have a layer more, which has no variables
 _STD_FLOOR = 1e-3  # images of one colour have no spread
 _DROPOUT = 0.2  # before the new head
 
@@ -84,8 +85,14 @@ class Model(NamedTuple):
     def _normalizations(self) -> list[Any]:
         import keras
 
-        layers = [*self.full.layers, *(self.base.layers if self.base is not None else ())]
-        return [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+        return [layer for layer in _layers(self.full) if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+def _layers(layer: Any) -> Iterator[Any]:
+    """A layer and all inside it."""
+    yield layer
+    for inner in getattr(layer, "layers", ()):
+        yield from _layers(inner)
 
 
 def build(info: DatasetInfo, recipe: Recipe) -> Model:
@@ -97,7 +104,7 @@ def build(info: DatasetInfo, recipe: Recipe) -> Model:
     """
     import keras
 
-    keras.utils.set_random_seed(recipe.options.seed)
+    keras.utils.set_random_seed(recipe.options.seed % (1 << 32))
     shape = (recipe.image_size, recipe.image_size, info.image.channels)
     inputs = keras.Input(shape, dtype="uint8")
     images = keras.ops.cast(inputs, "float32")
@@ -108,10 +115,10 @@ def build(info: DatasetInfo, recipe: Recipe) -> Model:
     else:
         logits, base = _application(recipe, images, info.num_classes)
     full = keras.Model(inputs, logits, name=recipe.model.partition(":")[2] or recipe.model)
+    if recipe.options.weights == "imagenet" and base is None:
+        raise UsageError(f"--weights imagenet: {recipe.model} has none; use none or a file")
     if recipe.options.weights not in ("none", "imagenet"):
         _load(Model(full, base), recipe.options.weights)
-    elif recipe.options.weights == "imagenet" and base is None:
-        raise UsageError(f"--weights imagenet: {recipe.model} has none; use none or a file")
     return Model(full, base)
 
 
@@ -149,13 +156,22 @@ def _application(recipe: Recipe, images: Any, classes: int) -> tuple[Any, Any]:
     module = importlib.import_module(f"keras.applications.{MODULES[name]}")
     arguments = {"include_top": False, "pooling": "avg", "input_shape": images.shape[1:]}
     try:
-        base = getattr(keras.applications, name)(weights="imagenet" if weights == "imagenet" else None, **arguments)
-    except ValueError as error:  # before anything is downloaded
+        base = getattr(keras.applications, name)(weights=None, **arguments)
+    except ValueError as error:
         raise UsageError(f"--image_size {recipe.image_size}: {name} can't take it: {one_line(error)}") from None
-    except Exception as error:  # Keras raises an Exception of no kind of its own
-        raise ImageShardsError(
-            f"--weights imagenet: can't be downloaded: {one_line(error)}; get them elsewhere and give --weights FILE"
-        ) from None
+    if weights == "imagenet":
+        try:
+            base = getattr(keras.applications, name)(weights="imagenet", **arguments)
+        except Exception as error:  # Keras raises an Exception of no kind of its own
+            raise ImageShardsError(
+                f"--weights imagenet: can't be downloaded: {one_line(error)}; get them elsewhere and give "
+                "--weights FILE"
+            ) from None
+    elif name.startswith(_SCALED_BY_WEIGHTS) and weights != "none":
+        raise UsageError(
+            f"--weights {weights!r}: Keras builds {name} in another way for imagenet than for a file; give imagenet "
+            "(on a machine without a network, copy ~/.keras/models)"
+        )
     features = base(module.preprocess_input(images), training=False if weights != "none" else None)
     features = keras.layers.Dropout(_DROPOUT)(features)
     return keras.layers.Dense(classes, dtype="float32")(features), base
@@ -166,21 +182,23 @@ def _users_model(written: str, images: Any, classes: int) -> Any:
     import keras
 
     module, _, name = written.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"--model {written!r}: {one_line(error)}; give package.module:function") from None
-    finally:
-        sys.path.remove(os.getcwd())
+    except Exception as error:  # whatever the module does
+        raise UsageError(
+            f"--model {written!r}: {type(error).__name__}: {one_line(error)}; give package.module:function"
+        ) from error
     try:
         model = function(tuple(images.shape[1:]), classes)
         logits = model(images) if isinstance(model, keras.Layer) else None
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(error)[:300]}"
-        raise UsageError(f"--model {written!r}: it can't take images {tuple(images.shape[1:])}: {reason}") from error
-    if logits is None or tuple(logits.shape) != (None, classes):
-        made = type(model).__name__ if logits is None else f"a model of output {tuple(logits.shape)}"
+        raise UsageError(f"--model {written!r}: for images {tuple(images.shape[1:])} it raised {reason}") from error
+    shape = getattr(logits, "shape", None)  # several outputs have none
+    if shape is None or tuple(shape) != (None, classes):
+        made = type(model).__name__ if shape is None else f"a model of output {tuple(shape)}"
         raise UsageError(
             f"--model {written!r}: it returned {made}; return a Keras model from images of 0 to 255 to logits "
             f"[batch, {classes}]"

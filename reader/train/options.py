@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
@@ -55,7 +56,7 @@ class TrainOptions:
     weights: str = _flag(
         "none",
         "WEIGHTS",
-        "Either none, imagenet, or a file: .keras, or weights (.h5). With weights, --epochs train a new head on a "
+        "One of none, imagenet, or a file (.keras, or .h5 of weights). With weights, --epochs train a new head on a "
         "frozen model, then --fine_tune_epochs all of it but BatchNormalization.",
     )
     epochs: int | None = _flag(None, "N", "Epochs (default: 6, more for 150 updates).", whole_number(1))
@@ -71,17 +72,20 @@ class TrainOptions:
     )
     learning_rate: float | None = _flag(None, "R", "Adam's peak learning rate (default: by model and batch).", positive)
     label_smoothing: float = _flag(0.0, "R", "Share of each label that is given to all classes.", between(0, 0.99))
-    augment: str = _flag("flip_crop", "none|flip|flip_crop|random_resized_crop", "How training images are varied.")
+    augment: str = _flag("flip_crop", "none|flip|flip_crop|random_resized_crop", "Augmentation of the training images.")
     class_weights: str = _flag("none", "none|balanced", "With balanced, all classes weigh the same.")
     mixed_precision: str = _flag(
         "auto",
         "auto|none|bfloat16|float16",
         "With auto, bfloat16 on TPUs and new GPUs, float16 on older GPUs, none on CPUs.",
     )
-    seed: int = _flag(0, "N", "Decides the order, the augmentation and the initial weights.", whole_number())
+    seed: int = _flag(0, "N", "Random seed of the order, the augmentation and the initial weights.", whole_number())
     eval_split: str | None = _flag(None, "SPLIT", "To validate on (default: validation, else val, else test).")
     early_stopping: int | None = _flag(
-        None, "N", "Stop after this many epochs without a lower validation loss.", whole_number(1)
+        None,
+        "N",
+        "Stop after this many epochs without a lower validation loss; the last weights are kept.",
+        whole_number(1),
     )
     steps_per_execution: int | None = _flag(
         None,
@@ -99,6 +103,8 @@ class TrainOptions:
     def __post_init__(self) -> None:
         for flag in FLAGS:
             value = getattr(self, flag.name[2:])
+            if isinstance(value, os.PathLike):
+                object.__setattr__(self, flag.name[2:], os.fspath(value))
             try:
                 if value is not None and flag.metavar:
                     flag.reader(str(value))
@@ -167,6 +173,12 @@ class Recipe:
         }
 
 
+def check_backend(backend: str) -> None:
+    """Raises UsageError if Keras can't train on a backend here."""
+    if backend not in ("tensorflow", "jax"):
+        raise UsageError(f"KERAS_BACKEND={backend}: train runs on tensorflow or jax")
+
+
 def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> Recipe:
     """Fill in what the options leave to the dataset.
 
@@ -229,9 +241,9 @@ def warnings(info: DatasetInfo, recipe: Recipe) -> Iterator[str]:
     """What will probably make the result disappoint."""
     records, updates = info.records("train"), recipe.steps * recipe.epochs
     if info.num_classes < 2:
-        yield "the dataset has one class: any model is always right"
+        yield "the dataset has one class: every prediction is correct"
     if recipe.batch_size > records:
-        yield f"--batch_size {recipe.batch_size}: train has {plural(records, 'image')}, which repeat within a batch"
+        yield f"--batch_size {recipe.batch_size}: train has {plural(records, 'image')}, so images repeat within a batch"
     if updates < _LEAST_UPDATES:
         yield f"only {plural(updates, 'update')}: raise --epochs or lower --batch_size"
     if recipe.eval_split is None:

@@ -37,18 +37,19 @@ class OutFolder:
 
     def __init__(self, url: str, is_written: bool = True) -> None:
         self.given, self.url = url, storage.normalize(url)
-        if why := storage.why_unusable(self.url):
+        if why := "it is empty" if not url else storage.why_unusable(self.url):
             raise UsageError(f"--out {url!r}: {why}")
         self._is_local, self._is_written = storage.is_local(self.url), is_written
         if self._is_local and os.path.exists(self.url) and not os.path.isdir(self.url):
             raise UsageError(f"--out {url!r}: it is a file; choose a folder")
         self._store = storage.open_storage(self.url)
-        self._lock = -1
+        self._lock, self._is_new = -1, False
         if self._is_local and is_written:
             self._hold()
 
     def _hold(self) -> None:
         try:
+            self._is_new = not os.path.isdir(self.url)
             os.makedirs(self.url, exist_ok=True)
             self._lock = os.open(self.url, os.O_RDONLY)
         except OSError as error:
@@ -62,12 +63,13 @@ class OutFolder:
             pass
 
     def close(self) -> None:
-        """Let others train here; a local folder that nothing was written to is deleted."""
+        """Let others train here; a new local folder that nothing was written to is deleted."""
         if self._lock >= 0:
+            if self._is_new:
+                with suppress(OSError):
+                    os.rmdir(self.url)
             os.close(self._lock)
             self._lock = -1
-            with suppress(OSError):
-                os.rmdir(self.url)
 
     def names(self, folder: str = "") -> list[str]:
         """What is directly in a folder, sorted, folders with a slash at the end."""
@@ -105,10 +107,10 @@ class OutFolder:
             return None
         try:
             run = json.loads(data)
-            run["configuration"], run["finished"]
-        except (ValueError, KeyError, TypeError):
+            run["configuration"].keys(), run["finished"]
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(
-                f"--out {self.given!r}: its {RUN_FILE} is of something else; choose a new folder"
+                f"--out {self.given!r}: its {RUN_FILE} was not written by train; choose a new folder"
             ) from None
         self._store.delete_temporaries(self.url)  # of a process that was killed
         return dict(run)
@@ -131,8 +133,7 @@ def open_out(
 ) -> tuple[OutFolder, dict[str, Any] | None]:
     """The folder to train into, and the run.json of a training that goes on, or has finished, in it.
 
-    Without `given` it is `runs/NAME-N`: the last one if its training has the same configuration and isn't finished,
-    else a new one.
+    Without `given` it is `runs/NAME-N`: the newest unfinished training of the same configuration, else a new one.
 
     Raises:
         UsageError: it holds something else, or a training of another configuration.
@@ -149,7 +150,7 @@ def open_out(
             out.close()
             raise
         return out, run
-    names = os.listdir(_DEFAULT) if os.path.isdir(_DEFAULT) else []
+    names = [one.name for one in os.scandir(_DEFAULT) if one.is_dir()] if os.path.isdir(_DEFAULT) else []
     begun = sorted(int(found[1]) for one in names if (found := re.fullmatch(rf"{name}-(\d+)", one)))
     for number in chain(reversed(begun), count(max(begun, default=0) + 1)):
         with suppress(BusyError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from itertools import pairwise
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import keras
 import numpy as np
@@ -66,8 +67,9 @@ def confusion(counts: np.ndarray[Any, Any], classes: tuple[str, ...], split: str
     accuracy = np.trace(counts) / max(counts.sum(), 1)
     axes.set(xlabel="predicted", ylabel="class", title=f"{split}: accuracy {accuracy:.3f}")
     if len(classes) <= _MOST_NAMED:
-        axes.set_xticks(range(len(classes)), classes, rotation=90)
-        axes.set_yticks(range(len(classes)), classes)
+        names = [name.replace("$", r"\$") for name in classes]  # a pair of them would be a formula
+        axes.set_xticks(range(len(classes)), names, rotation=90)
+        axes.set_yticks(range(len(classes)), names)
     if len(classes) <= _MOST_NUMBERED:
         for row, column in np.argwhere(counts):
             color = "white" if shares[row, column] > 0.5 else "black"
@@ -78,5 +80,7 @@ def confusion(counts: np.ndarray[Any, Any], classes: tuple[str, ...], split: str
 
 def _png(figure: Any) -> bytes:
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=120)
+    with catch_warnings():
+        simplefilter("ignore", UserWarning)  # a class's name has letters that the font lacks
+        figure.savefig(file, format="png", dpi=120)
     return file.getvalue()

@@ -18,20 +18,21 @@ from reader.train.devices import Devices
 from reader.train.options import Recipe
 
 _REDRAW_S = 0.5
-_NO_WAIT, _BUSY = 0.05, 0.5  # below the first share waiting is ignored; above the second the cores count as busy
+_NO_WAIT, _BUSY = 0.1, 0.5  # below the first share waiting is ignored; above the second the cores count as busy
 _SMALLER = 1.5  # a stored side this many times the trained one is worth storing again
 
 
 def beginning(info: DatasetInfo, recipe: Recipe, devices: Devices) -> Iterator[str]:
     """What is trained on what, and for how long."""
     split = recipe.eval_split
-    validation = f", {plural(info.records(split), 'image')} of {split} to validate" if split else ""
+    validation = f", {plural(info.records(split), 'validation image')} ({split})" if split else ""
     classes = plural(info.num_classes, "class")
     yield f"{info.name} {info.version}: {plural(info.records('train'), 'training image')}{validation}, {classes}"
     yield f"{recipe.model} at {recipe.image_size} px on {devices.said}"
     for phase in recipe.phases:
         updates, rising = recipe.steps * phase.epochs, recipe.updates(phase)[0]
-        rate = f"learning rate {phase.learning_rate:.2g} after {plural(rising, 'update')} of warm-up"
+        rate = f"learning rate {phase.learning_rate:.2g}"
+        rate += f" after {plural(rising, 'update')} of warm-up" if rising else ""
         batches = f"{plural(recipe.steps, 'step')} of {recipe.batch_size} images"
         name = phase.name.replace("_", "-")
         yield f"{name}: {plural(phase.epochs, 'epoch')} of {batches}, {plural(updates, 'update')}; {rate}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 from urllib.error import URLError
 
@@ -99,6 +102,14 @@ def test_a_backend_that_can_not_train_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(devices.keras.backend, "backend", lambda: "torch")
     with pytest.raises(UsageError, match="KERAS_BACKEND=torch: train runs on tensorflow or jax"), found(TrainOptions()):
         pass
+
+
+@pytest.mark.parametrize("backend", ["torch", "theano"])
+def test_the_command_refuses_such_a_backend_before_it_imports_any(dataset: str, backend: str) -> None:
+    command = [sys.executable, "-m", "reader", "train", dataset]
+    done = subprocess.run(command, env={**os.environ, "KERAS_BACKEND": backend}, capture_output=True, text=True)
+    message = f"error: KERAS_BACKEND={backend}: train runs on tensorflow or jax\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
 @pytest.mark.parametrize(

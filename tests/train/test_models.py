@@ -156,15 +156,37 @@ def test_a_model_of_the_user_s(info: DatasetInfo, tmp_path: Path, monkeypatch: p
         "import keras\n"
         "def good(shape, classes):\n"
         "    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(classes)])\n"
+        "def two(shape, classes):\n"
+        "    inputs = keras.Input(shape)\n"
+        "    outputs = [keras.layers.Dense(classes)(keras.layers.Flatten()(inputs)) for _ in range(2)]\n"
+        "    return keras.Model(inputs, outputs)\n"
+        "def raising(shape, classes):\n"
+        "    raise RuntimeError('too small')\n"
         "def bad(shape, classes):\n"
         "    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])\n"
     )
+    (tmp_path / "broken.py").write_text("def")
     monkeypatch.chdir(tmp_path)
     assert built(info, "mine:good").full(IMAGES).shape == (4, 3)
     for name, message in (
         ("mine:bad", r"it returned a model of output \(None, 1\); return a Keras model"),
+        ("mine:two", r"it returned Functional; return a Keras model"),
+        ("mine:raising", r"for images \(32, 32, 3\) it raised RuntimeError: too small"),
+        ("broken:model", "SyntaxError: .*; give package.module:function"),
         ("mine:none", "has no attribute 'none'; give package.module:function"),
         ("nowhere:model", "No module named 'nowhere'"),
     ):
         with pytest.raises(UsageError, match=message):
             built(info, name)
+
+
+def test_batch_normalization_is_found_however_deep_it_is(info: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = keras.Sequential([keras.layers.BatchNormalization()])
+    full = keras.Sequential([keras.layers.Flatten(), inner, keras.layers.Dense(3)])
+    Model(full, None).synchronize(True)
+    assert inner.layers[0].synchronized
+
+
+def test_efficient_nets_of_a_file_would_see_other_scales_and_are_refused(info: DatasetInfo, base_weights: str) -> None:
+    with pytest.raises(UsageError, match=r"Keras builds EfficientNetB0 in another way for imagenet than for a file"):
+        built(info, "EfficientNetB0", weights=base_weights)

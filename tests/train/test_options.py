@@ -119,7 +119,7 @@ def test_a_size_that_does_not_follow_is_asked_for(tmp_path: Path, name: str, siz
         ({"train": [40], "val": [3]}, {"eval_split": "train"}, "on images that were trained on says little"),
         ({"train": [40], "val": [3]}, {"eval_split": "val+train[:50%]"}, "on images that were trained on says little"),
         ({"train": [40], "val": [3]}, {"epochs": 2}, "only 10 updates: raise --epochs"),
-        ({"train": [3], "val": [3]}, {"batch_size": 8}, "--batch_size 8: train has 3 images, which repeat"),
+        ({"train": [3], "val": [3]}, {"batch_size": 8}, "--batch_size 8: train has 3 images, so images repeat"),
     ],
 )
 def test_what_will_disappoint_is_warned_of(
@@ -133,7 +133,7 @@ def test_one_class_is_warned_of(tmp_path: Path) -> None:
     url = make_dataset(tmp_path / "1.0.0", {"train": [200], "val": [3]}, size=(16, 16), classes=["cat"])
     info = load_info(url)
     assert list(warnings(info, make_recipe(info, TrainOptions()))) == [
-        "the dataset has one class: any model is always right"
+        "the dataset has one class: every prediction is correct"
     ]
 
 

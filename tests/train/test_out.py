@@ -20,6 +20,7 @@ from PIL import Image
 import reader
 from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.records import RunReader
+from reader.train import checkpoint, pictures
 from reader.train.fit import Trained, train
 from reader.train.options import TrainOptions
 from reader.train.out_folder import OutFolder
@@ -111,7 +112,7 @@ def test_a_folder_of_something_else_is_refused(dataset: str, tmp_path: Path) -> 
     with pytest.raises(UsageError, match=r"it is a file; choose a folder"):
         trained(dataset, tmp_path / "mine.txt")
     (tmp_path / "run.json").write_text("[]")
-    with pytest.raises(UsageError, match=r"its run.json is of something else; choose a new folder"):
+    with pytest.raises(UsageError, match=r"its run.json was not written by train; choose a new folder"):
         trained(dataset, tmp_path)
 
 
@@ -146,7 +147,10 @@ def test_a_corrupt_checkpoint_is_told_and_the_one_before_is_taken(
     last.write_bytes(data)
     _, lines = trained(dataset, out)
     assert "continuing after step 4" in lines
-    assert f"warning: {out}/checkpoints/step-000000005.npz is corrupt (" in capsys.readouterr().err
+    assert (
+        f"warning: {out}/checkpoints/step-000000005.npz is corrupt: continuing from the one before"
+        in capsys.readouterr().err
+    )
     assert runs.metrics_of(out) == runs.metrics_of(finished)
 
 
@@ -154,8 +158,27 @@ def test_nothing_but_corrupt_checkpoints_is_an_error(dataset: str, finished: Pat
     out = copied(finished, tmp_path)
     for file in (out / "checkpoints").iterdir():
         file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ImageShardsError, match=r"step-000000004.npz is corrupt .*, and there is no other: delete it"):
+    with pytest.raises(ImageShardsError, match=r"no checkpoint in .*/out/checkpoints can be read: delete them"):
         trained(dataset, out)
+
+
+def test_checkpoints_that_are_due_at_the_end_of_an_epoch_are_written(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, save = [], checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *given: (saved.append(given[1].step), save(*given)))
+    trained(dataset, tmp_path / "out", epochs=3, checkpoint_steps=5)  # the steps of an epoch
+    assert saved == [5, 10, 15]
+
+
+def test_a_loss_that_is_no_number_ends_the_training(dataset: str, tmp_path: Path) -> None:
+    with pytest.raises(ImageShardsError, match=r"the loss is (nan|inf) after step 5: lower --learning_rate"):
+        trained(dataset, tmp_path / "out", learning_rate=1e38)
+
+
+@pytest.mark.parametrize("names", [["$\\bad$", "$x^^$", "猫"]])
+def test_names_of_classes_are_no_formulas(names: list[str]) -> None:
+    assert pictures.confusion(np.eye(len(names)), tuple(names), "validation").startswith(b"\x89PNG")
 
 
 def test_a_full_disk_is_one_line(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
