@@ -273,7 +273,7 @@ class _Training:
             if counts is not None:
                 split = self._recipe.eval_split or ""
                 out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, info.classes, split))
-        self._run |= {"finished": True, "best_epoch": best, "verdict": verdict, **self._speed.document()}
+        self._run |= {"finished": True, "best_epoch": best, "verdict": verdict, **report.mean_speed(lines)}
         out.write_run(self._run)
         return Trained(out.given, self._devices.said, tuple(lines), best, verdict)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import keras
@@ -90,6 +91,12 @@ class Speed(NamedTuple):
         """As metrics.jsonl and run.json hold it."""
         rate = self.images / self.seconds if self.seconds else 0.0
         return {"images_per_s": round(rate, 1), "wait_share": round(self.wait_share, 4)}
+
+
+def mean_speed(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The mean of the epochs, for run.json: a continued training has run in several processes."""
+    timed = [line for line in lines if "images_per_s" in line]
+    return {name: round(fmean(line[name] for line in timed), 4) for name in ("images_per_s", "wait_share") if timed}
 
 
 def epoch_line(line: dict[str, Any], epochs: int) -> str:
