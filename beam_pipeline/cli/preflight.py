@@ -1,0 +1,154 @@
+"""The checks before a job is submitted, one line each; the first that fails ends the command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import google.auth
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
+from google.auth.transport.requests import Request
+
+from beam_pipeline import storage
+from beam_pipeline.config import Config, wrong
+from beam_pipeline.conversion.versions import versions
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.errors import StorageError, UsageError, one_line
+from beam_pipeline.inputs.manifest_rows import row_refs
+from beam_pipeline.storage.causes import MissingFileError
+from beam_pipeline.storage.gs import GoogleStorage
+
+_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+_LOG_IN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
+# A bucket's multi-region, or predefined pair of regions → how regions in it begin.
+_CONTINENTS = {"us": "us-", "nam": "us-", "eu": "europe-", "eur": "europe-", "asia": "asia-"}
+_LOOKED_AT = 1000  # of an input's files, for HEIC
+_HEIC = (".heic", ".heif")
+_PIN = re.compile(r"^(pillow(?:-heif)?)==(\S+)", re.MULTILINE)
+
+
+def check_cloud(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
+    """Credentials, buckets, and what the workers run; needs nothing of the input.
+
+    Args:
+        options: Beam's by name, with the defaults.
+
+    Raises:
+        UsageError: no credentials, no such bucket, or workers with other versions than this launcher's.
+        StorageError: a bucket can't be written to.
+    """
+    yield _credentials(options)
+    yield from _buckets(config, options)
+    yield _code(options)
+
+
+def check_dataset(config: Config) -> Iterator[str]:
+    """What the checks of input and output, which come before, have found.
+
+    Raises:
+        UsageError: the input holds HEIC images, which can't be decoded here.
+    """
+    yield f"ok: input {config.input or config.manifest} has images"
+    yield _heic(config)
+    found = "free"
+    if config.overwrite or JobState(config).exists():
+        found = "to be overwritten" if config.overwrite else "of a job that didn't finish: it resumes"
+    yield f"ok: output {config.dataset_url} is {found}"
+
+
+def _credentials(options: Mapping[str, Any]) -> str:
+    if options["no_auth"]:
+        return "warning: no credentials are used (--no_auth)"
+    try:
+        credentials, project = google.auth.default(scopes=_SCOPES)
+        credentials.refresh(Request())
+    except DefaultCredentialsError:
+        raise UsageError(f"there are no Google credentials here: {_LOG_IN}") from None
+    except GoogleAuthError as error:
+        raise UsageError(f"the Google credentials here are refused ({one_line(error)[:200]}): {_LOG_IN}") from None
+    account = getattr(credentials, "service_account_email", None) or "a user"
+    return f"ok: credentials of {account}, project {project or 'unknown'}; the job runs in project {options['project']}"
+
+
+def _buckets(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
+    read = [("--input", config.input), ("--manifest", config.manifest)]
+    written = [("--output", config.state_url)]
+    written += [(f"--{flag}", options[flag]) for flag in ("temp_location", "staging_location")]
+    seen: set[tuple[str, bool]] = set()
+    for flag, url in written + read:
+        bucket, is_written = url.partition("://")[0] + "://" + storage.bucket_and_name(url)[0], (flag, url) in written
+        if url and not seen & {(bucket, is_written), (bucket, True)}:
+            seen.add((bucket, is_written))
+            yield _bucket(flag, url, bucket, is_written, options["region"], config)
+
+
+def _bucket(flag: str, url: str, bucket: str, is_written: bool, region: str, config: Config) -> str:
+    """Look at the region of a bucket, and write and delete an empty object if the job will write there."""
+    store = storage.open_storage(url, config.first_contact_s)
+    regions: frozenset[str] | None = frozenset()
+    try:
+        if isinstance(store, GoogleStorage):
+            regions = store.regions(url)
+        if is_written:
+            probe = storage.join(url, f"preflight-{config.run_id}")
+            store.write(probe, b"")
+            store.delete(probe)
+    except MissingFileError:
+        raise wrong(flag, bucket, f"there is no such bucket; make it in region {region}, or correct the name") from None
+    except StorageError as error:
+        fix = error.fix or "check the URL and the network"
+        raise StorageError(f"{flag} {error.reason}", f"{fix}; nothing was started") from error
+    rights = f"bucket {bucket} can be {'written to' if is_written else 'read'}"
+    if not isinstance(store, GoogleStorage):
+        return f"ok: {rights}"
+    if regions is None:
+        return f"warning: {rights}; its region is unknown, as this account lacks storage.buckets.get"
+    if not any(_contains(one, region) for one in regions):
+        where = ", ".join(sorted(regions))
+        return f"warning: {rights}, but is in {where} and the job in {region}: traffic between them costs and is slow"
+    return f"ok: {rights}, and is in {', '.join(sorted(regions))}"
+
+
+def _contains(location: str, region: str) -> bool:
+    continent = _CONTINENTS.get(location.rstrip("0123456789"))
+    return location == region or (continent is not None and region.startswith(continent))
+
+
+def _code(options: Mapping[str, Any]) -> str:
+    """Which versions the workers will have, as far as it is known here."""
+    here = versions()
+    names = ", ".join(
+        f"{name} {here[name]}" for name in ("Python", "Beam", "imageshards", "pillow", "pillow_heif") if name in here
+    )
+    if image := options["sdk_container_image"]:
+        return f"ok: image {image}; a worker stops the job at once unless it has {names}"
+    file = options["requirements_file"]
+    pins = dict(_PIN.findall(Path(file).read_text(encoding="utf-8"))) if file and Path(file).is_file() else {}
+    for package, name in (("pillow", "pillow"), ("pillow-heif", "pillow_heif")):
+        if pins.get(package) != here.get(name):
+            what = f"it has {package} {pins.get(package, 'missing')}, this launcher {here.get(name, 'none')}"
+            raise wrong("--requirements_file", file, f"{what}; install constraints.txt's here: make setup")
+    return f"ok: workers install this package and {Path(file).name}: {names}"
+
+
+def _heic(config: Config) -> str:
+    """Whether photos of phones can be decoded, if there are any among the first files."""
+    if "pillow_heif" in versions():
+        return "ok: HEIC images can be decoded"
+    if config.layout == "manifest":
+        paths = (ref.path for ref in row_refs(config))
+    else:
+        files = storage.open_storage(config.input, config.first_contact_s).files(config.input)
+        paths = (file.path for file in files)
+    first = next((path for path in islice(paths, _LOOKED_AT) if path.lower().endswith(_HEIC)), None)
+    if first is not None and config.extensions & {"heic", "heif"}:
+        fix = "pip install '.[heic]' here, or leave heic and heif out of --extensions"
+        raise UsageError(
+            f"--input {config.input!r}: {first!r} is HEIC, which can't be decoded without pillow-heif; {fix}"
+        )
+    return (
+        f"ok: no HEIC image among the first {_LOOKED_AT:,} files (a later one would be rejected: no pillow-heif here)"
+    )
