@@ -44,21 +44,17 @@ class Spread(NamedTuple):
 
 
 def spread(shards: int, cores: int, most_workers: int) -> Spread:
-    """Choose the fewest threads with which every shard is begun at once, spread evenly over the workers.
+    """Choose the fewest threads with which every shard is begun at once, then the fewest workers.
 
-    A worker runs a process for each core. With more slots than shards Dataflow fills some workers and leaves others
-    idle: no worker has more slots than ⌈shards / workers⌉ + 1. With more shards than `_MOST_THREADS` allows at once,
-    all workers are full and shards take turns.
+    A worker runs a process for each core, and with more slots than shards Dataflow fills some workers while others are
+    idle. So no core has more shards than it must have, and no worker more than its share, rounded up to its cores:
+    ⌈shards / workers⌉ + cores - 1. More than `_MOST_THREADS` a process are never begun at once: shards take turns.
 
     Args:
         shards, cores, most_workers: at least 1; cores of each worker.
     """
-    for threads in range(max(1, _quotient(shards, cores * most_workers)), _MOST_THREADS + 1):
-        slots = cores * threads
-        workers = _quotient(shards, slots)
-        if min(slots, shards) <= _quotient(shards, workers) + 1:
-            return Spread(workers, threads)
-    return Spread(most_workers, _MOST_THREADS)
+    threads = min(_quotient(shards, cores * most_workers), _MOST_THREADS)
+    return Spread(min(_quotient(shards, cores * threads), most_workers), threads)
 
 
 def _quotient(dividend: int, divisor: int) -> int:

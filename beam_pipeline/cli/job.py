@@ -43,6 +43,11 @@ def is_local(options: PipelineOptions) -> bool:
     return _short(options.view_as(StandardOptions).runner or _IN_PROCESS) in _LOCAL
 
 
+def is_dataflow(options: PipelineOptions) -> bool:
+    """Whether the job runs on Dataflow."""
+    return _short(options.view_as(StandardOptions).runner or "") == "dataflow"
+
+
 def _short(runner: str) -> str:
     """A runner's name as Beam compares it: `Direct`, `direct` and `DirectRunner` are one."""
     return runner.lower().removesuffix("runner")
@@ -69,8 +74,7 @@ class Job:
         self._options.view_as(TypeOptions).pipeline_type_check = False
         # All that a worker unpickles is in this package.
         self._options.view_as(SetupOptions).save_main_session = False
-        #: Whether workers of a service do the job: what it is given is told and checked before.
-        self.is_dataflow = _short(self._runner) == "dataflow"
+        self.is_dataflow = is_dataflow(self._options)
         if self.is_dataflow:
             _prepare_dataflow(self._options, config)
         self._pipeline = _new_pipeline(self._options, self._runner)

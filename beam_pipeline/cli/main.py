@@ -136,8 +136,11 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
         UsageError: a bad value, or a flag that neither we nor Beam know, with the nearest one that exists.
     """
     # A Flex Template gives every parameter a value.
-    given = [argument.removesuffix("=true") if argument.startswith("--") else argument for argument in arguments]
-    ours, rest = _parsed(_our_parser(), given, [*_OURS, *_SWITCHES])
+    on, off = (
+        {f"{name}={value}" for name, flag in _OURS.items() if flag.default is False} for value in ("true", "false")
+    )
+    plain = [one.partition("=")[0] if one in on else one for one in arguments if one not in off]
+    ours, rest = _parsed(_our_parser(), plain, [*_OURS, *_SWITCHES])
     for number, argument in enumerate(rest):
         is_flag = argument.startswith("--")
         if (name := argument.partition("=")[0].removeprefix("--").replace("-", "_")) in REMOVED and is_flag:

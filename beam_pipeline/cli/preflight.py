@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ def check_cloud(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
     """
     yield _credentials(options)
     yield from _buckets(config, options)
-    yield _code(options)
+    yield from _code(options)
 
 
 def check_dataset(config: Config) -> Iterator[str]:
@@ -117,21 +119,21 @@ def _contains(location: str, region: str) -> bool:
     return location == region or (continent is not None and region.startswith(continent))
 
 
-def _code(options: Mapping[str, Any]) -> str:
+def _code(options: Mapping[str, Any]) -> Iterator[str]:
     """Which versions the workers will have, as far as it is known here."""
-    here = versions()
-    names = ", ".join(
-        f"{name} {here[name]}" for name in ("Python", "Beam", "imageshards", "pillow", "pillow_heif") if name in here
-    )
-    if image := options["sdk_container_image"]:
-        return f"ok: image {image}; a worker stops the job at once unless it has {names}"
-    file = options["requirements_file"]
+    here, image, file = versions(), options["sdk_container_image"], options["requirements_file"]
+    needs = f"Python {sys.version_info.major}.{sys.version_info.minor}, Beam {version('apache-beam')}"
+    needs += "".join(f", {name} {here[name]}" for name in ("imageshards", "pillow", "pillow_heif") if name in here)
     pins = dict(_PIN.findall(Path(file).read_text(encoding="utf-8"))) if file and Path(file).is_file() else {}
-    for package, name in (("pillow", "pillow"), ("pillow-heif", "pillow_heif")):
+    for package, name in (("pillow", "pillow"), ("pillow-heif", "pillow_heif")) if pins else ():
         if pins.get(package) != here.get(name):
             what = f"it has {package} {pins.get(package, 'missing')}, this launcher {here.get(name, 'none')}"
             raise wrong("--requirements_file", file, f"{what}; install constraints.txt's here: make setup")
-    return f"ok: workers install this package and {Path(file).name}: {names}"
+    installed = " and ".join(Path(one).name for one in (options["setup_file"], file) if one)
+    code = f"image {image}" if image else f"workers install {installed}"
+    yield f"ok: {code}; a worker stops the job unless it has {needs}"
+    if options["use_public_ips"] is False and not image:
+        yield "warning: --no_use_public_ips: without --sdk_container_image workers need Cloud NAT to install packages"
 
 
 def _heic(config: Config) -> str:
