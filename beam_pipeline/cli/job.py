@@ -25,7 +25,7 @@ from apache_beam.options.pipeline_options import (
 )
 
 from beam_pipeline import __version__
-from beam_pipeline.cli import dataflow, preflight
+from beam_pipeline.cli import dataflow
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.progress import ProgressLine
@@ -113,6 +113,8 @@ class Job:
 
 def _prepare_dataflow(options: PipelineOptions, config: Config) -> None:
     """Fill in what the command left out, print it, and check what can be checked without the input."""
+    from beam_pipeline.cli import preflight  # Google's clients cost a local job half a second
+
     given = options.get_all_options()
     dataflow.check(config, given)
     filled = dataflow.defaults(config, given)

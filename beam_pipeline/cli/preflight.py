@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -76,21 +76,20 @@ def _credentials(options: Mapping[str, Any]) -> str:
 
 
 def _buckets(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
-    read = [("--input", config.input), ("--manifest", config.manifest)]
-    written = [("--output", config.state_url)]
-    written += [(f"--{flag}", options[flag]) for flag in ("temp_location", "staging_location")]
-    seen: set[tuple[str, bool]] = set()
-    for flag, url in written + read:
-        bucket, is_written = url.partition("://")[0] + "://" + storage.bucket_and_name(url)[0], (flag, url) in written
-        if url and not seen & {(bucket, is_written), (bucket, True)}:
-            seen.add((bucket, is_written))
-            yield _bucket(flag, url, bucket, is_written, options["region"], config)
+    written = {"output": config.state_url, **{flag: options[flag] for flag in ("temp_location", "staging_location")}}
+    read = {flag: getattr(config, flag) for flag in ("input", "manifest")}
+    seen = set()
+    for flag, url in {**written, **read}.items():
+        bucket = f"{url.partition('://')[0]}://{storage.bucket_and_name(url)[0]}"
+        if url and bucket not in seen:
+            seen.add(bucket)
+            yield _bucket(config, f"--{flag}", url, bucket, flag in written, options["region"])
 
 
-def _bucket(flag: str, url: str, bucket: str, is_written: bool, region: str, config: Config) -> str:
-    """Look at the region of a bucket, and write and delete an empty object if the job will write there."""
+def _bucket(config: Config, flag: str, url: str, bucket: str, is_written: bool, region: str) -> str:
+    """Look where a bucket is, and write and delete an empty object if the job will write there."""
     store = storage.open_storage(url, config.first_contact_s)
-    regions: frozenset[str] | None = frozenset()
+    regions: Collection[str] | None = (region,)
     try:
         if isinstance(store, GoogleStorage):
             regions = store.regions(url)
@@ -103,15 +102,13 @@ def _bucket(flag: str, url: str, bucket: str, is_written: bool, region: str, con
     except StorageError as error:
         fix = error.fix or "check the URL and the network"
         raise StorageError(f"{flag} {error.reason}", f"{fix}; nothing was started") from error
-    rights = f"bucket {bucket} can be {'written to' if is_written else 'read'}"
-    if not isinstance(store, GoogleStorage):
-        return f"ok: {rights}"
+    found = f"bucket {bucket} {'can be written to' if is_written else 'is there'}"
     if regions is None:
-        return f"warning: {rights}; its region is unknown, as this account lacks storage.buckets.get"
+        return f"warning: {found}; its region is unknown, as this account lacks storage.buckets.get"
     if not any(_contains(one, region) for one in regions):
-        where = ", ".join(sorted(regions))
-        return f"warning: {rights}, but is in {where} and the job in {region}: traffic between them costs and is slow"
-    return f"ok: {rights}, and is in {', '.join(sorted(regions))}"
+        place = " and ".join(sorted(regions))
+        return f"warning: {found}, but is in {place} and the job in {region}: traffic between them costs and is slow"
+    return f"ok: {found}" + (f", in {' and '.join(sorted(regions))}" if isinstance(store, GoogleStorage) else "")
 
 
 def _contains(location: str, region: str) -> bool:

@@ -40,8 +40,8 @@ def test_everything_is_checked_a_line_each_and_nothing_is_left_behind(cloud: Clo
         0,
         [
             "ok: credentials of me@example.com, project my-project; the job runs in project my-project",
-            f"ok: bucket {output} can be written to, and is in us-central1",
-            f"ok: bucket {source} can be read, and is in us-central1",
+            f"ok: bucket {output} can be written to, in us-central1",
+            f"ok: bucket {source} is there, in us-central1",
             f"ok: {installed}; a worker stops the job unless it has {HERE}",
             f"ok: input {source} has images",
             "ok: HEIC images can be decoded",
