@@ -92,6 +92,19 @@ def test_the_installed_command_runs_a_job_in_two_processes_and_reads_its_dataset
     assert "5 records" in said
 
 
+def test_a_package_that_has_no_checkout_asks_for_an_image(wheel: Path, tmp_path: Path) -> None:
+    done(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", tmp_path, wheel)
+    flags = "--input=gs://in --output=gs://out --name=photos --runner=DataflowRunner --project=p --region=europe-west4"
+    command = [sys.executable, "-m", "beam_pipeline", *flags.split()]
+    refused = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(
+        "error: --sdk_container_image is missing: only a package that runs from its checkout "
+    )
+
+
 def test_setup_py_makes_the_sdist_that_dataflow_stages(tmp_path: Path) -> None:
     command = ("setup.py", "-q", "sdist", "--dist-dir", tmp_path / "dist")
     done(sys.executable, *command, cwd=copied(tmp_path / "source"))
