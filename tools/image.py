@@ -146,7 +146,7 @@ def _stage(folder: Path) -> None:
     ):
         os.environ["STORAGE_EMULATOR_HOST"] = url
         cloud = Cloud(servers.Gcs(url), f"127.0.0.1:{metadata.server_port}", folder)
-        cloud.submit("staged")
+        cloud.submit("staged", f"--input={cloud.input()}")
         for name in ("requirements.txt", "workflow.tar.gz"):
             (folder / name).write_bytes(cloud.read("staged", name))
     del os.environ["STORAGE_EMULATOR_HOST"]

@@ -143,14 +143,20 @@ def test_the_label_tells_jobs_of_one_name_apart() -> None:
 
 def test_the_job_asks_for_what_was_printed_and_is_as_large_for_any_number_of_images(cloud: Cloud) -> None:
     image = ("--sdk_container_image=registry/imageshards:1", "--service_account_email=me@example.com")
-    more = ("--num_shards=130", "--no_use_public_ips", "--subnetwork=regions/europe-west4/subnetworks/mine")
-    few, many = (
-        cloud.submit(f"{images}-out", *image, *more, "--labels=team=vision", images=images) for images in (10, 300)
+    more = (
+        "--num_shards=130",
+        "--splits=train=1",
+        "--no_use_public_ips",
+        "--subnetwork=regions/europe-west4/subnetworks/mine",
     )
-    graphs = [cloud.read(bucket, "pipeline.pb") for bucket in ("10-out", "300-out")]
+    few, many = (
+        cloud.submit(f"{images}-out", *image, *more, "--labels=team=vision", *cloud.manifest(images))
+        for images in (10, 100_000)
+    )
+    graphs = [cloud.read(bucket, "pipeline.pb") for bucket in ("10-out", "100000-out")]
     assert b"WriteShards" in graphs[1]
     assert len(json.dumps(many)) + len(graphs[1]) < 1_000_000  # Dataflow takes 10 MB
-    # Beam numbers its parts in no fixed order: a few hundred bytes; 290 references would be 15 kB.
+    # Beam numbers its parts in no fixed order: a few hundred bytes; 99,990 references would be 5 MB.
     assert abs(len(json.dumps(many)) - len(json.dumps(few))) < 1000
     assert abs(len(graphs[1]) - len(graphs[0])) < 1000
 
@@ -168,7 +174,7 @@ def test_the_job_asks_for_what_was_printed_and_is_as_large_for_any_number_of_ima
 
 
 def test_without_an_image_the_workers_get_the_package_and_its_requirements(cloud: Cloud) -> None:
-    cloud.submit("package-out")
+    cloud.submit("package-out", f"--input={cloud.input()}")
     sent = cloud.read("package-out", "requirements.txt")
     assert sent == (ROOT / "deploy" / "requirements-worker-heic.txt").read_bytes()
     with tarfile.open(fileobj=io.BytesIO(cloud.read("package-out", "workflow.tar.gz"))) as package:

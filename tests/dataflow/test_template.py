@@ -51,7 +51,7 @@ def test_every_default_of_the_template_is_a_value_that_the_command_takes() -> No
 def test_the_template_s_launcher_writes_a_job(cloud: Cloud) -> None:
     flags = ("--sdk_container_image=registry/imageshards:1", "--one_hot=true", "--strict=false")
     more = ("--job_name=of-the-template", '--labels={"goog-dataflow-provided-template-type": "flex"}')
-    job = cloud.submit("template-out", *flags, *more)
+    job = cloud.submit("template-out", f"--input={cloud.input()}", *flags, *more)
     assert job["name"] == "of-the-template"
     assert job["labels"]["goog-dataflow-provided-template-type"] == "flex"
     assert len(job["labels"]["imageshards"]) == 32
