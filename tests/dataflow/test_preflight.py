@@ -15,6 +15,7 @@ from beam_pipeline.cli.job import Job
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.errors import OTHER_IMAGE, ImageShardsError, UsageError
+from beam_pipeline.schema import canonical_json
 from tests import make
 from tests.dataflow.cloud import PROJECT, Cloud
 from tests.servers import Answer, Gcs, telling
@@ -86,12 +87,27 @@ def test_what_is_left_out_is_printed_before_the_checks(cloud: Cloud) -> None:
 
 def test_an_image_and_an_unfinished_job_are_told(cloud: Cloud) -> None:
     source, bucket = cloud.input(), cloud.gcs.new_bucket()
-    cloud.gcs.put(bucket, "photos/_state/1.0.0/plan.json", b"{}")
     flags = (f"--input={source}", f"--output=gs://{bucket}", REGION, "--sdk_container_image=registry/imageshards:1")
+    config = Config(input=source, output=f"gs://{bucket}", name="photos")
+    cloud.gcs.put(bucket, "photos/_state/1.0.0/plan.json", canonical_json({"configuration": config.fingerprint()}))
     code, lines = checked(*flags)
     assert code == 0
     assert f"ok: image registry/imageshards:1; a worker stops the job unless it has {HERE}" in lines
     assert f"ok: output gs://{bucket}/photos/1.0.0 is of a job that didn't finish: it resumes" in lines
+
+
+def test_an_unfinished_job_with_other_flags_is_told_before_workers_meet_it(cloud: Cloud) -> None:
+    source, bucket = cloud.input(), cloud.gcs.new_bucket()
+    config = Config(input=source, output=f"gs://{bucket}", name="photos", image_size=32, seed=3)
+    cloud.gcs.put(bucket, "photos/_state/1.0.0/plan.json", canonical_json({"configuration": config.fingerprint()}))
+    flags = (f"--input={source}", f"--output=gs://{bucket}", "--seed=3")
+    code, lines = checked(*flags)
+    what = f"gs://{bucket}/photos/1.0.0 is of an unfinished job with other flags (--image_size)"
+    fix = "give the same, or --restart discards what it has written"
+    assert (code, lines[-1]) == (2, f"error: --output 'gs://{bucket}': {what}: {fix}")
+    code, lines = checked(*flags, "--restart")
+    again = f"ok: output gs://{bucket}/photos/1.0.0 is begun again: what is there is discarded"
+    assert (code, lines[-2]) == (0, again)
 
 
 @pytest.mark.parametrize("flag", ["--input", "--output", "--temp_location", "--staging_location"])
