@@ -30,17 +30,20 @@ _INTERRUPTED = ImageShardsError("interrupted; the same command resumes")
 _USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
 _EPILOG = """\
 Any option of Beam works too: --runner, --project, --region, --temp_location, --direct_num_workers, ...
-Without --runner the job runs in this process. deploy/dataflow.sh fills in what Dataflow needs.
+Without --runner the job runs in this process. --runner DataflowRunner needs --project and --region too.
 The same command again resumes a job that failed. Exit codes: 0 published, 1 the job failed, 2 bad usage.
 
   imageshards write --input photos --output datasets --name photos --splits train=0.9,validation=0.1
-  imageshards write --input gs://bucket/photos --output gs://bucket/datasets --name photos
+  imageshards write --input gs://bucket/photos --output gs://bucket/datasets --name photos \\
+      --runner DataflowRunner --project my-project --region europe-west4
 
 python -m beam_pipeline is the same command.
 """
 # A flag as similar to one of ours as this is a typo of it; Beam's most similar has 0.76 (tests/cli/test_main.py).
 _SURELY_OURS = 0.8
 _OURS = {f"--{name}": flag for name, flag in FLAGS.items()}
+# How the command goes about it, which is no part of a job's configuration.
+_SWITCHES = {"--preflight": "check input, output, credentials, buckets and versions, a line each, and stop"}
 
 
 def command(arguments: Sequence[str] | None = None) -> int:
@@ -98,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_local:
             logging.root.setLevel(logging.CRITICAL)  # a local runner's tracebacks would bury our one line
         hide_warnings()
-        manifest = run(config, options, ["python", "-m", "beam_pipeline", *given])
+        command = ["python", "-m", "beam_pipeline", *given]
+        manifest = run(config, options, command, preflight="--preflight" in given)
         if manifest is not None:
             for warning in warnings(config, manifest):
                 say(f"warning: {warning}", sys.stderr)
@@ -131,7 +135,12 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     Raises:
         UsageError: a bad value, or a flag that neither we nor Beam know, with the nearest one that exists.
     """
-    ours, rest = _parsed(_our_parser(), arguments, _OURS)
+    # A Flex Template gives every parameter a value.
+    on, off = (
+        {f"{name}={value}" for name, flag in _OURS.items() if flag.default is False} for value in ("true", "false")
+    )
+    plain = [one.partition("=")[0] if one in on else one for one in arguments if one not in off]
+    ours, rest = _parsed(_our_parser(), plain, [*_OURS, *_SWITCHES])
     for number, argument in enumerate(rest):
         is_flag = argument.startswith("--")
         if (name := argument.partition("=")[0].removeprefix("--").replace("-", "_")) in REMOVED and is_flag:
@@ -139,7 +148,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
         # Behind a flag of Beam it may be its value.
         if _nearest(argument, _OURS, _SURELY_OURS) if is_flag else number == 0:
             raise _unknown(argument, _OURS)
-    config = Config(**vars(ours))
+    config = Config(**{name: value for name, value in vars(ours).items() if name in FLAGS})
     if rest:
         parser, flags = beams_parser()
         rest = _with_underscores(rest, flags)
@@ -196,6 +205,8 @@ def _our_parser() -> argparse.ArgumentParser:
             )
         metavar = "|".join(map(str, flag.values)) if isinstance(flag.values, tuple) else flag.metavar
         groups[flag.group].add_argument(name, help=text, metavar=metavar)
+    for name, text in _SWITCHES.items():
+        groups["job"].add_argument(name, help=text, action="store_true")
     return parser
 
 

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from beam_pipeline.cli.job import Job
 
 
-def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
+def run(
+    config: Config,
+    beam_options: PipelineOptions | None = None,
+    command: Sequence[str] = (),
+    *,
+    preflight: bool = False,
+) -> Manifest | None:
     """Convert the images of `config.input` and publish the dataset.
 
     A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
@@ -41,9 +47,10 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         config: what to convert and how.
         beam_options: the runner and its options; FnApiRunner in this process without.
         command: the command line, for run.json.
+        preflight: check everything, say what was found, and run no job.
 
     Returns:
-        What is published; None with `--plan_only`, or if the runner doesn't wait for the job.
+        What is published; None with `--plan_only` or `preflight`, or if the runner doesn't wait for the job.
 
     Raises:
         UsageError: the configuration or the input can't be used; nothing was read but listings.
@@ -53,17 +60,19 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     config = dataclasses.replace(config, run_id=uuid.uuid4().hex)
     handlers = list(logging.root.handlers)
     try:
-        return _run(config, beam_options, command)
+        return _run(config, beam_options, command, preflight)
     finally:
         logging.root.handlers[:] = handlers  # Beam's options call logging.basicConfig
 
 
-def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]) -> Manifest | None:
+def _run(
+    config: Config, options: PipelineOptions | None, command: Sequence[str], only_checks: bool = False
+) -> Manifest | None:
     """`run`; changes the handlers of logging."""
-    job = None if options is None else _job(options)  # a runner that isn't there is told before all else
+    job = None if options is None else _job(options, config)  # a runner that isn't there is told before all else
     with _nothing_begun():
-        if config.plan_only:
-            _plan(resolve(config), job or _job(None))
+        if config.plan_only and not only_checks:
+            _plan(resolve(config), job or _job(None, config))
             return None
         config, manifest = at_once(partial(resolve, config), partial(read_manifest, config))
         if config.overwrite:
@@ -71,12 +80,20 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         found = None if manifest is None else published.check(config, manifest)
         if manifest is None:
             check_unpublished(config)
+            if only_checks or (job and job.is_dataflow):
+                from beam_pipeline.cli import preflight
+
+                for line in preflight.check_dataset(config):
+                    say(line, sys.stderr)
+    if only_checks and (manifest is None or (found is not None and found.damage)):
+        say("checked; nothing was started", sys.stderr)
+        return None
     if manifest is not None and found is not None and not found.damage:
         if JobState(config).has_leftovers():  # of a job that was killed between publishing and deleting them
             with suppress(ImageShardsError), _sole_writer(config):  # or of one that is running
                 JobState(config).clear()
         return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
-    job = job or _job(None)
+    job = job or _job(None, config)
     config = job.configured(config)
     with _sole_writer(config):
         if manifest is not None and found is not None:
@@ -93,10 +110,10 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
     return _run(config, options, command)  # another job has published it since it was looked for
 
 
-def _job(options: PipelineOptions | None) -> Job:
+def _job(options: PipelineOptions | None, config: Config) -> Job:
     from beam_pipeline.cli.job import Job
 
-    return Job(options)
+    return Job(options, config)
 
 
 def _plan(config: Config, job: Job) -> None:
