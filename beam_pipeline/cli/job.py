@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import signal
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from platform import python_version
 from typing import Any
 
@@ -18,14 +20,16 @@ from apache_beam.options.pipeline_options import (
     PipelineOptions,
     SetupOptions,
     StandardOptions,
+    TestOptions,
     TypeOptions,
 )
 
 from beam_pipeline import __version__
+from beam_pipeline.cli import dataflow
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.dataset.progress import ProgressLine
 from beam_pipeline.dataset.published import Damage
-from beam_pipeline.errors import ImageShardsError, UnforeseenError, from_worker, one_line
+from beam_pipeline.errors import ImageShardsError, UnforeseenError, UsageError, from_worker, one_line
 from beam_pipeline.pipeline import graph, limits
 
 _IN_PROCESS = "FnApiRunner"  # plain DirectRunner would first try to download another one
@@ -36,6 +40,11 @@ _RUNNERS = "DataflowRunner, FlinkRunner, SparkRunner, PrismRunner, PortableRunne
 def is_local(options: PipelineOptions) -> bool:
     """Whether the job ends with this process."""
     return _short(options.view_as(StandardOptions).runner or _IN_PROCESS) in _LOCAL
+
+
+def is_dataflow(options: PipelineOptions) -> bool:
+    """Whether the job runs on Dataflow."""
+    return _short(options.view_as(StandardOptions).runner or "") == "dataflow"
 
 
 def _short(runner: str) -> str:
@@ -75,11 +84,15 @@ class Job:
         bytes_each = limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES
         return dataclasses.replace(config, most_references=limits.most_references(bytes_each))
 
-    def write(self, config: Config, command: Sequence[str] = ()) -> None:
+    def write(self, config: Config, command: Sequence[str] = (), detach: bool = False) -> bool:
         """Convert the images and publish, or with `--plan_only` leave the plan in the state.
 
         Args:
             command: the command line, for run.json.
+            detach: on Dataflow, return when the job is submitted.
+
+        Returns:
+            Whether the job has ended: not if it is detached, or only a template of it was made.
         """
         facts = {
             "command": without_secrets(command),
@@ -87,13 +100,59 @@ class Job:
             "started_unix_s": int(time.time()),
             "versions": {"imageshards": __version__, "apache_beam": beam.__version__, "python": python_version()},
         }
-        graph.build(self._pipeline, config, facts)
-        _execute(self._pipeline, is_local(self._options))
+        return self._run(config, lambda: graph.build(self._pipeline, config, facts), detach)
 
-    def repair(self, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
-        """Rewrite what is corrupt of a published version."""
-        graph.build_repair(self._pipeline, config, manifest, damage)
+    def repair(self, config: Config, manifest: dict[str, Any], damage: Damage, detach: bool = False) -> bool:
+        """Rewrite what is corrupt of a published version; arguments and result as of `write`."""
+        return self._run(config, lambda: graph.build_repair(self._pipeline, config, manifest, damage), detach)
+
+    def _run(self, config: Config, build: Callable[[], None], detach: bool) -> bool:
+        if is_dataflow(self._options):
+            with _interruptible():
+                return self._attend(config, build, detach)
+        if detach:
+            raise UsageError(f"--detach: only a job on Dataflow needs nobody, not one on {self._runner}; leave it out")
+        build()
         _execute(self._pipeline, is_local(self._options))
+        return True
+
+    def _attend(self, config: Config, build: Callable[[], None], detach: bool) -> bool:
+        """Find the running job of this command on Dataflow, or submit it, and watch it."""
+        cloud = self._pipeline.options.view_as(GoogleCloudOptions)
+        if cloud.template_location or self._options.view_as(TestOptions).dry_run:
+            build()
+            self._pipeline.run()
+            return False
+        from beam_pipeline.cli.service import Service
+        from beam_pipeline.cli.watch import attend
+
+        def submit() -> str:
+            build()
+            with _in_one_line():
+                return str(self._pipeline.run().job_id())
+
+        cloud.job_name = cloud.job_name or dataflow.job_name(config)
+        labels = dict(label.partition("=")[::2] for label in cloud.labels or ())
+        if dataflow.LABEL not in labels:
+            labels[dataflow.LABEL] = dataflow.label(config)
+            cloud.labels = [*(cloud.labels or ()), f"{dataflow.LABEL}={labels[dataflow.LABEL]}"]
+        service = Service(
+            cloud.project, cloud.region, cloud.dataflow_endpoint, cloud.no_auth, cloud.impersonate_service_account or ""
+        )
+        return attend(service, cloud.job_name, labels[dataflow.LABEL], submit, detach)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, though the command ends at once elsewhere: here a job runs on, which is told."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
@@ -114,12 +173,19 @@ def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
 
 
 def _execute(pipeline: beam.Pipeline, local: bool) -> None:
-    """Run a pipeline to its end; a worker's error comes back as ours."""
-    try:
+    """Run a pipeline to its end."""
+    with _in_one_line():
         with ProgressLine() if local else nullcontext():
             state = pipeline.run().wait_until_finish()
         if state not in (None, "DONE", "UNKNOWN"):
             raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """A worker's error comes back as ours; another one is the cause of an `UnforeseenError`."""
+    try:
+        yield
     except Exception as error:
         if _is_interrupt(error):
             raise KeyboardInterrupt from error

@@ -41,6 +41,8 @@ python -m beam_pipeline is the same command.
 # A flag as similar to one of ours as this is a typo of it; Beam's most similar has 0.76 (tests/cli/test_main.py).
 _SURELY_OURS = 0.8
 _OURS = {f"--{name}": flag for name, flag in FLAGS.items()}
+# How the command goes about it, which is no part of a job's configuration.
+_SWITCHES = {"--detach": "submit the job to Dataflow and return; the same command later watches it"}
 
 
 def command(arguments: Sequence[str] | None = None) -> int:
@@ -87,18 +89,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     level = logging.root.level
     try:
         config, beam_arguments = parse(given)
-        options, is_local = None, True
+        options, is_told = None, True
         if beam_arguments:
             from apache_beam.options.pipeline_options import PipelineOptions
 
             from beam_pipeline.cli import job
 
             options = PipelineOptions(beam_arguments)
-            is_local = job.is_local(options)
-        if is_local:
-            logging.root.setLevel(logging.CRITICAL)  # a local runner's tracebacks would bury our one line
+            is_told = job.is_local(options) or job.is_dataflow(options)
+        if is_told:
+            logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
         hide_warnings()
-        manifest = run(config, options, ["python", "-m", "beam_pipeline", *given])
+        command = ["python", "-m", "beam_pipeline", *given]
+        manifest = run(config, options, command, detach="--detach" in given)
         if manifest is not None:
             for warning in warnings(config, manifest):
                 say(f"warning: {warning}", sys.stderr)
@@ -110,8 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return tell(ImageShardsError(f"{one_line(error)}; its traceback is in {file.name}"))
     except ImageShardsError as error:
         return tell(error)
-    except KeyboardInterrupt:
-        return tell(_INTERRUPTED)
+    except KeyboardInterrupt as error:  # a job on Dataflow runs on, which its text says
+        return tell(ImageShardsError(str(error)) if str(error) else _INTERRUPTED)
     finally:
         logging.root.setLevel(level)
 
@@ -131,7 +134,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     Raises:
         UsageError: a bad value, or a flag that neither we nor Beam know, with the nearest one that exists.
     """
-    ours, rest = _parsed(_our_parser(), arguments, _OURS)
+    ours, rest = _parsed(_our_parser(), arguments, [*_OURS, *_SWITCHES])
     for number, argument in enumerate(rest):
         is_flag = argument.startswith("--")
         if (name := argument.partition("=")[0].removeprefix("--").replace("-", "_")) in REMOVED and is_flag:
@@ -139,7 +142,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
         # Behind a flag of Beam it may be its value.
         if _nearest(argument, _OURS, _SURELY_OURS) if is_flag else number == 0:
             raise _unknown(argument, _OURS)
-    config = Config(**vars(ours))
+    config = Config(**{name: value for name, value in vars(ours).items() if name in FLAGS})
     if rest:
         parser, flags = beams_parser()
         rest = _with_underscores(rest, flags)
@@ -196,6 +199,8 @@ def _our_parser() -> argparse.ArgumentParser:
             )
         metavar = "|".join(map(str, flag.values)) if isinstance(flag.values, tuple) else flag.metavar
         groups[flag.group].add_argument(name, help=text, metavar=metavar)
+    for name, text in _SWITCHES.items():
+        groups["job"].add_argument(name, help=text, action="store_true")
     return parser
 
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from beam_pipeline.cli.job import Job
 
 
-def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
+def run(
+    config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = (), *, detach: bool = False
+) -> Manifest | None:
     """Convert the images of `config.input` and publish the dataset.
 
     A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
@@ -41,9 +43,10 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         config: what to convert and how.
         beam_options: the runner and its options; FnApiRunner in this process without.
         command: the command line, for run.json.
+        detach: return when a job on Dataflow is submitted; it runs on.
 
     Returns:
-        What is published; None with `--plan_only`, or if the runner doesn't wait for the job.
+        What is published; None with `--plan_only` or `detach`, or if the runner doesn't wait for the job.
 
     Raises:
         UsageError: the configuration or the input can't be used; nothing was read but listings.
@@ -53,17 +56,17 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     config = dataclasses.replace(config, run_id=uuid.uuid4().hex)
     handlers = list(logging.root.handlers)
     try:
-        return _run(config, beam_options, command)
+        return _run(config, beam_options, command, detach)
     finally:
         logging.root.handlers[:] = handlers  # Beam's options call logging.basicConfig
 
 
-def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]) -> Manifest | None:
+def _run(config: Config, options: PipelineOptions | None, command: Sequence[str], detach: bool) -> Manifest | None:
     """`run`; changes the handlers of logging."""
     job = None if options is None else _job(options)  # a runner that isn't there is told before all else
     with _nothing_begun():
         if config.plan_only:
-            _plan(resolve(config), job or _job(None))
+            _plan(resolve(config), job or _job(None), detach)
             return None
         config, manifest = at_once(partial(resolve, config), partial(read_manifest, config))
         if config.overwrite:
@@ -81,16 +84,18 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
     with _sole_writer(config):
         if manifest is not None and found is not None:
             say(f"repairing {found.damage}", sys.stderr)
-            job.repair(config, manifest, found.damage)
+            if not job.repair(config, manifest, found.damage, detach):
+                return None
             return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
         # In an object store the job itself finds that another one has published meanwhile.
         if config.overwrite or not storage.is_local(config.output) or read_manifest(config) is None:
             if notice := duplicates.notice(config):
                 say(f"warning: {notice}", sys.stderr)
-            job.write(config, command)
+            if not job.write(config, command, detach):
+                return None
             manifest, run = at_once(partial(read_manifest, config), partial(published.run_facts, config))
             return manifest and Manifest(config.dataset_url, manifest, PUBLISHED, run)
-    return _run(config, options, command)  # another job has published it since it was looked for
+    return _run(config, options, command, detach)  # another job has published it since it was looked for
 
 
 def _job(options: PipelineOptions | None) -> Job:
@@ -99,11 +104,12 @@ def _job(options: PipelineOptions | None) -> Job:
     return Job(options)
 
 
-def _plan(config: Config, job: Job) -> None:
+def _plan(config: Config, job: Job, detach: bool) -> None:
     config = job.configured(config)
     is_new = storage.is_local(config.output) and not os.path.exists(config.output)
     try:
-        job.write(config)
+        if not job.write(config, detach=detach):
+            return
         text = plan_text(JobState(config).take_plan_only())
     finally:
         if is_new:
