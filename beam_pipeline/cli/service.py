@@ -59,7 +59,8 @@ def explained(error: BaseException) -> ServiceError | None:
     if isinstance(error, requests.RequestException | TransportError):
         return ServiceError(f"the Dataflow API can't be reached ({type(error).__name__})", 0)
     if isinstance(error, GoogleAuthError):
-        return ServiceError(f"Google's credentials: {one_line(error)[:_MOST_WORDS]}; {_FIXES[401]}", 401)
+        words = one_line(error)[:_MOST_WORDS].rstrip(".")
+        return ServiceError(f"Google's credentials can't be used ({words}); {_FIXES[401]}", 401)
     return None
 
 

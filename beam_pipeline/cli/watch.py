@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
@@ -20,9 +21,8 @@ _LOOK_EVERY_S = 2.0
 _PROGRESS_EVERY_S = 30.0  # the service collects counters no oftener
 _LOG_LINE_EVERY_S = 59.0
 _MOST_PAUSE_S = 60.0  # between two requests, while the API fails
-_PATIENCE_S = (
-    30.0  # with an API that fails before there is a job, a job it doesn't know yet, a failure without a message
-)
+# With an API that fails before there is a job, with a job that it doesn't know yet, with a failure without a message.
+_PATIENCE_S = 30.0
 _ENDED = frozenset({"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"})
 _MOST_CHARACTERS = 500  # of a message
 _PERHAPS = "if it was submitted, it runs on; the same command then finds it, else submits it"
@@ -87,10 +87,7 @@ def _running(service: Service, name: str, label: str, patience_s: float = 0.0) -
 
 
 def _answer(
-    ask: Callable[[], Answer],
-    patience_s: float,
-    tell: Callable[[str], None],
-    unknown_until: float = 0.0,
+    ask: Callable[[], Answer], patience_s: float, tell: Callable[[str], None], unknown_until: float = 0.0
 ) -> Answer:
     """What the API answers, asked again while it fails.
 
@@ -127,7 +124,7 @@ class Watch:
         self._line = StatusLine(log_every_s=_LOG_LINE_EVERY_S)
         self._progress = ProgressText()
         self._told: set[str] = set()
-        self._errors: list[str] = []
+        self._errors: deque[str] = deque(maxlen=100)
         self._since: datetime | None = None  # time of the last message
         self._unknown_until = time.monotonic() + _PATIENCE_S
 
@@ -141,7 +138,6 @@ class Watch:
         try:
             self._conclude(self._ended())
         except KeyboardInterrupt:
-            self._line.wipe()
             raise KeyboardInterrupt(f"interrupted; {self.runs_on()}") from None
         except ServiceError as error:
             raise ImageShardsError(f"{error}; {self.runs_on()}") from error
@@ -157,7 +153,7 @@ class Watch:
 
     def _ended(self) -> Any:
         """Look now and then until the job has ended; returns it."""
-        state, next_progress = "", 0.0
+        state, next_progress = "UNKNOWN", 0.0  # as that of a job that has just been made
         while True:
             job = self._ask(lambda: self._service.job(self._id))
             self._unknown_until = 0.0
@@ -192,11 +188,11 @@ class Watch:
         for text in reversed(self._errors):
             if ours := from_worker(Exception(text)):
                 return ours
-        with_cause = [text for text in self._errors if "Traceback" in text] or self._errors
-        cause = (
-            _one_line(with_cause[-1]) if with_cause else f"no reason is given, see {self._service.console(self._id)}"
-        )
-        return ImageShardsError(f"job {self._id} failed: {cause}; the same command resumes")
+        causes = [text for text in self._errors if "Traceback" in text] or [
+            *self._errors,
+            f"no reason is given, see {self._service.console(self._id)}",
+        ]
+        return ImageShardsError(f"job {self._id} failed: {_one_line(causes[0])}; the same command resumes")
 
     def _tell_messages(self) -> None:
         """Tell each new warning and error; what has failed four times is told once."""
@@ -233,11 +229,10 @@ class Watch:
             vcpu_hours = self._service.counts(self._id)["TotalVcpuTime"] / 3600  # the service counts seconds
             pools = self._service.job(self._id, "JOB_VIEW_DESCRIPTION").environment.worker_pools
             machine = pools[0].machine_type if pools else ""
-            cores = dataflow.cores_of(machine)
             if vcpu_hours:
                 text += f", {vcpu_hours:,.2f} vCPU-hours"
-            if vcpu_hours and cores:
-                text += f" = {vcpu_hours / cores:,.2f} worker-hours of {machine}"
+                if cores := dataflow.cores_of(machine):
+                    text += f" = {vcpu_hours / cores:,.2f} worker-hours of {machine}"
         return text
 
 

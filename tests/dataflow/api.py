@@ -11,13 +11,15 @@ import json
 import re
 import socket
 import struct
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 PROJECT, REGION = "my-project", "europe-west4"
-RESET = -1  # in place of a status: the connection is reset
+RESET, SILENCE = -1, -2  # in place of a status: the connection is reset, or nothing comes for a second
+_SUMMARY = "1"  # of JobView
 _PAGE = 2  # messages a page, so that every test turns pages
 _TERMINAL = {"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"}
 
@@ -99,7 +101,7 @@ class FakeDataflow(ThreadingHTTPServer):
     def go_on(self, job_id: str, *steps: Step) -> None:
         """Replace what a job has before it."""
         job = self.jobs[job_id]
-        job.steps, job.looks = list(steps), 0
+        job.steps, job.messages, job.looks = list(steps), [], 0
         job.errors = list(steps[0].errors)
         self._enter(job)
 
@@ -108,31 +110,31 @@ class FakeDataflow(ThreadingHTTPServer):
         jobs = [job for job in self.jobs.values() if job.step.state not in _TERMINAL]
         return [job.content for job in jobs if job.content["name"] == name]
 
-    def look(self, job: Job) -> dict[str, Any]:
+    def look(self, job: Job, takes_a_step: bool) -> dict[str, Any]:
         """The job as a GET shows it; the first look at a job shows its first step."""
-        job.looks += 1
-        if job.looks > 1 and len(job.steps) > 1:
+        job.looks += takes_a_step
+        if takes_a_step and job.looks > 1 and len(job.steps) > 1:
             job.steps.pop(0)
             job.errors = list(job.step.errors)
             self._enter(job)
-        return {**job.content, "currentState": f"JOB_STATE_{job.step.state}", "currentStateTime": self._time(job)}
+        since = f"2026-11-23T12:{self._minute(job):02d}:00Z"
+        return {**job.content, "currentState": f"JOB_STATE_{job.step.state}", "currentStateTime": since}
 
     def _enter(self, job: Job) -> None:
         if job.step.act is not None:
             job.step.act()
         for message in job.step.messages:
             number = len(job.messages)
-            stamp = f"2026-11-23T12:00:{number // 2:02d}Z"  # two of them have the same time
+            stamp = f"2026-11-23T12:{self._minute(job):02d}:{30 + number // 2}Z"  # two of them have the same time
             importance = f"JOB_MESSAGE_{message.importance}"
             job.messages.append(
                 {"id": str(number), "time": stamp, "messageImportance": importance, "messageText": message.text}
             )
 
     @staticmethod
-    def _time(job: Job) -> str:
+    def _minute(job: Job) -> int:
         order = ["QUEUED", "PENDING", "RUNNING", "CANCELLING"]
-        minute = order.index(job.step.state) if job.step.state in order else len(order)
-        return f"2026-11-23T12:{minute:02d}:00Z"
+        return order.index(job.step.state) if job.step.state in order else len(order)
 
 
 def metrics_json(metrics: dict[str, float]) -> list[dict[str, Any]]:
@@ -171,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif job.errors:
             self._fail(job.errors.pop(0))
         elif part is None:
-            self._send(200, self.server.look(job))
+            self._send(200, self.server.look(job, takes_a_step=query.get("view") == _SUMMARY))
         elif part == "messages":
             self._messages(job, query)
         else:
@@ -216,6 +218,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.rfile.close()
             self.connection.close()
+            return
+        if status == SILENCE:
+            time.sleep(1)
             return
         self._send(status, {"error": {"code": status, "message": words, "status": "SOME_STATUS"}})
 

@@ -1,0 +1,71 @@
+"""What tests of Dataflow share: the API's stand-in, a bucket of images, a command that submits to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests import make
+from tests.dataflow.api import PROJECT, REGION, FakeDataflow
+from tests.servers import Gcs, serving
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _utc() -> Iterator[None]:
+    """The times of the API are told as the clock here shows them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.fixture
+def api() -> Iterator[FakeDataflow]:
+    """A Dataflow without jobs."""
+    with serving(FakeDataflow()) as server:
+        yield server
+
+
+class Command(NamedTuple):
+    """A command of the job on Dataflow.
+
+    Args:
+        dataset: what says which images become which dataset.
+        cloud: Beam's options.
+    """
+
+    dataset: list[str]
+    cloud: list[str]
+
+    def run(self, *more: str) -> make.Finished:
+        """Run it in this process."""
+        return make.run(*self.dataset, *self.cloud, *more)
+
+
+def command(gcs: Gcs, photos: Path, url: str) -> Command:
+    """For a dataset that isn't there, in a bucket of its own."""
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "photos", photos)
+    source, target = f"gs://{bucket}/photos", f"gs://{bucket}/datasets"
+    cloud = ["--runner=DataflowRunner", f"--project={PROJECT}", f"--region={REGION}", f"--dataflow_endpoint={url}"]
+    return Command(
+        ["--input", source, "--output", target, "--name", "photos", "--image_size", "24"],
+        [
+            *cloud,
+            "--no_auth",
+            f"--temp_location=gs://{bucket}/_dataflow/temp",
+            "--sdk_container_image=registry/image:1",
+        ],
+    )
+
+
+def told(err: str) -> list[str]:
+    """What a command said of its job, and nothing of what came before."""
+    lines = err.splitlines()
+    begin = next((number for number, line in enumerate(lines) if line.startswith(("job ", "error: ", "warning: "))), 0)
+    return lines[begin:]
