@@ -1,4 +1,4 @@
-"""Submitting to Dataflow: what the real runner posts and stages, who else may be faster, and what the API may answer."""
+"""Submitting to Dataflow: what the real runner posts, who else may be faster, and what the API may answer."""
 
 from __future__ import annotations
 
