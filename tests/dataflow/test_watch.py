@@ -1,4 +1,4 @@
-"""A job on Dataflow is found, followed, left alone and ended: each line of the real command, on a stand-in of the API."""
+"""A job on Dataflow is found, followed, left alone, ended: each line of the real command, on a stand-in of the API."""
 
 from __future__ import annotations
 
