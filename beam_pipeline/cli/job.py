@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from platform import python_version
 from typing import Any
 
@@ -113,8 +113,21 @@ class Job:
         if detach:
             raise UsageError(f"--detach: only a job on Dataflow needs nobody, not one on {self._runner}; leave it out")
         build()
-        _execute(self._pipeline, is_local(self._options))
+        with _in_one_line():
+            state = self._ended()
+        if state not in (None, "DONE", "UNKNOWN"):
+            raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
         return True
+
+    def _ended(self) -> Any:
+        """Run the job; returns the state in which it ended."""
+        if is_local(self._options):
+            with ProgressLine():
+                return self._pipeline.run().wait_until_finish()
+        from beam_pipeline.cli.watch import telling_job_server
+
+        with _interruptible(), telling_job_server():
+            return self._pipeline.run().wait_until_finish()
 
     def _attend(self, config: Config, build: Callable[[], None], detach: bool) -> bool:
         """Find the running job of this command on Dataflow, or submit it, and watch it."""
@@ -170,15 +183,6 @@ def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
         raise wrong("--runner", runner, fix) from None
     except Exception as error:  # Dataflow's asks Google about what it is given
         raise ImageShardsError(f"--runner {runner!r}: {one_line(error)}; nothing was started") from error
-
-
-def _execute(pipeline: beam.Pipeline, local: bool) -> None:
-    """Run a pipeline to its end."""
-    with _in_one_line():
-        with ProgressLine() if local else nullcontext():
-            state = pipeline.run().wait_until_finish()
-        if state not in (None, "DONE", "UNKNOWN"):
-            raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
 
 
 @contextmanager

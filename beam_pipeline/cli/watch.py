@@ -1,13 +1,14 @@
-"""Follows a job on Dataflow: its states, warnings, errors and progress, until it has ended or is left alone."""
+"""Follows a job on Dataflow until it has ended or is left alone, and tells what other job servers say of theirs."""
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -234,6 +235,42 @@ class Watch:
                 if cores := dataflow.cores_of(machine):
                     text += f" = {vcpu_hours / cores:,.2f} worker-hours of {machine}"
         return text
+
+
+@contextmanager
+def telling_job_server() -> Iterator[None]:
+    """Tell states and messages of a job on Flink, Spark or another cluster, each in one line: Beam only logs them.
+
+    Its `PipelineResult` keeps the first answer to `metrics()`, so there is no progress to tell.
+    """
+    client = logging.getLogger("apache_beam.runners.portability.portable_runner")
+    handlers, level = logging.root.handlers[:], client.level
+    logging.root.handlers[:] = [_OneLine()]
+    client.setLevel(logging.INFO)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "interrupted; a job on a cluster runs on until it is cancelled there; the same command resumes"
+        ) from None
+    finally:
+        logging.root.handlers[:] = handlers
+        client.setLevel(level)
+
+
+class _OneLine(logging.Handler):
+    """States, warnings and errors, each as a line on stderr, and once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text, _, state = record.getMessage().partition("Job state changed to ")
+        line = _words(state) or f"{record.levelname.lower()}: {_one_line(text)}"
+        if (state or record.levelno >= logging.WARNING) and line not in self._told:
+            self._told.add(line)
+            say(f"{_clock(None)} {line}", sys.stderr)
 
 
 def _state(job: Any) -> str:
