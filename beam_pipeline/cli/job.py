@@ -134,7 +134,8 @@ class Job:
         cloud = self._pipeline.options.view_as(GoogleCloudOptions)
         if cloud.template_location or self._options.view_as(TestOptions).dry_run:
             build()
-            self._pipeline.run()
+            with _in_one_line():
+                self._pipeline.run()
             return False
         from beam_pipeline.cli.service import Service
         from beam_pipeline.cli.watch import attend
