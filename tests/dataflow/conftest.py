@@ -65,7 +65,7 @@ def command(gcs: Gcs, photos: Path, url: str) -> Command:
 
 
 def told(err: str) -> list[str]:
-    """What a command said of its job, and nothing of what came before."""
+    """What a command said of its job, and nothing of the defaults and checks before."""
     lines = err.splitlines()
-    begin = next((number for number, line in enumerate(lines) if line.startswith(("job ", "error: ", "warning: "))), 0)
-    return lines[begin:]
+    checks = [number for number, line in enumerate(lines) if line.startswith("ok: ")]
+    return lines[checks[-1] + 1 if checks else 0 :]
