@@ -58,6 +58,7 @@ def command(gcs: Gcs, photos: Path, url: str) -> Command:
         [
             *cloud,
             "--no_auth",
+            "--machine_type=e2-standard-4",
             f"--temp_location=gs://{bucket}/_dataflow/temp",
             "--sdk_container_image=registry/image:1",
         ],
