@@ -25,7 +25,7 @@ _TIMEOUT_S = 30.0
 _MOST_WORDS = 300  # of an answer that is a page of HTML
 _FIXES = {
     401: "log in again: gcloud auth application-default login",
-    403: "your account needs roles/dataflow.developer, the project the Dataflow API",
+    403: "give your account roles/dataflow.developer and enable the Dataflow API",
     404: "check --project and --region",
     429: "wait for the project's quota",
 }

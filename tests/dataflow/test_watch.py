@@ -32,7 +32,7 @@ FAILURES = {
     # No token is accepted: the library asks for a new one.
     401: "Google's credentials can't be used (Anonymous credentials cannot be refreshed); log in again: gcloud auth "
     "application-default login",
-    403: f"{ANSWERS.format(403)}; your account needs roles/dataflow.developer, the project the Dataflow API",
+    403: f"{ANSWERS.format(403)}; give your account roles/dataflow.developer and enable the Dataflow API",
     404: f"{ANSWERS.format(404)}; check --project and --region",
     429: f"{ANSWERS.format(429)}; wait for the project's quota",
     500: ANSWERS.format(500),
