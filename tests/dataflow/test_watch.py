@@ -17,7 +17,7 @@ from beam_pipeline.cli import service, watch
 from beam_pipeline.cli.main import main
 from tests import make
 from tests.dataflow.api import RESET, SILENCE, FakeDataflow, Message, Step
-from tests.dataflow.conftest import Command, command, told
+from tests.dataflow.commands import Command, command, told
 from tests.servers import Gcs, serving
 
 ID = "2026-11-23_00_00_00-1"
