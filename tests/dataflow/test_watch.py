@@ -36,6 +36,7 @@ FAILURES = {
     "application-default login",
     403: f"{ANSWERS.format(403)}; give your account roles/dataflow.developer and enable the Dataflow API",
     404: f"{ANSWERS.format(404)}; check --project and --region",
+    409: f"{ANSWERS.format(409)}; choose another --version or --job_name",
     429: f"{ANSWERS.format(429)}; wait for the project's quota",
     500: ANSWERS.format(500),
     503: ANSWERS.format(503),
