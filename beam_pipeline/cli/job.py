@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from platform import python_version
 from typing import Any
 
@@ -20,6 +22,7 @@ from apache_beam.options.pipeline_options import (
     PipelineOptions,
     SetupOptions,
     StandardOptions,
+    TestOptions,
     TypeOptions,
     WorkerOptions,
 )
@@ -30,7 +33,7 @@ from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.progress import ProgressLine
 from beam_pipeline.dataset.published import Damage
-from beam_pipeline.errors import ImageShardsError, UnforeseenError, from_worker, one_line, say
+from beam_pipeline.errors import ImageShardsError, UnforeseenError, UsageError, from_worker, one_line, say
 from beam_pipeline.pipeline import graph, limits
 
 _IN_PROCESS = "FnApiRunner"  # plain DirectRunner would first try to download another one
@@ -90,11 +93,15 @@ class Job:
         bytes_each = limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES
         return dataclasses.replace(config, most_references=limits.most_references(bytes_each))
 
-    def write(self, config: Config, command: Sequence[str] = ()) -> None:
+    def write(self, config: Config, command: Sequence[str] = (), detach: bool = False) -> bool:
         """Convert the images and publish, or with `--plan_only` leave the plan in the state.
 
         Args:
             command: the command line, for run.json.
+            detach: on Dataflow, return when the job is submitted.
+
+        Returns:
+            Whether the job has ended: not if it is detached, or only a template of it was made.
         """
         facts = {
             "command": without_secrets(command),
@@ -102,13 +109,70 @@ class Job:
             "started_unix_s": int(time.time()),
             "versions": {"imageshards": __version__, "apache_beam": beam.__version__, "python": python_version()},
         }
-        graph.build(self._pipeline, config, facts)
-        _execute(self._pipeline, is_local(self._options))
+        return self._run(config, lambda: graph.build(self._pipeline, config, facts), detach)
 
-    def repair(self, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
-        """Rewrite what is corrupt of a published version."""
-        graph.build_repair(self._pipeline, config, manifest, damage)
-        _execute(self._pipeline, is_local(self._options))
+    def repair(self, config: Config, manifest: dict[str, Any], damage: Damage, detach: bool = False) -> bool:
+        """Rewrite what is corrupt of a published version; arguments and result as of `write`."""
+        return self._run(config, lambda: graph.build_repair(self._pipeline, config, manifest, damage), detach)
+
+    def _run(self, config: Config, build: Callable[[], None], detach: bool) -> bool:
+        if is_dataflow(self._options):
+            with _interruptible():
+                return self._attend(config, build, detach)
+        if detach:
+            raise UsageError(f"--detach: only a job on Dataflow needs nobody, not one on {self._runner}; leave it out")
+        build()
+        with _in_one_line():
+            state = self._ended()
+        if state not in (None, "DONE", "UNKNOWN"):
+            raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
+        return True
+
+    def _ended(self) -> Any:
+        """Run the job; returns the state in which it ended."""
+        if is_local(self._options):
+            with ProgressLine():
+                return self._pipeline.run().wait_until_finish()
+        from beam_pipeline.cli.watch import telling_job_server
+
+        with _interruptible(), telling_job_server():
+            return self._pipeline.run().wait_until_finish()
+
+    def _attend(self, config: Config, build: Callable[[], None], detach: bool) -> bool:
+        """Find the running job of this command on Dataflow, or submit it, and watch it."""
+        cloud = self._pipeline.options.view_as(GoogleCloudOptions)
+        label = dataflow.label(config)
+        cloud.labels = [*(cloud.labels or ()), f"{dataflow.LABEL}={label}"]
+        if cloud.template_location or self._options.view_as(TestOptions).dry_run:
+            build()
+            with _in_one_line():
+                self._pipeline.run()
+            return False
+        from beam_pipeline.cli.service import Service
+        from beam_pipeline.cli.watch import attend
+
+        def submit() -> str:
+            build()
+            with _in_one_line():
+                return str(self._pipeline.run().job_id())
+
+        service = Service(
+            cloud.project, cloud.region, cloud.dataflow_endpoint, cloud.no_auth, cloud.impersonate_service_account or ""
+        )
+        return attend(service, cloud.job_name, label, submit, detach)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, though the command ends at once elsewhere: here a job runs on, which is told."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _prepare_dataflow(options: PipelineOptions, config: Config) -> None:
@@ -123,8 +187,6 @@ def _prepare_dataflow(options: PipelineOptions, config: Config) -> None:
         for name in filled:
             if hasattr(view, name):
                 setattr(view, name, filled[name])
-    cloud = options.view_as(GoogleCloudOptions)
-    cloud.labels = [*(cloud.labels or ()), f"{dataflow.LABEL}={dataflow.label(config)}"]
     given = options.get_all_options()
     say(dataflow.text(config, given, filled), sys.stderr)
     for line in preflight.check_cloud(config, given) if not given["dry_run"] else ():
@@ -142,13 +204,11 @@ def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
         raise ImageShardsError(f"--runner {runner!r}: {one_line(error)}; nothing was started") from error
 
 
-def _execute(pipeline: beam.Pipeline, local: bool) -> None:
-    """Run a pipeline to its end; a worker's error comes back as ours."""
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """A worker's error comes back as ours; another one is the cause of an `UnforeseenError`."""
     try:
-        with ProgressLine() if local else nullcontext():
-            state = pipeline.run().wait_until_finish()
-        if state not in (None, "DONE", "UNKNOWN"):
-            raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
+        yield
     except Exception as error:
         if _is_interrupt(error):
             raise KeyboardInterrupt from error

@@ -43,7 +43,10 @@ python -m beam_pipeline is the same command.
 _SURELY_OURS = 0.8
 _OURS = {f"--{name}": flag for name, flag in FLAGS.items()}
 # How the command goes about it, which is no part of a job's configuration.
-_SWITCHES = {"--preflight": "check input, output, credentials, buckets and versions, a line each, and stop"}
+_SWITCHES = {
+    "--preflight": "check input, output, credentials, buckets and versions, a line each, and stop",
+    "--detach": "submit the job to Dataflow and return; the same command later watches it",
+}
 
 
 def command(arguments: Sequence[str] | None = None) -> int:
@@ -90,19 +93,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     level = logging.root.level
     try:
         config, beam_arguments = parse(given)
-        options, is_local = None, True
+        options, is_told = None, True
         if beam_arguments:
             from apache_beam.options.pipeline_options import PipelineOptions
 
             from beam_pipeline.cli import job
 
             options = PipelineOptions(beam_arguments)
-            is_local = job.is_local(options)
-        if is_local:
-            logging.root.setLevel(logging.CRITICAL)  # a local runner's tracebacks would bury our one line
+            is_told = job.is_local(options) or job.is_dataflow(options)
+        if is_told:
+            logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
         hide_warnings()
         command = ["python", "-m", "beam_pipeline", *given]
-        manifest = run(config, options, command, preflight="--preflight" in given)
+        manifest = run(config, options, command, preflight="--preflight" in given, detach="--detach" in given)
         if manifest is not None:
             for warning in warnings(config, manifest):
                 say(f"warning: {warning}", sys.stderr)
@@ -114,8 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return tell(ImageShardsError(f"{one_line(error)}; its traceback is in {file.name}"))
     except ImageShardsError as error:
         return tell(error)
-    except KeyboardInterrupt:
-        return tell(_INTERRUPTED)
+    except KeyboardInterrupt as error:  # a job on Dataflow runs on, which its text says
+        return tell(ImageShardsError(str(error)) if str(error) else _INTERRUPTED)
     finally:
         logging.root.setLevel(level)
 

@@ -35,22 +35,25 @@ def run(
     command: Sequence[str] = (),
     *,
     preflight: bool = False,
+    detach: bool = False,
 ) -> Manifest | None:
     """Convert the images of `config.input` and publish the dataset.
 
     A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
     same call in a new one resumes, and decodes that image in isolation); if the caller must survive that, call this in
     a process of its own. Ctrl-C raises KeyboardInterrupt at once; with `--direct_running_mode=multi_processing` Beam
-    first waits for its workers, which may take minutes. The command ends at once.
+    first waits for its workers, which may take minutes. The command ends at once. On Dataflow the job runs on, which
+    the exception's text says.
 
     Args:
         config: what to convert and how.
         beam_options: the runner and its options; FnApiRunner in this process without.
         command: the command line, for run.json.
         preflight: check everything, say what was found, and run no job.
+        detach: return when a job on Dataflow is submitted; it runs on.
 
     Returns:
-        What is published; None with `--plan_only` or `preflight`, or if the runner doesn't wait for the job.
+        What is published; None with `--plan_only`, `preflight` or `detach`, or if the runner doesn't wait for the job.
 
     Raises:
         UsageError: the configuration or the input can't be used; nothing was read but listings.
@@ -60,19 +63,19 @@ def run(
     config = dataclasses.replace(config, run_id=uuid.uuid4().hex)
     handlers = list(logging.root.handlers)
     try:
-        return _run(config, beam_options, command, preflight)
+        return _run(config, beam_options, command, preflight, detach)
     finally:
         logging.root.handlers[:] = handlers  # Beam's options call logging.basicConfig
 
 
 def _run(
-    config: Config, options: PipelineOptions | None, command: Sequence[str], only_checks: bool = False
+    config: Config, options: PipelineOptions | None, command: Sequence[str], only_checks: bool, detach: bool
 ) -> Manifest | None:
     """`run`; changes the handlers of logging."""
     job = None if options is None else _job(options, config)  # a runner that isn't there is told before all else
     with _nothing_begun():
         if config.plan_only and not only_checks:
-            _plan(resolve(config), job or _job(None, config))
+            _plan(resolve(config), job or _job(None, config), detach)
             return None
         config, manifest = at_once(partial(resolve, config), partial(read_manifest, config))
         if config.overwrite:
@@ -98,16 +101,18 @@ def _run(
     with _sole_writer(config):
         if manifest is not None and found is not None:
             say(f"repairing {found.damage}", sys.stderr)
-            job.repair(config, manifest, found.damage)
+            if not job.repair(config, manifest, found.damage, detach):
+                return None
             return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
         # In an object store the job itself finds that another one has published meanwhile.
         if config.overwrite or not storage.is_local(config.output) or read_manifest(config) is None:
             if notice := duplicates.notice(config):
                 say(f"warning: {notice}", sys.stderr)
-            job.write(config, command)
+            if not job.write(config, command, detach):
+                return None
             manifest, run = at_once(partial(read_manifest, config), partial(published.run_facts, config))
             return manifest and Manifest(config.dataset_url, manifest, PUBLISHED, run)
-    return _run(config, options, command)  # another job has published it since it was looked for
+    return _run(config, options, command, only_checks, detach)  # another job has published it since it was looked for
 
 
 def _job(options: PipelineOptions | None, config: Config) -> Job:
@@ -116,11 +121,12 @@ def _job(options: PipelineOptions | None, config: Config) -> Job:
     return Job(options, config)
 
 
-def _plan(config: Config, job: Job) -> None:
+def _plan(config: Config, job: Job, detach: bool) -> None:
     config = job.configured(config)
     is_new = storage.is_local(config.output) and not os.path.exists(config.output)
     try:
-        job.write(config)
+        if not job.write(config, detach=detach):
+            return
         text = plan_text(JobState(config).take_plan_only())
     finally:
         if is_new:

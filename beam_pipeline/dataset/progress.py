@@ -1,7 +1,8 @@
-"""A live progress line for local runs, whose runners show nothing while they work.
+"""What is told of a running job: one line of progress, and where a local job's counts come from.
 
-The launcher names a UDP port of this machine in an environment variable that worker processes inherit. Each process
-sends its own counts there now and then, and the launcher adds up the latest. On a cluster nobody sets the variable.
+Local runners show nothing while they work. The launcher names a UDP port of this machine in an environment variable
+that worker processes inherit. Each process sends its own counts there now and then, and the launcher adds up the
+latest. On a cluster nobody sets the variable.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TextIO
+
+from beam_pipeline.errors import plural, say
 
 _VARIABLE = "IMAGESHARDS_PROGRESS"  # the port, and which job it is for, since ports are used again
 _HOST = "127.0.0.1"
@@ -22,6 +26,7 @@ _DATAGRAM_BYTES = 4096
 _SEND_EVERY_S = 0.25
 _REDRAW_EVERY_S = 0.5
 _LOG_LINE_EVERY_S = 15.0
+_WIPE = "\r\033[K"
 _lock = threading.Lock()
 _counts: dict[str, int] = {}  # what this process did for the job in _sender
 _sender = ("", 0)
@@ -51,6 +56,73 @@ def report(now: bool = False, **counts: int) -> None:
                 sender.sendto(json.dumps([*_sender, _counts]).encode(), (_HOST, int(job.partition("-")[0])))
 
 
+class StatusLine:
+    """A line at the bottom of a terminal that is redrawn; in a log, a line now and then.
+
+    Args:
+        stream: stderr if it is None.
+        log_every_s: seconds between two lines of a log.
+    """
+
+    def __init__(self, stream: TextIO | None = None, log_every_s: float = _LOG_LINE_EVERY_S) -> None:
+        self._stream = stream or sys.stderr
+        self._terminal = self._stream.isatty()
+        self._log_every_s = log_every_s
+        self._last_line = time.monotonic()
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        """Redraw the line; in a log, if it is time for one."""
+        self._shown = text
+        if self._terminal:
+            print(f"{_WIPE}{text}", end="", file=self._stream, flush=True)
+        elif time.monotonic() - self._last_line > self._log_every_s:
+            self._last_line = time.monotonic()
+            print(text, file=self._stream, flush=True)
+
+    def wipe(self) -> None:
+        """Leave nothing of it on a terminal."""
+        self._shown = ""
+        if self._terminal:
+            print(_WIPE, end="", file=self._stream, flush=True)
+
+    def tell(self, text: str) -> None:
+        """Print a line that stays, above this one."""
+        say(f"{_WIPE}{text}" if self._terminal else text, self._stream)
+        if self._terminal:
+            print(self._shown, end="", file=self._stream, flush=True)
+
+
+class ProgressText:
+    """Words a job's counts; the rate is of what was seen done since the first images."""
+
+    def __init__(self) -> None:
+        self._start = (0.0, 0)  # when the first images were seen done, and how many
+
+    def __call__(self, total: Mapping[str, int]) -> str:
+        """The line, or "" if there is nothing to tell.
+
+        Args:
+            total: of `images`, `shards`, `rejects` done; `images_planned`, `shards_planned`, `images_listed`.
+        """
+        planned = total.get("images_planned", 0)
+        done = min(planned, total.get("images", 0))  # a runner may count what is tried again
+        if not planned:
+            listed = total.get("images_listed", 0)
+            return f"listing: {listed:,} images" if listed else ""
+        now = time.monotonic()
+        if not self._start[0]:
+            self._start = (now, done)
+        seconds, since = now - self._start[0], done - self._start[1]
+        rate = since / seconds if seconds > 0 else 0.0
+        text = f"shards {total.get('shards', 0):,}/{total.get('shards_planned', 0):,} · images {done:,}/{planned:,}"
+        if rejects := total.get("rejects", 0):
+            text += f" · {plural(rejects, 'reject')}"
+        if since >= 10:
+            text += f" · {rate:,.0f} images/s · {duration((planned - done) / rate)} left"
+        return text
+
+
 class ProgressLine:
     """Shows a local job's progress on a stream while the `with` block runs.
 
@@ -59,14 +131,13 @@ class ProgressLine:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._terminal = self._stream.isatty()
+        self._line = StatusLine(stream, _LOG_LINE_EVERY_S)
+        self._text = ProgressText()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._job = ""
         self._latest: dict[int, dict[str, int]] = {}  # process → its counts
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._start = (0.0, 0)  # when the first images were seen done, and how many
 
     def __enter__(self) -> ProgressLine:
         with suppress(OSError):  # without a port there is no progress
@@ -83,18 +154,13 @@ class ProgressLine:
             self._stop.set()
             self._thread.join()
         self._socket.close()
-        if self._job and self._terminal:
-            print("\r\033[K", end="", file=self._stream, flush=True)
+        if self._job:
+            self._line.wipe()
 
     def _watch(self) -> None:
-        last_line = time.monotonic()
         while not self._stop.wait(_REDRAW_EVERY_S):
-            text = self._text(self._sum())
-            if text and self._terminal:
-                print(f"\r\033[K{text}", end="", file=self._stream, flush=True)
-            elif text and time.monotonic() - last_line > _LOG_LINE_EVERY_S:
-                last_line = time.monotonic()
-                print(text, file=self._stream, flush=True)
+            if text := self._text(self._sum()):
+                self._line.show(text)
 
     def _sum(self) -> dict[str, int]:
         with suppress(BlockingIOError):  # all that came is read
@@ -110,23 +176,9 @@ class ProgressLine:
                 total[name] = total.get(name, 0) + number
         return total
 
-    def _text(self, total: dict[str, int]) -> str:
-        planned, done = total.get("images_planned", 0), total.get("images", 0)
-        if not planned:
-            listed = total.get("images_listed", 0)
-            return f"listing: {listed:,} images" if listed else ""
-        now = time.monotonic()
-        if not self._start[0]:
-            self._start = (now, done)
-        seconds, since = now - self._start[0], done - self._start[1]
-        rate = since / seconds if seconds > 0 else 0.0
-        text = f"shards {total.get('shards', 0):,}/{total.get('shards_planned', 0):,} · images {done:,}/{planned:,}"
-        if since >= 10:
-            text += f" · {rate:,.0f} images/s · {_duration((planned - done) / rate)} left"
-        return text
 
-
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """`12 s`, `3 min 05 s`, `2 h 07 min`."""
     minutes, rest = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -62,6 +62,7 @@ class ShardWriter:
         self._class_ids = {label: number for number, label in enumerate(plan.classes)}
         self._target = storage.open_storage(config.output, config.io_deadline)
         self._state = JobState(config)
+        self._done = self._told = 0
 
     def write(self, split: str, index: int, refs: Iterable[ImageRef]) -> ShardResult:
         """Write one shard, unless it is finished already.
@@ -86,8 +87,15 @@ class ShardWriter:
             if self._repaired is not None or self._state.published_manifest(self._plan, after=error) is None:
                 raise
             result = ShardResult(kept=True)  # another job of this plan has written and published it
-        report(shards=1, images=result.images if result.kept else 0)
+        kept = result.images if result.kept else 0
+        self._done += kept
+        report(shards=1, images=kept)
         return result
+
+    def newly_done(self) -> int:
+        """How many images got a record or a reject since the last call; one thread may ask while another writes."""
+        before, self._told = self._told, self._done
+        return self._told - before
 
     def _finished(self, name: ShardName, sidecar: dict[str, Any] | None) -> ShardResult | None:
         """What an earlier attempt at this plan wrote, or None."""
@@ -141,6 +149,7 @@ class ShardWriter:
                         rejected.append({"path": one.ref.path, "reason": reject.reason, "detail": reject.detail})
                     else:
                         record_bytes.append(records.write(one.result.data))
+                    self._done += 1
                     report(images=1)
             result.bytes, result.crc32c = out.bytes, out.crc32c
             published = self._shards.get((name.split, name.index))

@@ -109,4 +109,6 @@ def prepare_output(plan: JobPlan, config: Config) -> JobPlan:
     at_once(lambda: prepare(plan), state.attempts.end_sampling)
     if not config.plan_only:
         report(now=True, shards_planned=plan.shards, images_planned=plan.images)
+        counter(elements.SHARDS_PLANNED).inc(plan.shards)
+        counter(elements.IMAGES_PLANNED).inc(plan.images)
     return plan

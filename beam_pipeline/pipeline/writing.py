@@ -27,6 +27,7 @@ from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import Page, ShardId, by_key, counter, grouped
 from beam_pipeline.planning.plan import JobPlan
 
+_COUNT_EVERY_S = 5.0  # a shard takes minutes, and those of a job may all be in work at once
 _AT_A_TIME = 2  # shards in work in a bundle, unless all is local: their threads would only take each other's time
 
 
@@ -60,7 +61,7 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
         self._repaired = repaired
 
     def start_bundle(self) -> None:
-        self._in_work: set[Future[tuple[ShardId, ShardResult, float]]] = set()
+        self._in_work: dict[Future[tuple[ShardId, ShardResult, float]], ShardWriter] = {}
         is_local = storage.is_local(self._config.input) and storage.is_local(self._config.output)
         self._most = 1 if is_local else _AT_A_TIME
         self._threads = ThreadPoolExecutor(self._most, "shard")
@@ -70,7 +71,7 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
         writer = ShardWriter(self._config, plan, self._repaired, self._stopped)
         with self._all_or_none():
             refs = list(chain.from_iterable(shard[1]))
-            self._in_work.add(self._threads.submit(_write, writer, shard[0], refs))
+            self._in_work[self._threads.submit(_write, writer, shard[0], refs)] = writer
             finished = [self._finish_one()] if len(self._in_work) == self._most else []
         yield from finished
 
@@ -93,8 +94,11 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
             raise
 
     def _finish_one(self) -> ShardId:
-        done = wait(self._in_work, return_when=FIRST_COMPLETED).done.pop()
-        self._in_work.remove(done)
+        while not (finished := wait(self._in_work, _COUNT_EVERY_S, FIRST_COMPLETED).done):
+            self._count_images()
+        self._count_images()
+        done = finished.pop()
+        del self._in_work[done]
         shard, result, seconds = done.result()
         if result.kept:
             counter(elements.SHARDS_KEPT).inc()
@@ -106,6 +110,10 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
             Metrics.distribution(elements.NAMESPACE, elements.SHARD_MSEC).update(int(seconds * 1000))
         counter(elements.IMAGES_REJECTED).inc(result.rejects.total())
         return shard
+
+    def _count_images(self) -> None:
+        """Count what was done since the last time: counters are of the bundle's thread, not of the shards'."""
+        counter(elements.IMAGES_DONE).inc(sum(writer.newly_done() for writer in self._in_work.values()))
 
 
 def _write(writer: ShardWriter, shard: ShardId, refs: list[ImageRef]) -> tuple[ShardId, ShardResult, float]:

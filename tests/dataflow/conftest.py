@@ -1,14 +1,16 @@
-"""The cloud of these tests."""
+"""What tests of Dataflow share: the cloud, and the API's stand-in, in one time zone."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.dataflow.api import FakeDataflow
 from tests.dataflow.cloud import Cloud, account_key
-from tests.servers import Gcs
+from tests.servers import Gcs, serving
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -23,3 +25,20 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def cloud(gcs: Gcs, key: Path, tmp_path_factory: pytest.TempPathFactory) -> Cloud:
     """Storage, and commands whose jobs are written to files."""
     return Cloud(gcs, tmp_path_factory.mktemp("cloud"), key)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _utc() -> Iterator[None]:
+    """The times of the API are told as the clock here shows them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.fixture
+def api() -> Iterator[FakeDataflow]:
+    """A Dataflow without jobs."""
+    with serving(FakeDataflow()) as server:
+        yield server

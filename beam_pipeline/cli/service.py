@@ -1,0 +1,172 @@
+"""What the Dataflow API is asked about jobs, by Google's client library (https://cloud.google.com/dataflow/docs/reference/rest)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import google.auth
+import requests
+from google.api_core.client_options import ClientOptions
+from google.api_core.exceptions import GoogleAPICallError
+from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import GoogleAuthError, TransportError
+from google.auth.impersonated_credentials import Credentials as ImpersonatedCredentials
+from google.cloud import dataflow_v1beta3 as api
+
+from beam_pipeline.errors import ImageShardsError, one_line
+
+_SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
+_TIMEOUT_S = 30.0
+_MOST_WORDS = 300  # of an answer that is a page of HTML
+_FIXES = {
+    401: "log in again: gcloud auth application-default login",
+    403: "give your account roles/dataflow.developer and enable the Dataflow API",
+    404: "check --project and --region",
+    409: "choose another --version or --job_name",
+    429: "wait for the project's quota",
+}
+
+
+class ServiceError(ImageShardsError):
+    """The Dataflow API refused a request, or couldn't be reached.
+
+    Args:
+        text: what is wrong, and the fix.
+        code: the HTTP status; 0 for none.
+    """
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def is_fleeting(self) -> bool:
+        """Whether the same request may be answered later."""
+        return self.code in (0, 408, 429) or self.code >= 500
+
+
+def explained(error: BaseException) -> ServiceError | None:
+    """An error of Google's client library in one line, or None if it is another error."""
+    if isinstance(error, GoogleAPICallError):
+        code = int(error.code or 0)
+        message = " ".join(str(error.message).split())
+        words = re.sub(r"^[A-Z]+ \S+: ", "", message)[:_MOST_WORDS]
+        if "/storage/v1/" in message.removesuffix(words):  # the package is staged there
+            return ServiceError(f"Cloud Storage answers {code} ({words})", code)
+        fix = f"; {_FIXES[code]}" if code in _FIXES else ""
+        return ServiceError(f"the Dataflow API answers {code} ({words}){fix}", code)
+    if isinstance(error, requests.RequestException | TransportError):
+        return ServiceError(f"Google's API can't be reached ({type(error).__name__})", 0)
+    if isinstance(error, GoogleAuthError):
+        words = one_line(error)[:_MOST_WORDS].rstrip(".")
+        return ServiceError(f"Google's credentials can't be used ({words}); {_FIXES[401]}", 401)
+    return None
+
+
+@contextmanager
+def _explaining() -> Iterator[None]:
+    try:
+        yield
+    except (GoogleAPICallError, GoogleAuthError, requests.RequestException) as error:
+        raise explained(error) or error from error
+
+
+class Message(NamedTuple):
+    """A warning or an error of a job."""
+
+    time: datetime
+    text: str
+    is_error: bool
+
+
+class Service:
+    """The jobs of one project and region. Every method raises `ServiceError`.
+
+    Args:
+        project, region: of Google Cloud.
+        endpoint: URL of the API.
+        anonymous: use no credentials.
+        impersonated: accounts divided by commas: the last one's rights, reached by the others; "" for one's own.
+    """
+
+    def __init__(
+        self, project: str, region: str, endpoint: str, anonymous: bool = False, impersonated: str = ""
+    ) -> None:
+        self._project, self._region = project, region
+        with _explaining():
+            # REST: Ctrl-C ends a request at once, and tests answer as the API does.
+            how: dict[str, Any] = {
+                "credentials": AnonymousCredentials() if anonymous else _credentials(impersonated),
+                "client_options": ClientOptions(api_endpoint=endpoint.strip().rstrip("/")),
+                "transport": "rest",
+            }
+            self._jobs = api.JobsV1Beta3Client(**how)
+            self._messages = api.MessagesV1Beta3Client(**how)
+            self._metrics = api.MetricsV1Beta3Client(**how)
+
+    def running(self, name: str) -> Any:
+        """The `api.Job` of a name that hasn't ended, or None; Dataflow runs one of a name at a time."""
+        request = {**self._place, "name": name, "filter": "ACTIVE"}
+        with _explaining():
+            for job in self._jobs.list_jobs(request, timeout=_TIMEOUT_S):
+                if job.name == name:  # what is listed is a summary, without labels
+                    return self.job(job.id, "JOB_VIEW_DESCRIPTION")
+        return None
+
+    def job(self, job_id: str, view: str = "JOB_VIEW_SUMMARY") -> Any:
+        """A job as an `api.Job`, whose times are datetimes."""
+        with _explaining():
+            return self._jobs.get_job({**self._place, "job_id": job_id, "view": view}, timeout=_TIMEOUT_S)
+
+    def messages(self, job_id: str, since: datetime | None) -> list[Message]:
+        """Warnings and errors of a job, the oldest first.
+
+        Args:
+            since: leave out older ones.
+        """
+        request = {**self._place, "job_id": job_id, "minimum_importance": "JOB_MESSAGE_WARNING", "start_time": since}
+        with _explaining():
+            found: list[Any] = list(self._messages.list_job_messages(request, timeout=_TIMEOUT_S))
+        error = api.JobMessageImportance.JOB_MESSAGE_ERROR
+        return [Message(one.time, one.message_text, one.message_importance == error) for one in found]
+
+    def counts(self, job_id: str) -> Counter[str]:
+        """A job's counters by name, summed over its steps: ours, and the service's such as `TotalVcpuTime`."""
+        with _explaining():
+            metrics = self._metrics.get_job_metrics({**self._place, "job_id": job_id}, timeout=_TIMEOUT_S).metrics
+        latest: dict[tuple[str, str, str], float] = {}
+        for one in metrics:
+            context = one.name.context
+            key = (one.name.name, context.get("namespace", ""), context.get("step", ""))
+            if isinstance(one.scalar, float):  # the tentative one has what is in work, too, but is not always there
+                latest[key] = max(one.scalar, latest.get(key, 0.0))
+        total: Counter[str] = Counter()
+        for (name, _, _), value in latest.items():
+            total[name] += int(value)
+        return total
+
+    def console(self, job_id: str) -> str:
+        """URL of a job's page."""
+        return f"https://console.cloud.google.com/dataflow/jobs/{self._region}/{job_id}?project={self._project}"
+
+    def cancel_command(self, job_id: str) -> str:
+        """What a user types to end a job."""
+        return f"gcloud dataflow jobs cancel {job_id} --region={self._region} --project={self._project}"
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"project_id": self._project, "location": self._region}
+
+
+def _credentials(impersonated: str) -> Any:
+    """The user's, or as Beam's `--impersonate_service_account` says."""
+    own, _ = google.auth.default(scopes=_SCOPES)
+    if not impersonated:
+        return own
+    *delegates, target = impersonated.split(",")
+    return ImpersonatedCredentials(own, target_principal=target, target_scopes=_SCOPES, delegates=delegates)

@@ -1,0 +1,76 @@
+"""A job on a cluster behind a job server, Beam's own in Python: its states and errors are told, each in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests import make
+from tests.servers import free_port
+
+TIME = re.compile(r"^\d\d:\d\d:\d\d ", re.MULTILINE)
+
+
+@contextmanager
+def serving(module: str, *arguments: str) -> Iterator[None]:
+    # A worker pool starts whatever `python` comes first.
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    program = [sys.executable, "-m", f"apache_beam.runners.{module}", *arguments]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(program, stdout=quiet, stderr=quiet, env={**os.environ, "PATH": path}) as server:
+        try:
+            yield
+        finally:
+            server.terminate()
+
+
+@pytest.fixture(scope="module")
+def flags() -> Iterator[list[str]]:
+    jobs, workers = free_port(), free_port()
+    with (
+        serving("portability.local_job_service_main", f"--job_port={jobs}"),
+        serving("worker.worker_pool_main", f"--service_port={workers}"),
+    ):
+        cluster = ["--runner=PortableRunner", f"--job_endpoint=localhost:{jobs}"]
+        yield [*cluster, "--environment_type=EXTERNAL", f"--environment_config=localhost:{workers}"]
+
+
+def test_states_are_told_as_the_job_server_says_them(flags: list[str], photos: Path, tmp_path: Path) -> None:
+    finished = make.job(photos, tmp_path, *flags)
+    assert finished.code == 0
+    assert finished.out.startswith("published ")
+    assert TIME.sub("", finished.err).splitlines() == ["stopped", "starting", "running", "done"]
+
+
+def test_a_worker_s_error_is_one_line(flags: list[str], photos: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "in"))
+    (folder / "ant" / "bad.jpg").write_bytes(b"bad")
+    finished = make.job(folder, tmp_path / "out", *flags, "--max_reject_fraction=0")
+    lines = TIME.sub("", finished.err).splitlines()
+    error = lines[-1]
+    assert error.startswith("error: 1 of 41 images rejected, --max_reject_fraction is 0: the first is 'ant/bad.jpg'")
+    assert (finished.code, lines) == (1, ["stopped", "starting", "running", error, "failed", error])
+
+
+def test_ctrl_c_says_that_the_job_may_run_on(flags: list[str], photos: Path, tmp_path: Path) -> None:
+    command = ["--input", str(photos), "--output", str(tmp_path), "--name", "photos", *flags]
+    program = [sys.executable, "-m", "beam_pipeline", *command]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.endswith(" running\n"):
+                process.send_signal(signal.SIGINT)
+                break
+        assert process.stderr.read() == (
+            "error: interrupted; a job on a cluster runs on until it is cancelled there; the same command resumes\n"
+        )
+        assert process.wait(timeout=60) == 1
