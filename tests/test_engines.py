@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,26 +26,28 @@ def test_a_killed_job_had_finished_some_shards_and_comes_out_the_same_as_a_whole
     images: Path, tmp_path: Path
 ) -> None:
     whole = jobs.run_job(command.ONE_PROCESS, str(images), str(tmp_path / "whole"), tmp_path)
-    assert (whole.failure, whole.records, whole.killed_after, len(whole.hash)) == ("", 240, 0, 64)
-    killed = jobs.run_job(command.ONE_PROCESS, str(images), str(tmp_path / "killed"), tmp_path, killed=True)
+    assert (whole.failure, whole.records, whole.kept, len(whole.hash)) == ("", 240, 0, 64)
+    killed = jobs.run_job(command.ONE_PROCESS, str(images), str(tmp_path / "killed"), tmp_path, jobs.KILLED)
     assert (killed.failure, killed.records, killed.hash) == ("", 240, whole.hash)
-    assert 0 < killed.killed_after <= jobs.SHARDS
+    assert 0 < killed.kept <= jobs.SHARDS
 
 
-@pytest.mark.parametrize(("killed", "said"), [(False, "exit 2: error: --input "), (True, "ended with 2 before it ")])
-def test_a_failed_job_is_told_in_one_line_with_its_log(killed: bool, said: str, tmp_path: Path) -> None:
-    outcome = jobs.run_job(command.ONE_PROCESS, str(tmp_path / "no"), str(tmp_path / "out"), tmp_path, killed)
+@pytest.mark.parametrize(
+    ("fault", "said"), [("", "exit 2: error: --input "), (jobs.KILLED, "ended with 2 before its ")]
+)
+def test_a_failed_job_is_told_in_one_line_with_its_log(fault: str, said: str, tmp_path: Path) -> None:
+    outcome = jobs.run_job(command.ONE_PROCESS, str(tmp_path / "no"), str(tmp_path / "out"), tmp_path, fault)
     assert outcome.failure.startswith(said)
-    assert f"{tmp_path}/{'killed' if killed else 'job'}.log" in outcome.failure
+    assert f"{tmp_path}/{'fault' if fault else 'job'}.log" in outcome.failure
     assert "\n" not in outcome.failure
 
 
 def _engine(outcome: jobs.Outcome | pieces.Missing) -> jobs.Engine:
     @contextmanager
-    def start(logs: Path) -> Iterator[Sequence[str]]:
+    def start(logs: Path) -> Iterator[jobs.Running]:
         if isinstance(outcome, pieces.Missing):
             raise outcome
-        yield ()
+        yield jobs.Running(())
 
     return jobs.Engine("engine", start)
 

@@ -1,30 +1,67 @@
-"""Flink on this machine: Beam's job server with Flink inside, and an external pool of Python workers.
+"""Flink: Beam's job server with Flink inside, or in front of a cluster; and external pools of Python workers.
 
-On a cluster the same two programs run: a job server in front of Flink's master, a worker pool beside each task manager.
+A user's cluster runs the same programs: a job server in front of Flink's job manager, and on each task manager's
+machine a worker pool, which the task manager finds on its own localhost.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from tests.servers import free_port
 from tools.engines import pieces, processes
+from tools.engines.jobs import CANCELLED, ONE_KILLED, Running
+from tools.engines.machines import two_machines
 
 # Flink serializes by reflection, which Java 17 forbids for its own packages unless they are named.
 _OPENED = (
     *("java.lang", "java.lang.reflect", "java.util", "java.util.concurrent", "java.util.concurrent.atomic"),
     *("java.net", "java.io", "java.nio", "sun.nio.ch", "java.time", "java.text"),
 )
+_TASK_MANAGERS = 2
+_SLOTS = 2  # of a task manager: one is enough for a job of two, as when the other has died
+# What a cluster's own start scripts would compute of the task managers' memory comes first.
+_CLUSTER = """\
+taskmanager.cpu.cores: {slots}
+taskmanager.memory.framework.heap.size: 128m
+taskmanager.memory.framework.off-heap.size: 128m
+taskmanager.memory.task.heap.size: 256m
+taskmanager.memory.task.off-heap.size: 0m
+taskmanager.memory.managed.size: 128m
+taskmanager.memory.network.min: 256m
+taskmanager.memory.network.max: 256m
+taskmanager.memory.jvm-metaspace.size: 256m
+taskmanager.memory.jvm-overhead.min: 192m
+taskmanager.memory.jvm-overhead.max: 192m
+jobmanager.memory.process.size: 1g
+jobmanager.rpc.address: {address}
+rest.address: {address}
+rest.port: {port}
+io.tmp.dirs: {folder}
+taskmanager.numberOfTaskSlots: {slots}
+# Else one task manager gets all tasks that fit it.
+taskmanager.load-balance.mode: SLOTS
+# Without a strategy nothing is tried again; a delay must outlast the detection of a dead task manager.
+restart-strategy.type: fixed-delay
+restart-strategy.fixed-delay.attempts: 3
+restart-strategy.fixed-delay.delay: 6 s
+heartbeat.interval: 1000
+heartbeat.timeout: 5000
+"""
 
 
 @contextmanager
-def flink(workers: int, logs: Path) -> Iterator[Sequence[str]]:
-    """Run a job server and a worker pool; yields the flags of a job for them, kills both at the end.
+def flink(workers: int, logs: Path) -> Iterator[Running]:
+    """Run a job server with Flink inside and a worker pool; kills both at the end.
 
     Args:
         workers: Flink's parallelism, and the Python processes.
@@ -34,46 +71,98 @@ def flink(workers: int, logs: Path) -> Iterator[Sequence[str]]:
         Missing: a piece isn't here.
         RuntimeError: one of them doesn't come up.
     """
-    class_path = pieces.flink_class_path()
-    job_port, worker_port = free_port(), free_port()
-    log, pool_log = logs / "flink_job_server.log", logs / "flink_worker_pool.log"
-    servers: list[subprocess.Popen[bytes]] = []
-    try:
-        servers.append(processes.start(_job_server(class_path, job_port, logs / "artifacts"), log))
-        servers.append(processes.start(_worker_pool(worker_port), pool_log, _python_first()))
-        processes.wait_until_up(servers[0], job_port, log)
-        processes.wait_until_up(servers[1], worker_port, pool_log)
-        yield (
-            "--runner=PortableRunner",
-            f"--job_endpoint=localhost:{job_port}",
-            "--environment_type=EXTERNAL",
-            f"--environment_config=localhost:{worker_port}",
-            # Flink runs stage after stage: without it each one starts workers of its own, 3 s each.
-            "--environment_cache_millis=20000",
-            f"--parallelism={workers}",
-            f"--sdk_worker_parallelism={workers}",
-        )
-    finally:
-        for server in reversed(servers):
-            processes.kill(server)
+    with ExitStack() as stack:
+        pool_port = free_port()
+        _start_pool(stack, pool_port, logs)
+        yield Running((*_start_job_server(stack, "[local]", pool_port, logs), *_parallelism(workers, each=workers)))
 
 
-def _job_server(class_path: str, port: int, artifacts: Path) -> list[str]:
-    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
+@contextmanager
+def flink_cluster(logs: Path) -> Iterator[Running]:
+    """Run a cluster of a job manager and two task managers on two machines, each with a worker pool; kills all.
+
+    Raises:
+        Missing: a piece isn't here.
+        RuntimeError: one of them doesn't come up.
+    """
+    machines = two_machines()
+    with ExitStack() as stack:
+        pool_port, port = free_port(), free_port()
+        rest = f"http://{machines.here}:{port}"
+        logs.mkdir(parents=True, exist_ok=True)
+        configuration = _CLUSTER.format(address=machines.here, port=port, folder=logs / "flink", slots=_SLOTS)
+        (logs / "config.yaml").write_text(configuration)
+        _start_java(stack, _MASTER, ["--configDir", str(logs)], logs / "job_manager.log")
+        task_managers = []
+        for number, address in enumerate((machines.here, machines.there), 1):
+            on_machine = machines.on_second if address == machines.there else ()
+            _start_pool(stack, pool_port, logs / f"machine_{number}", on_machine)
+            options = ["--configDir", str(logs), f"-Dtaskmanager.host={address}"]
+            log = logs / f"machine_{number}" / "task_manager.log"
+            task_managers.append(_start_java(stack, _TASK_MANAGER, options, log, on_machine))
+        _wait_for_task_managers(rest, logs)
+        flags = _start_job_server(stack, f"{machines.here}:{port}", pool_port, logs)
+        faults = {ONE_KILLED: lambda: processes.kill(task_managers[-1]), CANCELLED: lambda: _cancel(rest)}
+        yield Running((*flags, *_parallelism(_TASK_MANAGERS, each=1)), faults)
+
+
+_MASTER = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
+_TASK_MANAGER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
+_JOB_SERVER = "org.apache.beam.runners.flink.FlinkJobServerDriver"
+
+
+def _parallelism(tasks: int, each: int) -> list[str]:
+    """Flags for so many tasks at a time; `each` of Flink's task managers starts so many Python processes."""
+    return [f"--parallelism={tasks}", f"--sdk_worker_parallelism={each}"]
+
+
+def _start_job_server(stack: ExitStack, master: str, pool_port: int, logs: Path) -> list[str]:
+    """Start it and wait until it is up; returns a job's flags for it and for the workers' pools."""
+    port, log = free_port(), logs / "flink_job_server.log"
     options = [
-        "--flink-master=[local]",
+        f"--flink-master={master}",
         f"--job-port={port}",
         f"--artifact-port={free_port()}",
         f"--expansion-port={free_port()}",
-        f"--artifacts-dir={artifacts}",
+        f"--artifacts-dir={logs / 'artifacts'}",
     ]
+    server = _start_java(stack, _JOB_SERVER, options, log)
+    processes.wait_until_up(server, port, log)
+    return [
+        "--runner=PortableRunner",
+        f"--job_endpoint=localhost:{port}",
+        "--environment_type=EXTERNAL",
+        f"--environment_config=localhost:{pool_port}",
+        # Flink runs stage after stage: without it each one starts workers of its own, 3 s each.
+        "--environment_cache_millis=20000",
+    ]
+
+
+def _start_java(
+    stack: ExitStack, main: str, options: Sequence[str], log: Path, on_machine: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    """Start one of Flink's programs; the class path of Beam's job server holds them all."""
+    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
     # Without the limit Java takes a quarter of the machine's memory.
-    java = ["java", "-Xmx1g", *opened, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", class_path]
-    return [*java, "org.apache.beam.runners.flink.FlinkJobServerDriver", *options]
+    java = [
+        "java",
+        "-Xmx1g",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+        *opened,
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    ]
+    command = [*on_machine, *java, "-cp", pieces.flink_class_path(), main, *options]
+    return stack.enter_context(processes.running(command, log))
 
 
-def _worker_pool(port: int) -> list[str]:
-    return [sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={port}"]
+def _start_pool(stack: ExitStack, port: int, logs: Path, on_machine: Sequence[str] = ()) -> None:
+    """Start a worker pool."""
+    pool = [sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={port}"]
+    log = logs / "flink_worker_pool.log"
+    process = stack.enter_context(processes.running([*on_machine, *pool], log, _python_first()))
+    if not on_machine:
+        processes.wait_until_up(process, port, log)
 
 
 def _python_first() -> dict[str, str]:
@@ -81,3 +170,25 @@ def _python_first() -> dict[str, str]:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     python_path = os.pathsep.join(filter(None, (str(processes.ROOT), os.environ.get("PYTHONPATH", ""))))
     return {"PATH": path, "PYTHONPATH": python_path}
+
+
+def _wait_for_task_managers(rest: str, logs: Path, deadline_s: float = 60) -> None:
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        with suppress(OSError):
+            if len(_ask(f"{rest}/taskmanagers")["taskmanagers"]) == _TASK_MANAGERS:
+                return
+        time.sleep(0.2)
+    raise RuntimeError(f"the Flink cluster isn't up after {deadline_s:.0f} s: see {logs}")
+
+
+def _cancel(rest: str) -> None:
+    """Cancel the job that runs, as Flink's web page does."""
+    for job in _ask(f"{rest}/jobs/overview")["jobs"]:
+        if job["state"] == "RUNNING":
+            _ask(f"{rest}/jobs/{job['jid']}?mode=cancel", "PATCH")
+
+
+def _ask(url: str, method: str = "GET") -> Any:
+    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10) as answer:
+        return json.load(answer)
