@@ -27,10 +27,13 @@ _OPENED = (
     *("java.lang", "java.lang.reflect", "java.util", "java.util.concurrent", "java.util.concurrent.atomic"),
     *("java.net", "java.io", "java.nio", "sun.nio.ch", "java.time", "java.text"),
 )
+_MASTER = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
+_TASK_MANAGER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
+_JOB_SERVER = "org.apache.beam.runners.flink.FlinkJobServerDriver"
 _TASK_MANAGERS = 2
 _SLOTS = 2  # of a task manager: one is enough for a job of two, as when the other has died
-# What a cluster's own start scripts would compute of the task managers' memory comes first.
-_CLUSTER = """\
+#: What a cluster's own start scripts would compute of the task managers' memory comes first.
+CLUSTER = """\
 taskmanager.cpu.cores: {slots}
 taskmanager.memory.framework.heap.size: 128m
 taskmanager.memory.framework.off-heap.size: 128m
@@ -74,7 +77,7 @@ def flink(workers: int, logs: Path) -> Iterator[Running]:
     with ExitStack() as stack:
         pool_port = free_port()
         _start_pool(stack, pool_port, logs)
-        yield Running((*_start_job_server(stack, "[local]", pool_port, logs), *_parallelism(workers, each=workers)))
+        yield Running(job_flags(_start_job_server(stack, "[local]", logs), pool_port, workers, workers))
 
 
 @contextmanager
@@ -90,7 +93,7 @@ def flink_cluster(logs: Path) -> Iterator[Running]:
         pool_port, port = free_port(), free_port()
         rest = f"http://{machines.here}:{port}"
         logs.mkdir(parents=True, exist_ok=True)
-        configuration = _CLUSTER.format(address=machines.here, port=port, folder=logs / "flink", slots=_SLOTS)
+        configuration = CLUSTER.format(address=machines.here, port=port, folder=logs / "flink", slots=_SLOTS)
         (logs / "config.yaml").write_text(configuration)
         _start_java(stack, _MASTER, ["--configDir", str(logs)], logs / "job_manager.log")
         task_managers = []
@@ -101,23 +104,33 @@ def flink_cluster(logs: Path) -> Iterator[Running]:
             log = logs / f"machine_{number}" / "task_manager.log"
             task_managers.append(_start_java(stack, _TASK_MANAGER, options, log, on_machine))
         _wait_for_task_managers(rest, logs)
-        flags = _start_job_server(stack, f"{machines.here}:{port}", pool_port, logs)
+        job_port = _start_job_server(stack, f"{machines.here}:{port}", logs)
         faults = {ONE_KILLED: lambda: processes.kill(task_managers[-1]), CANCELLED: lambda: _cancel(rest)}
-        yield Running((*flags, *_parallelism(_TASK_MANAGERS, each=1)), faults)
+        yield Running(job_flags(job_port, pool_port, _TASK_MANAGERS, 1), faults)
 
 
-_MASTER = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
-_TASK_MANAGER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
-_JOB_SERVER = "org.apache.beam.runners.flink.FlinkJobServerDriver"
+def job_flags(job_port: int, pool_port: int, tasks: int, processes_each: int) -> list[str]:
+    """A job's flags for a job server and pools of workers on this machine.
+
+    Args:
+        job_port, pool_port: which both listen on.
+        tasks: Flink's at a time, over all task managers.
+        processes_each: Python processes that each task manager starts.
+    """
+    return [
+        "--runner=PortableRunner",
+        f"--job_endpoint=localhost:{job_port}",
+        "--environment_type=EXTERNAL",
+        f"--environment_config=localhost:{pool_port}",
+        # Flink runs stage after stage: without it each one starts workers of its own, 3 s each.
+        "--environment_cache_millis=20000",
+        f"--parallelism={tasks}",
+        f"--sdk_worker_parallelism={processes_each}",
+    ]
 
 
-def _parallelism(tasks: int, each: int) -> list[str]:
-    """Flags for so many tasks at a time; `each` of Flink's task managers starts so many Python processes."""
-    return [f"--parallelism={tasks}", f"--sdk_worker_parallelism={each}"]
-
-
-def _start_job_server(stack: ExitStack, master: str, pool_port: int, logs: Path) -> list[str]:
-    """Start it and wait until it is up; returns a job's flags for it and for the workers' pools."""
+def _start_job_server(stack: ExitStack, master: str, logs: Path) -> int:
+    """Start it and wait until it is up; returns its port."""
     port, log = free_port(), logs / "flink_job_server.log"
     options = [
         f"--flink-master={master}",
@@ -128,14 +141,7 @@ def _start_job_server(stack: ExitStack, master: str, pool_port: int, logs: Path)
     ]
     server = _start_java(stack, _JOB_SERVER, options, log)
     processes.wait_until_up(server, port, log)
-    return [
-        "--runner=PortableRunner",
-        f"--job_endpoint=localhost:{port}",
-        "--environment_type=EXTERNAL",
-        f"--environment_config=localhost:{pool_port}",
-        # Flink runs stage after stage: without it each one starts workers of its own, 3 s each.
-        "--environment_cache_millis=20000",
-    ]
+    return port
 
 
 def _start_java(
@@ -143,16 +149,10 @@ def _start_java(
 ) -> subprocess.Popen[bytes]:
     """Start one of Flink's programs; the class path of Beam's job server holds them all."""
     opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
-    # Without the limit Java takes a quarter of the machine's memory.
-    java = [
-        "java",
-        "-Xmx1g",
-        "-XX:TieredStopAtLevel=1",
-        "-XX:+UseSerialGC",
-        *opened,
-        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-    ]
-    command = [*on_machine, *java, "-cp", pieces.flink_class_path(), main, *options]
+    # Else Java takes a quarter of the machine's memory, and for a run as short as this a third more CPU.
+    java = ["java", "-Xmx1g", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *opened]
+    logging = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+    command = [*on_machine, *java, logging, "-cp", pieces.flink_class_path(), main, *options]
     return stack.enter_context(processes.running(command, log))
 
 

@@ -1,0 +1,85 @@
+"""What docs/dataflow.md says of commands, steps and counters is what there is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.pipeline import PipelineVisitor
+
+from beam_pipeline.cli.main import parse
+from beam_pipeline.config import Config
+from beam_pipeline.pipeline import elements, graph
+from tools.engines import flink
+
+TEXT = (Path(__file__).parents[1] / "docs/dataflow.md").read_text()
+SHOWN = [
+    line.partition("imageshards write ")[2]
+    for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.startswith("imageshards write ")
+]
+
+
+def _section(title: str) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE)
+    assert found, title
+    return found[1]
+
+
+@pytest.mark.parametrize("arguments", SHOWN)
+def test_a_command_of_the_document_is_read(arguments: str) -> None:
+    config, options = parse(shlex.split(arguments, comments=True))
+    assert config.output.startswith("gs://") and options
+
+
+def test_the_document_shows_a_command_for_each_engine() -> None:
+    assert sum("DataflowRunner" in one for one in SHOWN) >= 2
+    assert sum("PortableRunner" in one for one in SHOWN) >= 1
+
+
+class _Steps(PipelineVisitor):
+    """Labels of the steps at the top, in order."""
+
+    def __init__(self) -> None:
+        self.top: list[str] = []
+
+    def enter_composite_transform(self, node) -> None:
+        self.visit_transform(node)
+
+    def visit_transform(self, node) -> None:
+        if node.full_label and "/" not in node.full_label:
+            self.top.append(node.full_label)
+
+
+def test_the_table_of_steps_is_the_graph_of_the_job() -> None:
+    pipeline = beam.Pipeline(options=PipelineOptions([]))
+    graph.build(pipeline, Config(input="in", output="out", name="photos", duplicates="report"), {})
+    steps = _Steps()
+    pipeline.visit(steps)
+    described = re.findall(r"^\| `(\w+)` \|", _section("Reading the job's page"), re.MULTILINE)
+    assert described == steps.top
+
+
+def test_the_counters_that_are_explained_are_counted() -> None:
+    explained = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", _section("Reading the job's page")))
+    assert len(explained) > 3
+    assert explained - {value for value in vars(elements).values() if isinstance(value, str)} == set()
+
+
+def test_the_recipe_for_flink_has_the_flags_that_make_engines_uses() -> None:
+    (command,) = (one for one in SHOWN if one in _section("Your own Flink cluster").replace("\\\n", " "))
+    flags = [flag for flag in shlex.split(command) if flag.split("=")[0] not in ("--input", "--output", "--name")]
+    given = [flag for flag in flags if flag.startswith("--")]
+    assert given == flink.job_flags(8099, 50000, tasks=8, processes_each=4)
+
+
+def test_the_recipe_for_flink_configures_what_the_cluster_of_make_engines_does() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    keys = re.findall(r"^([\w.-]+):", shown, re.MULTILINE)
+    assert len(keys) > 3
+    assert [key for key in keys if f"\n{key}: " not in flink.CLUSTER] == []
