@@ -14,7 +14,7 @@ from apache_beam.pipeline import PipelineVisitor
 from beam_pipeline.cli.main import parse
 from beam_pipeline.config import Config
 from beam_pipeline.pipeline import elements, graph
-from tools.engines import flink
+from tools.engines import cluster, portable
 
 TEXT = (Path(__file__).parents[1] / "docs/dataflow.md").read_text()
 SHOWN = [
@@ -75,11 +75,11 @@ def test_the_recipe_for_flink_has_the_flags_that_make_engines_uses() -> None:
     (command,) = (one for one in SHOWN if one in _section("Your own Flink cluster").replace("\\\n", " "))
     flags = [flag for flag in shlex.split(command) if flag.split("=")[0] not in ("--input", "--output", "--name")]
     given = [flag for flag in flags if flag.startswith("--")]
-    assert given == flink.job_flags(8099, 50000, tasks=8, processes_each=4)
+    assert given == portable.job_flags(8099, 50000, tasks=8, processes_each=4)
 
 
 def test_the_recipe_for_flink_configures_what_the_cluster_of_make_engines_does() -> None:
     (shown,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
     keys = re.findall(r"^([\w.-]+):", shown, re.MULTILINE)
     assert len(keys) > 3
-    assert [key for key in keys if f"\n{key}: " not in flink.CLUSTER] == []
+    assert [key for key in keys if f"\n{key}: " not in cluster.CLUSTER] == []

@@ -95,7 +95,7 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(
     with pytest.raises(pieces.Missing, match=r"golang-go\); it runs go install github.com/apache/beam") as no_go:
         pieces.prism()
     with pytest.raises(pieces.Missing, match=r"install java and mvn \(Debian: apt-get install openjdk") as no_java:
-        pieces.flink_class_path()
+        pieces.class_path(pieces.FLINK)
     assert not no_go.value.refused and not no_java.value.refused
 
 

@@ -15,12 +15,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from beam_pipeline import sample_data
 from tests import servers
-from tools.engines import jobs, pieces, processes
-from tools.engines.flink import flink, flink_cluster
+from tools.engines import jobs, pieces, portable, processes
+from tools.engines.cluster import flink_cluster
 from tools.engines.machines import two_machines
 
 WORK = processes.ROOT / "build" / "engines"
@@ -41,9 +42,14 @@ TWO_PROCESSES = jobs.Engine(
 )
 DIRECT = jobs.Engine("DirectRunner", lambda logs: _always("--runner=DirectRunner"))
 PRISM = jobs.Engine("Prism", lambda logs: _always("--runner=PrismRunner", f"--prism_location={pieces.prism()}"))
-FLINK = jobs.Engine("Flink, 1 external worker", lambda logs: flink(1, logs))
-FLINK_TWO = jobs.Engine("Flink, 2 external workers", lambda logs: flink(2, logs))
+FLINK, FLINK_TWO = (
+    jobs.Engine(name, lambda logs, workers=workers: portable.in_job_server(portable.FLINK, "[local]", workers, logs))
+    for workers, name in enumerate(("Flink, 1 external worker", "Flink, 2 external workers"), 1)
+)
 CLUSTER = jobs.Engine("Flink, 2 task managers", flink_cluster)
+SPARK = jobs.Engine(
+    "Spark, 2 external workers", lambda logs: portable.in_job_server(portable.SPARK, "local[2]", 2, logs)
+)
 
 
 class Row(NamedTuple):
@@ -56,12 +62,11 @@ class Row(NamedTuple):
 
 
 MATRIX = (
-    *(Row(engine) for engine in (ONE_PROCESS, FOUR_THREADS, TWO_PROCESSES, DIRECT, PRISM, FLINK)),
+    *(Row(engine) for engine in (ONE_PROCESS, FOUR_THREADS, TWO_PROCESSES, DIRECT, PRISM, FLINK, SPARK)),
     *(Row(engine, jobs.KILLED) for engine in (ONE_PROCESS, TWO_PROCESSES, PRISM, FLINK_TWO)),
     Row(ONE_PROCESS, source="gs", target="gs"),
     Row(PRISM, source="local", target="gs"),
     Row(TWO_PROCESSES, jobs.KILLED, source="gs", target="gs"),
-    Row(FLINK_TWO, source="gs", target="local"),
     *(Row(CLUSTER, fault, source="gs", target="gs") for fault in (jobs.ONE_KILLED, jobs.CANCELLED)),
 )
 
@@ -82,16 +87,17 @@ def main(arguments: Sequence[str] | None = None, matrix: Sequence[Row] = MATRIX)
     flags = parser.parse_args(arguments)
     processes.exit_on_signals()
     started = time.monotonic()
-    sample_data.draw_folder(WORK / "images", images=flags.images, classes=5, broken=2)
-    with _places() as places:
+    folder = WORK / f"images-{flags.images}"
+    sample_data.draw_folder(folder, images=flags.images, classes=5, broken=2)
+    with _places(folder) as places:
         rows = [row for row in matrix if row is matrix[0] or flags.only in row.engine.name]
         return _run(rows, places, started, flags.shards)
 
 
 @contextmanager
-def _places() -> Iterator[Places]:
-    """The local folders and, where fake-gcs-server is installed, a bucket with the same images."""
-    images, outputs = {"local": str(WORK / "images")}, {"local": str(WORK)}
+def _places(folder: Path) -> Iterator[Places]:
+    """The local folders and, if fake-gcs-server is installed, a bucket with the same images."""
+    images, outputs = {"local": str(folder)}, {"local": str(WORK)}
     if servers.fake_gcs_binary() is None:
         yield Places(images, outputs)
         return
@@ -101,7 +107,7 @@ def _places() -> Iterator[Places]:
     with servers.fake_gcs(_GCS_LOG, host=host) as url:
         os.environ["STORAGE_EMULATOR_HOST"] = url
         gcs = servers.Gcs(url)
-        gcs.put_folder(gcs.new_bucket(_BUCKET), "images", WORK / "images")
+        gcs.put_folder(gcs.new_bucket(_BUCKET), "images", folder)
         images["gs"], outputs["gs"] = f"gs://{_BUCKET}/images", f"gs://{_BUCKET}"
         yield Places(images, outputs)
 

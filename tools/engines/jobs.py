@@ -15,14 +15,13 @@ from beam_pipeline import schema, storage
 from tools.engines import processes
 
 SHARDS = 12
-# Faults: what is done to a job when some of its shards are finished.
+# Faults: what is done to a job when a quarter of its shards is finished.
 KILLED = "killed"  # all processes of it and of its engine; then the same command
 ONE_KILLED = "one killed"  # a part of its engine, which recovers by itself
 CANCELLED = "cancelled"  # by its engine; then the same command
 _JOB = ("--name=sample", "--splits=train=0.8,validation=0.2", "--image_size=96")
 _DATASET = "sample/1.0.0"
 _STATE = f"sample/{schema.STATE_FOLDER}"
-_FAULT_AFTER_SHARDS = 2
 _POLL_S = 0.005
 _JOB_DEADLINE_S = 300.0
 
@@ -92,37 +91,46 @@ def run_job(engine: Engine, images: str, output: str, logs: Path, fault: str = "
     validation = shards // 4
     command = [sys.executable, "-m", "beam_pipeline", f"--input={images}", f"--output={output}", *_JOB]
     command += [f"--num_shards=train={shards - validation},validation={validation}"]
-    started, finished = time.monotonic(), dict[str, str]()
-    log, faulty_log = logs / "job.log", logs / "fault.log"
+    started = time.monotonic()
     try:
-        if fault == KILLED:
-            with engine.start(logs) as running:
-                processes.kill(_start_to_the_middle([*command, *running.flags], output, faulty_log))
-            finished = _finished(output, faulty_log)
-        with engine.start(logs) as running:
-            whole = [*command, *running.flags]
-            if fault == CANCELLED:
-                job = _start_to_the_middle(whole, output, faulty_log)
-                running.faults[fault]()
-                _finish(job, 1, faulty_log)
-                finished = _finished(output, faulty_log)
-            if fault == ONE_KILLED:
-                job = _start_to_the_middle(whole, output, log)
-                running.faults[fault]()
-                finished = _finished(output, log)
-            else:
-                job = processes.start(whole, log)
-            _finish(job, 0, log)
+        kept = _run(engine, command, output, logs, fault, max(2, shards // 4))
         seconds = time.monotonic() - started
         if left := _files(f"{output}/{_STATE}"):
             raise Failed(f"{next(iter(left))} and {len(left) - 1} more are left in {_STATE}")
         written = _files(f"{output}/{_DATASET}")
-        if again := [path for path in finished if written[path] != finished[path]]:
+        if again := [path for path in kept if written.get(path) != kept[path]]:
             raise Failed(f"{again[0]} and {len(again) - 1} more were finished and are written again")
         records = json.loads(store.read(storage.join(output, f"{_DATASET}/{schema.MANIFEST_FILE}")))["records"]
-        return Outcome(seconds, records, dataset_hash(storage.join(output, _DATASET)), len(finished))
+        return Outcome(seconds, records, dataset_hash(storage.join(output, _DATASET)), len(kept))
     except (Failed, RuntimeError) as error:
         return Outcome(time.monotonic() - started, failure=str(error))
+
+
+def _run(
+    engine: Engine, command: Sequence[str], output: str, logs: Path, fault: str, shards_before: int
+) -> dict[str, str]:
+    """Run the job to its end, with a fault after so many shards; returns what was finished after the fault."""
+    log, faulty_log = logs / "job.log", logs / "fault.log"
+    finished: dict[str, str] = {}
+    if fault == KILLED:
+        with engine.start(logs) as running:
+            processes.kill(_start_to_the_middle([*command, *running.flags], output, faulty_log, shards_before))
+        finished = _finished(output, faulty_log)
+    with engine.start(logs) as running:
+        full = [*command, *running.flags]
+        if fault == CANCELLED:
+            job = _start_to_the_middle(full, output, faulty_log, shards_before)
+            running.faults[fault]()
+            _finish(job, 1, faulty_log)
+            finished = _finished(output, faulty_log)
+        if fault == ONE_KILLED:
+            job = _start_to_the_middle(full, output, log, shards_before)
+            running.faults[fault]()
+            finished = _finished(output, log)
+        else:
+            job = processes.start(full, log)
+        _finish(job, 0, log)
+    return finished
 
 
 def dataset_hash(url: str) -> str:
@@ -151,10 +159,10 @@ def _finish(job: subprocess.Popen[bytes], expected: int, log: Path) -> None:
         raise Failed(f"exit {code}: {last} (all of it: {log})")
 
 
-def _start_to_the_middle(command: Sequence[str], output: str, log: Path) -> subprocess.Popen[bytes]:
-    """Start a job and wait until some of its shards are finished."""
+def _start_to_the_middle(command: Sequence[str], output: str, log: Path, shards: int) -> subprocess.Popen[bytes]:
+    """Start a job and wait until so many of its shards are finished."""
     job = processes.start(command, log)
-    while len(_sidecars(output)) < _FAULT_AFTER_SHARDS:
+    while len(_sidecars(output)) < shards:
         if job.poll() is not None:
             processes.kill(job)
             raise Failed(f"ended with {job.returncode} before its fault (what it said: {log})")
