@@ -14,6 +14,7 @@ import pytest
 from beam_pipeline import sample_data
 from tools.engines import __main__ as command
 from tools.engines import jobs, pieces, processes
+from tools.engines.machines import two_machines
 
 
 @pytest.fixture
@@ -96,7 +97,39 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(
         pieces.prism()
     with pytest.raises(pieces.Missing, match=r"install java and mvn \(Debian: apt-get install openjdk") as no_java:
         pieces.class_path(pieces.FLINK)
-    assert not no_go.value.refused and not no_java.value.refused
+    two_machines.cache_clear()
+    with pytest.raises(
+        pieces.Missing, match=r"run it as root on Linux with ip \(Debian: apt-get install iproute2\)"
+    ) as no_ip:
+        two_machines()
+    assert not any(missing.value.refused for missing in (no_go, no_java, no_ip))
+
+
+_SECOND_MACHINE = """
+import socket, subprocess, sys
+from tools.engines import machines, pieces
+try:
+    pair = machines.two_machines()
+except pieces.Missing as error:
+    print("missing", error)
+    sys.exit()
+with socket.create_server((pair.here, 0)) as listener:
+    call = f"import socket; print(socket.create_connection({listener.getsockname()[:2]}, 5).getsockname()[0])"
+    called = subprocess.run([*pair.on_second, sys.executable, "-c", call], capture_output=True, text=True)
+print(called.stdout.strip() == pair.there, pair.on_second[-1])
+"""
+
+
+def test_the_second_machine_reaches_this_one_and_is_gone_at_the_end() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SECOND_MACHINE], cwd=processes.ROOT, capture_output=True, text=True, check=True
+    )
+    reached, name = done.stdout.split(maxsplit=1)
+    if reached == "missing":
+        pytest.skip(name)
+    assert reached == "True"
+    assert not Path("/run/netns", name.strip()).exists()
+    assert not Path("/sys/class/net", name.strip()).exists()
 
 
 def _runs(process_id: int) -> bool:
