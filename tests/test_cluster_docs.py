@@ -16,7 +16,8 @@ from beam_pipeline.config import Config
 from beam_pipeline.pipeline import elements, graph
 from tools.engines import cluster, portable
 
-TEXT = (Path(__file__).parents[1] / "docs/dataflow.md").read_text()
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs/dataflow.md").read_text()
 SHOWN = [
     line.partition("imageshards write ")[2]
     for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
@@ -69,6 +70,15 @@ def test_the_counters_that_are_explained_are_counted() -> None:
     explained = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", _section("Reading the job's page")))
     assert len(explained) > 3
     assert explained - {value for value in vars(elements).values() if isinstance(value, str)} == set()
+
+
+def test_the_messages_that_are_explained_are_in_the_code() -> None:
+    cells = re.findall(r"^\| `([^|]*)` \|", _section("When it fails").partition("| Dataflow says |")[0], re.MULTILINE)
+    code = "".join(path.read_text() for path in (ROOT / "beam_pipeline").rglob("*.py"))
+    text = re.sub(r"\{[^{}\n]*\}", "{}", re.sub(r'"\n\s*f?"', "", code))  # f-strings of several lines are one
+    parts = [part.removesuffix(" 403") for cell in cells for part in cell.split("…")]
+    assert len(cells) > 5
+    assert [part for part in parts if part not in text] == []
 
 
 @pytest.mark.parametrize(("engine", "only"), [("Flink", ["--parallelism=8"]), ("Spark", [])])
