@@ -26,11 +26,14 @@ from tools.engines.machines import two_machines
 
 WORK = processes.ROOT / "build" / "engines"
 _BUCKET = "engines"
-_GCS_LOG = WORK / "fake_gcs_server.log"
 
 
 def _always(*flags: str) -> AbstractContextManager[jobs.Running]:
     return nullcontext(jobs.Running(flags))
+
+
+def _in_job_server(name: str, runner: portable.Runner, master: str, workers: int) -> jobs.Engine:
+    return jobs.Engine(name, lambda logs: portable.in_job_server(runner, master, workers, logs))
 
 
 ONE_PROCESS = jobs.Engine("FnApiRunner, one process", lambda logs: _always())
@@ -42,14 +45,10 @@ TWO_PROCESSES = jobs.Engine(
 )
 DIRECT = jobs.Engine("DirectRunner", lambda logs: _always("--runner=DirectRunner"))
 PRISM = jobs.Engine("Prism", lambda logs: _always("--runner=PrismRunner", f"--prism_location={pieces.prism()}"))
-FLINK, FLINK_TWO = (
-    jobs.Engine(name, lambda logs, workers=workers: portable.in_job_server(portable.FLINK, "[local]", workers, logs))
-    for workers, name in enumerate(("Flink, 1 external worker", "Flink, 2 external workers"), 1)
-)
+FLINK = _in_job_server("Flink, 1 external worker", portable.FLINK, "[local]", 1)
+FLINK_TWO = _in_job_server("Flink, 2 external workers", portable.FLINK, "[local]", 2)
+SPARK = _in_job_server("Spark, 2 external workers", portable.SPARK, "local[2]", 2)
 CLUSTER = jobs.Engine("Flink, 2 task managers", flink_cluster)
-SPARK = jobs.Engine(
-    "Spark, 2 external workers", lambda logs: portable.in_job_server(portable.SPARK, "local[2]", 2, logs)
-)
 
 
 class Row(NamedTuple):
@@ -104,7 +103,7 @@ def _places(folder: Path) -> Iterator[Places]:
     host = "127.0.0.1"
     with suppress(pieces.Missing):
         host = two_machines().here
-    with servers.fake_gcs(_GCS_LOG, host=host) as url:
+    with servers.fake_gcs(WORK / "fake_gcs_server.log", host=host) as url:
         os.environ["STORAGE_EMULATOR_HOST"] = url
         gcs = servers.Gcs(url)
         gcs.put_folder(gcs.new_bucket(_BUCKET), "images", folder)

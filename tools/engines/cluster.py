@@ -38,7 +38,9 @@ taskmanager.memory.jvm-overhead.min: 192m
 taskmanager.memory.jvm-overhead.max: 192m
 jobmanager.memory.process.size: 1g
 jobmanager.rpc.address: {address}
+jobmanager.bind-host: {address}
 rest.address: {address}
+rest.bind-address: {address}
 rest.port: {port}
 io.tmp.dirs: {folder}
 taskmanager.numberOfTaskSlots: {slots}
@@ -75,7 +77,7 @@ def flink_cluster(logs: Path) -> Iterator[Running]:
         for number, address in enumerate((machines.here, machines.there), 1):
             on_machine = machines.on_second if address == machines.there else ()
             start_pool(stack, pool_port, logs / f"machine_{number}", on_machine)
-            options = ["--configDir", str(logs), f"-Dtaskmanager.host={address}"]
+            options = ["--configDir", str(logs), *(f"-Dtaskmanager.{host}={address}" for host in ("host", "bind-host"))]
             log = logs / f"machine_{number}" / "task_manager.log"
             task_managers.append(start_java(stack, FLINK, _TASK_MANAGER, options, log, on_machine))
         _wait_for_task_managers(rest, logs)
