@@ -69,18 +69,19 @@ def _running(command: Sequence[object], log: Path, up: str) -> Iterator[None]:
 
 
 @contextmanager
-def fake_gcs(log: Path, root: Path | None = None) -> Iterator[str]:
+def fake_gcs(log: Path, root: Path | None = None, host: str = "127.0.0.1") -> Iterator[str]:
     """Runs the server without any bucket; yields its URL.
 
     Args:
         log: where it writes a line a request.
         root: a folder that holds its objects as files, in memory by default.
+        host: the address of this machine that it listens on.
     """
     port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [fake_gcs_binary(), "-scheme", "http", "-port", port, "-host", "127.0.0.1", "-log-level", "info"]
+    url = f"http://{host}:{port}"
+    command = [fake_gcs_binary(), "-scheme", "http", "-port", port, "-host", host, "-log-level", "info"]
     command += ["-backend", "filesystem", "-filesystem-root", root] if root else ["-backend", "memory"]
-    command += ["-external-url", url, "-public-host", f"127.0.0.1:{port}"]
+    command += ["-external-url", url, "-public-host", f"{host}:{port}"]
     with _running(command, log, f"{url}/storage/v1/b?project=test"):
         yield url
 

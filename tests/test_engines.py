@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from beam_pipeline import sample_data
 from tools.engines import __main__ as command
 from tools.engines import jobs, pieces, processes
+from tools.engines.machines import two_machines
 
 
 @pytest.fixture
@@ -26,26 +27,28 @@ def test_a_killed_job_had_finished_some_shards_and_comes_out_the_same_as_a_whole
     images: Path, tmp_path: Path
 ) -> None:
     whole = jobs.run_job(command.ONE_PROCESS, str(images), str(tmp_path / "whole"), tmp_path)
-    assert (whole.failure, whole.records, whole.killed_after, len(whole.hash)) == ("", 240, 0, 64)
-    killed = jobs.run_job(command.ONE_PROCESS, str(images), str(tmp_path / "killed"), tmp_path, killed=True)
+    assert (whole.failure, whole.records, whole.kept, len(whole.hash)) == ("", 240, 0, 64)
+    killed = jobs.run_job(command.ONE_PROCESS, str(images), str(tmp_path / "killed"), tmp_path, jobs.KILLED)
     assert (killed.failure, killed.records, killed.hash) == ("", 240, whole.hash)
-    assert 0 < killed.killed_after <= jobs.SHARDS
+    assert 0 < killed.kept <= jobs.SHARDS
 
 
-@pytest.mark.parametrize(("killed", "said"), [(False, "exit 2: error: --input "), (True, "ended with 2 before it ")])
-def test_a_failed_job_is_told_in_one_line_with_its_log(killed: bool, said: str, tmp_path: Path) -> None:
-    outcome = jobs.run_job(command.ONE_PROCESS, str(tmp_path / "no"), str(tmp_path / "out"), tmp_path, killed)
+@pytest.mark.parametrize(
+    ("fault", "said"), [("", "exit 2: error: --input "), (jobs.KILLED, "ended with 2 before its ")]
+)
+def test_a_failed_job_is_told_in_one_line_with_its_log(fault: str, said: str, tmp_path: Path) -> None:
+    outcome = jobs.run_job(command.ONE_PROCESS, str(tmp_path / "no"), str(tmp_path / "out"), tmp_path, fault)
     assert outcome.failure.startswith(said)
-    assert f"{tmp_path}/{'killed' if killed else 'job'}.log" in outcome.failure
+    assert f"{tmp_path}/{'fault' if fault else 'job'}.log" in outcome.failure
     assert "\n" not in outcome.failure
 
 
 def _engine(outcome: jobs.Outcome | pieces.Missing) -> jobs.Engine:
     @contextmanager
-    def start(logs: Path) -> Iterator[Sequence[str]]:
+    def start(logs: Path) -> Iterator[jobs.Running]:
         if isinstance(outcome, pieces.Missing):
             raise outcome
-        yield ()
+        yield jobs.Running(())
 
     return jobs.Engine("engine", start)
 
@@ -93,8 +96,40 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(
     with pytest.raises(pieces.Missing, match=r"golang-go\); it runs go install github.com/apache/beam") as no_go:
         pieces.prism()
     with pytest.raises(pieces.Missing, match=r"install java and mvn \(Debian: apt-get install openjdk") as no_java:
-        pieces.flink_class_path()
-    assert not no_go.value.refused and not no_java.value.refused
+        pieces.class_path(pieces.FLINK)
+    two_machines.cache_clear()
+    with pytest.raises(
+        pieces.Missing, match=r"run it as root on Linux with ip \(Debian: apt-get install iproute2\)"
+    ) as no_ip:
+        two_machines()
+    assert not any(missing.value.refused for missing in (no_go, no_java, no_ip))
+
+
+_SECOND_MACHINE = """
+import socket, subprocess, sys
+from tools.engines import machines, pieces
+try:
+    pair = machines.two_machines()
+except pieces.Missing as error:
+    print("missing", error)
+    sys.exit()
+with socket.create_server((pair.here, 0)) as listener:
+    call = f"import socket; print(socket.create_connection({listener.getsockname()[:2]}, 5).getsockname()[0])"
+    called = subprocess.run([*pair.on_second, sys.executable, "-c", call], capture_output=True, text=True)
+print(called.stdout.strip() == pair.there, pair.on_second[-1])
+"""
+
+
+def test_the_second_machine_reaches_this_one_and_is_gone_at_the_end() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SECOND_MACHINE], cwd=processes.ROOT, capture_output=True, text=True, check=True
+    )
+    reached, name = done.stdout.split(maxsplit=1)
+    if reached == "missing":
+        pytest.skip(name)
+    assert reached == "True"
+    assert not Path("/run/netns", name.strip()).exists()
+    assert not Path("/sys/class/net", name.strip()).exists()
 
 
 def _runs(process_id: int) -> bool:

@@ -1,9 +1,10 @@
 """Runs one job on every Beam engine there is here and compares the datasets byte for byte: `make engines`.
 
 Each engine runs the whole job, and once more a job that is killed with all its processes and continued by the same
-command; some of them read from and write to gs:// URLs. Prints a table; exits 1 where a job failed or two hashes
-differ. An engine that isn't here is fetched once (`pieces`); one whose tools aren't here is skipped, with the command
-that installs them. With CI=true in the environment an engine whose tools are here must run.
+command; some of them read from and write to gs:// URLs. On a Flink cluster of two machines one task manager is killed,
+and a job is cancelled and run again. Prints a table; exits 1 if a job failed or two hashes differ. An engine that isn't
+here is fetched once (`pieces`); one whose tools aren't here is skipped, with the command that installs them. With
+CI=true in the environment an engine whose tools are here must run.
 """
 
 from __future__ import annotations
@@ -13,20 +14,26 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from beam_pipeline import sample_data
 from tests import servers
-from tools.engines import jobs, pieces, processes
-from tools.engines.flink import flink
+from tools.engines import jobs, pieces, portable, processes
+from tools.engines.cluster import flink_cluster
+from tools.engines.machines import two_machines
 
 WORK = processes.ROOT / "build" / "engines"
 _BUCKET = "engines"
 
 
-def _always(*flags: str) -> jobs.Flags:
-    return nullcontext(flags)
+def _always(*flags: str) -> AbstractContextManager[jobs.Running]:
+    return nullcontext(jobs.Running(flags))
+
+
+def _in_job_server(name: str, runner: portable.Runner, master: str, workers: int) -> jobs.Engine:
+    return jobs.Engine(name, lambda logs: portable.in_job_server(runner, master, workers, logs))
 
 
 ONE_PROCESS = jobs.Engine("FnApiRunner, one process", lambda logs: _always())
@@ -38,26 +45,28 @@ TWO_PROCESSES = jobs.Engine(
 )
 DIRECT = jobs.Engine("DirectRunner", lambda logs: _always("--runner=DirectRunner"))
 PRISM = jobs.Engine("Prism", lambda logs: _always("--runner=PrismRunner", f"--prism_location={pieces.prism()}"))
-FLINK = jobs.Engine("Flink, 1 external worker", lambda logs: flink(1, logs))
-FLINK_TWO = jobs.Engine("Flink, 2 external workers", lambda logs: flink(2, logs))
+FLINK = _in_job_server("Flink, 1 external worker", portable.FLINK, "[local]", 1)
+FLINK_TWO = _in_job_server("Flink, 2 external workers", portable.FLINK, "[local]", 2)
+SPARK = _in_job_server("Spark, 2 external workers", portable.SPARK, "local[2]", 2)
+CLUSTER = jobs.Engine("Flink, 2 task managers", flink_cluster)
 
 
 class Row(NamedTuple):
-    """One line of the table: which engine, whether it is killed in the middle, and where images and dataset are."""
+    """One line of the table: which engine, what happens to it in the middle, and where images and dataset are."""
 
     engine: jobs.Engine
-    killed: bool = False
+    fault: str = ""
     source: str = "local"
     target: str = "local"
 
 
 MATRIX = (
-    *(Row(engine) for engine in (ONE_PROCESS, FOUR_THREADS, TWO_PROCESSES, DIRECT, PRISM, FLINK)),
-    *(Row(engine, killed=True) for engine in (ONE_PROCESS, TWO_PROCESSES, PRISM, FLINK_TWO)),
+    *(Row(engine) for engine in (ONE_PROCESS, FOUR_THREADS, TWO_PROCESSES, DIRECT, PRISM, FLINK, SPARK)),
+    *(Row(engine, jobs.KILLED) for engine in (ONE_PROCESS, TWO_PROCESSES, PRISM, FLINK_TWO)),
     Row(ONE_PROCESS, source="gs", target="gs"),
     Row(PRISM, source="local", target="gs"),
-    Row(TWO_PROCESSES, killed=True, source="gs", target="gs"),
-    Row(FLINK_TWO, source="gs", target="local"),
+    Row(TWO_PROCESSES, jobs.KILLED, source="gs", target="gs"),
+    *(Row(CLUSTER, fault, source="gs", target="gs") for fault in (jobs.ONE_KILLED, jobs.CANCELLED)),
 )
 
 
@@ -72,39 +81,47 @@ def main(arguments: Sequence[str] | None = None, matrix: Sequence[Row] = MATRIX)
     """The command: returns its exit code."""
     parser = argparse.ArgumentParser(prog="make engines", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--images", type=int, default=600, metavar="N", help="pictures to draw for it (%(default)s)")
+    parser.add_argument("--shards", type=int, default=jobs.SHARDS, metavar="N", help="of the dataset (%(default)s)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="engines that are called so, beside the first")
     flags = parser.parse_args(arguments)
     processes.exit_on_signals()
     started = time.monotonic()
-    sample_data.draw_folder(WORK / "images", images=flags.images, classes=5, broken=2)
-    with _places() as places:
-        return _run(matrix, places, started)
+    folder = WORK / f"images-{flags.images}"
+    sample_data.draw_folder(folder, images=flags.images, classes=5, broken=2)
+    with _places(folder) as places:
+        rows = [row for row in matrix if row is matrix[0] or flags.only in row.engine.name]
+        return _run(rows, places, started, flags.shards)
 
 
 @contextmanager
-def _places() -> Iterator[Places]:
-    """The local folders and, where fake-gcs-server is installed, a bucket with the same images."""
-    images, outputs = {"local": str(WORK / "images")}, {"local": str(WORK)}
+def _places(folder: Path) -> Iterator[Places]:
+    """The local folders and, if fake-gcs-server is installed, a bucket with the same images."""
+    images, outputs = {"local": str(folder)}, {"local": str(WORK)}
     if servers.fake_gcs_binary() is None:
         yield Places(images, outputs)
         return
-    with servers.fake_gcs(WORK / "fake_gcs_server.log") as url:
+    host = "127.0.0.1"
+    with suppress(pieces.Missing):
+        host = two_machines().here
+    with servers.fake_gcs(WORK / "fake_gcs_server.log", host=host) as url:
         os.environ["STORAGE_EMULATOR_HOST"] = url
         gcs = servers.Gcs(url)
-        gcs.put_folder(gcs.new_bucket(_BUCKET), "images", WORK / "images")
+        gcs.put_folder(gcs.new_bucket(_BUCKET), "images", folder)
         images["gs"], outputs["gs"] = f"gs://{_BUCKET}/images", f"gs://{_BUCKET}"
         yield Places(images, outputs)
 
 
-def _run(matrix: Sequence[Row], places: Places, started: float) -> int:
+def _run(matrix: Sequence[Row], places: Places, started: float, shards: int = jobs.SHARDS) -> int:
     """Run the rows, print their table and what it comes to."""
     print(
-        f"\n{'engine':26} {'from':>5} → {'to':5} {'killed after':>14} {'seconds':>8} {'records':>8}  hash", flush=True
+        f"\n{'engine':26} {'from':>5} → {'to':5} {'fault, shards kept':>20} {'seconds':>8} {'records':>8}  hash",
+        flush=True,
     )
     outcomes, skipped, refused = [], 0, 0
     for number, row in enumerate(matrix):
         try:
-            outcomes.append(_run_row(row, places, f"run-{number:02d}"))
-            print(_line(row, outcomes[-1]), flush=True)
+            outcomes.append(_run_row(row, places, f"run-{number:02d}", shards))
+            print(_line(row, outcomes[-1], shards), flush=True)
         except pieces.Missing as error:
             skipped, refused = skipped + 1, refused + error.refused
             print(f"{row.engine.name:26}  skipped; to have it: {error}", flush=True)
@@ -121,7 +138,7 @@ def _run(matrix: Sequence[Row], places: Places, started: float) -> int:
     return int(failed > 0 or len(hashes) != 1)
 
 
-def _run_row(row: Row, places: Places, name: str) -> jobs.Outcome:
+def _run_row(row: Row, places: Places, name: str, shards: int) -> jobs.Outcome:
     """Run one row.
 
     Raises:
@@ -130,15 +147,15 @@ def _run_row(row: Row, places: Places, name: str) -> jobs.Outcome:
     if "gs" in (row.source, row.target) and "gs" not in places.images:
         raise pieces.Missing(servers.HOW_TO_ENABLE)
     output = f"{places.outputs[row.target]}/{name}"
-    return jobs.run_job(row.engine, places.images[row.source], output, WORK / "logs" / name, row.killed)
+    return jobs.run_job(row.engine, places.images[row.source], output, WORK / "logs" / name, row.fault, shards)
 
 
-def _line(row: Row, outcome: jobs.Outcome) -> str:
+def _line(row: Row, outcome: jobs.Outcome, shards: int) -> str:
     where = f"{row.engine.name:26} {row.source:>5} → {row.target:5}"
     if outcome.failure:
         return f"{where}  {outcome.failure}"
-    killed = f"{outcome.killed_after} of {jobs.SHARDS} shards" if row.killed else ""
-    return f"{where} {killed:>14} {outcome.seconds:8.1f} {outcome.records:8}  {outcome.hash[:16]}…"
+    fault = f"{row.fault}, {outcome.kept} of {shards}" if row.fault else ""
+    return f"{where} {fault:>20} {outcome.seconds:8.1f} {outcome.records:8}  {outcome.hash[:16]}…"
 
 
 if __name__ == "__main__":

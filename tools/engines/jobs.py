@@ -1,4 +1,4 @@
-"""One job of the matrix: run from its start to its end, or killed in the middle and run again."""
+"""One job of the matrix: run from its start to its end, or with a fault in the middle."""
 
 from __future__ import annotations
 
@@ -6,29 +6,36 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from beam_pipeline import schema, storage
 from tools.engines import processes
 
-TRAIN_SHARDS, VALIDATION_SHARDS = 9, 3
-SHARDS = TRAIN_SHARDS + VALIDATION_SHARDS
-_JOB = (
-    "--name=sample",
-    "--splits=train=0.8,validation=0.2",
-    "--image_size=96",
-    f"--num_shards=train={TRAIN_SHARDS},validation={VALIDATION_SHARDS}",
-)
+SHARDS = 12
+# Faults: what is done to a job when a quarter of its shards is finished.
+KILLED = "killed"  # all processes of it and of its engine; then the same command
+ONE_KILLED = "one killed"  # a part of its engine, which recovers by itself
+CANCELLED = "cancelled"  # by its engine; then the same command
+_JOB = ("--name=sample", "--splits=train=0.8,validation=0.2", "--image_size=96")
 _DATASET = "sample/1.0.0"
-_STATE = f"sample/{schema.STATE_FOLDER}/1.0.0"
-_KILL_AFTER_SHARDS = 2
+_STATE = f"sample/{schema.STATE_FOLDER}"
 _POLL_S = 0.005
 _JOB_DEADLINE_S = 300.0
 
-Flags = AbstractContextManager[Sequence[str]]
+
+class Running(NamedTuple):
+    """An engine that is up.
+
+    Attributes:
+        flags: of a job on it.
+        faults: fault → what brings it about.
+    """
+
+    flags: Sequence[str]
+    faults: Mapping[str, Callable[[], None]] = {}
 
 
 class Engine(NamedTuple):
@@ -36,28 +43,28 @@ class Engine(NamedTuple):
 
     Attributes:
         name: as the table shows it.
-        start: given a folder for logs, starts what the engine needs; yields the flags of a job, ends all of it.
+        start: given a folder for logs, starts what the engine needs, and ends all of it.
     """
 
     name: str
-    start: Callable[[Path], Flags]
+    start: Callable[[Path], AbstractContextManager[Running]]
 
 
 class Outcome(NamedTuple):
     """How a job ended.
 
     Attributes:
-        seconds: of the whole command; of both, where it was killed.
+        seconds: of the whole command; of both, if it was run again.
         records: of the dataset.
         hash: of the dataset.
-        killed_after: shards that were finished when it was killed; 0 where it wasn't.
-        failure: why there is no dataset; empty where there is one.
+        kept: shards that were finished after the fault and not written again; 0 without a fault.
+        failure: why there is no dataset; empty if there is one.
     """
 
     seconds: float = 0.0
     records: int = 0
     hash: str = ""
-    killed_after: int = 0
+    kept: int = 0
     failure: str = ""
 
 
@@ -65,31 +72,65 @@ class Failed(Exception):
     """A job didn't end as it should; one line."""
 
 
-def run_job(engine: Engine, images: str, output: str, logs: Path, killed: bool = False) -> Outcome:
-    """Write the dataset anew with one engine and hash it.
+def run_job(engine: Engine, images: str, output: str, logs: Path, fault: str = "", shards: int = SHARDS) -> Outcome:
+    """Write the dataset from nothing with one engine and hash it.
 
     Args:
         engine: runs it.
         images: folder or URL of class folders.
         output: `--output`; what a run before left there goes first.
         logs: folder for everything that is said.
-        killed: kill every process of the job and of its engine when some shards are finished, and run it again.
+        fault: `KILLED`, or one of the engine's; none by default.
+        shards: of both splits.
 
     Raises:
         Missing: the engine isn't here.
     """
     store = storage.open_storage(output)
     store.delete_tree(output)
+    validation = shards // 4
+    command = [sys.executable, "-m", "beam_pipeline", f"--input={images}", f"--output={output}", *_JOB]
+    command += [f"--num_shards=train={shards - validation},validation={validation}"]
     started = time.monotonic()
     try:
-        killed_after = _kill_in_the_middle(engine, images, output, logs) if killed else 0
-        with engine.start(logs) as flags:
-            _finish(_start(images, output, flags, logs / "job.log"), logs / "job.log")
+        kept = _run(engine, command, output, logs, fault, max(2, shards // 4))
         seconds = time.monotonic() - started
+        if left := _files(f"{output}/{_STATE}"):
+            raise Failed(f"{next(iter(left))} and {len(left) - 1} more are left in {_STATE}")
+        written = _files(f"{output}/{_DATASET}")
+        if again := [path for path in kept if written.get(path) != kept[path]]:
+            raise Failed(f"{again[0]} and {len(again) - 1} more were finished and are written again")
         records = json.loads(store.read(storage.join(output, f"{_DATASET}/{schema.MANIFEST_FILE}")))["records"]
-        return Outcome(seconds, records, dataset_hash(storage.join(output, _DATASET)), killed_after)
+        return Outcome(seconds, records, dataset_hash(storage.join(output, _DATASET)), len(kept))
     except (Failed, RuntimeError) as error:
         return Outcome(time.monotonic() - started, failure=str(error))
+
+
+def _run(
+    engine: Engine, command: Sequence[str], output: str, logs: Path, fault: str, shards_before: int
+) -> dict[str, str]:
+    """Run the job to its end, with a fault after so many shards; returns what was finished after the fault."""
+    log, faulty_log = logs / "job.log", logs / "fault.log"
+    finished: dict[str, str] = {}
+    if fault == KILLED:
+        with engine.start(logs) as running:
+            processes.kill(_start_to_the_middle([*command, *running.flags], output, faulty_log, shards_before))
+        finished = _finished(output, faulty_log)
+    with engine.start(logs) as running:
+        full = [*command, *running.flags]
+        if fault == CANCELLED:
+            job = _start_to_the_middle(full, output, faulty_log, shards_before)
+            running.faults[fault]()
+            _finish(job, 1, faulty_log)
+            finished = _finished(output, faulty_log)
+        if fault == ONE_KILLED:
+            job = _start_to_the_middle(full, output, log, shards_before)
+            running.faults[fault]()
+            finished = _finished(output, log)
+        else:
+            job = processes.start(full, log)
+        _finish(job, 0, log)
+    return finished
 
 
 def dataset_hash(url: str) -> str:
@@ -106,49 +147,46 @@ def dataset_hash(url: str) -> str:
     return done.stdout.split()[-1]
 
 
-def _start(images: str, output: str, flags: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "beam_pipeline", f"--input={images}", f"--output={output}", *_JOB, *flags]
-    return processes.start(command, log)
-
-
-def _finish(job: subprocess.Popen[bytes], log: Path) -> None:
+def _finish(job: subprocess.Popen[bytes], expected: int, log: Path) -> None:
     try:
         code = job.wait(_JOB_DEADLINE_S)
     except subprocess.TimeoutExpired:
         raise Failed(f"no end after {_JOB_DEADLINE_S:.0f} s (what it said: {log})") from None
     finally:
         processes.kill(job)  # also what it left running
-    if code != 0:
+    if code != expected:
         last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
         raise Failed(f"exit {code}: {last} (all of it: {log})")
 
 
-def _kill_in_the_middle(engine: Engine, images: str, output: str, logs: Path) -> int:
-    """Run the job until some of its shards are finished and kill all of it; returns how many were.
-
-    Raises:
-        Failed: it ended before.
-    """
-    store, log = storage.open_storage(output), logs / "killed.log"
-    sidecars = storage.join(output, f"{_STATE}/shards")
-    manifest = storage.join(output, f"{_DATASET}/{schema.MANIFEST_FILE}")
-    with engine.start(logs) as flags:
-        job = _start(images, output, flags, log)
-        try:
-            while _count(store, sidecars) < _KILL_AFTER_SHARDS:
-                if job.poll() is not None:
-                    raise Failed(f"ended with {job.returncode} before it could be killed (what it said: {log})")
-                time.sleep(_POLL_S)
-        finally:
+def _start_to_the_middle(command: Sequence[str], output: str, log: Path, shards: int) -> subprocess.Popen[bytes]:
+    """Start a job and wait until so many of its shards are finished."""
+    job = processes.start(command, log)
+    while len(_sidecars(output)) < shards:
+        if job.poll() is not None:
             processes.kill(job)
-    finished = _count(store, sidecars)
-    if store.stat(manifest) is not None or not 0 < finished <= SHARDS:
-        raise Failed(f"published before it could be killed (what it said: {log})")
-    return finished
+            raise Failed(f"ended with {job.returncode} before its fault (what it said: {log})")
+        time.sleep(_POLL_S)
+    return job
 
 
-def _count(store: storage.Storage, sidecars: str) -> int:
-    try:
-        return sum(1 for file in store.files(sidecars) if file.path.endswith(".json"))
-    except FileNotFoundError:
-        return 0
+def _finished(output: str, log: Path) -> dict[str, str]:
+    """The files of finished shards, each with what tells it from another version of it."""
+    sidecars = [f"sample-{name.replace('-', '.tfrecord-')}-of-" for name in _sidecars(output)]
+    files = _files(f"{output}/{_DATASET}")
+    found = {path: files[path] for path in files if path.startswith(tuple(sidecars))}
+    if not found or schema.MANIFEST_FILE in files:
+        raise Failed(f"published before its fault (what it said: {log})")
+    return found
+
+
+def _sidecars(output: str) -> list[str]:
+    """Names such as train-00003."""
+    names = (Path(path) for path in _files(f"{output}/{_STATE}/1.0.0/shards"))
+    return [name.stem for name in names if name.suffix == ".json"]
+
+
+def _files(url: str) -> dict[str, str]:
+    with suppress(FileNotFoundError):
+        return {file.path: f"{file.etag} {file.generation}" for file in storage.open_storage(url).files(url)}
+    return {}

@@ -1,6 +1,6 @@
-"""What engines need beside Beam: Prism from Go's module, Flink's job server from Maven. Fetched once for a user.
+"""What engines need beside Beam, fetched once for a user: Prism from Go, job servers of Flink and Spark from Maven.
 
-Prism's binary and the list of Flink's jars lie in ~/.cache/imageshards/engines; the jars where Maven keeps its own.
+Prism's binary and the lists of jars are in ~/.cache/imageshards/engines, the jars where Maven keeps its own.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 PRISM_MODULE = "github.com/apache/beam/sdks/v2"
-# Not Beam's newest: Maven Central has only some of the Flink runners. Beam's protocol is the same.
-FLINK_RUNNER = "org.apache.beam:beam-runners-flink-1.19:2.62.0"
+# Not Beam's newest: Maven Central has only some of the runners. Beam's protocol is the same.
+FLINK = ("org.apache.beam:beam-runners-flink-1.19:2.62.0",)
+SPARK = (
+    "org.apache.beam:beam-runners-spark-3:2.62.0",
+    "org.apache.beam:beam-sdks-java-io-hadoop-file-system:2.62.0",
+    *(f"org.apache.spark:spark-{part}_2.12:3.5.0" for part in ("core", "streaming", "sql")),
+)
 _LOGGING = "org.slf4j:slf4j-simple:1.7.30"  # without a logger the job server says nothing, not even why a job failed
 _POM = """\
 <project>
   <modelVersion>4.0.0</modelVersion>
-  <groupId>imageshards</groupId><artifactId>flink-job-server</artifactId><version>1</version>
+  <groupId>imageshards</groupId><artifactId>job-server</artifactId><version>1</version>
   <dependencies>
 {}
   </dependencies>
@@ -68,8 +73,11 @@ def prism() -> Path:
     return ours
 
 
-def flink_class_path() -> str:
-    """The class path of Flink's job server: 160 jars, which Maven fetches once (190 MB, one to two minutes).
+def class_path(runner: Sequence[str]) -> str:
+    """The class path of a job server: 160 to 260 jars, which Maven fetches once (190 to 300 MB, one to two minutes).
+
+    Args:
+        runner: `FLINK` or `SPARK`.
 
     Raises:
         Missing: there is no Java or no Maven, or it can't fetch them.
@@ -78,17 +86,17 @@ def flink_class_path() -> str:
     if absent:
         raise Missing(
             f"install {' and '.join(absent)} (Debian: apt-get install openjdk-17-jre-headless maven); "
-            f"mvn fetches {FLINK_RUNNER}"
+            f"mvn fetches {runner[0]}"
         )
-    folder = cache_folder() / FLINK_RUNNER.replace(":", "_")
+    folder = cache_folder() / runner[0].replace(":", "_")
     listed = folder / "class_path.txt"
     if listed.exists() and all(Path(jar).exists() for jar in listed.read_text().split(":")):
         return listed.read_text()
     folder.mkdir(parents=True, exist_ok=True)
-    dependencies = [_DEPENDENCY.format(*artifact.split(":")) for artifact in (FLINK_RUNNER, _LOGGING)]
+    dependencies = [_DEPENDENCY.format(*artifact.split(":")) for artifact in (*runner, _LOGGING)]
     (folder / "pom.xml").write_text(_POM.format("\n".join(dependencies)))
     command = f"mvn -q -B -f {folder}/pom.xml dependency:build-classpath -Dmdep.outputFile={listed}"
-    print(f"installing Flink's job server, once: {command}", flush=True)
+    print(f"installing {runner[0]}, once: {command}", flush=True)
     _install(command, {})
     return listed.read_text()
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -40,6 +40,18 @@ def start(command: Sequence[str], log: Path, environment: Mapping[str, str] | No
         )
     _running.append(process)
     return process
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that `start` starts, killed at the end."""
+    process = start(command, log, environment)
+    try:
+        yield process
+    finally:
+        kill(process)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
