@@ -215,7 +215,8 @@ def _in_one_line() -> Iterator[None]:
         if ours := from_worker(error):
             raise ours from error
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        what = lines[-1].partition(" [while running")[0]
+        details = re.findall(r'^details = "(.+)"$', "\n".join(lines), re.MULTILINE)  # of an error of gRPC
+        what = (details or lines)[-1].partition(" [while running")[0]
         raise UnforeseenError(f"the job failed: {what}; the same command resumes") from error
 
 

@@ -6,8 +6,10 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +35,15 @@ def serving(module: str, *arguments: str) -> Iterator[None]:
             server.terminate()
 
 
+def wait_until_open(port: int) -> None:
+    for _ in range(600):
+        with socket.socket() as client:
+            if client.connect_ex(("localhost", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"nothing listens on port {port}")
+
+
 @pytest.fixture(scope="module")
 def flags() -> Iterator[list[str]]:
     jobs, workers = free_port(), free_port()
@@ -40,6 +51,8 @@ def flags() -> Iterator[list[str]]:
         serving("portability.local_job_service_main", f"--job_port={jobs}"),
         serving("worker.worker_pool_main", f"--service_port={workers}"),
     ):
+        for port in (jobs, workers):
+            wait_until_open(port)
         cluster = ["--runner=PortableRunner", f"--job_endpoint=localhost:{jobs}"]
         yield [*cluster, "--environment_type=EXTERNAL", f"--environment_config=localhost:{workers}"]
 
