@@ -38,7 +38,6 @@ taskmanager.memory.jvm-overhead.min: 192m
 taskmanager.memory.jvm-overhead.max: 192m
 jobmanager.memory.process.size: 1g
 jobmanager.rpc.address: {address}
-jobmanager.bind-host: {address}
 rest.address: {address}
 rest.bind-address: {address}
 rest.port: {port}
