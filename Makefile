@@ -35,7 +35,7 @@ lint: $(STAMP) ## Check format, style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck tools/*.sh deploy/*.sh .ci/run
+	$(BIN)/shellcheck tools/*.sh .ci/run
 
 format: $(STAMP) ## Put the code into the one format
 	$(BIN)/ruff check --fix-only .

@@ -338,8 +338,10 @@ class Config:
     # Resolved by the launcher: lines of `labels_file`, column names of `manifest`; no flags of their own.
     labels: tuple[str, ...] | None = None
     header: tuple[str, ...] = ()
-    # Of one run, set by the launcher: which job it is, and how many images a local runner has memory for.
+    # Of one run, set by the launcher: which job it is, how many images a local runner has memory for, and the versions
+    # that the workers of a cluster must have.
     most_references: int | None = dataclasses.field(default=None, compare=False)
+    launcher: Mapping[str, str] | None = dataclasses.field(default=None, compare=False, repr=False)
     run_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -103,6 +103,11 @@ class CorruptRecordError(ImageShardsError):
         return f"{self.file}: record {self.record} at byte {self.offset}: {self.reason}"
 
 
+# What to do if workers have other versions than the launcher.
+OTHER_IMAGE = "build the workers' image with deploy/Dockerfile from the launcher's checkout, with its Python and extras"
+# Beam's own check, in a worker; it says what the other side has by the name of an image.
+_SDK = r"environment: \S*?beam_python([\d.]+)_sdk:([\d.]+)\."
+_OTHER_SDK = re.compile(rf"Submission {_SDK} Runtime {_SDK}")
 # Beam adds where it happened to every exception's text.
 _WHERE = re.compile(r" \[while running .*", re.DOTALL)
 _RAISED_IN_A_WORKER = re.compile(r"(?:^|\W)beam_pipeline\.errors\.(\w+): (.*?)(?:\\n|\n|$)", re.MULTILINE)
@@ -116,6 +121,11 @@ def from_worker(error: Exception) -> ImageShardsError | None:
     """
     if isinstance(error, ImageShardsError):
         return type(error)(*(_WHERE.sub("", part) if isinstance(part, str) else part for part in error.args))
+    if other := _OTHER_SDK.search(str(error)):
+        launcher, worker = (
+            f"Python {python} with Beam {beam}" for python, beam in (other.group(1, 2), other.group(3, 4))
+        )
+        return ImageShardsError(f"the worker has {worker}, the launcher {launcher}: {OTHER_IMAGE}")
     found = _RAISED_IN_A_WORKER.findall(str(error))
     if not found:
         return None

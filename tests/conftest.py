@@ -28,7 +28,7 @@ _SLOW_FILES = (
     "test_pinned.py",
     "test_doors.py",
     "test_bench.py",
-    "test_deploy.py",
+    "test_defaults.py",
     "test_faults.py",
     "test_tf_data.py",
     "test_torch.py",

@@ -37,6 +37,15 @@ WORKER = "beam_pipeline.errors"
         (f"'… {WORKER}.ImageShardsError: one line\\n\\nat x'", ImageShardsError, "one line"),
         (f"{WORKER}.CorruptRecordError: x: record 3 at byte 9: y", ImageShardsError, "x: record 3 at byte 9: y"),
         (f"{WORKER}.NotOneOfOurs: x", ImageShardsError, "x"),
+        # Beam's own words, if image and launcher differ in Python or Beam.
+        (
+            "RuntimeError: … are not compatible. … at pipeline construction time. Submission environment: "
+            "beam:version:sdk_base:apache/beam_python3.11_sdk:2.77.0. Runtime environment: "
+            "beam:version:sdk_base:apache/beam_python3.12_sdk:2.76.0.\n",
+            ImageShardsError,
+            "the worker has Python 3.12 with Beam 2.76.0, the launcher Python 3.11 with Beam 2.77.0: "
+            + errors.OTHER_IMAGE,
+        ),
     ],
 )
 def test_our_error_is_found_in_a_workers_text(text: str, kind: type[Exception], message: str) -> None:

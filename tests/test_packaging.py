@@ -92,6 +92,19 @@ def test_the_installed_command_runs_a_job_in_two_processes_and_reads_its_dataset
     assert "5 records" in said
 
 
+def test_a_package_that_has_no_checkout_asks_for_an_image(wheel: Path, tmp_path: Path) -> None:
+    done(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", tmp_path, wheel)
+    flags = "--input=gs://in --output=gs://out --name=photos --runner=DataflowRunner --project=p --region=europe-west4"
+    command = [sys.executable, "-m", "beam_pipeline", *flags.split()]
+    refused = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(
+        "error: --sdk_container_image is missing: only a package that runs from its checkout "
+    )
+
+
 def test_setup_py_makes_the_sdist_that_dataflow_stages(tmp_path: Path) -> None:
     command = ("setup.py", "-q", "sdist", "--dist-dir", tmp_path / "dist")
     done(sys.executable, *command, cwd=copied(tmp_path / "source"))
@@ -121,23 +134,20 @@ def test_constraints_pin_what_every_extra_asks_for(python: str) -> None:
         assert requirement.specifier.contains(version_of(here[0])), f"{requirement} but {here[0]}"
 
 
-def test_worker_requirements_are_the_pipeline_extra_without_beam_at_the_constraints_versions() -> None:
-    worker, constraints = pinned("deploy/requirements-worker.txt"), pinned("constraints.txt")
+@pytest.mark.parametrize("extras", [("pipeline",), ("pipeline", "heic")])
+def test_worker_requirements_are_the_extras_without_beam_at_the_constraints_versions(extras: tuple[str, ...]) -> None:
+    file = "-".join(["deploy/requirements-worker", *extras[1:]]) + ".txt"
+    worker, constraints = pinned(file), pinned("constraints.txt")
     for name, (pin,) in worker.items():
         assert version_of(pin) in [version_of(other) for other in constraints[name]], name
-    direct = {Requirement(text).name for text in PROJECT["dependencies"] + EXTRAS["pipeline"]}
+    direct = {Requirement(text).name for text in sum((EXTRAS[extra] for extra in extras), PROJECT["dependencies"])}
     assert direct - {"apache-beam"} <= set(worker)
+    assert ("pillow-heif" in worker) is ("heic" in extras)
     assert not {"apache-beam", "tensorflow"} & set(worker)
 
 
-def test_image_for_workers_has_the_pinned_beam() -> None:
-    (beam,) = pinned("constraints.txt")["apache-beam"]
-    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
-    assert re.findall(r"^FROM (\S+)$", dockerfile, re.MULTILINE) == [f"apache/beam_python3.11_sdk:{version_of(beam)}"]
-
-
 def test_pins_name_no_address_and_no_folder() -> None:
-    for file in ("constraints.txt", "deploy/requirements-worker.txt"):
+    for file in ("constraints.txt", "deploy/requirements-worker.txt", "deploy/requirements-worker-heic.txt"):
         text = (ROOT / file).read_text()
         assert "://" not in text
         assert not re.search(r"(^|\s)(/|file:|-)", text, re.MULTILINE)

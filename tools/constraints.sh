@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes constraints.txt anew: the newest versions that pyproject.toml allows, for every Python and platform at once,
-# and from it deploy/requirements-worker.txt.
+# and from it deploy/requirements-worker.txt, and the same with HEIC.
 #
 #   tools/constraints.sh          # keeps what is pinned, adds and drops what pyproject.toml asks for
 #   tools/constraints.sh --upgrade
@@ -28,14 +28,22 @@ write constraints.txt "The versions that imageshards with all its extras is inst
     pyproject.toml --universal --extra all --extra tpu "$@"
 
 # Apache Beam and what it brings are in the image that workers start from.
-needs=$(mktemp --suffix=.in)
-"${PYTHON:-python3}" - >"$needs" <<'PYTHON'
-import tomllib
+# write_worker FILE EXTRA...: what a worker needs beside Beam, with these extras.
+write_worker() {
+    local file=$1 needs
+    shift
+    needs=$(mktemp --suffix=.in)
+    "${PYTHON:-python3}" - "$@" >"$needs" <<'PYTHON'
+import sys, tomllib
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)["project"]
-needs = project["dependencies"] + project["optional-dependencies"]["pipeline"]
+extras = project["optional-dependencies"]
+needs = sum((extras[name] for name in sys.argv[1:]), project["dependencies"])
 print(*(need for need in needs if not need.startswith("apache-beam")), sep="\n")
 PYTHON
-write deploy/requirements-worker.txt "What a Beam worker needs beside Apache Beam, at the versions of constraints.txt." \
-    "$needs" --constraint constraints.txt --python-platform x86_64-manylinux_2_28
-rm "$needs"
+    write "$file" "What a Beam worker needs beside Apache Beam, at the versions of constraints.txt." \
+        "$needs" --constraint constraints.txt --python-platform x86_64-manylinux_2_28
+    rm "$needs"
+}
+write_worker deploy/requirements-worker.txt pipeline
+write_worker deploy/requirements-worker-heic.txt pipeline heic

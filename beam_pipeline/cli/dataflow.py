@@ -1,14 +1,28 @@
-"""What a job on Dataflow is given beyond its command: a name and a label."""
+"""What a Dataflow job is given beyond its command: a name, a label, options, and how shards spread over workers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from beam_pipeline.config import Config
+import beam_pipeline
+from beam_pipeline import storage
+from beam_pipeline.config import Config, wrong
+from beam_pipeline.errors import UsageError, plural
+from beam_pipeline.images import codec_versions
 from beam_pipeline.schema import canonical_json, sha256
 
-_SHARED_CORE = {"micro": 2, "small": 2, "medium": 2}
 LABEL = "imageshards"
+_MACHINE_TYPE = "e2-standard-4"
+_DISK_GB = 50
+_MOST_WORKERS = 32
+_MOST_THREADS = 12  # of a worker process: what Dataflow starts if nothing is said
+_SHARED_CORE = frozenset({"e2-micro", "e2-small", "e2-medium"})
+_REPOSITORY = Path(beam_pipeline.__file__).parent.parent
+_REMOTE_INPUT = "Dataflow's workers can't read this machine's files; copy it to gs://BUCKET/…"
+_REMOTE_OUTPUT = "Dataflow's workers can't write there; give gs://BUCKET/…"
 
 
 def job_name(config: Config) -> str:
@@ -22,10 +36,148 @@ def label(config: Config) -> str:
     return sha256(canonical_json({**config.fingerprint(), **{flag: getattr(config, flag) for flag in flags}}))[:32]
 
 
+class Spread(NamedTuple):
+    """How many workers a job has at most, and how many shards each process of one is at work on."""
+
+    workers: int
+    threads: int
+
+
+def spread(shards: int, cores: int, most_workers: int) -> Spread:
+    """Choose the fewest threads with which every shard is begun at once, then the fewest workers.
+
+    A worker runs a process for each core, and with more slots than shards Dataflow fills some workers while others are
+    idle. So no core has more shards than it must have, and no worker more than its share, rounded up to its cores:
+    ⌈shards / workers⌉ + cores - 1. More than `_MOST_THREADS` a process are never begun at once: shards take turns.
+
+    Args:
+        shards, cores, most_workers: at least 1; cores of each worker.
+    """
+    threads = min(_quotient(shards, cores * most_workers), _MOST_THREADS)
+    return Spread(min(_quotient(shards, cores * threads), most_workers), threads)
+
+
+def _quotient(dividend: int, divisor: int) -> int:
+    """Rounded up."""
+    return -(-dividend // divisor)
+
+
 def cores_of(machine_type: str) -> int | None:
-    """vCPUs of a machine type of Compute Engine, such as e2-standard-4; None if its name doesn't say."""
-    parts = machine_type.partition("-")[2] if not machine_type.startswith("custom-") else machine_type
-    if parts in _SHARED_CORE:
-        return _SHARED_CORE[parts]
-    found = re.match(r"[a-z]+-(\d+)(-|$)", parts)
+    """vCPUs of a machine type, such as e2-standard-4 or n2-custom-6-3072; None if its name doesn't say."""
+    if machine_type in _SHARED_CORE:
+        return 2
+    found = re.fullmatch(r"(?:\w+-)?[a-z]+-(\d+)(?:-[a-z\d]+)*", machine_type)
     return int(found[1]) if found else None
+
+
+def shards_asked_for(config: Config) -> int | None:
+    """Shards of all splits by `--num_shards`; None if the plan will decide how many there are."""
+    wanted = config.num_shards
+    splits = config.split_fractions if config.layout == "class_folders" or config.splits else None
+    if wanted is None or splits is None:
+        return None
+    if isinstance(wanted, int):
+        return wanted * len(splits)
+    return sum(wanted.values()) if splits.keys() <= wanted.keys() else None
+
+
+def check(config: Config, given: Mapping[str, Any]) -> None:
+    """Check that the command names what has no default, and nothing of this machine.
+
+    Args:
+        given: Beam's options by name.
+
+    Raises:
+        UsageError: names the flag and the fix.
+    """
+    for flag, fix in (
+        ("project", "name the Google Cloud project that pays"),
+        ("region", "name the region of the buckets, such as europe-west4"),
+    ):
+        if not given[flag]:
+            raise UsageError(f"--{flag} is missing: {fix}")
+    for flag in ("input", "manifest"):
+        if (url := getattr(config, flag)) and storage.is_local(url):
+            raise wrong(f"--{flag}", url, _REMOTE_INPUT)
+    if storage.is_local(config.output):
+        raise wrong("--output", config.output, _REMOTE_OUTPUT)
+    if not config.output.startswith("gs://") and not given["temp_location"]:
+        raise UsageError("--temp_location is missing: name a gs:// folder for Dataflow's own files")
+    for flag in ("temp_location", "staging_location"):
+        if (url := given[flag]) and not url.startswith("gs://"):
+            raise wrong(f"--{flag}", url, _REMOTE_OUTPUT)
+
+
+def defaults(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values for the options that a command leaves out.
+
+    Args:
+        given: Beam's options by name; None where nothing was given.
+
+    Raises:
+        UsageError: nothing tells what the workers should run.
+    """
+    folder = f"gs://{storage.bucket_and_name(config.output)[0]}/_dataflow"
+    is_gs = config.output.startswith("gs://")
+    machine_type = given["machine_type"] or _MACHINE_TYPE
+    workers, threads = given["max_num_workers"] or _MOST_WORKERS, given["number_of_worker_harness_threads"] or 1
+    cores, shards = cores_of(machine_type), shards_asked_for(config)
+    if cores and shards:
+        if not given["max_num_workers"]:
+            workers = max(workers, _quotient(shards, cores * _MOST_THREADS))
+        even = spread(shards, cores, workers)
+        threads = given["number_of_worker_harness_threads"] or even.threads
+        workers = min(workers, _quotient(shards, cores * threads))
+    values = {
+        "job_name": job_name(config),
+        "temp_location": f"{folder}/temp",
+        "staging_location": f"{folder}/staging" if is_gs else given["temp_location"],
+        "machine_type": machine_type,
+        "disk_size_gb": _DISK_GB,
+        "autoscaling_algorithm": "THROUGHPUT_BASED",
+        "max_num_workers": workers,
+        "number_of_worker_harness_threads": threads,
+        **_code(given),
+    }
+    left_out = {name: value for name, value in values.items() if given[name] in (None, "default")}
+    if workers < (given["max_num_workers"] or 0):  # more of them would be idle
+        left_out["max_num_workers"] = workers
+    return left_out
+
+
+def _code(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the workers run: an image, or this package and its requirements."""
+    if given["sdk_container_image"]:
+        return {"sdk_location": "container"}
+    if given["setup_file"] or given["requirements_file"]:
+        return {}
+    setup, extra = _REPOSITORY / "setup.py", "-heic" if "pillow_heif" in codec_versions() else ""
+    requirements = _REPOSITORY / "deploy" / f"requirements-worker{extra}.txt"
+    if not (setup.is_file() and requirements.is_file()):
+        raise UsageError(
+            "--sdk_container_image is missing: only a package that runs from its checkout can be sent to the workers "
+            f"({setup.parent} has no setup.py and deploy/); build the image with deploy/Dockerfile, or pip install -e"
+        )
+    # The workers fetch the packages, not this machine.
+    return {"setup_file": str(setup), "requirements_file": str(requirements), "requirements_cache": "skip"}
+
+
+def text(config: Config, options: Mapping[str, Any], filled: Mapping[str, Any]) -> str:
+    """What is printed before a job is submitted: every value that the command left out, as a flag that replaces it.
+
+    Args:
+        options: Beam's, with the defaults.
+        filled: those that are defaults.
+    """
+    machine, workers, threads = (
+        options[name] for name in ("machine_type", "max_num_workers", "number_of_worker_harness_threads")
+    )
+    cores, shards = cores_of(machine), shards_asked_for(config)
+    if cores:
+        slots = workers * cores * threads
+        fleet = f"up to {slots:,} shards at a time on up to {plural(workers, 'worker')} of {plural(cores, 'core')}"
+        fleet += f"; there will be {shards:,}" if shards else "; with --num_shards, fitted to the shards"
+    else:
+        fleet = f"{machine} doesn't tell its cores: --number_of_worker_harness_threads decides how shards spread"
+    head = f"Dataflow job {options['job_name']} in project {options['project']}, region {options['region']}; defaults:"
+    return "\n".join([head, *(f"  --{name}={value}" for name, value in filled.items()), f"  {fleet}"])

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
+    DebugOptions,
     DirectOptions,
     GoogleCloudOptions,
     PipelineOptions,
@@ -22,14 +24,16 @@ from apache_beam.options.pipeline_options import (
     StandardOptions,
     TestOptions,
     TypeOptions,
+    WorkerOptions,
 )
 
 from beam_pipeline import __version__
 from beam_pipeline.cli import dataflow
 from beam_pipeline.config import Config, wrong
+from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.progress import ProgressLine
 from beam_pipeline.dataset.published import Damage
-from beam_pipeline.errors import ImageShardsError, UnforeseenError, UsageError, from_worker, one_line
+from beam_pipeline.errors import ImageShardsError, UnforeseenError, UsageError, from_worker, one_line, say
 from beam_pipeline.pipeline import graph, limits
 
 _IN_PROCESS = "FnApiRunner"  # plain DirectRunner would first try to download another one
@@ -56,13 +60,15 @@ class Job:
     """One run of the job on one runner.
 
     Args:
-        options: Beam's; None for FnApiRunner in this process.
+        options: Beam's; None for FnApiRunner in this process. On Dataflow, what they leave out is filled in and told.
+        config: what the job will do.
 
     Raises:
         UsageError: no such runner, or it misses options.
+        StorageError: a bucket can't be written to.
     """
 
-    def __init__(self, options: PipelineOptions | None) -> None:
+    def __init__(self, options: PipelineOptions | None, config: Config) -> None:
         self._options = options or PipelineOptions([])
         standard = self._options.view_as(StandardOptions)
         self._runner: str = standard.runner or _IN_PROCESS
@@ -71,14 +77,17 @@ class Job:
         self._options.view_as(TypeOptions).pipeline_type_check = False
         # All that a worker unpickles is in this package.
         self._options.view_as(SetupOptions).save_main_session = False
+        self.is_dataflow = is_dataflow(self._options)
+        if self.is_dataflow:
+            _prepare_dataflow(self._options, config)
         self._pipeline = _new_pipeline(self._options, self._runner)
         with suppress(OSError):
             os.rmdir(self._pipeline.local_tempdir)  # for steps in other languages; a killed job would leave it
 
     def configured(self, config: Config) -> Config:
-        """The configuration with what only this run knows: what memory a local job has."""
+        """The configuration with what only this run knows: a local job's memory, or the versions workers must have."""
         if not is_local(self._options):
-            return config
+            return dataclasses.replace(config, launcher=versions())
         several = self._options.view_as(DirectOptions).direct_running_mode == "multi_processing"
         one_process = not several and self._runner == _IN_PROCESS
         bytes_each = limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES
@@ -100,16 +109,16 @@ class Job:
             "started_unix_s": int(time.time()),
             "versions": {"imageshards": __version__, "apache_beam": beam.__version__, "python": python_version()},
         }
-        return self._run(config, lambda: graph.build(self._pipeline, config, facts), detach)
+        return self._run(lambda: graph.build(self._pipeline, config, facts), detach)
 
     def repair(self, config: Config, manifest: dict[str, Any], damage: Damage, detach: bool = False) -> bool:
         """Rewrite what is corrupt of a published version; arguments and result as of `write`."""
-        return self._run(config, lambda: graph.build_repair(self._pipeline, config, manifest, damage), detach)
+        return self._run(lambda: graph.build_repair(self._pipeline, config, manifest, damage), detach)
 
-    def _run(self, config: Config, build: Callable[[], None], detach: bool) -> bool:
+    def _run(self, build: Callable[[], None], detach: bool) -> bool:
         if is_dataflow(self._options):
             with _interruptible():
-                return self._attend(config, build, detach)
+                return self._attend(build, detach)
         if detach:
             raise UsageError(f"--detach: only a job on Dataflow needs nobody, not one on {self._runner}; leave it out")
         build()
@@ -129,7 +138,7 @@ class Job:
         with _interruptible(), telling_job_server():
             return self._pipeline.run().wait_until_finish()
 
-    def _attend(self, config: Config, build: Callable[[], None], detach: bool) -> bool:
+    def _attend(self, build: Callable[[], None], detach: bool) -> bool:
         """Find the running job of this command on Dataflow, or submit it, and watch it."""
         cloud = self._pipeline.options.view_as(GoogleCloudOptions)
         if cloud.template_location or self._options.view_as(TestOptions).dry_run:
@@ -145,11 +154,7 @@ class Job:
             with _in_one_line():
                 return str(self._pipeline.run().job_id())
 
-        cloud.job_name = cloud.job_name or dataflow.job_name(config)
-        labels = dict(label.partition("=")[::2] for label in cloud.labels or ())
-        if dataflow.LABEL not in labels:
-            labels[dataflow.LABEL] = dataflow.label(config)
-            cloud.labels = [*(cloud.labels or ()), f"{dataflow.LABEL}={labels[dataflow.LABEL]}"]
+        labels = dict(label.partition("=")[::2] for label in cloud.labels)
         service = Service(
             cloud.project, cloud.region, cloud.dataflow_endpoint, cloud.no_auth, cloud.impersonate_service_account or ""
         )
@@ -169,13 +174,27 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def _prepare_dataflow(options: PipelineOptions, config: Config) -> None:
+    """Fill in what the command left out, print it, and check what can be checked without the input."""
+    from beam_pipeline.cli import preflight  # Google's clients cost a local job half a second
+
+    given = options.get_all_options()
+    dataflow.check(config, given)
+    filled = dataflow.defaults(config, given)
+    for kind in (GoogleCloudOptions, WorkerOptions, SetupOptions, DebugOptions):
+        view = options.view_as(kind)
+        for name in filled:
+            if hasattr(view, name):
+                setattr(view, name, filled[name])
+    cloud = options.view_as(GoogleCloudOptions)
+    cloud.labels = [*(cloud.labels or ()), f"{dataflow.LABEL}={dataflow.label(config)}"]
+    given = options.get_all_options()
+    say(dataflow.text(config, given, filled), sys.stderr)
+    for line in preflight.check_cloud(config, given) if not given["dry_run"] else ():
+        say(line, sys.stderr)
+
+
 def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
-    if _short(runner) == "dataflow":
-        cloud = options.view_as(GoogleCloudOptions)
-        # Beam would look for them, or make them, over the network.
-        missing = [f"--{name}" for name in ("project", "region", "temp_location") if not getattr(cloud, name)]
-        if missing:
-            raise wrong("--runner", runner, f"it needs {', '.join(missing)} too; deploy/dataflow.sh helps")
     try:
         return beam.Pipeline(options=options)
     except ValueError as error:

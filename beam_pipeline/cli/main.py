@@ -30,11 +30,12 @@ _INTERRUPTED = ImageShardsError("interrupted; the same command resumes")
 _USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
 _EPILOG = """\
 Any option of Beam works too: --runner, --project, --region, --temp_location, --direct_num_workers, ...
-Without --runner the job runs in this process. deploy/dataflow.sh fills in what Dataflow needs.
+Without --runner the job runs in this process. --runner DataflowRunner needs --project and --region too.
 The same command again resumes a job that failed. Exit codes: 0 published, 1 the job failed, 2 bad usage.
 
   imageshards write --input photos --output datasets --name photos --splits train=0.9,validation=0.1
-  imageshards write --input gs://bucket/photos --output gs://bucket/datasets --name photos
+  imageshards write --input gs://bucket/photos --output gs://bucket/datasets --name photos \\
+      --runner DataflowRunner --project my-project --region europe-west4
 
 python -m beam_pipeline is the same command.
 """
@@ -42,7 +43,10 @@ python -m beam_pipeline is the same command.
 _SURELY_OURS = 0.8
 _OURS = {f"--{name}": flag for name, flag in FLAGS.items()}
 # How the command goes about it, which is no part of a job's configuration.
-_SWITCHES = {"--detach": "submit the job to Dataflow and return; the same command later watches it"}
+_SWITCHES = {
+    "--preflight": "check input, output, credentials, buckets and versions, a line each, and stop",
+    "--detach": "submit the job to Dataflow and return; the same command later watches it",
+}
 
 
 def command(arguments: Sequence[str] | None = None) -> int:
@@ -101,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
         hide_warnings()
         command = ["python", "-m", "beam_pipeline", *given]
-        manifest = run(config, options, command, detach="--detach" in given)
+        manifest = run(config, options, command, preflight="--preflight" in given, detach="--detach" in given)
         if manifest is not None:
             for warning in warnings(config, manifest):
                 say(f"warning: {warning}", sys.stderr)
@@ -134,7 +138,12 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     Raises:
         UsageError: a bad value, or a flag that neither we nor Beam know, with the nearest one that exists.
     """
-    ours, rest = _parsed(_our_parser(), arguments, [*_OURS, *_SWITCHES])
+    # A Flex Template gives every parameter a value.
+    on, off = (
+        {f"{name}={value}" for name, flag in _OURS.items() if flag.default is False} for value in ("true", "false")
+    )
+    plain = [one.partition("=")[0] if one in on else one for one in arguments if one not in off]
+    ours, rest = _parsed(_our_parser(), plain, [*_OURS, *_SWITCHES])
     for number, argument in enumerate(rest):
         is_flag = argument.startswith("--")
         if (name := argument.partition("=")[0].removeprefix("--").replace("-", "_")) in REMOVED and is_flag:

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 
 def run(
-    config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = (), *, detach: bool = False
+    config: Config,
+    beam_options: PipelineOptions | None = None,
+    command: Sequence[str] = (),
+    *,
+    preflight: bool = False,
+    detach: bool = False,
 ) -> Manifest | None:
     """Convert the images of `config.input` and publish the dataset.
 
@@ -43,10 +48,11 @@ def run(
         config: what to convert and how.
         beam_options: the runner and its options; FnApiRunner in this process without.
         command: the command line, for run.json.
+        preflight: check everything, say what was found, and run no job.
         detach: return when a job on Dataflow is submitted; it runs on.
 
     Returns:
-        What is published; None with `--plan_only` or `detach`, or if the runner doesn't wait for the job.
+        What is published; None with `--plan_only`, `preflight` or `detach`, or if the runner doesn't wait for the job.
 
     Raises:
         UsageError: the configuration or the input can't be used; nothing was read but listings.
@@ -56,17 +62,19 @@ def run(
     config = dataclasses.replace(config, run_id=uuid.uuid4().hex)
     handlers = list(logging.root.handlers)
     try:
-        return _run(config, beam_options, command, detach)
+        return _run(config, beam_options, command, preflight, detach)
     finally:
         logging.root.handlers[:] = handlers  # Beam's options call logging.basicConfig
 
 
-def _run(config: Config, options: PipelineOptions | None, command: Sequence[str], detach: bool) -> Manifest | None:
+def _run(
+    config: Config, options: PipelineOptions | None, command: Sequence[str], only_checks: bool, detach: bool
+) -> Manifest | None:
     """`run`; changes the handlers of logging."""
-    job = None if options is None else _job(options)  # a runner that isn't there is told before all else
+    job = None if options is None else _job(options, config)  # a runner that isn't there is told before all else
     with _nothing_begun():
-        if config.plan_only:
-            _plan(resolve(config), job or _job(None), detach)
+        if config.plan_only and not only_checks:
+            _plan(resolve(config), job or _job(None, config), detach)
             return None
         config, manifest = at_once(partial(resolve, config), partial(read_manifest, config))
         if config.overwrite:
@@ -74,12 +82,20 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         found = None if manifest is None else published.check(config, manifest)
         if manifest is None:
             check_unpublished(config)
+            if only_checks or (job and job.is_dataflow):
+                from beam_pipeline.cli import preflight
+
+                for line in preflight.check_dataset(config):
+                    say(line, sys.stderr)
+    if only_checks and (manifest is None or (found is not None and found.damage)):
+        say("checked; nothing was started", sys.stderr)
+        return None
     if manifest is not None and found is not None and not found.damage:
         if JobState(config).has_leftovers():  # of a job that was killed between publishing and deleting them
             with suppress(ImageShardsError), _sole_writer(config):  # or of one that is running
                 JobState(config).clear()
         return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
-    job = job or _job(None)
+    job = job or _job(None, config)
     config = job.configured(config)
     with _sole_writer(config):
         if manifest is not None and found is not None:
@@ -95,13 +111,13 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
                 return None
             manifest, run = at_once(partial(read_manifest, config), partial(published.run_facts, config))
             return manifest and Manifest(config.dataset_url, manifest, PUBLISHED, run)
-    return _run(config, options, command, detach)  # another job has published it since it was looked for
+    return _run(config, options, command, only_checks, detach)  # another job has published it since it was looked for
 
 
-def _job(options: PipelineOptions | None) -> Job:
+def _job(options: PipelineOptions | None, config: Config) -> Job:
     from beam_pipeline.cli.job import Job
 
-    return Job(options)
+    return Job(options, config)
 
 
 def _plan(config: Config, job: Job, detach: bool) -> None:

@@ -17,6 +17,7 @@ from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.conversion.fetch import convert_all, record_of
+from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.published import shards_of
 from beam_pipeline.dataset.result import ShardResult, SummedFile
@@ -39,6 +40,9 @@ class ShardWriter:
         plan: of the job.
         repaired: the manifest that a repair follows; shards with other bytes than it says are not published.
         stopped: set if nothing of this is wanted any more.
+
+    Raises:
+        ImageShardsError: this worker has other versions than the launcher.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class ShardWriter:
         repaired: dict[str, Any] | None = None,
         stopped: threading.Event | None = None,
     ) -> None:
+        check_versions(config)
         self._config = config
         self._plan = plan
         self._plan_hash = plan.sha256

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Attempts, Decoder
 from beam_pipeline.conversion.fetch import convert_all, record_of
+from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import ChannelSums
 from beam_pipeline.inputs.references import ImageRef
@@ -44,7 +45,11 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
         config: of the job.
         class_count: number of classes, for the size of `one_hot_class`.
         refs: sampled references.
+
+    Raises:
+        ImageShardsError: this worker has other versions than the launcher.
     """
+    check_versions(config)
     refs = list(refs)
     attempts = Attempts(config)
     columns, one_hot_classes = config.columns, class_count if config.one_hot else 0

@@ -122,6 +122,20 @@ class GoogleStorage(ObjectStorage):
             if not token:
                 return
 
+    def regions(self, url: str) -> frozenset[str] | None:
+        """Where a bucket is, such as europe-west4 or eu; None if this account may not look."""
+        try:
+            bucket = self._call(url, lambda client: client.get_bucket(bucket_and_name(url)[0], **self._more))
+        except StorageError as error:
+            if status_of(error.__cause__) == 403:
+                return None
+            if status_of(error.__cause__) == 404:
+                raise MissingFileError(
+                    f"gs://{bucket_and_name(url)[0]}: there is no such bucket", "check its name"
+                ) from error
+            raise
+        return frozenset(str(one).lower() for one in bucket.data_locations or [bucket.location])
+
     # --- writing
 
     def write(self, url: str, data: bytes, generation: str | None = None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests import make
 from tests.dataflow.api import PROJECT, REGION, FakeDataflow
+from tests.dataflow.cloud import Cloud, MetadataServer
 from tests.servers import Gcs, serving
 
 
@@ -29,6 +31,12 @@ def api() -> Iterator[FakeDataflow]:
     """A Dataflow without jobs."""
     with serving(FakeDataflow()) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def cloud(gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), MetadataServer)) as server:
+        yield Cloud(gcs, f"127.0.0.1:{server.server_port}", tmp_path_factory.mktemp("cloud"))
 
 
 class Command(NamedTuple):
@@ -58,6 +66,7 @@ def command(gcs: Gcs, photos: Path, url: str) -> Command:
         [
             *cloud,
             "--no_auth",
+            "--machine_type=e2-standard-4",
             f"--temp_location=gs://{bucket}/_dataflow/temp",
             "--sdk_container_image=registry/image:1",
         ],
@@ -65,7 +74,7 @@ def command(gcs: Gcs, photos: Path, url: str) -> Command:
 
 
 def told(err: str) -> list[str]:
-    """What a command said of its job, and nothing of what came before."""
+    """What a command said of its job, and nothing of the defaults and checks before."""
     lines = err.splitlines()
-    begin = next((number for number, line in enumerate(lines) if line.startswith(("job ", "error: ", "warning: "))), 0)
-    return lines[begin:]
+    checks = [number for number, line in enumerate(lines) if line.startswith("ok: ")]
+    return lines[checks[-1] + 1 if checks else 0 :]

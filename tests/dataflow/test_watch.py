@@ -98,7 +98,7 @@ def test_states_warnings_and_errors_are_told_once_with_their_time_and_what_is_bi
         Step("PENDING"),
         Step("RUNNING", (slow, Message("BASIC", "Autoscaling: raised the number of workers"), OTHERS)),
         Step("RUNNING", (OTHERS, slow, Message("WARNING", "Another one."))),
-        Step("DONE", metrics={"TotalVcpuTime": 9000.0}),
+        Step("DONE", metrics={"TotalVcpuTime": 14400.0}),
     ]
     assert watched.lines(*steps, code=0) == [
         FOUND,
@@ -108,7 +108,7 @@ def test_states_warnings_and_errors_are_told_once_with_their_time_and_what_is_bi
         "12:02:31 error: OSError: [Errno 28] No space left on device",
         "12:02:00 running",
         "12:02:32 warning: Another one.",
-        "12:04:00 done after 4 min 00 s, 2.50 vCPU-hours",
+        "12:04:00 done after 4 min 00 s, 4.00 vCPU-hours = 1.00 worker-hours of e2-standard-4",
     ]
 
 

@@ -1,0 +1,153 @@
+"""The checks before a job is submitted, one line each; the first that fails ends the command."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import google.auth
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
+from google.auth.transport.requests import Request
+
+from beam_pipeline import storage
+from beam_pipeline.config import Config, wrong
+from beam_pipeline.conversion.versions import versions
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.errors import StorageError, UsageError, one_line
+from beam_pipeline.inputs.manifest_rows import row_refs
+from beam_pipeline.storage.causes import MissingFileError
+from beam_pipeline.storage.gs import GoogleStorage
+
+_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+_LOG_IN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
+# A bucket's multi-region, or predefined pair of regions → how regions in it begin.
+_CONTINENTS = {"us": "us-", "nam": "us-", "eu": "europe-", "eur": "europe-", "asia": "asia-"}
+_LOOKED_AT = 1000  # of an input's files, for HEIC
+_HEIC = (".heic", ".heif")
+_PIN = re.compile(r"^(pillow(?:-heif)?)==(\S+)", re.MULTILINE)
+
+
+def check_cloud(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
+    """Credentials, buckets, and what the workers run; needs nothing of the input.
+
+    Args:
+        options: Beam's by name, with the defaults.
+
+    Raises:
+        UsageError: no credentials, no such bucket, or workers with other versions than this launcher's.
+        StorageError: a bucket can't be written to.
+    """
+    yield _credentials(options)
+    yield from _buckets(config, options)
+    yield from _code(options)
+
+
+def check_dataset(config: Config) -> Iterator[str]:
+    """What the checks of input and output, which come before, have found.
+
+    Raises:
+        UsageError: the input holds HEIC images, which can't be decoded here.
+    """
+    yield f"ok: input {config.input or config.manifest} has images"
+    yield _heic(config)
+    found = "free"
+    if config.overwrite or JobState(config).exists():
+        found = "to be overwritten" if config.overwrite else "of a job that didn't finish: it resumes"
+    yield f"ok: output {config.dataset_url} is {found}"
+
+
+def _credentials(options: Mapping[str, Any]) -> str:
+    if options["no_auth"]:
+        return "warning: no credentials are used (--no_auth)"
+    try:
+        credentials, project = google.auth.default(scopes=_SCOPES)
+        credentials.refresh(Request())
+    except DefaultCredentialsError:
+        raise UsageError(f"there are no Google credentials here: {_LOG_IN}") from None
+    except GoogleAuthError as error:
+        raise UsageError(f"the Google credentials here are refused ({one_line(error)[:200]}): {_LOG_IN}") from None
+    account = getattr(credentials, "service_account_email", None) or "a user"
+    return f"ok: credentials of {account}, project {project or 'unknown'}; the job runs in project {options['project']}"
+
+
+def _buckets(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
+    written = {"output": config.state_url, **{flag: options[flag] for flag in ("temp_location", "staging_location")}}
+    read = {flag: getattr(config, flag) for flag in ("input", "manifest")}
+    seen = set()
+    for flag, url in {**written, **read}.items():
+        bucket = f"{url.partition('://')[0]}://{storage.bucket_and_name(url)[0]}"
+        if url and bucket not in seen:
+            seen.add(bucket)
+            yield _bucket(config, f"--{flag}", url, bucket, flag in written, options["region"])
+
+
+def _bucket(config: Config, flag: str, url: str, bucket: str, is_written: bool, region: str) -> str:
+    """Look where a bucket is, and write and delete an empty object if the job will write there."""
+    store = storage.open_storage(url, config.first_contact_s)
+    regions: Collection[str] | None = (region,)
+    try:
+        if isinstance(store, GoogleStorage):
+            regions = store.regions(url)
+        if is_written:
+            probe = storage.join(url, f"preflight-{config.run_id}")
+            store.write(probe, b"")
+            store.delete(probe)
+    except MissingFileError:
+        raise wrong(flag, bucket, f"there is no such bucket; make it in region {region}, or correct the name") from None
+    except StorageError as error:
+        fix = error.fix or "check the URL and the network"
+        raise StorageError(f"{flag} {error.reason}", f"{fix}; nothing was started") from error
+    found = f"bucket {bucket} {'can be written to' if is_written else 'is there'}"
+    if regions is None:
+        return f"warning: {found}; its region is unknown, as this account lacks storage.buckets.get"
+    if not any(_contains(one, region) for one in regions):
+        place = " and ".join(sorted(regions))
+        return f"warning: {found}, but is in {place} and the job in {region}: traffic between them costs and is slow"
+    return f"ok: {found}" + (f", in {' and '.join(sorted(regions))}" if isinstance(store, GoogleStorage) else "")
+
+
+def _contains(location: str, region: str) -> bool:
+    continent = _CONTINENTS.get(location.rstrip("0123456789"))
+    return location == region or (continent is not None and region.startswith(continent))
+
+
+def _code(options: Mapping[str, Any]) -> Iterator[str]:
+    """Which versions the workers will have, as far as it is known here."""
+    here, image, file = versions(), options["sdk_container_image"], options["requirements_file"]
+    needs = f"Python {sys.version_info.major}.{sys.version_info.minor}, Beam {version('apache-beam')}"
+    needs += "".join(f", {name} {here[name]}" for name in ("imageshards", "pillow", "pillow_heif") if name in here)
+    pins = dict(_PIN.findall(Path(file).read_text(encoding="utf-8"))) if file and Path(file).is_file() else {}
+    for package, name in (("pillow", "pillow"), ("pillow-heif", "pillow_heif")) if pins else ():
+        if pins.get(package) != here.get(name):
+            what = f"it has {package} {pins.get(package, 'missing')}, this launcher {here.get(name, 'none')}"
+            raise wrong("--requirements_file", file, f"{what}; install constraints.txt's here: make setup")
+    installed = " and ".join(Path(one).name for one in (options["setup_file"], file) if one)
+    code = f"image {image}" if image else f"workers install {installed}"
+    yield f"ok: {code}; a worker stops the job unless it has {needs}"
+    if options["use_public_ips"] is False and not image:
+        yield "warning: --no_use_public_ips: without --sdk_container_image workers need Cloud NAT to install packages"
+
+
+def _heic(config: Config) -> str:
+    """Whether photos of phones can be decoded, if there are any among the first files."""
+    if "pillow_heif" in versions():
+        return "ok: HEIC images can be decoded"
+    if config.layout == "manifest":
+        paths = (ref.path for ref in row_refs(config))
+    else:
+        files = storage.open_storage(config.input, config.first_contact_s).files(config.input)
+        paths = (file.path for file in files)
+    first = next((path for path in islice(paths, _LOOKED_AT) if path.lower().endswith(_HEIC)), None)
+    if first is not None and config.extensions & {"heic", "heif"}:
+        fix = "pip install '.[heic]' here, or leave heic and heif out of --extensions"
+        raise UsageError(
+            f"--input {config.input!r}: {first!r} is HEIC, which can't be decoded without pillow-heif; {fix}"
+        )
+    return (
+        f"ok: no HEIC image among the first {_LOOKED_AT:,} files (a later one would be rejected: no pillow-heif here)"
+    )

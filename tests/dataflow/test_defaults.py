@@ -1,0 +1,182 @@
+"""What a command for Dataflow leaves out: options, name, label, and how shards spread over workers."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from math import ceil
+from typing import Any
+
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_pipeline.cli import dataflow
+from beam_pipeline.config import Config
+from tests.dataflow.cloud import Cloud
+from tests.make import ROOT
+
+MOST_THREADS = 12  # that Dataflow gives a process if nothing is said
+MACHINES = {
+    "e2-standard-4": 4, "n1-highmem-16": 16, "c3-standard-8-lssd": 8, "n2-custom-6-3072": 6, "custom-4-8192": 4,
+    "n2-custom-6-3072-ext": 6, "e2-medium": 2, "c2d-highcpu-112": 112, "a2-highgpu-1g": None, "f1-micro": None,
+    "big": None,
+}  # fmt: skip
+
+
+def config(**more: Any) -> Config:
+    return Config(**{"input": "gs://photos", "output": "gs://out/datasets", "name": "photos", **more})
+
+
+def filled(config: Config, *flags: str) -> dict[str, Any]:
+    options = PipelineOptions([*flags, "--project=p", "--region=europe-west4"]).get_all_options()
+    return dataflow.defaults(config, options)
+
+
+def test_cores_are_read_from_the_name_of_a_machine_type() -> None:
+    assert {machine: dataflow.cores_of(machine) for machine in MACHINES} == MACHINES
+
+
+@given(st.integers(1, 5000), st.sampled_from([1, 2, 4, 6, 8, 16, 30, 64, 112]), st.integers(1, 200))
+def test_slots_cover_the_shards_and_no_worker_gets_more_than_its_share(shards: int, cores: int, most: int) -> None:
+    workers, threads = dataflow.spread(shards, cores, most)
+    slots = cores * threads  # of a worker
+    assert 1 <= workers <= most and 1 <= threads <= MOST_THREADS
+    if shards > most * cores * MOST_THREADS:  # more than may be in work at once: they take turns
+        assert (workers, threads) == (most, MOST_THREADS)
+        return
+    assert workers * slots >= shards
+    assert (workers - 1) * slots < shards, "no worker is idle"
+    assert threads == ceil(shards / (cores * most)), "no core has more than it must"
+    share = ceil(shards / workers)
+    assert min(slots, shards) <= share + max(1, cores - 1)  # slots come in multiples of the cores
+
+
+@given(st.integers(1, 32 * 4 * MOST_THREADS))
+def test_no_worker_of_the_default_gets_one_more_than_its_share(shards: int) -> None:
+    workers, threads = dataflow.spread(shards, cores=4, most_workers=32)
+    assert workers * 4 * threads >= shards
+    assert min(4 * threads, shards) <= ceil(shards / workers) + 1
+
+
+@pytest.mark.parametrize(
+    ("shards", "cores", "most", "spread"),
+    [
+        (1, 4, 32, (1, 1)),
+        (128, 4, 32, (32, 1)),
+        (130, 4, 32, (17, 2)),  # 12 threads would put them on 3 workers
+        (1000, 4, 32, (32, 8)),
+        (33, 16, 32, (3, 1)),
+        (10_000, 4, 32, (32, 12)),
+    ],
+)
+def test_threads_are_as_few_as_begin_every_shard(shards: int, cores: int, most: int, spread: tuple[int, int]) -> None:
+    assert dataflow.spread(shards, cores, most) == spread
+
+
+def test_every_option_that_is_left_out_has_a_default() -> None:
+    assert filled(config()) == {
+        "job_name": "imageshards-photos-1-0-0",
+        "temp_location": "gs://out/_dataflow/temp",
+        "staging_location": "gs://out/_dataflow/staging",
+        "machine_type": "e2-standard-4",
+        "disk_size_gb": 50,
+        "autoscaling_algorithm": "THROUGHPUT_BASED",
+        "max_num_workers": 32,
+        "number_of_worker_harness_threads": 1,
+        "setup_file": f"{ROOT}/setup.py",
+        "requirements_file": f"{ROOT}/deploy/requirements-worker-heic.txt",
+        "requirements_cache": "skip",
+    }
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [
+        ("--worker_machine_type=n2d-standard-8", "machine_type"),
+        ("--temp_location=gs://other/temp", "temp_location"),
+        ("--job_name=mine", "job_name"),
+        ("--max_num_workers=5", "max_num_workers"),
+        ("--number_of_worker_harness_threads=3", "number_of_worker_harness_threads"),
+        ("--setup_file=other/setup.py", "setup_file"),
+    ],
+)
+def test_what_is_given_has_no_default(flag: str, name: str) -> None:
+    assert filled(config()).keys() - filled(config(), flag).keys() >= {name}
+
+
+def test_an_image_is_run_in_place_of_the_package() -> None:
+    options = filled(config(), "--sdk_container_image=registry/imageshards:1")
+    assert options["sdk_location"] == "container"
+    assert not options.keys() & {"setup_file", "requirements_file", "requirements_cache"}
+
+
+@pytest.mark.parametrize(
+    ("more", "flags", "workers", "threads"),
+    [
+        ({"num_shards": 130}, (), 17, 2),
+        ({"num_shards": "train=60,validation=4", "splits": "train=0.9,validation=0.1"}, (), 16, 1),
+        ({"num_shards": 8, "splits": "train=0.9,validation=0.1"}, ("--machine_type=n1-highmem-16",), 1, 1),
+        ({"num_shards": 10_000}, (), 209, 12),  # more than 32 workers can be given
+        ({"num_shards": 130}, ("--max_num_workers=9",), None, 4),
+        ({"num_shards": 130}, ("--max_num_workers=99",), 33, 1),  # others of them would be idle
+        ({"num_shards": 130}, ("--number_of_worker_harness_threads=1",), 32, None),
+        ({"num_shards": 130}, ("--machine_type=a2-highgpu-1g",), 32, 1),
+        ({"num_shards": 130, "layout": "split_class_folders"}, (), 32, 1),  # of each split, and nobody knows how many
+        ({"num_shards": "train=9", "splits": "train=0.9,validation=0.1"}, (), 32, 1),
+    ],
+)
+def test_workers_and_threads_follow_the_number_of_shards(
+    more: dict[str, Any], flags: tuple[str, ...], workers: int | None, threads: int | None
+) -> None:
+    options = filled(config(**more), *flags)
+    assert (options.get("max_num_workers"), options.get("number_of_worker_harness_threads")) == (workers, threads)
+
+
+def test_the_label_tells_jobs_of_one_name_apart() -> None:
+    labels = {dataflow.label(config(**more)) for more in ({}, {"seed": 1}, {"output": "gs://b"}, {"input": "gs://c"})}
+    assert len(labels) == 4
+    assert dataflow.label(config(fetch_concurrency=3)) in labels, "how it goes about it doesn't count"
+
+
+def test_the_job_asks_for_what_was_printed_and_is_as_large_for_any_number_of_images(cloud: Cloud) -> None:
+    image = ("--sdk_container_image=registry/imageshards:1", "--service_account_email=me@example.com")
+    more = (
+        "--num_shards=130",
+        "--splits=train=1",
+        "--no_use_public_ips",
+        "--subnetwork=regions/europe-west4/subnetworks/mine",
+    )
+    few, many = (
+        cloud.submit(f"{images}-out", *image, *more, "--labels=team=vision", *cloud.manifest(images))
+        for images in (10, 100_000)
+    )
+    graphs = [cloud.read(bucket, "pipeline.pb") for bucket in ("10-out", "100000-out")]
+    assert b"WriteShards" in graphs[1]
+    assert len(json.dumps(many)) + len(graphs[1]) < 1_000_000  # Dataflow takes 10 MB
+    # Beam numbers its parts in no fixed order: a few hundred bytes; 99,990 references would be 5 MB.
+    assert abs(len(json.dumps(many)) - len(json.dumps(few))) < 1000
+    assert abs(len(graphs[1]) - len(graphs[0])) < 1000
+
+    (workers,) = few["environment"]["workerPools"]
+    assert few["name"] == "imageshards-photos-1-0-0"
+    assert few["labels"]["team"] == "vision"
+    assert len(few["labels"]["imageshards"]) == 32
+    assert (workers["machineType"], workers["diskSizeGb"]) == ("e2-standard-4", 50)
+    assert (workers["autoscalingSettings"]["maxNumWorkers"], workers["numThreadsPerWorker"]) == (17, 2)
+    assert workers["ipConfiguration"] == "WORKER_IP_PRIVATE"
+    assert workers["subnetwork"] == "regions/europe-west4/subnetworks/mine"
+    assert workers["workerHarnessContainerImage"] == "registry/imageshards:1"
+    assert few["environment"]["serviceAccountEmail"] == "me@example.com"
+    assert "pickled_main_session" not in [package["name"] for package in workers.get("packages", ())]
+
+
+def test_without_an_image_the_workers_get_the_package_and_its_requirements(cloud: Cloud) -> None:
+    cloud.submit("package-out", f"--input={cloud.input()}")
+    sent = cloud.read("package-out", "requirements.txt")
+    assert sent == (ROOT / "deploy" / "requirements-worker-heic.txt").read_bytes()
+    with tarfile.open(fileobj=io.BytesIO(cloud.read("package-out", "workflow.tar.gz"))) as package:
+        names = {name.partition("/")[2] for name in package.getnames()}
+    assert {"setup.py", "beam_pipeline/pipeline/graph.py", "beam_pipeline/py.typed"} <= names

@@ -1,0 +1,205 @@
+"""What is checked before a job is submitted: a line each, exit code 0, or the one line of what fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import apache_beam
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_pipeline.cli import preflight
+from beam_pipeline.cli.job import Job
+from beam_pipeline.config import Config
+from beam_pipeline.conversion.versions import versions
+from beam_pipeline.errors import OTHER_IMAGE, ImageShardsError, UsageError
+from tests import make
+from tests.dataflow.cloud import Cloud
+from tests.servers import Answer, Gcs, telling
+
+HERE = f"Python {sys.version_info.major}.{sys.version_info.minor}, Beam {apache_beam.__version__}" + "".join(
+    f", {name} {versions()[name]}" for name in ("imageshards", "pillow", "pillow_heif")
+)
+REGION = "--region=us-central1"  # of fake-gcs-server's buckets
+
+
+def checked(cloud: Cloud, *flags: str, **environment: str) -> tuple[int, list[str]]:
+    """Exit code and lines of a command that checks only, without those that tell the defaults."""
+    finished = cloud.run("--preflight", *flags, environment=environment)
+    assert finished.stdout == ""
+    lines = finished.stderr.splitlines()
+    return finished.returncode, [line for line in lines if line.startswith(("ok: ", "warning: ", "error: ", "checked"))]
+
+
+def test_everything_is_checked_a_line_each_and_nothing_is_left_behind(cloud: Cloud) -> None:
+    installed = "workers install setup.py and requirements-worker-heic.txt"
+    source, output = cloud.input(), f"gs://{cloud.gcs.new_bucket()}"
+    assert checked(cloud, f"--input={source}", f"--output={output}", REGION) == (
+        0,
+        [
+            "ok: credentials of me@example.com, project my-project; the job runs in project my-project",
+            f"ok: bucket {output} can be written to, in us-central1",
+            f"ok: bucket {source} is there, in us-central1",
+            f"ok: {installed}; a worker stops the job unless it has {HERE}",
+            f"ok: input {source} has images",
+            "ok: HEIC images can be decoded",
+            f"ok: output {output}/photos/1.0.0 is free",
+            "checked; nothing was started",
+        ],
+    )
+    assert cloud.gcs.names(output.removeprefix("gs://")) == []
+
+
+def test_what_is_left_out_is_printed_before_the_checks(cloud: Cloud) -> None:
+    source, bucket = cloud.input(), cloud.gcs.new_bucket()
+    more = ("--num_shards=130", "--no_use_public_ips")
+    finished = cloud.run("--preflight", f"--input={source}", f"--output=gs://{bucket}/sets", *more)
+    assert finished.stderr.splitlines()[:13] == [
+        "Dataflow job imageshards-photos-1-0-0 in project my-project, region europe-west4; defaults:",
+        "  --job_name=imageshards-photos-1-0-0",
+        f"  --temp_location=gs://{bucket}/_dataflow/temp",
+        f"  --staging_location=gs://{bucket}/_dataflow/staging",
+        "  --machine_type=e2-standard-4",
+        "  --disk_size_gb=50",
+        "  --autoscaling_algorithm=THROUGHPUT_BASED",
+        "  --max_num_workers=17",
+        "  --number_of_worker_harness_threads=2",
+        f"  --setup_file={make.ROOT}/setup.py",
+        f"  --requirements_file={make.ROOT}/deploy/requirements-worker-heic.txt",
+        "  --requirements_cache=skip",
+        "  up to 136 shards at a time on up to 17 workers of 4 cores; there will be 130",
+    ]
+    slow = "but is in us-central1 and the job in europe-west4: traffic between them costs and is slow"
+    assert f"warning: bucket gs://{bucket} can be written to, {slow}" in finished.stderr.splitlines()
+    needs = "without --sdk_container_image workers need Cloud NAT to install packages"
+    assert f"warning: --no_use_public_ips: {needs}" in finished.stderr.splitlines()
+
+
+def test_an_image_and_an_unfinished_job_are_told(cloud: Cloud) -> None:
+    source, bucket = cloud.input(), cloud.gcs.new_bucket()
+    cloud.gcs.put(bucket, "photos/_state/1.0.0/plan.json", b"{}")
+    flags = (f"--input={source}", f"--output=gs://{bucket}", REGION, "--sdk_container_image=registry/imageshards:1")
+    code, lines = checked(cloud, *flags)
+    assert code == 0
+    assert f"ok: image registry/imageshards:1; a worker stops the job unless it has {HERE}" in lines
+    assert f"ok: output gs://{bucket}/photos/1.0.0 is of a job that didn't finish: it resumes" in lines
+
+
+@pytest.mark.parametrize("flag", ["--input", "--output", "--temp_location", "--staging_location"])
+def test_a_missing_bucket_is_named_with_its_flag(cloud: Cloud, flag: str) -> None:
+    given = {"--input": cloud.input(), "--output": f"gs://{cloud.gcs.new_bucket()}", flag: "gs://no-such-bucket/at-all"}
+    code, lines = checked(cloud, *(f"{name}={value}" for name, value in given.items()))
+    fix = "there is no such bucket; make it in region europe-west4, or correct the name"
+    assert (code, lines[-1]) == (2, f"error: {flag} 'gs://no-such-bucket': {fix}")
+
+
+def test_a_bucket_that_may_not_be_written_to_ends_it(cloud: Cloud) -> None:
+    with telling(Answer(403, words="me@example.com may not")) as server:
+        output = f"--output=gs://out-{server.server_port}"
+        code, lines = checked(cloud, "--input=gs://in", output, STORAGE_EMULATOR_HOST=server.url)
+    assert code == 1
+    assert lines[-1].startswith(f"error: {output.replace('=', ' ')}/photos/_state/1.0.0/preflight-")
+    assert "(403: " in lines[-1] and "me@example.com may not" in lines[-1]
+    assert lines[-1].endswith("; nothing was started")
+
+
+def test_without_credentials_nothing_is_asked(cloud: Cloud, tmp_path: Path) -> None:
+    nobody = {"NO_GCE_CHECK": "true", "HOME": str(tmp_path), "GOOGLE_APPLICATION_CREDENTIALS": ""}
+    fix = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
+    said = (2, [f"error: there are no Google credentials here: {fix}"])
+    assert checked(cloud, "--input=gs://in", "--output=gs://out", **nobody) == said
+
+
+@pytest.mark.parametrize(
+    ("pins", "why"),
+    [
+        ("pillow==12.1.1\npillow-heif==1.8.1\n", "pillow 12.1.1, this launcher {pillow}"),
+        ("pillow=={pillow}\n", "pillow-heif missing, this launcher {pillow_heif}"),
+    ],
+)
+def test_requirements_with_other_codecs_than_the_launchers_are_refused(
+    cloud: Cloud, pins: str, why: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text(pins.format_map(versions()))
+    output = f"gs://{cloud.gcs.new_bucket()}"
+    code, lines = checked(cloud, f"--input={cloud.input()}", f"--output={output}", f"--requirements_file={file}")
+    what = f"it has {why.format_map(versions())}; install constraints.txt's here: make setup"
+    assert (code, lines[-1]) == (2, f"error: --requirements_file '{file}': {what}")
+
+
+def test_an_input_with_heic_images_needs_pillow_heif_here(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = {name: version for name, version in versions().items() if name != "pillow_heif"}
+    monkeypatch.setattr(preflight, "versions", lambda: without)
+    config = Config(input=photos, output=tmp_path, name="photos")
+    none = "ok: no HEIC image among the first 1,000 files (a later one would be rejected: no pillow-heif here)"
+    assert none in preflight.check_dataset(config)
+    phone = tmp_path / "phone"
+    (phone / "cat").mkdir(parents=True)
+    (phone / "cat" / "IMG_1.HEIC").touch()
+    fix = "pip install '.[heic]' here, or leave heic and heif out of --extensions"
+    with pytest.raises(UsageError, match="without pillow-heif") as refused:
+        list(preflight.check_dataset(dataclasses.replace(config, input=str(phone))))
+    what = "'cat/IMG_1.HEIC' is HEIC, which can't be decoded without pillow-heif"
+    assert str(refused.value) == f"--input '{phone}': {what}; {fix}"
+    assert none in preflight.check_dataset(dataclasses.replace(config, input=str(phone), extensions="jpg"))
+
+
+def test_a_local_job_is_checked_too(photos: Path, tmp_path: Path) -> None:
+    finished = make.job(photos, tmp_path / "out", "--preflight")
+    assert finished.code == 0
+    assert f"ok: output {tmp_path}/out/photos/1.0.0 is free" in finished.err.splitlines()
+    assert make.files(tmp_path) == {}
+    version = make.published(photos, tmp_path / "done")
+    finished = make.job(photos, tmp_path / "done", "--preflight")
+    assert finished.out.startswith(f"already published {version}")
+
+
+@pytest.mark.parametrize(
+    ("here", "said"),
+    [
+        ({"pillow": "12.1.1"}, "pillow {pillow}, the launcher 12.1.1"),
+        ({"pillow": "12.1.1", "zlib": "1"}, "pillow {pillow}, the launcher 12.1.1 (1 other version differs)"),
+        ({"imageshards": "0.1.0 (12345678)"}, "imageshards {imageshards}, the launcher 0.1.0 (12345678)"),
+        ({"extra": "1"}, "no extra, the launcher 1"),
+        ({"pillow_heif": None}, "pillow_heif {pillow_heif}, the launcher none"),
+    ],
+)
+def test_a_worker_with_other_versions_than_the_launchers_writes_nothing(
+    here: dict[str, str | None], said: str, photos: Path, tmp_path: Path
+) -> None:
+    config = Config(input=photos, output=tmp_path / "out", name="photos", image_size=24)
+    launcher = {name: version for name, version in {**versions(), **here}.items() if version is not None}
+    with pytest.raises(ImageShardsError) as refused:
+        Job(None, config).write(dataclasses.replace(config, launcher=launcher))
+    assert str(refused.value) == f"the worker has {said.format_map(versions())}: {OTHER_IMAGE}"
+    assert not [name for name in make.files(tmp_path) if "tfrecord" in name]
+
+
+def test_workers_of_a_cluster_are_told_the_launchers_versions(photos: Path, tmp_path: Path) -> None:
+    config = Config(input=photos, output=tmp_path / "out", name="photos")
+    cluster = PipelineOptions(["--runner=PortableRunner", "--job_endpoint=embed"])
+    assert Job(cluster, config).configured(config).launcher == versions()
+    assert Job(None, config).configured(config).launcher is None
+
+
+@pytest.mark.parametrize(
+    ("location", "region", "contains"),
+    [
+        ("europe-west4", "europe-west4", True), ("europe-west1", "europe-west4", False), ("eu", "europe-west4", True),
+        ("eur4", "europe-west4", True), ("us", "us-central1", True), ("us", "europe-west4", False),
+        ("nam4", "us-central1", True), ("asia1", "asia-northeast1", True),
+    ],
+)  # fmt: skip
+def test_a_multi_region_contains_the_regions_of_its_continent(location: str, region: str, contains: bool) -> None:
+    assert preflight._contains(location, region) is contains
+
+
+def test_a_bucket_says_in_which_region_it_is(gcs: Gcs) -> None:
+    from beam_pipeline.storage.gs import GoogleStorage
+
+    assert GoogleStorage(5).regions(f"gs://{gcs.new_bucket()}/folder") == {"us-central1"}
