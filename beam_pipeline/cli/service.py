@@ -25,7 +25,7 @@ _TIMEOUT_S = 30.0
 _MOST_WORDS = 300  # of an answer that is a page of HTML
 _FIXES = {
     401: "log in again: gcloud auth application-default login",
-    403: "your account needs roles/dataflow.developer, the project the Dataflow API",
+    403: "give your account roles/dataflow.developer and enable the Dataflow API",
     404: "check --project and --region",
     429: "wait for the project's quota",
 }
@@ -53,11 +53,14 @@ def explained(error: BaseException) -> ServiceError | None:
     """An error of Google's client library in one line, or None if it is another error."""
     if isinstance(error, GoogleAPICallError):
         code = int(error.code or 0)
-        words = re.sub(r"^[A-Z]+ \S+: ", "", " ".join(str(error.message).split()))[:_MOST_WORDS]
+        message = " ".join(str(error.message).split())
+        words = re.sub(r"^[A-Z]+ \S+: ", "", message)[:_MOST_WORDS]
+        if "/storage/v1/" in message.removesuffix(words):  # the package is staged there
+            return ServiceError(f"Cloud Storage answers {code} ({words})", code)
         fix = f"; {_FIXES[code]}" if code in _FIXES else ""
         return ServiceError(f"the Dataflow API answers {code} ({words}){fix}", code)
     if isinstance(error, requests.RequestException | TransportError):
-        return ServiceError(f"the Dataflow API can't be reached ({type(error).__name__})", 0)
+        return ServiceError(f"Google's API can't be reached ({type(error).__name__})", 0)
     if isinstance(error, GoogleAuthError):
         words = one_line(error)[:_MOST_WORDS].rstrip(".")
         return ServiceError(f"Google's credentials can't be used ({words}); {_FIXES[401]}", 401)

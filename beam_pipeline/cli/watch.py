@@ -225,7 +225,8 @@ class Watch:
 
     def _spent(self, job: Any) -> str:
         """How long a job took, and what of it is billed."""
-        text = f" after {duration((job.current_state_time - job.create_time).total_seconds())}"
+        begun, ended = job.create_time, job.current_state_time
+        text = f" after {duration((ended - begun).total_seconds())}" if begun and ended else ""
         with suppress(ServiceError):
             vcpu_hours = self._service.counts(self._id)["TotalVcpuTime"] / 3600  # the service counts seconds
             pools = self._service.job(self._id, "JOB_VIEW_DESCRIPTION").environment.worker_pools

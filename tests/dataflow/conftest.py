@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.portability import python_urns
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from tests import make
 from tests.dataflow.api import PROJECT, REGION, FakeDataflow
@@ -71,6 +76,20 @@ def command(gcs: Gcs, photos: Path, url: str) -> Command:
             "--sdk_container_image=registry/image:1",
         ],
     )
+
+
+def work(gcs: Gcs, content: dict[str, Any]) -> Counter[str]:
+    """Do what Dataflow's workers would: run the graph that was staged with a job; returns its counters."""
+    url = content["environment"]["sdkPipelineOptions"]["options"]["pipelineUrl"]
+    bucket, _, name = url.removeprefix("gs://").partition("/")
+    graph = beam_runner_api_pb2.Pipeline.FromString(gcs.get(bucket, name))
+    for environment in graph.components.environments.values():
+        environment.urn, environment.payload = python_urns.EMBEDDED_PYTHON, b""  # not the image
+    result = FnApiRunner().run_via_runner_api(graph, PipelineOptions([]))
+    counters: Counter[str] = Counter()
+    for one in result.metrics().query()["counters"]:
+        counters[one.key.metric.name] += one.attempted
+    return counters
 
 
 def told(err: str) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ from apache_beam.portability.api import beam_runner_api_pb2
 
 from beam_pipeline.cli import dataflow, watch
 from tests import make
-from tests.dataflow.api import RESET, FakeDataflow, Step
-from tests.dataflow.conftest import Command, command, told
-from tests.dataflow.test_watch import FAILURES, FOUND, ID, LINK, PLANNED, RUNS_ON
+from tests.dataflow.api import RESET, FakeDataflow, Message, Step
+from tests.dataflow.conftest import Command, command, told, work
+from tests.dataflow.test_watch import FAILURES, FOUND, ID, LINK, RUNS_ON
 from tests.servers import Gcs
 
+PERHAPS = "if it was submitted, it runs on; the same command then finds it, else submits it"
 SUBMITTED = f"job {ID} is submitted: {LINK}"
 
 
@@ -27,27 +30,63 @@ def one(gcs: Gcs, photos: Path, api: FakeDataflow, monkeypatch: pytest.MonkeyPat
     return command(gcs, photos, api.url)
 
 
-def test_one_command_submits_watches_and_sums_up_what_was_published(api: FakeDataflow, one: Command) -> None:
-    def publish() -> None:  # what the workers would have done
-        assert make.run(*one.dataset).code == 0
-
-    billed = {"TotalVcpuTime": 5760.0}
-    api.steps = [Step("PENDING"), Step("RUNNING", metrics=PLANNED), Step("DONE", metrics=billed, act=publish)]
-    program = [sys.executable, "-m", "beam_pipeline", *one.dataset, *one.cloud, "--machine_type=n2d-standard-8"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert told(done.stderr) == [
-        SUBMITTED,
-        "12:01:00 pending",
-        "12:02:00 running",
-        "12:04:00 done after 4 min 00 s, 1.60 vCPU-hours = 0.20 worker-hours of n2d-standard-8",
-    ]
-    first, *others = done.stdout.splitlines()
+def test_one_command_submits_watches_and_sums_up_what_was_published(
+    gcs: Gcs, api: FakeDataflow, one: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_PROGRESS_EVERY_S", 0.0)
+    monkeypatch.setattr(watch, "_LOG_LINE_EVERY_S", 0.0)
+    metrics = {"TotalVcpuTime": 5760.0}
+    running = Step("RUNNING", metrics=metrics, act=lambda: metrics.update(work(gcs, api.jobs[ID].content)))
+    api.steps = [Step("PENDING"), running, Step("DONE", metrics=metrics)]
+    finished = one.run("--machine_type=n2d-standard-8", "--num_shards=3")
+    assert (finished.code, told(finished.err)) == (
+        0,
+        [
+            SUBMITTED,
+            "12:01:00 pending",
+            "12:02:00 running",
+            "shards 3/3 · images 40/40",
+            "12:04:00 done after 4 min 00 s, 1.60 vCPU-hours = 0.20 worker-hours of n2d-standard-8",
+        ],
+    )
+    first, *others = finished.out.splitlines()
     assert first == f"published {one.dataset[3]}/photos/1.0.0"
     assert others[1:] == ["  40 images listed = 40 records + 0 rejects", "  3 classes"]
-    again = one.run()
+    again = one.run("--num_shards=3")
     assert (again.code, again.out.partition("\n")[0]) == (0, f"already {first}, nothing written")
     assert len(api.jobs) == 1
+
+
+def test_a_job_that_failed_is_submitted_again_by_the_same_command_and_goes_on(
+    gcs: Gcs, api: FakeDataflow, one: Command
+) -> None:
+    bucket = one.dataset[1].split("/")[2]
+    gcs.put(bucket, "photos/ant/bad.jpg", b"bad")
+    failed = Step("FAILED", act=lambda: None)
+
+    def fail() -> None:
+        try:
+            work(gcs, api.jobs[ID].content)
+        except Exception:
+            text = (
+                f"Error message from worker: generic::unknown: {traceback.format_exc()}\npassed through:\n==>\n  x.cc:1"
+            )
+            failed.messages = (Message("ERROR", text),)
+
+    failed.act = fail
+    api.steps = [Step("RUNNING"), failed]
+    flags = ("--max_reject_fraction=0",)
+    finished = one.run(*flags)
+    rejected = (
+        "1 of 41 images rejected, --max_reject_fraction is 0: the first is 'ant/bad.jpg' (not_an_image: 3 bytes, "
+    )
+    rejected += "beginning 626164); remove them or raise --max_reject_fraction"
+    ended = ["12:02:00 running", f"12:04:30 error: {rejected}", "12:04:00 failed after 4 min 00 s"]
+    assert (finished.code, told(finished.err)) == (1, [SUBMITTED, *ended, f"error: {rejected}"])
+    gcs.put(bucket, "photos/ant/bad.jpg", make.encoded(make.picture()))
+    api.steps = [Step("DONE", act=lambda: work(gcs, api.jobs[f"{ID[:-1]}2"].content))]
+    finished = one.run(*flags)
+    assert (finished.code, finished.out.partition("\n")[0]) == (0, f"published {one.dataset[3]}/photos/1.0.0")
 
 
 def test_a_job_that_the_api_does_not_know_yet_is_waited_for(api: FakeDataflow, one: Command) -> None:
@@ -77,6 +116,20 @@ def test_a_job_that_another_command_submitted_meanwhile_is_watched_or_left_alone
     )
 
 
+def test_ctrl_c_while_the_job_is_submitted_says_what_may_have_happened(api: FakeDataflow, one: Command) -> None:
+    program = [sys.executable, "-m", "beam_pipeline", *one.dataset, *one.cloud]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+
+        def interrupt(_: dict[str, Any]) -> None:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=60)  # the answer never comes
+
+        api.before_create = interrupt
+        out, err = process.communicate(timeout=60)
+    line = f"error: interrupted while job 'imageshards-photos-1-0-0' was submitted; {PERHAPS}"
+    assert (process.returncode, out, told(err)) == (1, "", [line])
+
+
 @pytest.mark.parametrize("code", [403, 404, 429])
 def test_a_refused_submission_is_one_line(api: FakeDataflow, one: Command, code: int) -> None:
     api.create_errors = [code]
@@ -88,8 +141,7 @@ def test_a_refused_submission_is_one_line(api: FakeDataflow, one: Command, code:
 def test_a_service_that_fails_is_asked_again_by_beam_for_half_a_minute(api: FakeDataflow, one: Command) -> None:
     api.create_errors = [RESET, 500, 500, 500]
     finished = one.run()
-    perhaps = "if it was submitted, it runs on; the same command then finds it, else submits it"
-    assert (finished.code, told(finished.err)) == (1, [f"error: {FAILURES[500]}; {perhaps}"])
+    assert (finished.code, told(finished.err)) == (1, [f"error: {FAILURES[500]}; {PERHAPS}"])
     assert api.create_errors == []
     assert one.run("--detach").code == 0
 

@@ -27,12 +27,12 @@ RUNS_ON = f"job {ID} runs on and is billed: the same command watches it, {CANCEL
 FOUND = f"job {ID} runs already: {LINK}"
 ANSWERS = "the Dataflow API answers {} (the API's own words)"
 FAILURES = {
-    RESET: "the Dataflow API can't be reached (ConnectionError)",
-    SILENCE: "the Dataflow API can't be reached (ReadTimeout)",
+    RESET: "Google's API can't be reached (ConnectionError)",
+    SILENCE: "Google's API can't be reached (ReadTimeout)",
     # No token is accepted: the library asks for a new one.
     401: "Google's credentials can't be used (Anonymous credentials cannot be refreshed); log in again: gcloud auth "
     "application-default login",
-    403: f"{ANSWERS.format(403)}; your account needs roles/dataflow.developer, the project the Dataflow API",
+    403: f"{ANSWERS.format(403)}; give your account roles/dataflow.developer and enable the Dataflow API",
     404: f"{ANSWERS.format(404)}; check --project and --region",
     429: f"{ANSWERS.format(429)}; wait for the project's quota",
     500: ANSWERS.format(500),
@@ -223,7 +223,7 @@ def test_no_api_at_all_is_one_line(submitted: tuple[FakeDataflow, Command], monk
     monkeypatch.setattr(watch, "_PATIENCE_S", 0.0)
     _, again = submitted
     finished = again.run("--dataflow_endpoint=http://localhost:9")
-    line = "error: the Dataflow API can't be reached (ConnectionError); nothing was started"
+    line = "error: Google's API can't be reached (ConnectionError); nothing was started"
     assert (finished.code, told(finished.err)) == (1, [line])
 
 

@@ -127,6 +127,13 @@ def test_a_finished_shard_is_kept(job: Job) -> None:
     assert (again.records, again.bytes, again.rejects) == (first.records, first.bytes, first.rejects)
 
 
+def test_images_are_counted_as_done_once_when_they_are_written_and_when_their_shard_is_kept(job: Job) -> None:
+    for _ in range(2):
+        writer = ShardWriter(job.config, job.plan)
+        writer.write("train", 0, job.refs)
+        assert (writer.newly_done(), writer.newly_done()) == (40, 0)
+
+
 @pytest.mark.parametrize(
     ("what", "damage"),
     [
