@@ -16,7 +16,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from beam_pipeline.cli import dataflow, watch
 from tests import make
 from tests.dataflow.api import RESET, FakeDataflow, Message, Step
-from tests.dataflow.conftest import Command, command, told, work
+from tests.dataflow.commands import Command, command, told, work
 from tests.dataflow.test_watch import FAILURES, FOUND, ID, LINK, RUNS_ON
 from tests.servers import Gcs
 
