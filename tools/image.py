@@ -15,13 +15,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
 from beam_pipeline import sample_data
 from tests import servers
-from tests.dataflow.cloud import Cloud, MetadataServer
+from tests.dataflow.cloud import Cloud, account_key
 from tools.engines import jobs, processes
 
 ROOT = processes.ROOT
@@ -140,12 +139,9 @@ def _job(row: Row, place: Path, output: Path) -> str:
 def _stage(folder: Path) -> None:
     """What the DataflowRunner stages without an image, by a real submission that is written to a file."""
     folder.mkdir(parents=True)
-    with (
-        servers.fake_gcs(WORK / "gcs.log") as url,
-        servers.serving(ThreadingHTTPServer(("127.0.0.1", 0), MetadataServer)) as metadata,
-    ):
+    with servers.fake_gcs(WORK / "gcs.log") as url, account_key(folder) as key:
         os.environ["STORAGE_EMULATOR_HOST"] = url
-        cloud = Cloud(servers.Gcs(url), f"127.0.0.1:{metadata.server_port}", folder)
+        cloud = Cloud(servers.Gcs(url), folder, key)
         cloud.submit("staged", f"--input={cloud.input()}")
         for name in ("requirements.txt", "workflow.tar.gz"):
             (folder / name).write_bytes(cloud.read("staged", name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -20,6 +21,7 @@ from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import StorageError, UsageError, one_line
 from beam_pipeline.inputs.manifest_rows import row_refs
+from beam_pipeline.schema import canonical_json
 from beam_pipeline.storage.causes import MissingFileError
 from beam_pipeline.storage.gs import GoogleStorage
 
@@ -51,14 +53,26 @@ def check_dataset(config: Config) -> Iterator[str]:
     """What the checks of input and output, which come before, have found.
 
     Raises:
-        UsageError: the input holds HEIC images, which can't be decoded here.
+        UsageError: the input holds HEIC images, which can't be decoded here, or the output an unfinished job of others.
     """
     yield f"ok: input {config.input or config.manifest} has images"
     yield _heic(config)
-    found = "free"
-    if config.overwrite or JobState(config).exists():
-        found = "to be overwritten" if config.overwrite else "of a job that didn't finish: it resumes"
-    yield f"ok: output {config.dataset_url} is {found}"
+    yield f"ok: output {config.dataset_url} is {_found(config)}"
+
+
+def _found(config: Config) -> str:
+    """What a job meets in its output; that no other program's files are there has been checked."""
+    state = JobState(config)
+    if config.overwrite or config.restart:
+        return "begun again: what is there is discarded"
+    if not state.exists():
+        return "free"
+    planned, wanted = state.planned().get("configuration", {}), json.loads(canonical_json(config.fingerprint()))
+    others = sorted(f"--{name}" for name in wanted if planned and planned.get(name) != wanted[name])
+    if others and not storage.is_local(config.output):
+        what = f"{config.dataset_url} is of an unfinished job with other flags ({', '.join(others)})"
+        raise wrong("--output", config.output, f"{what}: give the same, or --restart discards what it has written")
+    return "begun again: it was planned with other flags" if others else "of a job that didn't finish: it resumes"
 
 
 def _credentials(options: Mapping[str, Any]) -> str:

@@ -69,6 +69,13 @@ class JobState:
         """
         return any(self._store.stat(join(self.url, file)) for file in (_PLAN_FILE, CLAIM_FILE))
 
+    def planned(self) -> dict[str, Any]:
+        """The plan of the job that began to write the version; empty if there is none that can be read."""
+        with suppress(ValueError):
+            if isinstance(plan := json.loads(self._read(_PLAN_FILE) or b"{}"), dict):
+                return plan
+        return {}
+
     def has_leftovers(self) -> bool:
         """Whether anything is here, if only a folder; here or in the folder of all states, of a local output."""
         if self._is_local:

@@ -6,29 +6,28 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
 from tests import make
-from tests.servers import Gcs
+from tests.servers import Gcs, serving
 
 PROJECT = ("--runner=DataflowRunner", "--project=my-project", "--region=europe-west4")
 
 
-class MetadataServer(BaseHTTPRequestHandler):
-    """Answers as a Google VM's metadata server does: without credentials Beam waits 25 s before it goes on."""
+class TokenServer(BaseHTTPRequestHandler):
+    """Gives a token to whoever asks, as https://oauth2.googleapis.com/token does for an account's key."""
 
-    def do_GET(self) -> None:
-        answer, kind = b"my-project", "text/plain"
-        if "/token" in self.path or "recursive" in self.path:
-            answer = b'{"access_token": "x", "expires_in": 3600, "token_type": "Bearer", "email": "me@example.com"}'
-            kind = "application/json"
-        elif "universe" in self.path:
-            answer = b"googleapis.com"
+    def do_POST(self) -> None:
+        answer = b'{"access_token": "x", "expires_in": 3600, "token_type": "Bearer"}'
         self.send_response(200)
-        for header in (("Metadata-Flavor", "Google"), ("Content-Type", kind), ("Content-Length", str(len(answer)))):
+        for header in (("Content-Type", "application/json"), ("Content-Length", str(len(answer)))):
             self.send_header(*header)
         self.end_headers()
         self.wfile.write(answer)
@@ -37,19 +36,32 @@ class MetadataServer(BaseHTTPRequestHandler):
         """Not on the tests' output."""
 
 
+@contextmanager
+def account_key(folder: Path) -> Iterator[Path]:
+    """A file for GOOGLE_APPLICATION_CREDENTIALS: without any, Beam waits 20 s before it goes on."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), TokenServer)) as server:
+        url = f"http://127.0.0.1:{server.server_port}/token"
+        account = {"client_email": "me@example.com", "private_key": pem, "token_uri": url, "project_id": "my-project"}
+        file = folder / "account.json"
+        file.write_text(json.dumps({"type": "service_account", **account}))
+        yield file
+
+
 class Cloud:
-    """Runs the command beside a running storage server and a metadata server.
+    """Runs the command with a storage server and an account's key.
 
     Args:
         gcs: the storage.
-        metadata: host and port of the metadata server.
         folder: for templates.
+        key: file of the key.
     """
 
-    def __init__(self, gcs: Gcs, metadata: str, folder: Path) -> None:
+    def __init__(self, gcs: Gcs, folder: Path, key: Path) -> None:
         self.gcs = gcs
         self._folder = folder
-        self.environment = {**os.environ, "GCE_METADATA_HOST": metadata, "GCE_METADATA_IP": metadata}
+        self._environment = {**os.environ, "GOOGLE_APPLICATION_CREDENTIALS": str(key)}
 
     def input(self, images: int = 10) -> str:
         """URL of a new bucket with so many images."""
@@ -61,7 +73,7 @@ class Cloud:
     def run(self, *flags: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """`imageshards write` for Dataflow with more flags."""
         command = [sys.executable, "-m", "beam_pipeline", *PROJECT, "--name=photos", *flags]
-        environment = {**self.environment, **(environment or {})}
+        environment = {**self._environment, **(environment or {})}
         return subprocess.run(command, cwd=make.ROOT, env=environment, capture_output=True, text=True, timeout=120)
 
     def manifest(self, images: int) -> tuple[str, ...]:

@@ -1,14 +1,16 @@
-"""What tests of Dataflow share: the API's stand-in, in one time zone."""
+"""What tests of Dataflow share: the API's stand-in, in one time zone, and credentials."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.dataflow.api import FakeDataflow
-from tests.servers import serving
+from tests.dataflow.cloud import Cloud, account_key
+from tests.servers import Gcs, serving
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -19,6 +21,20 @@ def _utc() -> Iterator[None]:
         time.tzset()
         yield
     time.tzset()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The credentials of these tests."""
+    with account_key(tmp_path_factory.mktemp("key")) as file, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+        yield file
+
+
+@pytest.fixture(scope="module")
+def cloud(gcs: Gcs, key: Path, tmp_path_factory: pytest.TempPathFactory) -> Cloud:
+    """Storage, and commands whose jobs are written to files."""
+    return Cloud(gcs, tmp_path_factory.mktemp("cloud"), key)
 
 
 @pytest.fixture

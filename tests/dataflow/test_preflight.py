@@ -15,8 +15,9 @@ from beam_pipeline.cli.job import Job
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.errors import OTHER_IMAGE, ImageShardsError, UsageError
+from beam_pipeline.schema import canonical_json
 from tests import make
-from tests.dataflow.cloud import Cloud
+from tests.dataflow.cloud import PROJECT, Cloud
 from tests.servers import Answer, Gcs, telling
 
 HERE = f"Python {sys.version_info.major}.{sys.version_info.minor}, Beam {apache_beam.__version__}" + "".join(
@@ -25,18 +26,24 @@ HERE = f"Python {sys.version_info.major}.{sys.version_info.minor}, Beam {apache_
 REGION = "--region=us-central1"  # of fake-gcs-server's buckets
 
 
-def checked(cloud: Cloud, *flags: str, **environment: str) -> tuple[int, list[str]]:
-    """Exit code and lines of a command that checks only, without those that tell the defaults."""
+def checked(*flags: str) -> tuple[int, list[str]]:
+    """Exit code and lines of a command that checks only."""
+    finished = make.run(*PROJECT, "--name=photos", "--preflight", *flags)
+    assert finished.out == ""
+    return finished.code, finished.err.splitlines()
+
+
+def checked_apart(cloud: Cloud, *flags: str, **environment: str) -> tuple[int, list[str]]:
+    """The same in a process with other variables."""
     finished = cloud.run("--preflight", *flags, environment=environment)
-    assert finished.stdout == ""
-    lines = finished.stderr.splitlines()
-    return finished.returncode, [line for line in lines if line.startswith(("ok: ", "warning: ", "error: ", "checked"))]
+    return finished.returncode, finished.stderr.splitlines()
 
 
 def test_everything_is_checked_a_line_each_and_nothing_is_left_behind(cloud: Cloud) -> None:
     installed = "workers install setup.py and requirements-worker-heic.txt"
     source, output = cloud.input(), f"gs://{cloud.gcs.new_bucket()}"
-    assert checked(cloud, f"--input={source}", f"--output={output}", REGION) == (
+    code, lines = checked(f"--input={source}", f"--output={output}", REGION)
+    assert (code, [line for line in lines if not line.startswith(("Dataflow job ", "  "))]) == (
         0,
         [
             "ok: credentials of me@example.com, project my-project; the job runs in project my-project",
@@ -55,8 +62,8 @@ def test_everything_is_checked_a_line_each_and_nothing_is_left_behind(cloud: Clo
 def test_what_is_left_out_is_printed_before_the_checks(cloud: Cloud) -> None:
     source, bucket = cloud.input(), cloud.gcs.new_bucket()
     more = ("--num_shards=130", "--no_use_public_ips")
-    finished = cloud.run("--preflight", f"--input={source}", f"--output=gs://{bucket}/sets", *more)
-    assert finished.stderr.splitlines()[:13] == [
+    _, lines = checked(f"--input={source}", f"--output=gs://{bucket}/sets", *more)
+    assert lines[:14] == [
         "Dataflow job imageshards-photos-1-0-0 in project my-project, region europe-west4; defaults:",
         "  --job_name=imageshards-photos-1-0-0",
         f"  --temp_location=gs://{bucket}/_dataflow/temp",
@@ -70,27 +77,43 @@ def test_what_is_left_out_is_printed_before_the_checks(cloud: Cloud) -> None:
         f"  --requirements_file={make.ROOT}/deploy/requirements-worker-heic.txt",
         "  --requirements_cache=skip",
         "  up to 136 shards at a time on up to 17 workers of 4 cores; there will be 130",
+        "ok: credentials of me@example.com, project my-project; the job runs in project my-project",
     ]
     slow = "but is in us-central1 and the job in europe-west4: traffic between them costs and is slow"
-    assert f"warning: bucket gs://{bucket} can be written to, {slow}" in finished.stderr.splitlines()
+    assert f"warning: bucket gs://{bucket} can be written to, {slow}" in lines
     needs = "without --sdk_container_image workers need Cloud NAT to install packages"
-    assert f"warning: --no_use_public_ips: {needs}" in finished.stderr.splitlines()
+    assert f"warning: --no_use_public_ips: {needs}" in lines
 
 
 def test_an_image_and_an_unfinished_job_are_told(cloud: Cloud) -> None:
     source, bucket = cloud.input(), cloud.gcs.new_bucket()
-    cloud.gcs.put(bucket, "photos/_state/1.0.0/plan.json", b"{}")
     flags = (f"--input={source}", f"--output=gs://{bucket}", REGION, "--sdk_container_image=registry/imageshards:1")
-    code, lines = checked(cloud, *flags)
+    config = Config(input=source, output=f"gs://{bucket}", name="photos")
+    cloud.gcs.put(bucket, "photos/_state/1.0.0/plan.json", canonical_json({"configuration": config.fingerprint()}))
+    code, lines = checked(*flags)
     assert code == 0
     assert f"ok: image registry/imageshards:1; a worker stops the job unless it has {HERE}" in lines
     assert f"ok: output gs://{bucket}/photos/1.0.0 is of a job that didn't finish: it resumes" in lines
 
 
+def test_an_unfinished_job_with_other_flags_is_told_before_workers_meet_it(cloud: Cloud) -> None:
+    source, bucket = cloud.input(), cloud.gcs.new_bucket()
+    config = Config(input=source, output=f"gs://{bucket}", name="photos", image_size=32, seed=3)
+    cloud.gcs.put(bucket, "photos/_state/1.0.0/plan.json", canonical_json({"configuration": config.fingerprint()}))
+    flags = (f"--input={source}", f"--output=gs://{bucket}", "--seed=3")
+    code, lines = checked(*flags)
+    what = f"gs://{bucket}/photos/1.0.0 is of an unfinished job with other flags (--image_size)"
+    fix = "give the same, or --restart discards what it has written"
+    assert (code, lines[-1]) == (2, f"error: --output 'gs://{bucket}': {what}: {fix}")
+    code, lines = checked(*flags, "--restart")
+    again = f"ok: output gs://{bucket}/photos/1.0.0 is begun again: what is there is discarded"
+    assert (code, lines[-2]) == (0, again)
+
+
 @pytest.mark.parametrize("flag", ["--input", "--output", "--temp_location", "--staging_location"])
 def test_a_missing_bucket_is_named_with_its_flag(cloud: Cloud, flag: str) -> None:
     given = {"--input": cloud.input(), "--output": f"gs://{cloud.gcs.new_bucket()}", flag: "gs://no-such-bucket/at-all"}
-    code, lines = checked(cloud, *(f"{name}={value}" for name, value in given.items()))
+    code, lines = checked(*(f"{name}={value}" for name, value in given.items()))
     fix = "there is no such bucket; make it in region europe-west4, or correct the name"
     assert (code, lines[-1]) == (2, f"error: {flag} 'gs://no-such-bucket': {fix}")
 
@@ -98,7 +121,7 @@ def test_a_missing_bucket_is_named_with_its_flag(cloud: Cloud, flag: str) -> Non
 def test_a_bucket_that_may_not_be_written_to_ends_it(cloud: Cloud) -> None:
     with telling(Answer(403, words="me@example.com may not")) as server:
         output = f"--output=gs://out-{server.server_port}"
-        code, lines = checked(cloud, "--input=gs://in", output, STORAGE_EMULATOR_HOST=server.url)
+        code, lines = checked_apart(cloud, "--input=gs://in", output, STORAGE_EMULATOR_HOST=server.url)
     assert code == 1
     assert lines[-1].startswith(f"error: {output.replace('=', ' ')}/photos/_state/1.0.0/preflight-")
     assert "(403: " in lines[-1] and "me@example.com may not" in lines[-1]
@@ -108,8 +131,9 @@ def test_a_bucket_that_may_not_be_written_to_ends_it(cloud: Cloud) -> None:
 def test_without_credentials_nothing_is_asked(cloud: Cloud, tmp_path: Path) -> None:
     nobody = {"NO_GCE_CHECK": "true", "HOME": str(tmp_path), "GOOGLE_APPLICATION_CREDENTIALS": ""}
     fix = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
-    said = (2, [f"error: there are no Google credentials here: {fix}"])
-    assert checked(cloud, "--input=gs://in", "--output=gs://out", **nobody) == said
+    code, lines = checked_apart(cloud, "--input=gs://in", "--output=gs://out", **nobody)
+    assert (code, lines[-1]) == (2, f"error: there are no Google credentials here: {fix}")
+    assert not [line for line in lines if line.startswith("ok: ")]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +149,7 @@ def test_requirements_with_other_codecs_than_the_launchers_are_refused(
     file = tmp_path / "requirements.txt"
     file.write_text(pins.format_map(versions()))
     output = f"gs://{cloud.gcs.new_bucket()}"
-    code, lines = checked(cloud, f"--input={cloud.input()}", f"--output={output}", f"--requirements_file={file}")
+    code, lines = checked(f"--input={cloud.input()}", f"--output={output}", f"--requirements_file={file}")
     what = f"it has {why.format_map(versions())}; install constraints.txt's here: make setup"
     assert (code, lines[-1]) == (2, f"error: --requirements_file '{file}': {what}")
 
