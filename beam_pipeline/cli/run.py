@@ -42,7 +42,8 @@ def run(
     A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
     same call in a new one resumes, and decodes that image in isolation); if the caller must survive that, call this in
     a process of its own. Ctrl-C raises KeyboardInterrupt at once; with `--direct_running_mode=multi_processing` Beam
-    first waits for its workers, which may take minutes. The command ends at once.
+    first waits for its workers, which may take minutes. The command ends at once. On Dataflow the job runs on, which
+    the exception's text says.
 
     Args:
         config: what to convert and how.

@@ -27,6 +27,7 @@ _FIXES = {
     401: "log in again: gcloud auth application-default login",
     403: "give your account roles/dataflow.developer and enable the Dataflow API",
     404: "check --project and --region",
+    409: "choose another --version or --job_name",
     429: "wait for the project's quota",
 }
 

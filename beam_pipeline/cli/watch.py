@@ -51,20 +51,7 @@ def attend(service: Service, name: str, label: str, submit: Callable[[], str], d
         raise ImageShardsError(f"{error}; nothing was started") from error
     begun = "runs already"
     if job_id is None:
-        begun = "is submitted"
-        try:
-            job_id = submit()
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"interrupted while job {name!r} was submitted; {_PERHAPS}") from None
-        except Exception as error:
-            begun = "runs already"
-            with suppress(ServiceError):  # another command was faster, or only the reply was lost
-                job_id = _running(service, name, label)
-            if job_id is None and (why := explained(error.__cause__ or error)):
-                begun = "nothing was started" if 400 <= why.code < 500 else _PERHAPS
-                raise ImageShardsError(f"{why}; {begun}") from error
-            if job_id is None:
-                raise
+        job_id, begun = _submitted(service, name, label, submit)
     watch = Watch(service, job_id)
     say(f"job {job_id} {begun}: {service.console(job_id)}", sys.stderr)
     if detach:
@@ -72,6 +59,21 @@ def attend(service: Service, name: str, label: str, submit: Callable[[], str], d
         return False
     watch.follow()
     return True
+
+
+def _submitted(service: Service, name: str, label: str, submit: Callable[[], str]) -> tuple[str, str]:
+    """Id of the job that is submitted, or was meanwhile, and which of these is true."""
+    try:
+        return submit(), "is submitted"
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted while job {name!r} was submitted; {_PERHAPS}") from None
+    except Exception as error:
+        with suppress(ServiceError):  # another command was faster, or only the reply was lost
+            if job_id := _running(service, name, label):
+                return job_id, "runs already"
+        if why := explained(error.__cause__ or error):
+            raise ImageShardsError(f"{why}; {'nothing was started' if 400 <= why.code < 500 else _PERHAPS}") from error
+        raise
 
 
 def _running(service: Service, name: str, label: str, patience_s: float = 0.0) -> str | None:
@@ -105,7 +107,7 @@ def _answer(
             is_new = error.code == 404 and time.monotonic() < unknown_until
             if not (error.is_fleeting or is_new) or waited >= patience_s:
                 raise
-            if not is_new:
+            if not (is_new or waited):
                 tell(f"warning: {error}; asking again")
         time.sleep(pause)
         waited, pause = waited + pause, min(2 * pause, _MOST_PAUSE_S)

@@ -105,7 +105,8 @@ class ProgressText:
         Args:
             total: of `images`, `shards`, `rejects` done; `images_planned`, `shards_planned`, `images_listed`.
         """
-        planned, done = total.get("images_planned", 0), total.get("images", 0)
+        planned = total.get("images_planned", 0)
+        done = min(planned, total.get("images", 0))  # a runner may count what is tried again
         if not planned:
             listed = total.get("images_listed", 0)
             return f"listing: {listed:,} images" if listed else ""

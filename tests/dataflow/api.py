@@ -59,7 +59,6 @@ class Job:
     errors: list[int]
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     looks: int = 0
-    cancelled: bool = False
 
     @property
     def step(self) -> Step:

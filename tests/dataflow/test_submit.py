@@ -130,7 +130,7 @@ def test_ctrl_c_while_the_job_is_submitted_says_what_may_have_happened(api: Fake
     assert (process.returncode, out, told(err)) == (1, "", [line])
 
 
-@pytest.mark.parametrize("code", [403, 404, 429])
+@pytest.mark.parametrize("code", [403, 404, 409, 429])
 def test_a_refused_submission_is_one_line(api: FakeDataflow, one: Command, code: int) -> None:
     api.create_errors = [code]
     finished = one.run()

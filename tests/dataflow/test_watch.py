@@ -12,9 +12,11 @@ from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
+import beam_pipeline
 from beam_pipeline.cli import service, watch
-from beam_pipeline.cli.main import main
+from beam_pipeline.cli.main import main, parse
 from tests import make
 from tests.dataflow.api import RESET, SILENCE, FakeDataflow, Message, Step
 from tests.dataflow.commands import Command, command, told
@@ -34,6 +36,7 @@ FAILURES = {
     "application-default login",
     403: f"{ANSWERS.format(403)}; give your account roles/dataflow.developer and enable the Dataflow API",
     404: f"{ANSWERS.format(404)}; check --project and --region",
+    409: f"{ANSWERS.format(409)}; choose another --version or --job_name",
     429: f"{ANSWERS.format(429)}; wait for the project's quota",
     500: ANSWERS.format(500),
     503: ANSWERS.format(503),
@@ -240,6 +243,15 @@ def test_a_job_of_another_command_under_the_name_is_left_alone(watched: Watched)
 
 def test_detached_again_it_says_so_and_looks_no_more(watched: Watched) -> None:
     assert watched.lines(Step("RUNNING"), code=0, more=("--detach",)) == [FOUND, RUNS_ON]
+
+
+def test_from_python_a_job_is_found_and_left_alone_too(submitted: tuple[FakeDataflow, Command]) -> None:
+    api, again = submitted
+    api.go_on(ID, Step("RUNNING"))
+    config, options = parse([*again.dataset, *again.cloud])
+    with redirect_stderr(io.StringIO()) as err:
+        assert beam_pipeline.run(config, PipelineOptions(options), detach=True) is None
+    assert told(err.getvalue()) == [FOUND, RUNS_ON]
 
 
 def test_detach_is_for_dataflow(photos: Path, tmp_path: Path) -> None:
