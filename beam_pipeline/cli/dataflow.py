@@ -43,7 +43,7 @@ class Spread(NamedTuple):
     threads: int
 
 
-def spread(shards: int, cores: int, most_workers: int) -> Spread:
+def spread(shards: int, cores: int, most_workers: int, threads: int | None = None) -> Spread:
     """Choose the fewest threads with which every shard is begun at once, then the fewest workers.
 
     A worker runs a process for each core, and with more slots than shards Dataflow fills some workers while others are
@@ -52,8 +52,9 @@ def spread(shards: int, cores: int, most_workers: int) -> Spread:
 
     Args:
         shards, cores, most_workers: at least 1; cores of each worker.
+        threads: of each process, if they are given.
     """
-    threads = min(_quotient(shards, cores * most_workers), _MOST_THREADS)
+    threads = threads or min(_quotient(shards, cores * most_workers), _MOST_THREADS)
     return Spread(min(_quotient(shards, cores * threads), most_workers), threads)
 
 
@@ -120,14 +121,11 @@ def defaults(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     folder = f"gs://{storage.bucket_and_name(config.output)[0]}/_dataflow"
     is_gs = config.output.startswith("gs://")
     machine_type = given["machine_type"] or _MACHINE_TYPE
-    workers, threads = given["max_num_workers"] or _MOST_WORKERS, given["number_of_worker_harness_threads"] or 1
+    workers, threads = given["max_num_workers"] or _MOST_WORKERS, given["number_of_worker_harness_threads"]
     cores, shards = cores_of(machine_type), shards_asked_for(config)
     if cores and shards:
-        if not given["max_num_workers"]:
-            workers = max(workers, _quotient(shards, cores * _MOST_THREADS))
-        even = spread(shards, cores, workers)
-        threads = given["number_of_worker_harness_threads"] or even.threads
-        workers = min(workers, _quotient(shards, cores * threads))
+        most = given["max_num_workers"] or max(_MOST_WORKERS, _quotient(shards, cores * _MOST_THREADS))
+        workers, threads = spread(shards, cores, most, threads)
     values = {
         "job_name": job_name(config),
         "temp_location": f"{folder}/temp",
@@ -136,7 +134,7 @@ def defaults(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         "disk_size_gb": _DISK_GB,
         "autoscaling_algorithm": "THROUGHPUT_BASED",
         "max_num_workers": workers,
-        "number_of_worker_harness_threads": threads,
+        "number_of_worker_harness_threads": threads or 1,
         **_code(given),
     }
     left_out = {name: value for name, value in values.items() if given[name] in (None, "default")}
