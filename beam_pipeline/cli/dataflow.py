@@ -32,7 +32,7 @@ def job_name(config: Config) -> str:
 
 def label(config: Config) -> str:
     """A hash of what the job does and where it writes: the same command finds its running job by it."""
-    flags = ("input", "manifest", "labels_file", "dataset_url", "plan_only", "repair")
+    flags = ("input", "manifest", "labels_file", "dataset_url", "plan_only", "repair", "overwrite", "restart")
     return sha256(canonical_json({**config.fingerprint(), **{flag: getattr(config, flag) for flag in flags}}))[:32]
 
 

@@ -191,3 +191,11 @@ def test_what_is_posted_names_steps_machines_image_and_labels_and_has_one_size_f
     graph = beam_runner_api_pb2.Pipeline.FromString(few_graph)
     names = {transform.unique_name for transform in graph.components.transforms.values()}
     assert {name.partition("/")[0] for name in names} >= STEPS
+
+
+def test_a_plan_is_printed_when_its_job_is_done(gcs: Gcs, api: FakeDataflow, one: Command) -> None:
+    api.steps = [Step("DONE", act=lambda: work(gcs, api.jobs[ID].content))]
+    finished = one.run("--plan_only")
+    assert told(finished.err) == [SUBMITTED, "12:04:00 done after 4 min 00 s"]
+    assert (finished.code, finished.out.splitlines()[1:]) == (0, ["3 classes; nothing was written"])
+    assert finished.out.startswith("train: 40 images in 1 shard of about ")

@@ -85,11 +85,11 @@ class Watched:
 
 
 @pytest.fixture
-def watched(submitted: tuple[FakeDataflow, Command], monkeypatch: pytest.MonkeyPatch) -> Watched:
+def watched(submitted: tuple[FakeDataflow, Command], monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     monkeypatch.setattr(watch, "_LOOK_EVERY_S", 0.02)
     api, again = submitted
-    api.create_errors, api.list_errors, api.before_create = [], [], None
-    return Watched(api, again)
+    yield Watched(api, again)
+    api.list_errors = []
 
 
 def test_states_warnings_and_errors_are_told_once_with_their_time_and_what_is_billed_at_the_end(

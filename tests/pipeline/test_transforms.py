@@ -24,7 +24,7 @@ from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import ListingSummary, all_images
 from beam_pipeline.inputs.references import ImageRef, order_key, sample_size
-from beam_pipeline.pipeline import elements, graph, listing
+from beam_pipeline.pipeline import elements, graph, listing, writing
 from beam_pipeline.pipeline.elements import Page, PageCoder
 from beam_pipeline.pipeline.listing import ListImages
 from beam_pipeline.pipeline.writing import assign_shards
@@ -159,7 +159,8 @@ def test_references_are_assigned_to_shards_without_loss(photos: Path, tmp_path: 
         assert isinstance(part, Page)
 
 
-def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path) -> None:
+def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_COUNT_EVERY_S", 0.001)  # images are counted many times while a shard is written
     folder = Path(shutil.copytree(photos, tmp_path / "in"))
     for name in ("ant/bad.jpg", "ant/notes.txt", "ant/.hidden.jpg", "loose.jpeg"):
         (folder / name).write_bytes(b"bad")
