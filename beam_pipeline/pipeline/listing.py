@@ -12,6 +12,7 @@ import apache_beam as beam
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
+from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.inputs import folders, manifest_rows
@@ -65,6 +66,7 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
 
 def _list_class_folders(_: Any, config: Config) -> Iterator[Any]:
     """(group, class folder); files outside them are in the summary."""
+    check_versions(config)  # long before anything is decoded
     summary = ListingSummary()
     for number, folder in enumerate(folders.class_folders(config, summary)):
         yield number // _FOLDERS_AT_A_TIME, folder
@@ -114,6 +116,7 @@ def _read_rows(_: Any, config: Config) -> Iterator[Any]:
 
     One worker reads them all, and stops before more are grouped than there is memory for.
     """
+    check_versions(config)
     url = config.manifest
     buckets = 1 + storage.open_storage(url, config.io_deadline).size(url) // _BUCKET_BYTES
     images, known = 0, set[str]()
