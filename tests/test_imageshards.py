@@ -15,7 +15,7 @@ import imageshards
 import reader
 from beam_pipeline.cli.main import main as write_command
 from beam_pipeline.errors import UsageError
-from reader import commands
+from reader.commands import main as commands
 from tests import make
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without

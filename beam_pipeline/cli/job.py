@@ -214,10 +214,17 @@ def _in_one_line() -> Iterator[None]:
             raise KeyboardInterrupt from error
         if ours := from_worker(error):
             raise ours from error
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        details = re.findall(r'^details = "(.+)"$', "\n".join(lines), re.MULTILINE)  # of an error of gRPC
-        what = (details or lines)[-1].partition(" [while running")[0]
-        raise UnforeseenError(f"the job failed: {what}; the same command resumes") from error
+        raise UnforeseenError(f"the job failed: {_cause(error)}; the same command resumes") from error
+
+
+def _cause(error: Exception) -> str:
+    """What went wrong, of a traceback of Python, a stack of Java or an error of gRPC."""
+    lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalpha, line))]
+    for pattern in (r'details = "(.+)"', r"Caused by: (?:[\w.$]+: )?(.+)"):
+        if found := [match[1] for line in lines if (match := re.fullmatch(pattern, line))]:
+            return str(found[-1])
+    is_java = any(re.match(r"at .+\(.+\)$", line) for line in lines)
+    return (lines or [type(error).__name__])[0 if is_java else -1].partition(" [while running")[0]
 
 
 def _is_interrupt(error: BaseException | None) -> bool:

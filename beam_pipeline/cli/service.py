@@ -111,7 +111,7 @@ class Service:
 
     def running(self, name: str) -> Any:
         """The `api.Job` of a name that hasn't ended, or None; Dataflow runs one of a name at a time."""
-        request = {**self._place, "name": name, "filter": "ACTIVE"}
+        request = {**self._scope, "name": name, "filter": "ACTIVE"}
         with _explaining():
             for job in self._jobs.list_jobs(request, timeout=_TIMEOUT_S):
                 if job.name == name:  # what is listed is a summary, without labels
@@ -121,7 +121,7 @@ class Service:
     def job(self, job_id: str, view: str = "JOB_VIEW_SUMMARY") -> Any:
         """A job as an `api.Job`, whose times are datetimes."""
         with _explaining():
-            return self._jobs.get_job({**self._place, "job_id": job_id, "view": view}, timeout=_TIMEOUT_S)
+            return self._jobs.get_job({**self._scope, "job_id": job_id, "view": view}, timeout=_TIMEOUT_S)
 
     def messages(self, job_id: str, since: datetime | None) -> list[Message]:
         """Warnings and errors of a job, the oldest first.
@@ -129,7 +129,7 @@ class Service:
         Args:
             since: leave out older ones.
         """
-        request = {**self._place, "job_id": job_id, "minimum_importance": "JOB_MESSAGE_WARNING", "start_time": since}
+        request = {**self._scope, "job_id": job_id, "minimum_importance": "JOB_MESSAGE_WARNING", "start_time": since}
         with _explaining():
             found: list[Any] = list(self._messages.list_job_messages(request, timeout=_TIMEOUT_S))
         error = api.JobMessageImportance.JOB_MESSAGE_ERROR
@@ -138,7 +138,7 @@ class Service:
     def counts(self, job_id: str) -> Counter[str]:
         """A job's counters by name, summed over its steps: ours, and the service's such as `TotalVcpuTime`."""
         with _explaining():
-            metrics = self._metrics.get_job_metrics({**self._place, "job_id": job_id}, timeout=_TIMEOUT_S).metrics
+            metrics = self._metrics.get_job_metrics({**self._scope, "job_id": job_id}, timeout=_TIMEOUT_S).metrics
         latest: dict[tuple[str, str, str], float] = {}
         for one in metrics:
             context = one.name.context
@@ -159,7 +159,7 @@ class Service:
         return f"gcloud dataflow jobs cancel {job_id} --region={self._region} --project={self._project}"
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _scope(self) -> dict[str, Any]:
         return {"project_id": self._project, "location": self._region}
 
 

@@ -195,7 +195,7 @@ class Watch:
             *self._errors,
             f"no reason is given, see {self._service.console(self._id)}",
         ]
-        return ImageShardsError(f"job {self._id} failed: {_one_line(causes[0])}; the same command resumes")
+        return ImageShardsError(f"job {self._id} failed: {_message_line(causes[0])}; the same command resumes")
 
     def _tell_messages(self) -> None:
         """Tell each new warning and error; what has failed four times is told once."""
@@ -203,7 +203,9 @@ class Watch:
             self._since = message.time
             if message.is_error and message.text not in self._errors:
                 self._errors.append(message.text)
-            self._tell_once(f"{'error' if message.is_error else 'warning'}: {_one_line(message.text)}", message.time)
+            self._tell_once(
+                f"{'error' if message.is_error else 'warning'}: {_message_line(message.text)}", message.time
+            )
 
     def _tell_once(self, line: str, when: datetime | None = None) -> None:
         if line not in self._told:
@@ -270,7 +272,7 @@ class _OneLine(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text, _, state = record.getMessage().partition("Job state changed to ")
-        line = _words(state) or f"{record.levelname.lower()}: {_one_line(text)}"
+        line = _words(state) or f"{record.levelname.lower()}: {_message_line(text)}"
         if (state or record.levelno >= logging.WARNING) and line not in self._told:
             self._told.add(line)
             say(f"{_clock(None)} {line}", sys.stderr)
@@ -290,7 +292,7 @@ def _clock(when: datetime | None) -> str:
     return (when.astimezone() if when else datetime.now()).strftime("%H:%M:%S")
 
 
-def _one_line(text: str) -> str:
+def _message_line(text: str) -> str:
     """A message of the service, of a worker's traceback what was raised last."""
     if ours := from_worker(Exception(text)):
         return str(ours)

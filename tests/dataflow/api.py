@@ -91,8 +91,8 @@ class FakeDataflow(ThreadingHTTPServer):
         """A job begins; the same request again finds its job, another job of the name is refused by the caller."""
         number = len(self.jobs) + 1
         job_id = f"2026-11-23_00_00_00-{number}"
-        place = {"id": job_id, "projectId": PROJECT, "location": REGION, "createTime": "2026-11-23T12:00:00Z"}
-        content = {**content, **place}
+        given = {"id": job_id, "projectId": PROJECT, "location": REGION, "createTime": "2026-11-23T12:00:00Z"}
+        content = {**content, **given}
         self.jobs[job_id] = Job(content, [], [])
         self.go_on(job_id, *self.steps)
         return content

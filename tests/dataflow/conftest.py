@@ -1,4 +1,4 @@
-"""What tests of Dataflow share: the cloud, and the API's stand-in, in one time zone."""
+"""What tests of Dataflow share: the API's stand-in, in one time zone, and credentials."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ from tests.dataflow.cloud import Cloud, account_key
 from tests.servers import Gcs, serving
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _utc() -> Iterator[None]:
+    """The times of the API are told as the clock here shows them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The credentials of these tests."""
@@ -25,16 +35,6 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def cloud(gcs: Gcs, key: Path, tmp_path_factory: pytest.TempPathFactory) -> Cloud:
     """Storage, and commands whose jobs are written to files."""
     return Cloud(gcs, tmp_path_factory.mktemp("cloud"), key)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _utc() -> Iterator[None]:
-    """The times of the API are told as the clock here shows them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TZ", "UTC")
-        time.tzset()
-        yield
-    time.tzset()
 
 
 @pytest.fixture

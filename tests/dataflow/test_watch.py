@@ -231,9 +231,10 @@ def test_no_api_at_all_is_one_line(submitted: tuple[FakeDataflow, Command], monk
     assert (finished.code, told(finished.err)) == (1, [line])
 
 
-def test_a_job_of_another_command_under_the_name_is_left_alone(watched: Watched) -> None:
+@pytest.mark.parametrize("flag", ["--seed=7", "--overwrite", "--plan_only"])
+def test_a_job_of_another_command_under_the_name_is_left_alone(watched: Watched, flag: str) -> None:
     before = watched.api.requests.count(POST)
-    lines = watched.lines(Step("RUNNING"), code=1, more=("--seed", "7"))
+    lines = watched.lines(Step("RUNNING"), code=1, more=(flag,))
     assert lines == [
         f"error: job {ID} runs under the name 'imageshards-photos-1-0-0' with another configuration, input or output: "
         f"let it end, cancel it ({CANCEL}), or choose another --version or --job_name"
