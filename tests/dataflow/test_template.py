@@ -19,7 +19,7 @@ METADATA = ROOT / "deploy" / "flex_template" / "metadata.json"
 
 def test_the_template_s_metadata_is_made_from_the_flags() -> None:
     assert json.loads(METADATA.read_text()) == flex_template.metadata(), (
-        "make it anew: python -m tools.flex_template > deploy/flex_template/metadata.json"
+        "make it again: python -m tools.flex_template > deploy/flex_template/metadata.json"
     )
 
 
