@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from tests import make, servers
 slow_is_fine = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
 hypothesis.settings.register_profile("imageshards", deadline=None, suppress_health_check=slow_is_fine)
 hypothesis.settings.load_profile("imageshards")
+
+# What a shell begins in the background ignores Ctrl-C, and so would every command that is tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Files whose tests take long, each some in processes of their own: begun first, so that none is left for the end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import re
@@ -53,7 +54,7 @@ def is_dataflow(options: PipelineOptions) -> bool:
 
 def _short(runner: str) -> str:
     """A runner's name as Beam compares it: `Direct`, `direct` and `DirectRunner` are one."""
-    return runner.lower().removesuffix("runner")
+    return runner.rpartition(".")[2].lower().removesuffix("runner")
 
 
 class Job:
@@ -69,7 +70,7 @@ class Job:
     """
 
     def __init__(self, options: PipelineOptions | None, config: Config) -> None:
-        self._options = options or PipelineOptions([])
+        self._options = copy.deepcopy(options) or PipelineOptions([])  # what is filled in here isn't for the next job
         standard = self._options.view_as(StandardOptions)
         self._runner: str = standard.runner or _IN_PROCESS
         standard.runner = self._runner
@@ -79,8 +80,10 @@ class Job:
         self._options.view_as(SetupOptions).save_main_session = False
         self.is_dataflow = is_dataflow(self._options)
         if self.is_dataflow:
-            _prepare_dataflow(self._options, config)
+            _fill_in(self._options, config)
         self._pipeline = _new_pipeline(self._options, self._runner)
+        if self.is_dataflow:
+            _check(self._options, config)
         with suppress(OSError):
             os.rmdir(self._pipeline.local_tempdir)  # for steps in other languages; a killed job would leave it
 
@@ -116,11 +119,11 @@ class Job:
         return self._run(config, lambda: graph.build_repair(self._pipeline, config, manifest, damage), detach)
 
     def _run(self, config: Config, build: Callable[[], None], detach: bool) -> bool:
-        if is_dataflow(self._options):
+        if self.is_dataflow:
             with _interruptible():
                 return self._attend(config, build, detach)
         if detach:
-            raise UsageError(f"--detach: only a job on Dataflow needs nobody, not one on {self._runner}; leave it out")
+            raise UsageError("--detach works only with --runner DataflowRunner; leave it out")
         build()
         with _in_one_line():
             state = self._ended()
@@ -147,6 +150,8 @@ class Job:
             build()
             with _in_one_line():
                 self._pipeline.run()
+            template = cloud.template_location
+            say(f"template written to {template}" if template else "dry run: nothing was submitted", sys.stderr)
             return False
         from beam_pipeline.cli.service import Service
         from beam_pipeline.cli.watch import attend
@@ -159,7 +164,9 @@ class Job:
         service = Service(
             cloud.project, cloud.region, cloud.dataflow_endpoint, cloud.no_auth, cloud.impersonate_service_account or ""
         )
-        return attend(service, cloud.job_name, label, submit, detach)
+        discards = next((f"--{flag}" for flag in ("overwrite", "restart") if getattr(config, flag)), "")
+        again = f"without {discards} the same command resumes" if discards else "the same command resumes"
+        return attend(service, cloud.job_name, label, submit, detach, again)
 
 
 @contextmanager
@@ -175,10 +182,8 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _prepare_dataflow(options: PipelineOptions, config: Config) -> None:
-    """Fill in what the command left out, print it, and check what can be checked without the input."""
-    from beam_pipeline.cli import preflight  # Google's clients cost a local job half a second
-
+def _fill_in(options: PipelineOptions, config: Config) -> None:
+    """Give Dataflow's options that the command left out their defaults, and print them."""
     given = options.get_all_options()
     dataflow.check(config, given)
     filled = dataflow.defaults(config, given)
@@ -189,6 +194,13 @@ def _prepare_dataflow(options: PipelineOptions, config: Config) -> None:
                 setattr(view, name, filled[name])
     given = options.get_all_options()
     say(dataflow.text(config, given, filled), sys.stderr)
+
+
+def _check(options: PipelineOptions, config: Config) -> None:
+    """Check what can be checked without the input, a line each."""
+    from beam_pipeline.cli import preflight  # Google's clients cost a local job half a second
+
+    given = options.get_all_options()
     for line in preflight.check_cloud(config, given) if not given["dry_run"] else ():
         say(line, sys.stderr)
 
@@ -197,6 +209,8 @@ def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
     try:
         return beam.Pipeline(options=options)
     except ValueError as error:
+        if "validations errors: " in str(error):
+            raise UsageError(str(error).partition("validations errors: ")[2].strip().replace("\n", " ")) from None
         is_unknown = str(error).startswith("Unexpected pipeline runner")
         fix = f"choose one of {_RUNNERS}, or leave it out" if is_unknown else one_line(error)
         raise wrong("--runner", runner, fix) from None

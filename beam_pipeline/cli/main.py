@@ -142,6 +142,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     on, off = (
         {f"{name}={value}" for name, flag in _OURS.items() if flag.default is False} for value in ("true", "false")
     )
+    arguments = _with_underscores(arguments, [*_OURS, *_SWITCHES])
     plain = [one.partition("=")[0] if one in on else one for one in arguments if one not in off]
     ours, rest = _parsed(_our_parser(), plain, [*_OURS, *_SWITCHES])
     for number, argument in enumerate(rest):
@@ -155,6 +156,11 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     if rest:
         parser, flags = beams_parser()
         rest = _with_underscores(rest, flags)
+        # Beam's flag wants a value.
+        rest = [
+            "--dry_run=True" if one == "--dry_run" and after[:2] == "--" else one
+            for one, after in zip(rest, [*rest[1:], "--"], strict=True)
+        ]
         if unknown := _parsed(parser, rest, flags)[1]:
             raise _unknown(unknown[0], [*_OURS, *flags])
     return config, rest

@@ -92,7 +92,9 @@ def _run(
         say("checked; nothing was started", sys.stderr)
         return None
     if manifest is not None and found is not None and not found.damage:
-        if JobState(config).has_leftovers():  # of a job that was killed between publishing and deleting them
+        if (
+            not only_checks and JobState(config).has_leftovers()
+        ):  # of a job that was killed between publishing and deleting them
             with suppress(ImageShardsError), _sole_writer(config):  # or of one that is running
                 JobState(config).clear()
         return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
@@ -111,7 +113,9 @@ def _run(
             if not job.write(config, command, detach):
                 return None
             manifest, run = at_once(partial(read_manifest, config), partial(published.run_facts, config))
-            return manifest and Manifest(config.dataset_url, manifest, PUBLISHED, run)
+            if manifest is None:
+                raise ImageShardsError(f"the job has ended, but {config.dataset_url} isn't published: see its log")
+            return Manifest(config.dataset_url, manifest, PUBLISHED, run)
     return _run(config, options, command, only_checks, detach)  # another job has published it since it was looked for
 
 

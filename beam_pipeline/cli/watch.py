@@ -9,11 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from beam_pipeline.cli import dataflow
-from beam_pipeline.cli.service import Service, ServiceError, explained
+from beam_pipeline.cli.service import Message, Service, ServiceError, explained
 from beam_pipeline.dataset.progress import ProgressText, StatusLine, duration
 from beam_pipeline.errors import ImageShardsError, from_worker, say
 from beam_pipeline.pipeline import elements
@@ -26,11 +26,11 @@ _MOST_PAUSE_S = 60.0  # between two requests, while the API fails
 _PATIENCE_S = 30.0
 _ENDED = frozenset({"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"})
 _MOST_CHARACTERS = 500  # of a message
-_PERHAPS = "if it was submitted, it runs on; the same command then finds it, else submits it"
+_RECENT = timedelta(minutes=1)  # before the last error: what failed earlier was tried again, and didn't fail the job
 Answer = TypeVar("Answer")
 
 
-def attend(service: Service, name: str, label: str, submit: Callable[[], str], detach: bool) -> bool:
+def attend(service: Service, name: str, label: str, submit: Callable[[], str], detach: bool, again: str) -> bool:
     """Follow the job that this command has running, or submits now.
 
     Args:
@@ -38,41 +38,48 @@ def attend(service: Service, name: str, label: str, submit: Callable[[], str], d
         label: of the command, as `dataflow.label` makes it.
         submit: starts a job and returns its id.
         detach: don't follow it.
+        again: how what is finished of a job that didn't publish is used.
 
     Returns:
         Whether the job is done; False if it is left alone.
 
     Raises:
         ImageShardsError: as `Watch.follow` says; or the API refused, or another command's job has the name.
+        KeyboardInterrupt: with the line to tell.
     """
+    happens = f"job {name!r} may be running: the same command finds it or submits it"
     try:
-        job_id = _running(service, name, label, _PATIENCE_S)
-    except ServiceError as error:
-        raise ImageShardsError(f"{error}; nothing was started") from error
-    begun = "runs already"
-    if job_id is None:
-        job_id, begun = _submitted(service, name, label, submit)
-    watch = Watch(service, job_id)
-    say(f"job {job_id} {begun}: {service.console(job_id)}", sys.stderr)
-    if detach:
-        say(watch.runs_on(), sys.stderr)
-        return False
-    watch.follow()
-    return True
+        try:
+            job_id = _running(service, name, label, _PATIENCE_S)
+        except ServiceError as error:
+            raise ImageShardsError(f"{error}; nothing was started") from error
+        begun = "is already running"
+        if job_id is None:
+            job_id, begun = _submitted(service, name, label, submit, happens)
+        watch = Watch(service, job_id, again)
+        happens = watch.runs_on
+        say(f"job {job_id} {begun}: {service.console(job_id)}", sys.stderr)
+        if detach:
+            say(happens, sys.stderr)
+            return False
+        ended = watch.follow()
+        happens = f"job {job_id} has ended; {again}"
+        watch.conclude(ended)
+        return True
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; {happens}") from None
 
 
-def _submitted(service: Service, name: str, label: str, submit: Callable[[], str]) -> tuple[str, str]:
+def _submitted(service: Service, name: str, label: str, submit: Callable[[], str], perhaps: str) -> tuple[str, str]:
     """Id of the job that is submitted, or was meanwhile, and which of these is true."""
     try:
         return submit(), "is submitted"
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted while job {name!r} was submitted; {_PERHAPS}") from None
     except Exception as error:
         with suppress(ServiceError):  # another command was faster, or only the reply was lost
             if job_id := _running(service, name, label):
-                return job_id, "runs already"
+                return job_id, "is already running"
         if why := explained(error.__cause__ or error):
-            raise ImageShardsError(f"{why}; {'nothing was started' if 400 <= why.code < 500 else _PERHAPS}") from error
+            raise ImageShardsError(f"{why}; {'nothing was started' if 400 <= why.code < 500 else perhaps}") from error
         raise
 
 
@@ -86,6 +93,13 @@ def _running(service: Service, name: str, label: str, patience_s: float = 0.0) -
             f"job {job.id} runs under the name {name!r} with another configuration, input or output: let it end, "
             f"cancel it ({service.cancel_command(job.id)}), or choose another --version or --job_name"
         )
+    if _state(job) == "CANCELLING":
+        say(f"job {job.id} is being cancelled: waiting for its end", sys.stderr)
+        while (
+            _state(_answer(lambda: service.job(job.id), _PATIENCE_S, lambda line: say(line, sys.stderr))) not in _ENDED
+        ):
+            time.sleep(_LOOK_EVERY_S)
+        return None
     return str(job.id)
 
 
@@ -108,7 +122,7 @@ def _answer(
             if not (error.is_fleeting or is_new) or waited >= patience_s:
                 raise
             if not (is_new or waited):
-                tell(f"warning: {error}; asking again")
+                tell(f"warning: {error}; retrying")
         time.sleep(pause)
         waited, pause = waited + pause, min(2 * pause, _MOST_PAUSE_S)
 
@@ -119,40 +133,38 @@ class Watch:
     Args:
         service: where the job is.
         job_id: which.
+        again: how what is finished of a job that didn't publish is used.
     """
 
-    def __init__(self, service: Service, job_id: str) -> None:
-        self._service = service
-        self._id = job_id
+    def __init__(self, service: Service, job_id: str, again: str) -> None:
+        self._service, self._id, self._again = service, job_id, again
         self._line = StatusLine(log_every_s=_LOG_LINE_EVERY_S)
         self._progress = ProgressText()
         self._told: set[str] = set()
-        self._errors: deque[str] = deque(maxlen=100)
+        self._errors: deque[Message] = deque(maxlen=100)
         self._since: datetime | None = None  # time of the last message
         self._unknown_until = time.monotonic() + _PATIENCE_S
 
-    def follow(self) -> None:
-        """Tell what happens until the job is done.
-
-        Raises:
-            ImageShardsError: it failed or was cancelled, or can't be followed any more.
-            KeyboardInterrupt: with the line to tell; the job runs on.
-        """
-        try:
-            self._conclude(self._ended())
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"interrupted; {self.runs_on()}") from None
-        except ServiceError as error:
-            raise ImageShardsError(f"{error}; {self.runs_on()}") from error
-        finally:
-            self._line.wipe()
-
+    @property
     def runs_on(self) -> str:
         """That the job needs nobody, and how to see or end it."""
         return (
             f"job {self._id} runs on and is billed: the same command watches it, "
             f"{self._service.cancel_command(self._id)} cancels it"
         )
+
+    def follow(self) -> Any:
+        """Tell what happens until the job has ended; returns it.
+
+        Raises:
+            ImageShardsError: it can't be followed any more.
+        """
+        try:
+            return self._ended()
+        except ServiceError as error:
+            raise ImageShardsError(f"{error}; {self.runs_on}") from error
+        finally:
+            self._line.wipe()
 
     def _ended(self) -> Any:
         """Look now and then until the job has ended; returns it."""
@@ -172,37 +184,44 @@ class Watch:
                     self._line.show(text)
             time.sleep(_LOOK_EVERY_S)
 
-    def _conclude(self, job: Any) -> None:
+    def conclude(self, job: Any) -> None:
+        """Tell how a job has ended, and what it cost.
+
+        Raises:
+            ImageShardsError: it isn't done.
+        """
         state = _state(job)
         self._line.tell(f"{_clock(job.current_state_time)} {_words(state)}{self._spent(job)}")
         if state == "FAILED":
             until = time.monotonic() + _PATIENCE_S  # the service's messages may come later than its states
-            while not self._errors and time.monotonic() < until:
-                time.sleep(_LOOK_EVERY_S)
-                self._tell_messages()
+            with suppress(ServiceError):
+                while not self._errors and time.monotonic() < until:
+                    time.sleep(_LOOK_EVERY_S)
+                    self._tell_messages(_PATIENCE_S)
             raise self._failure()
         if state == "CANCELLED":
-            raise ImageShardsError(f"job {self._id} was cancelled; the same command resumes from the finished shards")
+            raise ImageShardsError(f"job {self._id} was cancelled; {self._again}")
         if state != "DONE":
-            raise ImageShardsError(f"job {self._id} was ended as {_words(state)}; the same command resumes")
+            raise ImageShardsError(f"job {self._id} ended in state {state}; {self._again}")
 
     def _failure(self) -> ImageShardsError:
-        """The one line of a job that failed: a worker's own error if there is one."""
-        for text in reversed(self._errors):
+        """The one line of a job that failed: a worker's own error, if it is one of the last."""
+        last = [one.text for one in self._errors if self._errors[-1].time - one.time < _RECENT]
+        for text in reversed(last):
             if ours := from_worker(Exception(text)):
                 return ours
-        causes = [text for text in self._errors if "Traceback" in text] or [
-            *self._errors,
+        causes = [text for text in last if "Traceback" in text] or [
+            *last,
             f"no reason is given, see {self._service.console(self._id)}",
         ]
-        return ImageShardsError(f"job {self._id} failed: {_message_line(causes[0])}; the same command resumes")
+        return ImageShardsError(f"job {self._id} failed: {_message_line(causes[0])}; {self._again}")
 
-    def _tell_messages(self) -> None:
+    def _tell_messages(self, patience_s: float = math.inf) -> None:
         """Tell each new warning and error; what has failed four times is told once."""
-        for message in self._ask(lambda: self._service.messages(self._id, self._since)):
-            self._since = message.time
-            if message.is_error and message.text not in self._errors:
-                self._errors.append(message.text)
+        for message in self._ask(lambda: self._service.messages(self._id, self._since), patience_s):
+            self._since = max(self._since or message.time, message.time)
+            if message.is_error and message not in self._errors:
+                self._errors.append(message)
             self._tell_once(
                 f"{'error' if message.is_error else 'warning'}: {_message_line(message.text)}", message.time
             )
@@ -212,8 +231,8 @@ class Watch:
             self._told.add(line)
             self._line.tell(f"{_clock(when)} {line}")
 
-    def _ask(self, ask: Callable[[], Answer]) -> Answer:
-        return _answer(ask, math.inf, self._tell_once, self._unknown_until)
+    def _ask(self, ask: Callable[[], Answer], patience_s: float = math.inf) -> Answer:
+        return _answer(ask, patience_s, self._tell_once, self._unknown_until)
 
     def _counts(self) -> dict[str, int]:
         """The job's counters as a progress line names them."""
@@ -294,6 +313,7 @@ def _clock(when: datetime | None) -> str:
 
 def _message_line(text: str) -> str:
     """A message of the service, of a worker's traceback what was raised last."""
+    text = "".join(letter for letter in text if letter.isprintable() or letter == "\n")
     if ours := from_worker(Exception(text)):
         return str(ours)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["(no text)"]

@@ -302,7 +302,10 @@ class JobState:
 
     @property
     def _plan_only_url(self) -> str:
-        return join(self._config.states_url, f"plan-{self._config.run_id}.json")
+        """The same for the same command: on a cluster one may start the job and another take its plan."""
+        config = self._config
+        command = canonical_json([config.fingerprint(), config.input, config.manifest])
+        return join(config.states_url, f"plan-{schema.sha256(command)[:16]}.json")
 
 
 @contextmanager

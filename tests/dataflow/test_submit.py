@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
 import sys
 import traceback
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
+import beam_pipeline
 from beam_pipeline.cli import dataflow, watch
+from beam_pipeline.cli.main import parse
 from tests import make
 from tests.dataflow.api import RESET, FakeDataflow, Message, Step
 from tests.dataflow.commands import Command, command, told, work
 from tests.dataflow.test_watch import FAILURES, FOUND, ID, LINK, RUNS_ON
 from tests.servers import Gcs
 
-PERHAPS = "if it was submitted, it runs on; the same command then finds it, else submits it"
+PERHAPS = "job 'imageshards-photos-1-0-0' may be running: the same command finds it or submits it"
 SUBMITTED = f"job {ID} is submitted: {LINK}"
 
 
@@ -93,7 +98,7 @@ def test_a_job_that_the_api_does_not_know_yet_is_waited_for(api: FakeDataflow, o
     api.steps = [Step("RUNNING", errors=(404, 404)), Step("CANCELLED")]
     finished = one.run()
     ended = ["12:04:00 cancelled after 4 min 00 s"]
-    error = f"error: job {ID} was cancelled; the same command resumes from the finished shards"
+    error = f"error: job {ID} was cancelled; the same command resumes"
     assert told(finished.err) == [SUBMITTED, "12:02:00 running", *ended, error]
 
 
@@ -126,8 +131,20 @@ def test_ctrl_c_while_the_job_is_submitted_says_what_may_have_happened(api: Fake
 
         api.before_create = interrupt
         out, err = process.communicate(timeout=60)
-    line = f"error: interrupted while job 'imageshards-photos-1-0-0' was submitted; {PERHAPS}"
+    line = f"error: interrupted; {PERHAPS}"
     assert (process.returncode, out, told(err)) == (1, "", [line])
+
+
+def test_two_datasets_with_the_same_options_are_two_jobs(gcs: Gcs, api: FakeDataflow, one: Command) -> None:
+    options = PipelineOptions(one.cloud)
+    with redirect_stderr(io.StringIO()):
+        for name, shards in (("photos", 1), ("cats", 40)):
+            config, _ = parse([*one.dataset, f"--name={name}", f"--num_shards={shards}"])
+            beam_pipeline.run(config, options, detach=True)
+    jobs = [job.content for job in api.jobs.values()]
+    assert [job["name"] for job in jobs] == ["imageshards-photos-1-0-0", "imageshards-cats-1-0-0"]
+    fleets = [job["environment"]["workerPools"][0]["autoscalingSettings"]["maxNumWorkers"] for job in jobs]
+    assert fleets == [1, 10]
 
 
 @pytest.mark.parametrize("code", [403, 404, 409, 429])
@@ -191,6 +208,13 @@ def test_what_is_posted_names_steps_machines_image_and_labels_and_has_one_size_f
     graph = beam_runner_api_pb2.Pipeline.FromString(few_graph)
     names = {transform.unique_name for transform in graph.components.transforms.values()}
     assert {name.partition("/")[0] for name in names} >= STEPS
+
+
+def test_a_plan_is_taken_by_the_same_command_in_another_process(gcs: Gcs, api: FakeDataflow, one: Command) -> None:
+    assert one.run("--plan_only", "--detach").code == 0
+    api.go_on(ID, Step("RUNNING", act=lambda: work(gcs, api.jobs[ID].content)), Step("DONE"))
+    finished = one.run("--plan_only")
+    assert (finished.code, finished.out.splitlines()[1:]) == (0, ["3 classes; nothing was written"])
 
 
 def test_a_plan_is_printed_when_its_job_is_done(gcs: Gcs, api: FakeDataflow, one: Command) -> None:

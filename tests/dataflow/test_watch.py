@@ -25,8 +25,9 @@ from tests.servers import Gcs, serving
 ID = "2026-11-23_00_00_00-1"
 LINK = f"https://console.cloud.google.com/dataflow/jobs/europe-west4/{ID}?project=my-project"
 CANCEL = f"gcloud dataflow jobs cancel {ID} --region=europe-west4 --project=my-project"
+UNPUBLISHED = "error: the job has ended, but {}/photos/1.0.0 isn't published: see its log"
 RUNS_ON = f"job {ID} runs on and is billed: the same command watches it, {CANCEL} cancels it"
-FOUND = f"job {ID} runs already: {LINK}"
+FOUND = f"job {ID} is already running: {LINK}"
 ANSWERS = "the Dataflow API answers {} (the API's own words)"
 FAILURES = {
     RESET: "Google's API can't be reached (ConnectionError)",
@@ -77,11 +78,15 @@ class Watched:
         self._again = again
 
     def lines(self, *steps: Step, code: int, more: tuple[str, ...] = ()) -> list[str]:
-        """What is told of a job that goes through these steps."""
+        """What is told of a job that goes through these steps: of one that is done, that it has published nothing."""
         self.api.go_on(ID, *steps)
         finished = self._again.run(*more)
+        lines = told(finished.err)
+        if steps[-1].state == "DONE":
+            assert lines.pop() == UNPUBLISHED.format(self._again.dataset[3])
+            code = 1
         assert (finished.code, finished.out) == (code, ""), finished.err
-        return told(finished.err)
+        return lines
 
 
 @pytest.fixture
@@ -131,6 +136,19 @@ def test_a_job_that_fails_ends_with_the_one_line_of_its_cause(
     assert len(lines) == 3 + len(set(messages)) + 1
 
 
+def test_an_error_that_was_overcome_is_not_the_cause(watched: Watched) -> None:
+    lost = Message("ERROR", "Workflow failed. Causes: The worker lost contact with the service.")
+    lines = watched.lines(Step("PENDING", (OURS,)), Step("RUNNING"), Step("RUNNING"), Step("FAILED", (lost,)), code=1)
+    assert lines[-1] == f"error: job {ID} failed: {lost.text}; the same command resumes"
+
+
+def test_what_a_restart_discards_is_kept_by_the_command_without_it(gcs: Gcs, photos: Path, api: FakeDataflow) -> None:
+    again = command(gcs, photos, api.url)
+    api.steps = [Step("RUNNING"), Step("CANCELLED")]
+    finished = again.run("--restart")
+    assert finished.err.endswith(f"error: job {ID} was cancelled; without --restart the same command resumes\n")
+
+
 def test_a_failure_waits_for_its_message(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_PATIENCE_S", 0.1)
     without = f"error: job {ID} failed: no reason is given, see {LINK}; the same command resumes"
@@ -140,8 +158,8 @@ def test_a_failure_waits_for_its_message(watched: Watched, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("state", "line"),
     [
-        ("CANCELLED", f"job {ID} was cancelled; the same command resumes from the finished shards"),
-        ("DRAINED", f"job {ID} was ended as drained; the same command resumes"),
+        ("CANCELLED", f"job {ID} was cancelled; the same command resumes"),
+        ("DRAINED", f"job {ID} ended in state DRAINED; the same command resumes"),
     ],
 )
 def test_a_job_that_is_ended_from_outside_is_exit_1(watched: Watched, state: str, line: str) -> None:
@@ -181,11 +199,11 @@ def test_a_terminal_gets_one_line_of_progress_below_all_others(
     slow = Message("WARNING", "slow")
     api.go_on(ID, Step("RUNNING", metrics=PLANNED), Step("RUNNING", (slow,)), Step("DONE"))
     with redirect_stderr(Terminal()) as screen:
-        assert main([*again.dataset, *again.cloud]) == 0
+        assert main([*again.dataset, *again.cloud]) == 1
     progress, wipe = "shards 0/4 · images 0/1,000", "\r\033[K"
     assert screen.getvalue().partition(f"{FOUND}\n")[2] == (
         f"{wipe}12:02:00 running\n{wipe}{progress}{wipe}12:02:30 warning: slow\n{progress}"
-        f"{wipe}12:04:00 done after 4 min 00 s\n{progress}{wipe}"
+        f"{wipe}{wipe}12:04:00 done after 4 min 00 s\n{UNPUBLISHED.format(again.dataset[3])}\n"
     )
 
 
@@ -199,7 +217,7 @@ def test_an_api_that_fails_for_a_while_is_told_once_and_asked_again(
     assert [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in lines] == [
         FOUND,
         "running",
-        f"warning: {FAILURES[code]}; asking again",
+        f"warning: {FAILURES[code]}; retrying",
         "done after 4 min 00 s",
     ]
 
@@ -219,7 +237,7 @@ def test_an_api_that_refuses_to_look_for_the_job_ends_the_command_before_anythin
     before = watched.api.requests.count(POST)
     lines = watched.lines(Step("RUNNING"), code=1)
     assert lines[-1] == f"error: {FAILURES[code]}; nothing was started"
-    assert set(lines[:-1]) <= {f"warning: {FAILURES[code]}; asking again"}
+    assert set(lines[:-1]) <= {f"warning: {FAILURES[code]}; retrying"}
     assert watched.api.requests.count(POST) == before
 
 
@@ -257,7 +275,7 @@ def test_from_python_a_job_is_found_and_left_alone_too(submitted: tuple[FakeData
 
 def test_detach_is_for_dataflow(photos: Path, tmp_path: Path) -> None:
     finished = make.job(photos, tmp_path, "--detach")
-    line = "error: --detach: only a job on Dataflow needs nobody, not one on FnApiRunner; leave it out\n"
+    line = "error: --detach works only with --runner DataflowRunner; leave it out\n"
     assert (finished.code, finished.err) == (2, line)
 
 
