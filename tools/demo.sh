@@ -29,7 +29,7 @@ step "is every byte, record and picture as it should be?" \
 step "what is in it" \
     imageshards info "$dataset"
 step "a small network learns the shapes" \
-    imageshards train "$dataset" --model small_cnn --epochs 6 --batch_size 16 --out "$demo/model"
+    imageshards train "$dataset" --out "$demo/model"
 
 cat <<END
 
