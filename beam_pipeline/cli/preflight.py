@@ -98,9 +98,8 @@ def _credentials(options: Mapping[str, Any]) -> str:
 def _api(options: Mapping[str, Any]) -> str:
     name = options["job_name"]
     job = service_of(options).running(name)
-    return (
-        f"ok: the Dataflow API answers; {f'job {name} is already running: {job.id}' if job else f'no job {name} runs'}"
-    )
+    found = f"job {name} is already running: {job.id}" if job else f"no job {name} runs"
+    return f"ok: the Dataflow API answers; {found}"
 
 
 def _buckets(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
@@ -132,8 +131,8 @@ def _bucket(config: Config, flag: str, url: str, bucket: str, is_written: bool, 
         fix = error.fix or "check the URL and the network"
         raise StorageError(f"{flag} {error.reason}", f"{fix}; nothing was started") from error
     if regions is None:
-        found = "can be written to, but its region" if is_written else "itself"
-        return f"warning: bucket {bucket} {found} can't be looked at: this account lacks storage.buckets.get"
+        found = "can be written to, but its region " if is_written else ""
+        return f"warning: bucket {bucket} {found}can't be looked at: this account lacks storage.buckets.get"
     found = f"bucket {bucket} {'can be written to' if is_written else 'is there'}"
     if not any(_contains(one, region) for one in regions):
         place = " and ".join(sorted(regions))

@@ -76,7 +76,8 @@ def explained(error: BaseException) -> ServiceError | None:
         words = _shortened(str(error)).rstrip(".")
         if error.retryable:
             return ServiceError(f"Google's credentials can't be fetched now ({words})", 0)
-        return ServiceError(f"Google's credentials can't be used ({words}); {_FIXES[401]}", 401)
+        fix = f"correct {CREDENTIALS}" if isinstance(error, DefaultCredentialsError) else _FIXES[401]
+        return ServiceError(f"Google's credentials can't be used ({words}); {fix}", 401)
     return None
 
 

@@ -146,7 +146,10 @@ LOG_IN = "gcloud auth application-default login"
     ("file", "error"),
     [
         ("", f"there are no Google credentials here: {LOG_IN}, or set GOOGLE_APPLICATION_CREDENTIALS"),
-        ("gone.json", f"Google's credentials can't be used (File gone.json was not found); log in again: {LOG_IN}"),
+        (
+            "gone.json",
+            "Google's credentials can't be used (File gone.json was not found); correct GOOGLE_APPLICATION_CREDENTIALS",
+        ),
     ],
 )
 def test_without_credentials_nothing_is_asked(cloud: Cloud, tmp_path: Path, file: str, error: str) -> None:
@@ -221,10 +224,22 @@ def test_the_dataflow_api_is_asked_for_a_job_of_the_name(
 
 
 def test_another_cloud_s_input_is_looked_at_once(cloud: Cloud) -> None:
-    output = f"--output=gs://{cloud.gcs.new_bucket()}"
-    code, lines = checked_apart(cloud, "--input=s3://in", output, AWS_ENDPOINT_URL="http://127.0.0.1:9")
-    assert code == 1
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+    with telling(Answer(404, code="NoSuchBucket")) as server:
+        output = f"--output=gs://{cloud.gcs.new_bucket()}"
+        code, lines = checked_apart(cloud, "--input=s3://in", output, AWS_ENDPOINT_URL=server.url, **keys)
+    assert (code, lines[-2]) == (2, "ok: the Dataflow API answers; no job imageshards-photos-1-0-0 runs")
+    assert lines[-1].startswith("error: --input 's3://in'")
     assert not [line for line in lines if "bucket s3://" in line]
+
+
+def test_a_bucket_that_may_not_be_looked_at_is_not_called_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(input="gs://in", output="gs://out", name="photos", io_deadline=3)  # a store of its own
+    with telling(Answer(403)) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        line = preflight._bucket(config, "--input", "gs://in", "gs://in", False, "europe-west4")
+    lacks = "this account lacks storage.buckets.get"
+    assert line == f"warning: bucket gs://in can't be looked at: {lacks}"
 
 
 @pytest.mark.parametrize(
