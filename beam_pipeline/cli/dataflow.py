@@ -92,11 +92,14 @@ def check(config: Config, given: Mapping[str, Any]) -> None:
         UsageError: names the flag and the fix.
     """
     for flag, fix in (
-        ("project", "name the Google Cloud project that pays"),
+        ("project", "name the project to run and bill the job in"),
         ("region", "name the region of the buckets, such as europe-west4"),
     ):
         if not given[flag]:
             raise UsageError(f"--{flag} is missing: {fix}")
+    for one in given["labels"] or ():  # KEY=VALUE or JSON
+        if re.search(rf'^{LABEL} *=|"{LABEL}" *:', one):
+            raise wrong("--labels", one, f"{LABEL} is the label by which a command finds its job; choose another one")
     for flag in ("input", "manifest"):
         if (url := getattr(config, flag)) and storage.is_local(url):
             raise wrong(f"--{flag}", url, _REMOTE_INPUT)
@@ -153,7 +156,7 @@ def _code(given: Mapping[str, Any]) -> dict[str, Any]:
     requirements = _REPOSITORY / "deploy" / f"requirements-worker{extra}.txt"
     if not (setup.is_file() and requirements.is_file()):
         raise UsageError(
-            "--sdk_container_image is missing: only a package that runs from its checkout can be sent to the workers "
+            "--sdk_container_image is missing: nothing says what code the workers run, and only a checkout can be sent "
             f"({setup.parent} has no setup.py and deploy/); build the image with deploy/Dockerfile, or pip install -e"
         )
     # The workers fetch the packages, not this machine.
@@ -173,9 +176,9 @@ def text(config: Config, options: Mapping[str, Any], filled: Mapping[str, Any]) 
     cores, shards = cores_of(machine), shards_asked_for(config)
     if cores:
         slots = workers * cores * threads
-        fleet = f"up to {slots:,} shards at a time on up to {plural(workers, 'worker')} of {plural(cores, 'core')}"
-        fleet += f"; there will be {shards:,}" if shards else "; with --num_shards, fitted to the shards"
+        fleet = f"{plural(slots, 'slot')} on up to {plural(workers, 'worker')} of {plural(cores, 'core')}"
+        fleet += f", for {plural(shards, 'shard')}" if shards else "; --num_shards fits them to the shards"
     else:
-        fleet = f"{machine} doesn't tell its cores: --number_of_worker_harness_threads decides how shards spread"
+        fleet = f"can't tell the number of cores of {machine!r}; set --number_of_worker_harness_threads"
     head = f"Dataflow job {options['job_name']} in project {options['project']}, region {options['region']}; defaults:"
     return "\n".join([head, *(f"  --{name}={value}" for name, value in filled.items()), f"  {fleet}"])

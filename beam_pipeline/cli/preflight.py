@@ -11,42 +11,52 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import google.auth
-from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
-from google.auth.transport.requests import Request
-
 from beam_pipeline import storage
+from beam_pipeline.cli.service import ServiceError, credentials, service_of
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.errors import StorageError, UsageError, one_line
+from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.inputs.manifest_rows import row_refs
 from beam_pipeline.schema import canonical_json
 from beam_pipeline.storage.causes import MissingFileError
 from beam_pipeline.storage.gs import GoogleStorage
 
-_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-_LOG_IN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
-# A bucket's multi-region, or predefined pair of regions → how regions in it begin.
-_CONTINENTS = {"us": "us-", "nam": "us-", "eu": "europe-", "eur": "europe-", "asia": "asia-"}
+# A bucket's multi-region → how regions in it begin.
+_CONTINENTS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
+# A bucket's predefined pair of regions, https://cloud.google.com/storage/docs/locations
+_PAIRS = {
+    "asia1": ("asia-northeast1", "asia-northeast2"),
+    "eur4": ("europe-north1", "europe-west4"),
+    "eur5": ("europe-west1", "europe-west2"),
+    "eur7": ("europe-west2", "europe-west3"),
+    "eur8": ("europe-west3", "europe-west6"),
+    "nam4": ("us-central1", "us-east1"),
+}
 _LOOKED_AT = 1000  # of an input's files, for HEIC
 _HEIC = (".heic", ".heif")
-_PIN = re.compile(r"^(pillow(?:-heif)?)==(\S+)", re.MULTILINE)
+_PIN = re.compile(r"^(pillow(?:[-_.]+heif)?) *== *([^\s;]+)", re.MULTILINE | re.IGNORECASE)
 
 
 def check_cloud(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
-    """Credentials, buckets, and what the workers run; needs nothing of the input.
+    """Credentials, buckets, what the workers run, and the Dataflow API; needs nothing of the input.
 
     Args:
         options: Beam's by name, with the defaults.
 
     Raises:
-        UsageError: no credentials, no such bucket, or workers with other versions than this launcher's.
+        UsageError: no such bucket, or workers with other versions than this launcher's.
         StorageError: a bucket can't be written to.
+        ImageShardsError: no credentials, or the API refuses.
     """
-    yield _credentials(options)
-    yield from _buckets(config, options)
-    yield from _code(options)
+    try:
+        yield _credentials(options)
+        yield from _buckets(config, options)
+        yield from _code(options)
+        if not options["template_location"]:  # another account may run the template
+            yield _api(options)
+    except ServiceError as error:
+        raise ImageShardsError(f"{error}; nothing was started") from error
 
 
 def check_dataset(config: Config) -> Iterator[str]:
@@ -57,41 +67,45 @@ def check_dataset(config: Config) -> Iterator[str]:
     """
     yield f"ok: input {config.input or config.manifest} has images"
     yield _heic(config)
-    yield f"ok: output {config.dataset_url} is {_found(config)}"
+    yield f"ok: output {config.dataset_url} {_found(config)}"
 
 
 def _found(config: Config) -> str:
     """What a job meets in its output; that no other program's files are there has been checked."""
     state = JobState(config)
     if config.overwrite or config.restart:
-        return "begun again: what is there is discarded"
+        return "starts over; existing files will be deleted"
     if not state.exists():
-        return "free"
+        return "is free"
     planned, wanted = state.planned().get("configuration", {}), json.loads(canonical_json(config.fingerprint()))
     others = sorted(f"--{name}" for name in wanted if planned and planned.get(name) != wanted[name])
     if others and not storage.is_local(config.output):
-        what = f"{config.dataset_url} is of an unfinished job with other flags ({', '.join(others)})"
+        what = f"{config.dataset_url} has an unfinished job with other flags ({', '.join(others)})"
         raise wrong("--output", config.output, f"{what}: give the same, or --restart discards what it has written")
-    return "begun again: it was planned with other flags" if others else "of a job that didn't finish: it resumes"
+    if others:
+        return "has an unfinished job with other flags: it starts over; existing files will be deleted"
+    return "has an unfinished job; it will be resumed"
 
 
 def _credentials(options: Mapping[str, Any]) -> str:
     if options["no_auth"]:
         return "warning: no credentials are used (--no_auth)"
-    try:
-        credentials, project = google.auth.default(scopes=_SCOPES)
-        credentials.refresh(Request())
-    except DefaultCredentialsError:
-        raise UsageError(f"there are no Google credentials here: {_LOG_IN}") from None
-    except GoogleAuthError as error:
-        raise UsageError(f"the Google credentials here are refused ({one_line(error)[:200]}): {_LOG_IN}") from None
-    account = getattr(credentials, "service_account_email", None) or "a user"
+    found, project = credentials(options["project"], options["impersonate_service_account"] or "", fetch=True)
+    account = getattr(found, "service_account_email", None) or "a user"
     return f"ok: credentials of {account}, project {project or 'unknown'}; the job runs in project {options['project']}"
+
+
+def _api(options: Mapping[str, Any]) -> str:
+    name = options["job_name"]
+    job = service_of(options).running(name)
+    found = f"job {name} is already running: {job.id}" if job else f"no job {name} runs"
+    return f"ok: the Dataflow API answers; {found}"
 
 
 def _buckets(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
     written = {"output": config.state_url, **{flag: options[flag] for flag in ("temp_location", "staging_location")}}
-    read = {flag: getattr(config, flag) for flag in ("input", "manifest")}
+    # Elsewhere, the first look at the input tells.
+    read = {flag: url for flag in ("input", "manifest") if (url := getattr(config, flag)).startswith("gs://")}
     seen = set()
     for flag, url in {**written, **read}.items():
         bucket = f"{url.partition('://')[0]}://{storage.bucket_and_name(url)[0]}"
@@ -116,9 +130,10 @@ def _bucket(config: Config, flag: str, url: str, bucket: str, is_written: bool, 
     except StorageError as error:
         fix = error.fix or "check the URL and the network"
         raise StorageError(f"{flag} {error.reason}", f"{fix}; nothing was started") from error
-    found = f"bucket {bucket} {'can be written to' if is_written else 'is there'}"
     if regions is None:
-        return f"warning: {found}; its region is unknown, as this account lacks storage.buckets.get"
+        found = "can be written to, but its region " if is_written else ""
+        return f"warning: bucket {bucket} {found}can't be looked at: this account lacks storage.buckets.get"
+    found = f"bucket {bucket} {'can be written to' if is_written else 'is there'}"
     if not any(_contains(one, region) for one in regions):
         place = " and ".join(sorted(regions))
         return f"warning: {found}, but is in {place} and the job in {region}: traffic between them costs and is slow"
@@ -126,8 +141,9 @@ def _bucket(config: Config, flag: str, url: str, bucket: str, is_written: bool, 
 
 
 def _contains(location: str, region: str) -> bool:
-    continent = _CONTINENTS.get(location.rstrip("0123456789"))
-    return location == region or (continent is not None and region.startswith(continent))
+    if continent := _CONTINENTS.get(location):
+        return region.startswith(continent)
+    return region in _PAIRS.get(location, (location,))
 
 
 def _code(options: Mapping[str, Any]) -> Iterator[str]:
@@ -135,10 +151,11 @@ def _code(options: Mapping[str, Any]) -> Iterator[str]:
     here, image, file = versions(), options["sdk_container_image"], options["requirements_file"]
     needs = f"Python {sys.version_info.major}.{sys.version_info.minor}, Beam {version('apache-beam')}"
     needs += "".join(f", {name} {here[name]}" for name in ("imageshards", "pillow", "pillow_heif") if name in here)
-    pins = dict(_PIN.findall(Path(file).read_text(encoding="utf-8"))) if file and Path(file).is_file() else {}
-    for package, name in (("pillow", "pillow"), ("pillow-heif", "pillow_heif")) if pins else ():
-        if pins.get(package) != here.get(name):
-            what = f"it has {package} {pins.get(package, 'missing')}, this launcher {here.get(name, 'none')}"
+    text = Path(file).read_text(encoding="utf-8") if file and Path(file).is_file() else ""
+    pins = {re.sub(r"[-.]+", "_", name).lower(): pin for name, pin in _PIN.findall(text)}
+    for name in ("pillow", "pillow_heif") if pins else ():
+        if pins.get(name) != here.get(name):
+            what = f"it has {name} {pins.get(name, 'missing')}, this launcher {here.get(name, 'none')}"
             raise wrong("--requirements_file", file, f"{what}; install constraints.txt's here: make setup")
     installed = " and ".join(Path(one).name for one in (options["setup_file"], file) if one)
     code = f"image {image}" if image else f"workers install {installed}"

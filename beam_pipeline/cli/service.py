@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -14,17 +16,22 @@ import requests
 from google.api_core.client_options import ClientOptions
 from google.api_core.exceptions import GoogleAPICallError
 from google.auth.credentials import AnonymousCredentials
-from google.auth.exceptions import GoogleAuthError, TransportError
+from google.auth.environment_vars import CREDENTIALS
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
 from google.auth.impersonated_credentials import Credentials as ImpersonatedCredentials
+from google.auth.transport.requests import Request
 from google.cloud import dataflow_v1beta3 as api
+from google.oauth2.credentials import Credentials as UserCredentials
+from google.protobuf.json_format import ParseError
 
-from beam_pipeline.errors import ImageShardsError, one_line
+from beam_pipeline.errors import ImageShardsError
 
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _TIMEOUT_S = 30.0
-_MOST_WORDS = 300  # of an answer that is a page of HTML
+_MOST_CHARACTERS = 300  # of an answer that is a page of HTML
+_LOG_IN = "gcloud auth application-default login"
 _FIXES = {
-    401: "log in again: gcloud auth application-default login",
+    401: f"log in again: {_LOG_IN}",
     403: "give your account roles/dataflow.developer and enable the Dataflow API",
     404: "check --project and --region",
     409: "choose another --version or --job_name",
@@ -55,17 +62,27 @@ def explained(error: BaseException) -> ServiceError | None:
     if isinstance(error, GoogleAPICallError):
         code = int(error.code or 0)
         message = " ".join(str(error.message).split())
-        words = re.sub(r"^[A-Z]+ \S+: ", "", message)[:_MOST_WORDS]
-        if "/storage/v1/" in message.removesuffix(words):  # the package is staged there
+        text = re.sub(r"^[A-Z]+ \S+: ", "", message)
+        words = _shortened(text)
+        if "/storage/v1/" in message.removesuffix(text):  # the package is staged there
             return ServiceError(f"Cloud Storage answers {code} ({words})", code)
         fix = f"; {_FIXES[code]}" if code in _FIXES else ""
         return ServiceError(f"the Dataflow API answers {code} ({words}){fix}", code)
     if isinstance(error, requests.RequestException | TransportError):
         return ServiceError(f"Google's API can't be reached ({type(error).__name__})", 0)
+    if isinstance(error, DefaultCredentialsError) and not os.environ.get(CREDENTIALS):
+        return ServiceError(f"there are no Google credentials here: {_LOG_IN}, or set {CREDENTIALS}", 401)
     if isinstance(error, GoogleAuthError):
-        words = one_line(error)[:_MOST_WORDS].rstrip(".")
-        return ServiceError(f"Google's credentials can't be used ({words}); {_FIXES[401]}", 401)
+        words = _shortened(str(error)).rstrip(".")
+        if error.retryable:
+            return ServiceError(f"Google's credentials can't be fetched now ({words})", 0)
+        fix = f"correct {CREDENTIALS}" if isinstance(error, DefaultCredentialsError) else _FIXES[401]
+        return ServiceError(f"Google's credentials can't be used ({words}); {fix}", 401)
     return None
+
+
+def _shortened(text: str) -> str:
+    return textwrap.shorten(text, _MOST_CHARACTERS, placeholder="…")
 
 
 @contextmanager
@@ -74,6 +91,8 @@ def _explaining() -> Iterator[None]:
         yield
     except (GoogleAPICallError, GoogleAuthError, requests.RequestException) as error:
         raise explained(error) or error from error
+    except (ParseError, UnicodeDecodeError) as error:  # a proxy's page
+        raise ServiceError("the Dataflow API answers what is no JSON", 0) from error
 
 
 class Message(NamedTuple):
@@ -101,7 +120,7 @@ class Service:
         with _explaining():
             # REST: Ctrl-C ends a request at once, and tests answer as the API does.
             how: dict[str, Any] = {
-                "credentials": AnonymousCredentials() if anonymous else _credentials(impersonated),
+                "credentials": AnonymousCredentials() if anonymous else credentials(project, impersonated)[0],
                 "client_options": ClientOptions(api_endpoint=endpoint.strip().rstrip("/")),
                 "transport": "rest",
             }
@@ -163,10 +182,35 @@ class Service:
         return {"project_id": self._project, "location": self._region}
 
 
-def _credentials(impersonated: str) -> Any:
-    """The user's, or as Beam's `--impersonate_service_account` says."""
-    own, _ = google.auth.default(scopes=_SCOPES)
-    if not impersonated:
-        return own
-    *delegates, target = impersonated.split(",")
-    return ImpersonatedCredentials(own, target_principal=target, target_scopes=_SCOPES, delegates=delegates)
+def service_of(options: Mapping[str, Any]) -> Service:
+    """The service that runs a job with these options of Beam's.
+
+    Raises:
+        ServiceError: there are no credentials.
+    """
+    names = ("project", "region", "dataflow_endpoint", "no_auth", "impersonate_service_account")
+    project, region, endpoint, anonymous, impersonated = (options[name] for name in names)
+    return Service(project, region, endpoint, bool(anonymous), impersonated or "")
+
+
+def credentials(project: str, impersonated: str = "", fetch: bool = False) -> tuple[Any, str | None]:
+    """The user's credentials, or as Beam's `--impersonate_service_account` says, and the project that they are of.
+
+    Args:
+        project: of the job; a user's requests count towards its quota unless the credentials name another one.
+        impersonated: as of `Service`.
+        fetch: ask for a token, too.
+
+    Raises:
+        ServiceError: there are none, or they are refused.
+    """
+    with _explaining():
+        found, own_project = google.auth.default(scopes=_SCOPES)
+        if impersonated:
+            *delegates, target = impersonated.split(",")
+            found = ImpersonatedCredentials(found, target_principal=target, target_scopes=_SCOPES, delegates=delegates)
+        elif isinstance(found, UserCredentials) and not found.quota_project_id:
+            found = found.with_quota_project(project)
+        if fetch:
+            found.refresh(Request())
+    return found, own_project

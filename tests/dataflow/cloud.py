@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from tests import make
+from tests.dataflow.api import FakeDataflow
 from tests.servers import Gcs, serving
 
 PROJECT = ("--runner=DataflowRunner", "--project=my-project", "--region=europe-west4")
@@ -50,16 +51,19 @@ def account_key(folder: Path) -> Iterator[Path]:
 
 
 class Cloud:
-    """Runs the command with a storage server and an account's key.
+    """Runs the command with a storage server, a Dataflow API and an account's key.
 
     Args:
         gcs: the storage.
+        api: the Dataflow API.
         folder: for templates.
         key: file of the key.
     """
 
-    def __init__(self, gcs: Gcs, folder: Path, key: Path) -> None:
+    def __init__(self, gcs: Gcs, api: FakeDataflow, folder: Path, key: Path) -> None:
         self.gcs = gcs
+        self.api = api
+        self.flags = [*PROJECT, f"--dataflow_endpoint={api.url}", "--name=photos"]
         self._folder = folder
         self._environment = {**os.environ, "GOOGLE_APPLICATION_CREDENTIALS": str(key)}
 
@@ -72,16 +76,9 @@ class Cloud:
 
     def run(self, *flags: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """`imageshards write` for Dataflow with more flags."""
-        command = [sys.executable, "-m", "beam_pipeline", *PROJECT, "--name=photos", *flags]
+        command = [sys.executable, "-m", "beam_pipeline", *self.flags, *flags]
         environment = {**self._environment, **(environment or {})}
         return subprocess.run(command, cwd=make.ROOT, env=environment, capture_output=True, text=True, timeout=120)
-
-    def manifest(self, images: int) -> tuple[str, ...]:
-        """Flags of an input with so many images, by rows of a manifest."""
-        bucket = self.gcs.new_bucket()
-        rows = "".join(f"class_{number % 5}/{number:06d}.jpg,class_{number % 5}\n" for number in range(images))
-        self.gcs.put(bucket, "rows.csv", f"path,label\n{rows}".encode())
-        return ("--layout=manifest", f"--manifest=gs://{bucket}/rows.csv")
 
     def submit(self, bucket: str, *flags: str) -> dict[str, Any]:
         """The job that would be sent; what it stages is in a new bucket of that name."""

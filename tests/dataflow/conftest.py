@@ -32,9 +32,10 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def cloud(gcs: Gcs, key: Path, tmp_path_factory: pytest.TempPathFactory) -> Cloud:
-    """Storage, and commands whose jobs are written to files."""
-    return Cloud(gcs, tmp_path_factory.mktemp("cloud"), key)
+def cloud(gcs: Gcs, key: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    """Storage, a Dataflow without jobs, and commands whose jobs are written to files."""
+    with serving(FakeDataflow()) as api:
+        yield Cloud(gcs, api, tmp_path_factory.mktemp("cloud"), key)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 from math import ceil
 from typing import Any
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from beam_pipeline.cli import dataflow
 from beam_pipeline.config import Config
+from beam_pipeline.errors import UsageError
 from tests.dataflow.cloud import Cloud
 from tests.make import ROOT
 
@@ -135,46 +135,33 @@ def test_workers_and_threads_follow_the_number_of_shards(
     assert (options.get("max_num_workers"), options.get("number_of_worker_harness_threads")) == (workers, threads)
 
 
+@pytest.mark.parametrize("label", ["imageshards=mine", '{"team": "vision", "imageshards": "mine"}'])
+def test_the_label_is_not_the_user_s_to_choose(label: str) -> None:
+    options = PipelineOptions(["--project=p", "--region=europe-west4", "--labels=team=imageshards", "--labels", label])
+    with pytest.raises(UsageError, match="by which a command finds its job"):
+        dataflow.check(config(), options.get_all_options())
+    dataflow.check(config(), {**options.get_all_options(), "labels": ["team=imageshards", '{"team": "imageshards"}']})
+
+
+def test_a_machine_type_that_does_not_tell_its_cores_is_named() -> None:
+    options = {"machine_type": "big", "max_num_workers": 3, "number_of_worker_harness_threads": 1, "job_name": "j"}
+    told = dataflow.text(config(), {**options, "project": "p", "region": "r"}, {})
+    assert told.splitlines()[1:] == [
+        "  can't tell the number of cores of 'big'; set --number_of_worker_harness_threads"
+    ]
+
+
 def test_the_label_tells_jobs_of_one_name_apart() -> None:
     labels = {dataflow.label(config(**more)) for more in ({}, {"seed": 1}, {"output": "gs://b"}, {"input": "gs://c"})}
     assert len(labels) == 4
     assert dataflow.label(config(fetch_concurrency=3)) in labels, "how it goes about it doesn't count"
 
 
-def test_the_job_asks_for_what_was_printed_and_is_as_large_for_any_number_of_images(cloud: Cloud) -> None:
-    image = ("--sdk_container_image=registry/imageshards:1", "--service_account_email=me@example.com")
-    more = (
-        "--num_shards=130",
-        "--splits=train=1",
-        "--no_use_public_ips",
-        "--subnetwork=regions/europe-west4/subnetworks/mine",
-    )
-    few, many = (
-        cloud.submit(f"{images}-out", *image, *more, "--labels=team=vision", *cloud.manifest(images))
-        for images in (10, 100_000)
-    )
-    graphs = [cloud.read(bucket, "pipeline.pb") for bucket in ("10-out", "100000-out")]
-    assert b"WriteShards" in graphs[1]
-    assert len(json.dumps(many)) + len(graphs[1]) < 1_000_000  # Dataflow takes 10 MB
-    # Beam numbers its parts in no fixed order: a few hundred bytes; 99,990 references would be 5 MB.
-    assert abs(len(json.dumps(many)) - len(json.dumps(few))) < 1000
-    assert abs(len(graphs[1]) - len(graphs[0])) < 1000
-
-    (workers,) = few["environment"]["workerPools"]
-    assert few["name"] == "imageshards-photos-1-0-0"
-    assert few["labels"]["team"] == "vision"
-    assert len(few["labels"]["imageshards"]) == 32
+def test_a_job_has_the_defaults_and_without_an_image_the_package_and_its_requirements(cloud: Cloud) -> None:
+    job = cloud.submit("package-out", f"--input={cloud.input()}", "--num_shards=130")
+    (workers,) = job["environment"]["workerPools"]
     assert (workers["machineType"], workers["diskSizeGb"]) == ("e2-standard-4", 50)
     assert (workers["autoscalingSettings"]["maxNumWorkers"], workers["numThreadsPerWorker"]) == (17, 2)
-    assert workers["ipConfiguration"] == "WORKER_IP_PRIVATE"
-    assert workers["subnetwork"] == "regions/europe-west4/subnetworks/mine"
-    assert workers["workerHarnessContainerImage"] == "registry/imageshards:1"
-    assert few["environment"]["serviceAccountEmail"] == "me@example.com"
-    assert "pickled_main_session" not in [package["name"] for package in workers.get("packages", ())]
-
-
-def test_without_an_image_the_workers_get_the_package_and_its_requirements(cloud: Cloud) -> None:
-    cloud.submit("package-out", f"--input={cloud.input()}")
     sent = cloud.read("package-out", "requirements.txt")
     assert sent == (ROOT / "deploy" / "requirements-worker-heic.txt").read_bytes()
     with tarfile.open(fileobj=io.BytesIO(cloud.read("package-out", "workflow.tar.gz"))) as package:
