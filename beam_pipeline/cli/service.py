@@ -17,7 +17,7 @@ from google.api_core.client_options import ClientOptions
 from google.api_core.exceptions import GoogleAPICallError
 from google.auth.credentials import AnonymousCredentials
 from google.auth.environment_vars import CREDENTIALS
-from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, InvalidOperation, TransportError
 from google.auth.impersonated_credentials import Credentials as ImpersonatedCredentials
 from google.auth.transport.requests import Request
 from google.cloud import dataflow_v1beta3 as api
@@ -70,13 +70,15 @@ def explained(error: BaseException) -> ServiceError | None:
         return ServiceError(f"the Dataflow API answers {code} ({words}){fix}", code)
     if isinstance(error, requests.RequestException | TransportError):
         return ServiceError(f"Google's API can't be reached ({type(error).__name__})", 0)
-    if isinstance(error, DefaultCredentialsError) and not os.environ.get(CREDENTIALS):
+    # Anonymous credentials that are refused end as an InvalidOperation.
+    is_search = isinstance(error, DefaultCredentialsError) and not isinstance(error, InvalidOperation)
+    if is_search and not os.environ.get(CREDENTIALS):
         return ServiceError(f"there are no Google credentials here: {_LOG_IN}, or set {CREDENTIALS}", 401)
     if isinstance(error, GoogleAuthError):
         words = _shortened(str(error)).rstrip(".")
         if error.retryable:
             return ServiceError(f"Google's credentials can't be fetched now ({words})", 0)
-        fix = f"correct {CREDENTIALS}" if isinstance(error, DefaultCredentialsError) else _FIXES[401]
+        fix = f"correct {CREDENTIALS}" if is_search else _FIXES[401]
         return ServiceError(f"Google's credentials can't be used ({words}); {fix}", 401)
     return None
 
