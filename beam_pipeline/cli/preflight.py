@@ -97,7 +97,12 @@ def _credentials(options: Mapping[str, Any]) -> str:
 
 def _api(options: Mapping[str, Any]) -> str:
     name = options["job_name"]
-    job = service_of(options).running(name)
+    try:
+        job = service_of(options).running(name)
+    except ServiceError as error:
+        if error.is_fleeting:  # a submission waits for it
+            return f"warning: {error}"
+        raise
     found = f"job {name} is already running: {job.id}" if job else f"no job {name} runs"
     return f"ok: the Dataflow API answers; {found}"
 

@@ -94,7 +94,7 @@ def _explaining() -> Iterator[None]:
     except (GoogleAPICallError, GoogleAuthError, requests.RequestException) as error:
         raise explained(error) or error from error
     except (ParseError, UnicodeDecodeError) as error:  # a proxy's page
-        raise ServiceError("the Dataflow API answers what is no JSON", 0) from error
+        raise ServiceError("the Dataflow API answers with something that is not JSON", 0) from error
 
 
 class Message(NamedTuple):

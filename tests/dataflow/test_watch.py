@@ -33,8 +33,8 @@ FAILURES = {
     RESET: "Google's API can't be reached (ConnectionError)",
     SILENCE: "Google's API can't be reached (ReadTimeout)",
     # No token is accepted: the library asks for a new one.
-    401: "Google's credentials can't be used (Anonymous credentials cannot be refreshed); log in again: gcloud auth "
-    "application-default login",
+    401: "Google's credentials can't be used (Anonymous credentials cannot be refreshed); log in again: gcloud "
+    "auth application-default login",
     403: f"{ANSWERS.format(403)}; give your account roles/dataflow.developer and enable the Dataflow API",
     404: f"{ANSWERS.format(404)}; check --project and --region",
     409: f"{ANSWERS.format(409)}; choose another --version or --job_name",
