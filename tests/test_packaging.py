@@ -101,7 +101,7 @@ def test_a_package_that_has_no_checkout_asks_for_an_image(wheel: Path, tmp_path:
     )
     assert refused.returncode == 2
     assert refused.stderr.startswith(
-        "error: --sdk_container_image is missing: nothing says what code the workers run, and only a checkout can be sent"
+        "error: --sdk_container_image is missing: nothing says what code the workers run"
     )
 
 
