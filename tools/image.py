@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from beam_pipeline import sample_data
 from tests import servers
+from tests.dataflow.api import FakeDataflow
 from tests.dataflow.cloud import Cloud, account_key
 from tools.engines import jobs, processes
 
@@ -139,9 +140,9 @@ def _job(row: Row, place: Path, output: Path) -> str:
 def _stage(folder: Path) -> None:
     """What the DataflowRunner stages without an image, by a real submission that is written to a file."""
     folder.mkdir(parents=True)
-    with servers.fake_gcs(WORK / "gcs.log") as url, account_key(folder) as key:
+    with servers.fake_gcs(WORK / "gcs.log") as url, account_key(folder) as key, servers.serving(FakeDataflow()) as api:
         os.environ["STORAGE_EMULATOR_HOST"] = url
-        cloud = Cloud(servers.Gcs(url), folder, key)
+        cloud = Cloud(servers.Gcs(url), api, folder, key)
         cloud.submit("staged", f"--input={cloud.input()}")
         for name in ("requirements.txt", "workflow.tar.gz"):
             (folder / name).write_bytes(cloud.read("staged", name))
