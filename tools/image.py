@@ -25,6 +25,7 @@ from tests.dataflow.cloud import Cloud, account_key
 from tools.engines import jobs, processes
 
 ROOT = processes.ROOT
+_UV = Path(sys.executable).with_name("uv")  # `make setup` brings it
 WORK = ROOT / "build" / "image"
 _JOB = ("--name=photos", "--image_size=48", "--num_shards=4")
 _LINE = re.compile(r"^(?:error: |published ).*$", re.MULTILINE)
@@ -66,11 +67,9 @@ def _install(row: Row, place: Path, staged: Path) -> None:
     """Make an environment with Beam and run the Dockerfile's steps in it, or install what is staged."""
     folder, environment = place / "files", _environment(place)
     folder.mkdir(parents=True)
-    _run(["uv", "venv", "--quiet", "--seed", "--python", row.python, place / "venv"])
+    _run([_UV, "venv", "--quiet", "--seed", "--python", row.python, place / "venv"])
     beam = re.findall(r"^apache-beam==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[0]
-    _run(
-        ["uv", "pip", "install", "--quiet", "--python", place / "venv" / "bin" / "python", f"apache-beam[gcp]=={beam}"]
-    )
+    _run([_UV, "pip", "install", "--quiet", "--python", place / "venv" / "bin" / "python", f"apache-beam[gcp]=={beam}"])
     for kind, rest in steps(row.build) if row.build is not None else ():
         if kind == "ARG":
             environment |= dict([rest.split("=")])
