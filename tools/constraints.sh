@@ -28,7 +28,7 @@ write constraints.txt "The versions that imageshards with all its extras is inst
     pyproject.toml --universal --extra all --extra tpu "$@"
 
 # Apache Beam and what it brings are in the image that workers start from.
-# write_worker FILE EXTRA...: what a worker needs beside Beam, with these extras.
+# write_worker FILE EXTRA...: what a worker needs besides Beam, with these extras.
 write_worker() {
     local file=$1 needs
     shift
@@ -41,7 +41,7 @@ extras = project["optional-dependencies"]
 needs = sum((extras[name] for name in sys.argv[1:]), project["dependencies"])
 print(*(need for need in needs if not need.startswith("apache-beam")), sep="\n")
 PYTHON
-    write "$file" "What a Beam worker needs beside Apache Beam, at the versions of constraints.txt." \
+    write "$file" "What a Beam worker needs besides Apache Beam, at the versions of constraints.txt." \
         "$needs" --constraint constraints.txt --python-platform x86_64-manylinux_2_28
     rm "$needs"
 }

@@ -153,7 +153,7 @@ class Job:
             template = cloud.template_location
             say(f"template written to {template}" if template else "dry run: nothing was submitted", sys.stderr)
             return False
-        from beam_pipeline.cli.service import service_of
+        from beam_pipeline.cli.service import Service
         from beam_pipeline.cli.watch import attend
 
         def submit() -> str:
@@ -161,7 +161,7 @@ class Job:
             with _in_one_line():
                 return str(self._pipeline.run().job_id())
 
-        service = service_of(self._pipeline.options.get_all_options())
+        service = Service(self._pipeline.options.get_all_options())
         discards = next((f"--{flag}" for flag in ("overwrite", "restart") if getattr(config, flag)), "")
         again = f"without {discards} the same command resumes" if discards else "the same command resumes"
         return attend(service, cloud.job_name, label, submit, detach, again)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_pipeline import storage
-from beam_pipeline.cli.service import ServiceError, credentials, service_of
+from beam_pipeline.cli.service import Service, ServiceError, credentials
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.state import JobState
@@ -98,7 +98,7 @@ def _credentials(options: Mapping[str, Any]) -> str:
 def _api(options: Mapping[str, Any]) -> str:
     name = options["job_name"]
     try:
-        job = service_of(options).running(name)
+        job = Service(options).running(name)
     except ServiceError as error:
         if error.is_fleeting:  # a submission waits for it
             return f"warning: {error}"

@@ -92,9 +92,8 @@ def _run(
         say("checked; nothing was started", sys.stderr)
         return None
     if manifest is not None and found is not None and not found.damage:
-        if (
-            not only_checks and JobState(config).has_leftovers()
-        ):  # of a job that was killed between publishing and deleting them
+        # Of a job that was killed between publishing and deleting them.
+        if not only_checks and JobState(config).has_leftovers():
             with suppress(ImageShardsError), _sole_writer(config):  # or of one that is running
                 JobState(config).clear()
         return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)

@@ -106,23 +106,21 @@ class Message(NamedTuple):
 
 
 class Service:
-    """The jobs of one project and region. Every method raises `ServiceError`.
+    """The jobs of one project and region. Every method raises `ServiceError`, and so does making it.
 
     Args:
-        project, region: of Google Cloud.
-        endpoint: URL of the API.
-        anonymous: use no credentials.
-        impersonated: accounts divided by commas: the last one's rights, reached by the others; "" for one's own.
+        options: Beam's, of a job there.
     """
 
-    def __init__(
-        self, project: str, region: str, endpoint: str, anonymous: bool = False, impersonated: str = ""
-    ) -> None:
-        self._project, self._region = project, region
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._project, self._region, endpoint = (options[name] for name in ("project", "region", "dataflow_endpoint"))
+        impersonated = options["impersonate_service_account"] or ""
         with _explaining():
             # REST: Ctrl-C ends a request at once, and tests answer as the API does.
             how: dict[str, Any] = {
-                "credentials": AnonymousCredentials() if anonymous else credentials(project, impersonated)[0],
+                "credentials": AnonymousCredentials()
+                if options["no_auth"]
+                else credentials(self._project, impersonated)[0],
                 "client_options": ClientOptions(api_endpoint=endpoint.strip().rstrip("/")),
                 "transport": "rest",
             }
@@ -184,23 +182,12 @@ class Service:
         return {"project_id": self._project, "location": self._region}
 
 
-def service_of(options: Mapping[str, Any]) -> Service:
-    """The service that runs a job with these options of Beam's.
-
-    Raises:
-        ServiceError: there are no credentials.
-    """
-    names = ("project", "region", "dataflow_endpoint", "no_auth", "impersonate_service_account")
-    project, region, endpoint, anonymous, impersonated = (options[name] for name in names)
-    return Service(project, region, endpoint, bool(anonymous), impersonated or "")
-
-
 def credentials(project: str, impersonated: str = "", fetch: bool = False) -> tuple[Any, str | None]:
     """The user's credentials, or as Beam's `--impersonate_service_account` says, and the project that they are of.
 
     Args:
         project: of the job; a user's requests count towards its quota unless the credentials name another one.
-        impersonated: as of `Service`.
+        impersonated: accounts divided by commas: the last one's rights, reached by the others; "" for one's own.
         fetch: ask for a token, too.
 
     Raises:

@@ -58,9 +58,9 @@ def attend(service: Service, name: str, label: str, submit: Callable[[], str], d
             job_id, begun = _submitted(service, name, label, submit, happens)
         watch = Watch(service, job_id, again)
         happens = watch.runs_on
-        say(f"job {job_id} {begun}: {service.console(job_id)}", sys.stderr)
+        _tell(f"job {job_id} {begun}: {service.console(job_id)}")
         if detach:
-            say(happens, sys.stderr)
+            _tell(happens)
             return False
         ended = watch.follow()
         happens = f"job {job_id} has ended; {again}"
@@ -85,7 +85,7 @@ def _submitted(service: Service, name: str, label: str, submit: Callable[[], str
 
 def _running(service: Service, name: str, label: str, patience_s: float = 0.0) -> str | None:
     """Id of this command's running job, or None if no job of the name runs."""
-    job = _answer(lambda: service.running(name), patience_s, lambda line: say(line, sys.stderr))
+    job = _answer(lambda: service.running(name), patience_s, _tell)
     if job is None:
         return None
     if job.labels.get(dataflow.LABEL) != label:
@@ -94,13 +94,15 @@ def _running(service: Service, name: str, label: str, patience_s: float = 0.0) -
             f"cancel it ({service.cancel_command(job.id)}), or choose another --version or --job_name"
         )
     if _state(job) == "CANCELLING":
-        say(f"job {job.id} is being cancelled: waiting for its end", sys.stderr)
-        while (
-            _state(_answer(lambda: service.job(job.id), _PATIENCE_S, lambda line: say(line, sys.stderr))) not in _ENDED
-        ):
+        _tell(f"job {job.id} is being cancelled: waiting for its end")
+        while _state(_answer(lambda: service.job(job.id), _PATIENCE_S, _tell)) not in _ENDED:
             time.sleep(_LOOK_EVERY_S)
         return None
     return str(job.id)
+
+
+def _tell(line: str) -> None:
+    say(line, sys.stderr)
 
 
 def _answer(
@@ -294,7 +296,7 @@ class _OneLine(logging.Handler):
         line = _words(state) or f"{record.levelname.lower()}: {_message_line(text)}"
         if (state or record.levelno >= logging.WARNING) and line not in self._told:
             self._told.add(line)
-            say(f"{_clock(None)} {line}", sys.stderr)
+            _tell(f"{_clock(None)} {line}")
 
 
 def _state(job: Any) -> str:

@@ -80,17 +80,19 @@ def train(info: DatasetInfo, options: TrainOptions, tell: Tell = lambda line: No
             if run is not None and run["finished"]:
                 tell(f"{out.given}: this training is finished; choose another --out to train again")
                 return Trained(out.given, run["devices"], tuple(out.metrics()), run["best_epoch"], run["verdict"])
-            if not devices.is_first:
-                tell = lambda line: None  # noqa: E731
-            else:
-                for line in warnings(info, recipe):
-                    report.warn(line)
+            for line in warnings(info, recipe) if devices.is_first else ():
+                report.warn(line)
+            tell = tell if devices.is_first else _say_nothing
             for line in report.beginning(info, recipe, devices):
                 tell(line)
             tell(f"writing to {out.given}")
             return _Training(info, recipe, devices, out, tell, command).run()
         finally:
             out.close()
+
+
+def _say_nothing(line: str) -> None:
+    """What the other processes of several tell."""
 
 
 class _Training:

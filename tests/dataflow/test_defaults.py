@@ -18,7 +18,7 @@ from beam_pipeline.errors import UsageError
 from tests.dataflow.cloud import Cloud
 from tests.make import ROOT
 
-MOST_THREADS = 12  # that Dataflow gives a process if nothing is said
+MOST_THREADS = 12  # that Dataflow gives a process by default
 MACHINES = {
     "e2-standard-4": 4, "n1-highmem-16": 16, "c3-standard-8-lssd": 8, "n2-custom-6-3072": 6, "custom-4-8192": 4,
     "n2-custom-6-3072-ext": 6, "e2-medium": 2, "c2d-highcpu-112": 112, "a2-highgpu-1g": None, "f1-micro": None,

@@ -6,10 +6,8 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,41 +16,32 @@ import pytest
 
 from tests import make
 from tests.servers import free_port
+from tools.engines import processes
 
 TIME = re.compile(r"^\d\d:\d\d:\d\d ", re.MULTILINE)
 
 
 @contextmanager
-def serving(module: str, *arguments: str) -> Iterator[None]:
+def serving(module: str, flag: str, port: int) -> Iterator[None]:
     # A worker pool starts whatever `python` comes first.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    program = [sys.executable, "-m", f"apache_beam.runners.{module}", *arguments]
+    program = [sys.executable, "-m", f"apache_beam.runners.{module}", f"{flag}={port}"]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(program, stdout=quiet, stderr=quiet, env={**os.environ, "PATH": path}) as server:
         try:
+            processes.wait_until_up(server, port, Path(os.devnull))
             yield
         finally:
             server.terminate()
-
-
-def wait_until_open(port: int) -> None:
-    for _ in range(600):
-        with socket.socket() as client:
-            if client.connect_ex(("localhost", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise AssertionError(f"nothing listens on port {port}")
 
 
 @pytest.fixture(scope="module")
 def flags() -> Iterator[list[str]]:
     jobs, workers = free_port(), free_port()
     with (
-        serving("portability.local_job_service_main", f"--job_port={jobs}"),
-        serving("worker.worker_pool_main", f"--service_port={workers}"),
+        serving("portability.local_job_service_main", "--job_port", jobs),
+        serving("worker.worker_pool_main", "--service_port", workers),
     ):
-        for port in (jobs, workers):
-            wait_until_open(port)
         cluster = ["--runner=PortableRunner", f"--job_endpoint=localhost:{jobs}"]
         yield [*cluster, "--environment_type=EXTERNAL", f"--environment_config=localhost:{workers}"]
 

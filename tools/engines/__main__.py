@@ -82,7 +82,9 @@ def main(arguments: Sequence[str] | None = None, matrix: Sequence[Row] = MATRIX)
     parser = argparse.ArgumentParser(prog="make engines", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--images", type=int, default=600, metavar="N", help="pictures to draw for it (%(default)s)")
     parser.add_argument("--shards", type=int, default=jobs.SHARDS, metavar="N", help="of the dataset (%(default)s)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="engines that are called so, beside the first")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="engines whose names contain TEXT, besides the first"
+    )
     flags = parser.parse_args(arguments)
     processes.exit_on_signals()
     started = time.monotonic()

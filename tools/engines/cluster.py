@@ -45,7 +45,7 @@ io.tmp.dirs: {folder}
 taskmanager.numberOfTaskSlots: {slots}
 # Else one task manager gets all tasks that fit it.
 taskmanager.load-balance.mode: SLOTS
-# With Beam's classes of its own each stage would start its Python processes anew.
+# With Beam's classes of its own each stage would start its Python processes again.
 classloader.resolve-order: parent-first
 # Without a strategy nothing is tried again; a delay must outlast the detection of a dead task manager.
 restart-strategy.type: fixed-delay

@@ -1,4 +1,4 @@
-"""What engines need beside Beam, fetched once for a user: Prism from Go, job servers of Flink and Spark from Maven.
+"""What engines need besides Beam, fetched once for a user: Prism from Go, job servers of Flink and Spark from Maven.
 
 Prism's binary and the lists of jars are in ~/.cache/imageshards/engines, the jars where Maven keeps its own.
 """
