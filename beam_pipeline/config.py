@@ -185,6 +185,13 @@ def _colour(value: str | Sequence[int]) -> Rgb:
     raise ValueError("write a colour such as white or '#ff8000'")
 
 
+def _switch(value: bool | str) -> bool:
+    """A Flex Template's launcher writes out both values."""
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError("leave the value out, or write true or false")
+    return str(value).lower() == "true"
+
+
 # --- flags
 
 Given = TypeVar("Given")
@@ -233,8 +240,7 @@ class Flag(Generic[Given, Kept]):
         vars(config)[self.name] = kept
 
 
-_SWITCH = (False, True)
-Switch = Flag[bool, bool]
+Switch = Flag[bool | str, bool]
 Text = Flag[str, str]
 Whole = Flag[int | str, int]
 Fractional = Flag[float | str, float]
@@ -299,13 +305,13 @@ class Config:
     jpeg_quality: Whole = Flag(_IMAGES, 90, _between(int, 1, 100), "quality of the stored JPEGs, from 1 to 100", "N")
     jpeg_subsampling: Text = Flag(
         _IMAGES, "4:2:0", tuple(images.SUBSAMPLING), "chroma subsampling of the stored JPEGs; 4:4:4 is none")
-    optimize: Switch = Flag(_IMAGES, False, _SWITCH, "make JPEGs 3 % smaller, in three times the encoding time")
+    optimize: Switch = Flag(_IMAGES, False, _switch, "make JPEGs 3 % smaller, in three times the encoding time")
     max_pixels: Whole = Flag(
         _IMAGES, 178_956_970, _between(int, 1, 1 << 40),
         "reject images of more pixels, or of more memory than 6 bytes for each of these, before they are decoded", "N")
     max_image_bytes: Whole = Flag(_IMAGES, "256MiB", _bytes, "reject larger files, before they are fetched", "BYTES")
     allow_truncated: Switch = Flag(
-        _IMAGES, False, _SWITCH, "store the readable part of a truncated file instead of rejecting it")
+        _IMAGES, False, _switch, "store the readable part of a truncated file instead of rejecting it")
 
     target_shard_bytes: Flag[int | str | None, int | None] = Flag(
         _SHARDS, None, _bytes, "size of a shard, such as 200MB (default: 128MiB, or down to 8MiB if a split then gets "
@@ -315,13 +321,13 @@ class Config:
     compression: Text = Flag(
         _SHARDS, "none", ("none", "gzip"),
         "compression of the shards; gzip saves nothing on JPEGs and slows down reading")
-    one_hot: Switch = Flag(_SHARDS, False, _SWITCH, "also store one_hot_class: 4 bytes per class in every record")
+    one_hot: Switch = Flag(_SHARDS, False, _switch, "also store one_hot_class: 4 bytes per class in every record")
     seed: Whole = Flag(_SHARDS, 0, _between(int, -(1 << 63), (1 << 63) - 1), "seed of the order of the records", "N")
 
     max_reject_fraction: Fractional = Flag(
         _JOB, 0.01, _between(float, 0, 1),
         "publish nothing if a larger fraction of the images is rejected, from 0 to 1", "X")
-    strict: Switch = Flag(_JOB, False, _SWITCH, "fail if an image vanishes or changes while the job runs")
+    strict: Switch = Flag(_JOB, False, _switch, "fail if an image vanishes or changes while the job runs")
     fetch_concurrency: Whole = Flag(
         _JOB, 32, _between(int, 1, 1024), "concurrent requests of a worker process", "N")
     decode_threads: Whole = Flag(
@@ -329,10 +335,14 @@ class Config:
     io_deadline: Fractional = Flag(
         _JOB, storage.DEFAULT_DEADLINE_S, _between(float, 0, 86_400),
         "how long a storage request that fails is retried", "SECONDS")
-    plan_only: Switch = Flag(_JOB, False, _SWITCH, "print the plan and write no dataset")
-    repair: Switch = Flag(_JOB, False, _SWITCH, "read every byte of a published version and rewrite what is corrupt")
-    overwrite: Switch = Flag(_JOB, False, _SWITCH, "delete a published version and rewrite it")
-    restart: Switch = Flag(_JOB, False, _SWITCH, "discard what an unpublished job has written, and begin again")
+    plan_only: Switch = Flag(_JOB, False, _switch, "print the plan and write no dataset")
+    repair: Switch = Flag(_JOB, False, _switch, "read every byte of a published version and rewrite what is corrupt")
+    overwrite: Switch = Flag(_JOB, False, _switch, "delete a published version and rewrite it")
+    restart: Switch = Flag(_JOB, False, _switch, "discard what an unpublished job has written, and begin again")
+    preflight: Switch = Flag(
+        _JOB, False, _switch, "check input, output, credentials, buckets and versions, a line each, and stop")
+    detach: Switch = Flag(
+        _JOB, False, _switch, "submit the job to Dataflow and return; the same command later watches it")
     # fmt: on
 
     # Resolved by the launcher: lines of `labels_file`, column names of `manifest`; no flags of their own.
@@ -362,9 +372,8 @@ class Config:
                 raise UsageError(f"--{flag}: leave it out, the input says which image is in which split")
         if self.target_shard_bytes is not None and self.num_shards is not None:
             raise wrong("--num_shards", self.num_shards, "leave out --target_shard_bytes or this")
-        known = self.split_fractions if self.layout == "class_folders" or self.splits else None
         counts = self.num_shards if isinstance(self.num_shards, dict) else {}
-        if known and (unknown := sorted(counts.keys() - known.keys())):
+        if (known := self.known_splits) and (unknown := sorted(counts.keys() - known)):
             given = f"{unknown[0]}={counts[unknown[0]]}"
             raise wrong("--num_shards", given, f"there is no split {unknown[0]!r}, only {', '.join(known)}")
         for flag in ("overwrite", "restart"):
@@ -395,6 +404,11 @@ class Config:
     def split_fractions(self) -> dict[str, Fraction] | None:
         """Split → share, or None if the input itself says which image is in which split."""
         return None if self.layout == "split_class_folders" else self.splits or {"train": Fraction(1)}
+
+    @property
+    def known_splits(self) -> tuple[str, ...]:
+        """Names of the splits; none if the input may have others than the flags say."""
+        return tuple(self.split_fractions or ()) if self.layout == "class_folders" or self.splits else ()
 
     @property
     def image_options(self) -> images.ImageOptions:

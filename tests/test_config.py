@@ -102,7 +102,7 @@ def test_a_value_is_kept_parsed_however_it_was_given(flag: str, kept: object, gi
         ("input", "a URL has two slashes, which a Path drops: write it as text, gs://...", ["gs:/bucket/photos"]),
         ("jpeg_quality", "give a whole number from 1 to 100", [101, 0.9, "abc", None]),
         ("channels", "choose one of 1, 3", [2]),
-        ("one_hot", "choose one of False, True", ["yes"]),
+        ("one_hot", "leave the value out, or write true or false", ["yes"]),
         ("max_reject_fraction", "give a number from 0 to 1", [-0.1, float("nan")]),
         ("seed", f"give a whole number from {-(1 << 63)} to {(1 << 63) - 1}", [1 << 63]),
         ("image_format", "choose one of jpeg, png", ["webp"]),

@@ -81,8 +81,8 @@ def test_the_table_of_flags_says_what_the_flags_are() -> None:
     for name, (value, default) in told.items():
         flag = FLAGS[name]
         if isinstance(flag.values, tuple):
-            assert value == ("" if flag.default is False else "|".join(map(str, flag.values)))
-        else:
+            assert value == "|".join(map(str, flag.values))
+        elif value or flag.default is not False:
             Config(**{"input": "in", "output": "out", "name": "x", name: value})
         assert flag.default in (None, "", False) or str(flag.default) in default.split(", "), name
 

@@ -73,13 +73,10 @@ def cores_of(machine_type: str) -> int | None:
 
 def shards_asked_for(config: Config) -> int | None:
     """Shards of all splits by `--num_shards`; None if the plan will decide how many there are."""
-    wanted = config.num_shards
-    splits = config.split_fractions if config.layout == "class_folders" or config.splits else None
-    if wanted is None or splits is None:
-        return None
-    if isinstance(wanted, int):
-        return wanted * len(splits)
-    return sum(wanted.values()) if splits.keys() <= wanted.keys() else None
+    wanted, splits = config.num_shards, config.known_splits
+    if isinstance(wanted, dict):
+        return sum(wanted.values()) if splits and set(splits) <= wanted.keys() else None
+    return wanted * len(splits) if wanted and splits else None
 
 
 def check(config: Config, given: Mapping[str, Any]) -> None:

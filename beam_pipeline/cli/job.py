@@ -96,15 +96,14 @@ class Job:
         bytes_each = limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES
         return dataclasses.replace(config, most_references=limits.most_references(bytes_each))
 
-    def write(self, config: Config, command: Sequence[str] = (), detach: bool = False) -> bool:
+    def write(self, config: Config, command: Sequence[str] = ()) -> bool:
         """Convert the images and publish, or with `--plan_only` leave the plan in the state.
 
         Args:
             command: the command line, for run.json.
-            detach: on Dataflow, return when the job is submitted.
 
         Returns:
-            Whether the job has ended: not if it is detached, or only a template of it was made.
+            Whether the job is done: not with `--detach`, or if only a template of it was made.
         """
         facts = {
             "command": without_secrets(command),
@@ -112,17 +111,16 @@ class Job:
             "started_unix_s": int(time.time()),
             "versions": {"imageshards": __version__, "apache_beam": beam.__version__, "python": python_version()},
         }
-        return self._run(config, lambda: graph.build(self._pipeline, config, facts), detach)
+        return self._run(config, lambda: graph.build(self._pipeline, config, facts))
 
-    def repair(self, config: Config, manifest: dict[str, Any], damage: Damage, detach: bool = False) -> bool:
+    def repair(self, config: Config, manifest: dict[str, Any], damage: Damage) -> bool:
         """Rewrite what is corrupt of a published version; arguments and result as of `write`."""
-        return self._run(config, lambda: graph.build_repair(self._pipeline, config, manifest, damage), detach)
+        return self._run(config, lambda: graph.build_repair(self._pipeline, config, manifest, damage))
 
-    def _run(self, config: Config, build: Callable[[], None], detach: bool) -> bool:
+    def _run(self, config: Config, build: Callable[[], None]) -> bool:
         if self.is_dataflow:
-            with _interruptible():
-                return self._attend(config, build, detach)
-        if detach:
+            return self._attend(config, build)
+        if config.detach:
             raise UsageError("--detach works only with --runner DataflowRunner; leave it out")
         build()
         with _in_one_line():
@@ -141,30 +139,27 @@ class Job:
         with _interruptible(), telling_job_server():
             return self._pipeline.run().wait_until_finish()
 
-    def _attend(self, config: Config, build: Callable[[], None], detach: bool) -> bool:
+    def _attend(self, config: Config, build: Callable[[], None]) -> bool:
         """Find the running job of this command on Dataflow, or submit it, and watch it."""
         cloud = self._pipeline.options.view_as(GoogleCloudOptions)
-        label = dataflow.label(config)
-        cloud.labels = [*(cloud.labels or ()), f"{dataflow.LABEL}={label}"]
-        if cloud.template_location or self._options.view_as(TestOptions).dry_run:
+        cloud.labels = [*(cloud.labels or ()), f"{dataflow.LABEL}={dataflow.label(config)}"]
+
+        def submit() -> Any:
             build()
             with _in_one_line():
-                self._pipeline.run()
+                return self._pipeline.run()
+
+        if cloud.template_location or self._options.view_as(TestOptions).dry_run:
+            submit()
             template = cloud.template_location
             say(f"template written to {template}" if template else "dry run: nothing was submitted", sys.stderr)
             return False
         from beam_pipeline.cli.service import Service
         from beam_pipeline.cli.watch import attend
 
-        def submit() -> str:
-            build()
-            with _in_one_line():
-                return str(self._pipeline.run().job_id())
-
-        service = Service(self._pipeline.options.get_all_options())
-        discards = next((f"--{flag}" for flag in ("overwrite", "restart") if getattr(config, flag)), "")
-        again = f"without {discards} the same command resumes" if discards else "the same command resumes"
-        return attend(service, cloud.job_name, label, submit, detach, again)
+        with _interruptible():
+            service = Service(self._pipeline.options.get_all_options())
+            return attend(service, config, cloud.job_name, lambda: str(submit().job_id()))
 
 
 @contextmanager

@@ -42,11 +42,6 @@ python -m beam_pipeline is the same command.
 # A flag as similar to one of ours as this is a typo of it; Beam's most similar has 0.76 (tests/cli/test_main.py).
 _SURELY_OURS = 0.8
 _OURS = {f"--{name}": flag for name, flag in FLAGS.items()}
-# How the command goes about it, which is no part of a job's configuration.
-_SWITCHES = {
-    "--preflight": "check input, output, credentials, buckets and versions, a line each, and stop",
-    "--detach": "submit the job to Dataflow and return; the same command later watches it",
-}
 
 
 def command(arguments: Sequence[str] | None = None) -> int:
@@ -105,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
         hide_warnings()
         command = ["python", "-m", "beam_pipeline", *given]
-        manifest = run(config, options, command, preflight="--preflight" in given, detach="--detach" in given)
+        manifest = run(config, options, command)
         if manifest is not None:
             for warning in warnings(config, manifest):
                 say(f"warning: {warning}", sys.stderr)
@@ -138,13 +133,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     Raises:
         UsageError: a bad value, or a flag that neither we nor Beam know, with the nearest one that exists.
     """
-    # A Flex Template gives every parameter a value.
-    on, off = (
-        {f"{name}={value}" for name, flag in _OURS.items() if flag.default is False} for value in ("true", "false")
-    )
-    arguments = _with_underscores(arguments, [*_OURS, *_SWITCHES])
-    plain = [one.partition("=")[0] if one in on else one for one in arguments if one not in off]
-    ours, rest = _parsed(_our_parser(), plain, [*_OURS, *_SWITCHES])
+    ours, rest = _parsed(_our_parser(), arguments, _OURS)
     for number, argument in enumerate(rest):
         is_flag = argument.startswith("--")
         if (name := argument.partition("=")[0].removeprefix("--").replace("-", "_")) in REMOVED and is_flag:
@@ -173,12 +162,9 @@ def _parsed(
     try:
         return parser.parse_known_args(_with_underscores(arguments, flags))
     except argparse.ArgumentError as error:
-        what = {
-            "expected one argument": f"it has no value: write {(error.argument_name or '').rpartition('/')[2]} VALUE",
-            "ignored explicit argument": "it takes no value: leave the value out",
-        }
-        found = next((text for begin, text in what.items() if error.message.startswith(begin)), error.message)
-        raise UsageError(f"{error.argument_name}: {found}") from None
+        flag = (error.argument_name or "").rpartition("/")[2]
+        is_missing = error.message.startswith("expected one argument")
+        raise UsageError(f"{flag}: {f'it has no value: write {flag} VALUE' if is_missing else error.message}") from None
 
 
 def _with_underscores(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
@@ -206,7 +192,7 @@ def _our_parser() -> argparse.ArgumentParser:
     for name, flag in _OURS.items():
         text = flag.help.replace("%", "%%")
         if flag.default is False:
-            groups[flag.group].add_argument(name, help=text, action="store_true")
+            groups[flag.group].add_argument(name, help=text, nargs="?", const=True, metavar="true|false")
             continue
         if flag.default not in (None, "") and not text.endswith(")"):
             text += (
@@ -214,8 +200,6 @@ def _our_parser() -> argparse.ArgumentParser:
             )
         metavar = "|".join(map(str, flag.values)) if isinstance(flag.values, tuple) else flag.metavar
         groups[flag.group].add_argument(name, help=text, metavar=metavar)
-    for name, text in _SWITCHES.items():
-        groups["job"].add_argument(name, help=text, action="store_true")
     return parser
 
 

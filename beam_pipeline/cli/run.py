@@ -29,14 +29,7 @@ if TYPE_CHECKING:
     from beam_pipeline.cli.job import Job
 
 
-def run(
-    config: Config,
-    beam_options: PipelineOptions | None = None,
-    command: Sequence[str] = (),
-    *,
-    preflight: bool = False,
-    detach: bool = False,
-) -> Manifest | None:
+def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
     """Convert the images of `config.input` and publish the dataset.
 
     A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
@@ -49,11 +42,9 @@ def run(
         config: what to convert and how.
         beam_options: the runner and its options; FnApiRunner in this process without.
         command: the command line, for run.json.
-        preflight: check everything, say what was found, and run no job.
-        detach: return when a job on Dataflow is submitted; it runs on.
 
     Returns:
-        What is published; None with `--plan_only`, `preflight` or `detach`, or if the runner doesn't wait for the job.
+        What is published; None with `--plan_only`, `--preflight` or `--detach`, or if only a template was written.
 
     Raises:
         UsageError: the configuration or the input can't be used; nothing was read but listings.
@@ -63,19 +54,17 @@ def run(
     config = dataclasses.replace(config, run_id=uuid.uuid4().hex)
     handlers = list(logging.root.handlers)
     try:
-        return _run(config, beam_options, command, preflight, detach)
+        return _run(config, beam_options, command)
     finally:
         logging.root.handlers[:] = handlers  # Beam's options call logging.basicConfig
 
 
-def _run(
-    config: Config, options: PipelineOptions | None, command: Sequence[str], only_checks: bool, detach: bool
-) -> Manifest | None:
+def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]) -> Manifest | None:
     """`run`; changes the handlers of logging."""
     job = None if options is None else _job(options, config)  # a runner that isn't there is told before all else
     with _nothing_begun():
-        if config.plan_only and not only_checks:
-            _plan(resolve(config), job or _job(None, config), detach)
+        if config.plan_only and not config.preflight:
+            _plan(resolve(config), job or _job(None, config))
             return None
         config, manifest = at_once(partial(resolve, config), partial(read_manifest, config))
         if config.overwrite:
@@ -83,39 +72,39 @@ def _run(
         found = None if manifest is None else published.check(config, manifest)
         if manifest is None:
             check_unpublished(config)
-            if only_checks or (job and job.is_dataflow):
+            if config.preflight or (job and job.is_dataflow):
                 from beam_pipeline.cli import preflight
 
                 for line in preflight.check_dataset(config):
                     say(line, sys.stderr)
-    if only_checks and (manifest is None or (found is not None and found.damage)):
-        say("checked; nothing was started", sys.stderr)
-        return None
     if manifest is not None and found is not None and not found.damage:
         # Of a job that was killed between publishing and deleting them.
-        if not only_checks and JobState(config).has_leftovers():
+        if not config.preflight and JobState(config).has_leftovers():
             with suppress(ImageShardsError), _sole_writer(config):  # or of one that is running
                 JobState(config).clear()
         return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
+    if config.preflight:
+        say("checked; nothing was started", sys.stderr)
+        return None
     job = job or _job(None, config)
     config = job.configured(config)
     with _sole_writer(config):
         if manifest is not None and found is not None:
             say(f"repairing {found.damage}", sys.stderr)
-            if not job.repair(config, manifest, found.damage, detach):
+            if not job.repair(config, manifest, found.damage):
                 return None
             return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
         # In an object store the job itself finds that another one has published meanwhile.
         if config.overwrite or not storage.is_local(config.output) or read_manifest(config) is None:
             if notice := duplicates.notice(config):
                 say(f"warning: {notice}", sys.stderr)
-            if not job.write(config, command, detach):
+            if not job.write(config, command):
                 return None
             manifest, run = at_once(partial(read_manifest, config), partial(published.run_facts, config))
             if manifest is None:
                 raise ImageShardsError(f"the job has ended, but {config.dataset_url} isn't published: see its log")
             return Manifest(config.dataset_url, manifest, PUBLISHED, run)
-    return _run(config, options, command, only_checks, detach)  # another job has published it since it was looked for
+    return _run(config, options, command)  # another job has published it since it was looked for
 
 
 def _job(options: PipelineOptions | None, config: Config) -> Job:
@@ -124,11 +113,11 @@ def _job(options: PipelineOptions | None, config: Config) -> Job:
     return Job(options, config)
 
 
-def _plan(config: Config, job: Job, detach: bool) -> None:
+def _plan(config: Config, job: Job) -> None:
     config = job.configured(config)
     is_new = storage.is_local(config.output) and not os.path.exists(config.output)
     try:
-        if not job.write(config, detach=detach):
+        if not job.write(config):
             return
         text = plan_text(JobState(config).take_plan_only())
     finally:

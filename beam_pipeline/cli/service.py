@@ -26,6 +26,7 @@ from google.protobuf.json_format import ParseError
 
 from beam_pipeline.errors import ImageShardsError
 
+ENDED = frozenset({"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"})  # states that a job doesn't leave
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _TIMEOUT_S = 30.0
 _MOST_CHARACTERS = 300  # of an answer that is a page of HTML
@@ -133,7 +134,7 @@ class Service:
         request = {**self._scope, "name": name, "filter": "ACTIVE"}
         with _explaining():
             for job in self._jobs.list_jobs(request, timeout=_TIMEOUT_S):
-                if job.name == name:  # what is listed is a summary, without labels
+                if job.name == name and state_of(job) not in ENDED:  # what is listed is a summary, without labels
                     return self.job(job.id, "JOB_VIEW_DESCRIPTION")
         return None
 
@@ -203,3 +204,8 @@ def credentials(project: str, impersonated: str = "", fetch: bool = False) -> tu
         if fetch:
             found.refresh(Request())
     return found, own_project
+
+
+def state_of(job: Any) -> str:
+    """`RUNNING`; a state that is newer than the library is a number."""
+    return str(getattr(job.current_state, "name", job.current_state)).removeprefix("JOB_STATE_")

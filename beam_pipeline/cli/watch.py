@@ -6,14 +6,15 @@ import logging
 import math
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from beam_pipeline.cli import dataflow
-from beam_pipeline.cli.service import Message, Service, ServiceError, explained
+from beam_pipeline.cli.service import ENDED, Message, Service, ServiceError, explained, state_of
+from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import ProgressText, StatusLine, duration
 from beam_pipeline.errors import ImageShardsError, from_worker, say
 from beam_pipeline.pipeline import elements
@@ -24,81 +25,85 @@ _LOG_LINE_EVERY_S = 59.0
 _MOST_PAUSE_S = 60.0  # between two requests, while the API fails
 # With an API that fails before there is a job, with a job that it doesn't know yet, with a failure without a message.
 _PATIENCE_S = 30.0
-_ENDED = frozenset({"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"})
 _MOST_CHARACTERS = 500  # of a message
 _RECENT = timedelta(minutes=1)  # before the last error: what failed earlier was tried again, and didn't fail the job
 Answer = TypeVar("Answer")
 
 
-def attend(service: Service, name: str, label: str, submit: Callable[[], str], detach: bool, again: str) -> bool:
+def attend(service: Service, config: Config, name: str, submit: Callable[[], str]) -> bool:
     """Follow the job that this command has running, or submits now.
 
     Args:
+        service: where it runs.
+        config: what it does.
         name: of the job.
-        label: of the command, as `dataflow.label` makes it.
         submit: starts a job and returns its id.
-        detach: don't follow it.
-        again: how what is finished of a job that didn't publish is used.
 
     Returns:
-        Whether the job is done; False if it is left alone.
+        Whether the job is done; False if it is left alone, with `--detach`.
 
     Raises:
-        ImageShardsError: as `Watch.follow` says; or the API refused, or another command's job has the name.
+        ImageShardsError: as `Watch` says; or the API refused, or another command's job has the name.
         KeyboardInterrupt: with the line to tell.
     """
     happens = f"job {name!r} may be running: the same command finds it or submits it"
     try:
         try:
-            job_id = _running(service, name, label, _PATIENCE_S)
+            job_id = _running(service, config, name, _PATIENCE_S)
         except ServiceError as error:
             raise ImageShardsError(f"{error}; nothing was started") from error
         begun = "is already running"
         if job_id is None:
-            job_id, begun = _submitted(service, name, label, submit, happens)
-        watch = Watch(service, job_id, again)
+            job_id, begun = _submitted(service, config, name, submit, happens)
+        watch = Watch(service, config, job_id)
         happens = watch.runs_on
         _tell(f"job {job_id} {begun}: {service.console(job_id)}")
-        if detach:
+        if config.detach:
             _tell(happens)
             return False
         ended = watch.follow()
-        happens = f"job {job_id} has ended; {again}"
+        happens = f"job {job_id} has ended; {_again(config)}"
         watch.conclude(ended)
         return True
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {happens}") from None
 
 
-def _submitted(service: Service, name: str, label: str, submit: Callable[[], str], perhaps: str) -> tuple[str, str]:
+def _submitted(service: Service, config: Config, name: str, submit: Callable[[], str], perhaps: str) -> tuple[str, str]:
     """Id of the job that is submitted, or was meanwhile, and which of these is true."""
     try:
         return submit(), "is submitted"
     except Exception as error:
         with suppress(ServiceError):  # another command was faster, or only the reply was lost
-            if job_id := _running(service, name, label):
+            if job_id := _running(service, config, name):
                 return job_id, "is already running"
         if why := explained(error.__cause__ or error):
             raise ImageShardsError(f"{why}; {'nothing was started' if 400 <= why.code < 500 else perhaps}") from error
         raise
 
 
-def _running(service: Service, name: str, label: str, patience_s: float = 0.0) -> str | None:
+def _running(service: Service, config: Config, name: str, patience_s: float = 0.0) -> str | None:
     """Id of this command's running job, or None if no job of the name runs."""
-    job = _answer(lambda: service.running(name), patience_s, _tell)
+    job = _answer(lambda: service.running(name), patience_s)
     if job is None:
         return None
-    if job.labels.get(dataflow.LABEL) != label:
+    if job.labels.get(dataflow.LABEL) != dataflow.label(config):
         raise ImageShardsError(
             f"job {job.id} runs under the name {name!r} with another configuration, input or output: let it end, "
             f"cancel it ({service.cancel_command(job.id)}), or choose another --version or --job_name"
         )
-    if _state(job) == "CANCELLING":
+    if state_of(job) == "CANCELLING":
         _tell(f"job {job.id} is being cancelled: waiting for its end")
-        while _state(_answer(lambda: service.job(job.id), _PATIENCE_S, _tell)) not in _ENDED:
+        while state_of(_answer(lambda: service.job(job.id), _PATIENCE_S)) not in ENDED:
             time.sleep(_LOOK_EVERY_S)
         return None
     return str(job.id)
+
+
+def _again(config: Config) -> str:
+    """How what is finished of a job that didn't publish is used."""
+    discards = next((f"--{flag}" for flag in ("overwrite", "restart") if getattr(config, flag)), "")
+    return f"without {discards} the same command resumes" if discards else "the same command resumes"
 
 
 def _tell(line: str) -> None:
@@ -106,13 +111,16 @@ def _tell(line: str) -> None:
 
 
 def _answer(
-    ask: Callable[[], Answer], patience_s: float, tell: Callable[[str], None], unknown_until: float = 0.0
+    ask: Callable[[], Answer],
+    patience_s: float = math.inf,
+    tell: Callable[[str], None] = _tell,
+    unknown_until: float = 0.0,
 ) -> Answer:
     """What the API answers, asked again while it fails.
 
     Args:
         patience_s: how long.
-        tell: is given one line about a failure.
+        tell: is given a line about each failure but the first, which is common.
         unknown_until: on the monotonic clock: so long a job may be unknown.
     """
     pause, waited = _LOOK_EVERY_S, 0.0
@@ -121,10 +129,10 @@ def _answer(
             return ask()
         except ServiceError as error:
             is_new = error.code == 404 and time.monotonic() < unknown_until
-            if not (error.is_fleeting or is_new) or waited >= patience_s:
+            if not is_new and (not error.is_fleeting or waited >= patience_s):
                 raise
-            if not (is_new or waited):
-                tell(f"warning: {error}; retrying")
+            if waited and not is_new:
+                tell(f"warning: {error}; next try in {duration(pause)}")
         time.sleep(pause)
         waited, pause = waited + pause, min(2 * pause, _MOST_PAUSE_S)
 
@@ -134,18 +142,17 @@ class Watch:
 
     Args:
         service: where the job is.
-        job_id: which.
-        again: how what is finished of a job that didn't publish is used.
+        config: what it does.
+        job_id: which job it is.
     """
 
-    def __init__(self, service: Service, job_id: str, again: str) -> None:
-        self._service, self._id, self._again = service, job_id, again
+    def __init__(self, service: Service, config: Config, job_id: str) -> None:
+        self._service, self._id, self._again = service, job_id, _again(config)
         self._line = StatusLine(log_every_s=_LOG_LINE_EVERY_S)
         self._progress = ProgressText()
         self._told: set[str] = set()
         self._errors: deque[Message] = deque(maxlen=100)
         self._since: datetime | None = None  # time of the last message
-        self._unknown_until = time.monotonic() + _PATIENCE_S
 
     @property
     def runs_on(self) -> str:
@@ -171,15 +178,16 @@ class Watch:
     def _ended(self) -> Any:
         """Look now and then until the job has ended; returns it."""
         state, next_progress = "UNKNOWN", 0.0  # as that of a job that has just been made
+        unknown_until = time.monotonic() + _PATIENCE_S
         while True:
-            job = self._ask(lambda: self._service.job(self._id))
-            self._unknown_until = 0.0
+            job = _answer(lambda: self._service.job(self._id), math.inf, self._tell, unknown_until)
+            unknown_until = 0.0
             self._tell_messages()
-            if (latest := _state(job)) in _ENDED:
+            if (latest := state_of(job)) in ENDED:
                 return job
             if latest != state:
                 state = latest
-                self._line.tell(f"{_clock(job.current_state_time)} {_words(state)}")
+                self._tell(_words(state), job.current_state_time)
             if time.monotonic() >= next_progress:
                 next_progress = time.monotonic() + _PROGRESS_EVERY_S
                 if text := self._progress(self._counts()):
@@ -192,14 +200,13 @@ class Watch:
         Raises:
             ImageShardsError: it isn't done.
         """
-        state = _state(job)
-        self._line.tell(f"{_clock(job.current_state_time)} {_words(state)}{self._spent(job)}")
+        state = state_of(job)
+        self._tell(f"{_words(state)}{self._spent(job)}", job.current_state_time)
         if state == "FAILED":
             until = time.monotonic() + _PATIENCE_S  # the service's messages may come later than its states
-            with suppress(ServiceError):
-                while not self._errors and time.monotonic() < until:
-                    time.sleep(_LOOK_EVERY_S)
-                    self._tell_messages(_PATIENCE_S)
+            while not self._errors and time.monotonic() < until:
+                time.sleep(_LOOK_EVERY_S)
+                self._tell_messages(_PATIENCE_S)
             raise self._failure()
         if state == "CANCELLED":
             raise ImageShardsError(f"job {self._id} was cancelled; {self._again}")
@@ -220,25 +227,16 @@ class Watch:
 
     def _tell_messages(self, patience_s: float = math.inf) -> None:
         """Tell each new warning and error; what has failed four times is told once."""
-        for message in self._ask(lambda: self._service.messages(self._id, self._since), patience_s):
+        for message in self._asked(lambda: self._service.messages(self._id, self._since), patience_s) or ():
             self._since = max(self._since or message.time, message.time)
             if message.is_error and message not in self._errors:
                 self._errors.append(message)
-            self._tell_once(
-                f"{'error' if message.is_error else 'warning'}: {_message_line(message.text)}", message.time
-            )
-
-    def _tell_once(self, line: str, when: datetime | None = None) -> None:
-        if line not in self._told:
-            self._told.add(line)
-            self._line.tell(f"{_clock(when)} {line}")
-
-    def _ask(self, ask: Callable[[], Answer], patience_s: float = math.inf) -> Answer:
-        return _answer(ask, patience_s, self._tell_once, self._unknown_until)
+            kind = "error" if message.is_error else "warning"
+            self._tell_once(f"{kind}: {_message_line(message.text)}", message.time)
 
     def _counts(self) -> dict[str, int]:
         """The job's counters as a progress line names them."""
-        counts = self._ask(lambda: self._service.counts(self._id))
+        counts = self._asked(lambda: self._service.counts(self._id)) or Counter[str]()
         return {
             "images_listed": counts[elements.IMAGES_LISTED],
             "images_planned": counts[elements.IMAGES_PLANNED],
@@ -247,6 +245,22 @@ class Watch:
             "shards_planned": counts[elements.SHARDS_PLANNED],
             "shards": counts[elements.SHARDS_WRITTEN] + counts[elements.SHARDS_KEPT],
         }
+
+    def _asked(self, ask: Callable[[], Answer], patience_s: float = math.inf) -> Answer | None:
+        """What the API answers, or None if it refuses: a job can be followed by its state alone."""
+        try:
+            return _answer(ask, patience_s, self._tell)
+        except ServiceError as error:
+            self._tell_once(f"warning: {error}")
+            return None
+
+    def _tell_once(self, line: str, when: datetime | None = None) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._tell(line, when)
+
+    def _tell(self, line: str, when: datetime | None = None) -> None:
+        self._line.tell(f"{_clock(when)} {line}")
 
     def _spent(self, job: Any) -> str:
         """How long a job took, and what of it is billed."""
@@ -297,11 +311,6 @@ class _OneLine(logging.Handler):
         if (state or record.levelno >= logging.WARNING) and line not in self._told:
             self._told.add(line)
             _tell(f"{_clock(None)} {line}")
-
-
-def _state(job: Any) -> str:
-    """`RUNNING`; a state that is newer than the library is a number."""
-    return str(getattr(job.current_state, "name", job.current_state)).removeprefix("JOB_STATE_")
 
 
 def _words(state: str) -> str:

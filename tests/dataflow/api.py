@@ -41,6 +41,7 @@ class Step:
         metrics: counters by name since the job began; a name with a capital is one of the service.
         act: called before the step is shown.
         errors: statuses of the answers before this step's.
+        refused: `job`, `messages` or `metrics` → the status that is answered to every request for it.
     """
 
     state: str
@@ -48,6 +49,7 @@ class Step:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     act: Callable[[], object] | None = None
     errors: tuple[int, ...] = ()
+    refused: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -171,6 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(404)
         elif job.errors:
             self._fail(job.errors.pop(0))
+        elif status := job.step.refused.get(part or "job"):
+            self._fail(status)
         elif part is None:
             self._send(200, self.server.look(job, takes_a_step=query.get("view") == _SUMMARY))
         elif part == "messages":
@@ -185,8 +189,12 @@ class _Handler(BaseHTTPRequestHandler):
             if self.server.list_errors:
                 self._fail(self.server.list_errors.pop(0))
                 return
-            # A summary, which has no labels.
-            jobs = [{**job, "labels": {}} for job in self.server.running(query["name"])]
+            # Summaries, which have no labels; of ended jobs too, so that nobody relies on the filter.
+            jobs = [
+                {**job.content, "labels": {}, "currentState": f"JOB_STATE_{job.step.state}"}
+                for job in self.server.jobs.values()
+                if job.content["name"] == query["name"]
+            ]
             self._send(200, {"jobs": jobs})
             return
         if self.server.before_create is not None:

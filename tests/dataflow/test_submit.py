@@ -139,8 +139,8 @@ def test_two_datasets_with_the_same_options_are_two_jobs(gcs: Gcs, api: FakeData
     options = PipelineOptions(one.cloud)
     with redirect_stderr(io.StringIO()):
         for name, shards in (("photos", 1), ("cats", 40)):
-            config, _ = parse([*one.dataset, f"--name={name}", f"--num_shards={shards}"])
-            beam_pipeline.run(config, options, detach=True)
+            config, _ = parse([*one.dataset, f"--name={name}", f"--num_shards={shards}", "--detach"])
+            beam_pipeline.run(config, options)
     jobs = [job.content for job in api.jobs.values()]
     assert [job["name"] for job in jobs] == ["imageshards-photos-1-0-0", "imageshards-cats-1-0-0"]
     fleets = [job["environment"]["workerPools"][0]["autoscalingSettings"]["maxNumWorkers"] for job in jobs]

@@ -208,7 +208,7 @@ def test_a_terminal_gets_one_line_of_progress_below_all_others(
 
 
 @pytest.mark.parametrize("code", [429, 500, 503, RESET, SILENCE])
-def test_an_api_that_fails_for_a_while_is_told_once_and_asked_again(
+def test_an_api_that_fails_is_asked_again_and_told_from_the_second_time_on(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     if code == SILENCE:
@@ -217,15 +217,22 @@ def test_an_api_that_fails_for_a_while_is_told_once_and_asked_again(
     assert [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in lines] == [
         FOUND,
         "running",
-        f"warning: {FAILURES[code]}; retrying",
+        f"warning: {FAILURES[code]}; next try in 0 s",
         "done after 4 min 00 s",
     ]
 
 
 @pytest.mark.parametrize("code", [401, 403, 404])
 def test_an_api_that_refuses_ends_the_watching_with_one_line(watched: Watched, code: int) -> None:
-    lines = watched.lines(Step("RUNNING"), Step("RUNNING", errors=(code,)), code=1)
+    lines = watched.lines(Step("RUNNING"), Step("RUNNING", refused={"job": code}), code=1)
     assert lines == [FOUND, "12:02:00 running", f"error: {FAILURES[code]}; {RUNS_ON}"]
+
+
+def test_a_job_whose_messages_and_metrics_are_refused_is_followed_by_its_state(watched: Watched) -> None:
+    refused = {"messages": 403, "metrics": 403}
+    lines = watched.lines(Step("RUNNING", refused=refused), Step("DONE", refused=refused), code=0)
+    warning = f"warning: {FAILURES[403]}"
+    assert [line[9:] for line in lines[1:]] == [warning, "running", "done after 4 min 00 s"]
 
 
 @pytest.mark.parametrize("code", [401, 403, 404, 429, 500, RESET])
@@ -237,7 +244,7 @@ def test_an_api_that_refuses_to_look_for_the_job_ends_the_command_before_anythin
     before = watched.api.requests.count(POST)
     lines = watched.lines(Step("RUNNING"), code=1)
     assert lines[-1] == f"error: {FAILURES[code]}; nothing was started"
-    assert set(lines[:-1]) <= {f"warning: {FAILURES[code]}; retrying"}
+    assert set(lines[:-1]) <= {f"warning: {FAILURES[code]}; next try in 0 s"}
     assert watched.api.requests.count(POST) == before
 
 
@@ -267,9 +274,9 @@ def test_detached_again_it_says_so_and_looks_no_more(watched: Watched) -> None:
 def test_from_python_a_job_is_found_and_left_alone_too(submitted: tuple[FakeDataflow, Command]) -> None:
     api, again = submitted
     api.go_on(ID, Step("RUNNING"))
-    config, options = parse([*again.dataset, *again.cloud])
+    config, options = parse([*again.dataset, *again.cloud, "--detach"])
     with redirect_stderr(io.StringIO()) as err:
-        assert beam_pipeline.run(config, PipelineOptions(options), detach=True) is None
+        assert beam_pipeline.run(config, PipelineOptions(options)) is None
     assert told(err.getvalue()) == [FOUND, RUNS_ON]
 
 
