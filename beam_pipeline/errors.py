@@ -140,19 +140,20 @@ def one_line(error: BaseException) -> str:
     return text or type(error).__name__
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
+def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
     """Print; a reader who has gone, or reads no Unicode, doesn't fail the command.
 
     Args:
         text: one or more lines.
         stream: stdout if it is None.
+        end: printed behind the text.
     """
     stream = stream or sys.stdout
     if stream is None:  # closed when the process began
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, end=end, flush=True)
     except (OSError, ValueError):
         with suppress(OSError, ValueError):
             stream.close()  # else Python would try once more at its end, and exit 120

@@ -18,6 +18,7 @@ LABEL = "imageshards"
 _MACHINE_TYPE = "e2-standard-4"
 _DISK_GB = 50
 _MOST_WORKERS = 32
+_LEFT_OUT = (None, "", "default")
 _MOST_THREADS = 12  # of a worker process: what Dataflow starts by default
 _SHARED_CORE = frozenset({"e2-micro", "e2-small", "e2-medium"})
 _REPOSITORY = Path(beam_pipeline.__file__).parent.parent
@@ -94,6 +95,17 @@ def check(config: Config, given: Mapping[str, Any]) -> None:
     ):
         if not given[flag]:
             raise UsageError(f"--{flag} is missing: {fix}")
+    if not re.fullmatch(r"[a-z]+(-[a-z]+)+\d+", given["region"]):
+        raise wrong("--region", given["region"], "name a region, without a zone, such as europe-west4")
+    for flag in ("num_workers", "max_num_workers", "number_of_worker_harness_threads", "disk_size_gb"):
+        if given[flag] is not None and given[flag] < 1:
+            raise wrong(f"--{flag}", given[flag], "give a whole number from 1")
+    for flag in ("setup_file", "requirements_file"):
+        if given[flag] and not Path(given[flag]).is_file():
+            raise wrong(f"--{flag}", given[flag], "there is no such file")
+    for flag in ("streaming", "update"):
+        if given[flag]:
+            raise UsageError(f"--{flag} is for streaming jobs: leave it out")
     for one in given["labels"] or ():  # KEY=VALUE or JSON
         if re.search(rf'^{LABEL} *=|"{LABEL}" *:', one):
             raise wrong("--labels", one, f"{LABEL} is the label by which a command finds its job; choose another one")
@@ -107,6 +119,8 @@ def check(config: Config, given: Mapping[str, Any]) -> None:
     for flag in ("temp_location", "staging_location"):
         if (url := given[flag]) and not url.startswith("gs://"):
             raise wrong(f"--{flag}", url, _REMOTE_OUTPUT)
+        if url and not storage.bucket_and_name(url)[1]:  # Beam would make a bucket
+            raise wrong(f"--{flag}", url, "name a folder in the bucket, such as gs://BUCKET/temp")
 
 
 def defaults(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,6 +140,7 @@ def defaults(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     if cores and shards:
         most = given["max_num_workers"] or max(_MOST_WORKERS, _quotient(shards, cores * _MOST_THREADS))
         workers, threads = spread(shards, cores, most, threads)
+    workers = max(workers, given["num_workers"] or 1)
     values = {
         "job_name": job_name(config),
         "temp_location": f"{folder}/temp",
@@ -137,7 +152,7 @@ def defaults(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         "number_of_worker_harness_threads": threads or 1,
         **_code(given),
     }
-    left_out = {name: value for name, value in values.items() if given[name] in (None, "default")}
+    left_out = {name: value for name, value in values.items() if given[name] in _LEFT_OUT}
     if workers < (given["max_num_workers"] or 0):  # more of them would be idle
         left_out["max_num_workers"] = workers
     return left_out
@@ -160,22 +175,28 @@ def _code(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"setup_file": str(setup), "requirements_file": str(requirements), "requirements_cache": "skip"}
 
 
-def text(config: Config, options: Mapping[str, Any], filled: Mapping[str, Any]) -> str:
+def text(config: Config, given: Mapping[str, Any], filled: Mapping[str, Any]) -> str:
     """What is printed before a job is submitted: every value that the command left out, as a flag that replaces it.
 
     Args:
-        options: Beam's, with the defaults.
-        filled: those that are defaults.
+        given: Beam's options by name.
+        filled: `defaults` of them.
     """
+    options = {**given, **filled}
     machine, workers, threads = (
         options[name] for name in ("machine_type", "max_num_workers", "number_of_worker_harness_threads")
     )
     cores, shards = cores_of(machine), shards_asked_for(config)
+    fleet = f"up to {plural(workers, 'worker')}"
     if cores:
-        slots = workers * cores * threads
-        fleet = f"{plural(slots, 'slot')} on up to {plural(workers, 'worker')} of {plural(cores, 'core')}"
+        fleet = f"{plural(workers * cores * threads, 'slot')} on {fleet} of {plural(cores, 'core')}"
         fleet += f", for {plural(shards, 'shard')}" if shards else "; --num_shards fits them to the shards"
-    else:
-        fleet = f"can't tell the number of cores of {machine!r}; set --number_of_worker_harness_threads"
-    head = f"Dataflow job {options['job_name']} in project {options['project']}, region {options['region']}; defaults:"
-    return "\n".join([head, *(f"  --{name}={value}" for name, value in filled.items()), f"  {fleet}"])
+    elif "number_of_worker_harness_threads" in filled:
+        fleet += f"; the cores of {machine!r} aren't known here: set --number_of_worker_harness_threads"
+    lines = [
+        f"Dataflow job {options['job_name']} in project {options['project']}, region {options['region']}; defaults:"
+    ]
+    for name, value in filled.items():
+        lowered = "" if given[name] in _LEFT_OUT else f" (not {given[name]}: the others would be idle)"
+        lines.append(f"  --{name}={value}{lowered}")
+    return "\n".join([*lines, f"  {fleet}"])

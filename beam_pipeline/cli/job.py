@@ -81,9 +81,8 @@ class Job:
         self.is_dataflow = is_dataflow(self._options)
         if self.is_dataflow:
             _fill_in(self._options, config)
+            _check(self._options, config)  # first: without credentials Beam's own checks take 20 s
         self._pipeline = _new_pipeline(self._options, self._runner)
-        if self.is_dataflow:
-            _check(self._options, config)
         with suppress(OSError):
             os.rmdir(self._pipeline.local_tempdir)  # for steps in other languages; a killed job would leave it
 
@@ -144,22 +143,24 @@ class Job:
         cloud = self._pipeline.options.view_as(GoogleCloudOptions)
         cloud.labels = [*(cloud.labels or ()), f"{dataflow.LABEL}={dataflow.label(config)}"]
 
-        def submit() -> Any:
-            build()
-            with _in_one_line():
-                return self._pipeline.run()
-
         if cloud.template_location or self._options.view_as(TestOptions).dry_run:
-            submit()
+            build()
+            with _in_one_line("the job can't be written", "nothing was started"):
+                self._pipeline.run()
             template = cloud.template_location
             say(f"template written to {template}" if template else "dry run: nothing was submitted", sys.stderr)
             return False
         from beam_pipeline.cli.service import Service
         from beam_pipeline.cli.watch import attend
 
+        def submit(perhaps: str) -> str:
+            build()
+            with _in_one_line("the submission failed", perhaps):
+                return str(self._pipeline.run().job_id())
+
         with _interruptible():
             service = Service(self._pipeline.options.get_all_options())
-            return attend(service, config, cloud.job_name, lambda: str(submit().job_id()))
+            return attend(service, config, cloud.job_name, submit)
 
 
 @contextmanager
@@ -185,7 +186,6 @@ def _fill_in(options: PipelineOptions, config: Config) -> None:
         for name in filled:
             if hasattr(view, name):
                 setattr(view, name, filled[name])
-    given = options.get_all_options()
     say(dataflow.text(config, given, filled), sys.stderr)
 
 
@@ -212,7 +212,7 @@ def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
 
 
 @contextmanager
-def _in_one_line() -> Iterator[None]:
+def _in_one_line(what: str = "the job failed", then: str = "the same command resumes") -> Iterator[None]:
     """A worker's error comes back as ours; another one is the cause of an `UnforeseenError`."""
     try:
         yield
@@ -221,7 +221,7 @@ def _in_one_line() -> Iterator[None]:
             raise KeyboardInterrupt from error
         if ours := from_worker(error):
             raise ours from error
-        raise UnforeseenError(f"the job failed: {_cause(error)}; the same command resumes") from error
+        raise UnforeseenError(f"{what}: {_cause(error)}; {then}") from error
 
 
 def _cause(error: Exception) -> str:

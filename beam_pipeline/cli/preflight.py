@@ -13,6 +13,7 @@ from typing import Any
 
 from beam_pipeline import storage
 from beam_pipeline.cli.service import Service, ServiceError, credentials
+from beam_pipeline.cli.watch import find
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.state import JobState
@@ -54,7 +55,7 @@ def check_cloud(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
         yield from _buckets(config, options)
         yield from _code(options)
         if not options["template_location"]:  # another account may run the template
-            yield _api(options)
+            yield _api(config, options)
     except ServiceError as error:
         raise ImageShardsError(f"{error}; nothing was started") from error
 
@@ -95,10 +96,10 @@ def _credentials(options: Mapping[str, Any]) -> str:
     return f"ok: credentials of {account}, project {project or 'unknown'}; the job runs in project {options['project']}"
 
 
-def _api(options: Mapping[str, Any]) -> str:
+def _api(config: Config, options: Mapping[str, Any]) -> str:
     name = options["job_name"]
     try:
-        job = Service(options).running(name)
+        job = find(Service(options), config, name)
     except ServiceError as error:
         if error.is_fleeting:  # a submission waits for it
             return f"warning: {error}"
@@ -108,13 +109,14 @@ def _api(options: Mapping[str, Any]) -> str:
 
 
 def _buckets(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
-    written = {"output": config.state_url, **{flag: options[flag] for flag in ("temp_location", "staging_location")}}
+    places = {flag: options[flag] or "" for flag in ("temp_location", "staging_location", "template_location")}
+    written = {"output": config.state_url} | {flag: url for flag, url in places.items() if url.startswith("gs://")}
     # Elsewhere, the first look at the input tells.
     read = {flag: url for flag in ("input", "manifest") if (url := getattr(config, flag)).startswith("gs://")}
     seen = set()
     for flag, url in {**written, **read}.items():
         bucket = f"{url.partition('://')[0]}://{storage.bucket_and_name(url)[0]}"
-        if url and bucket not in seen:
+        if bucket not in seen:
             seen.add(bucket)
             yield _bucket(config, f"--{flag}", url, bucket, flag in written, options["region"])
 

@@ -62,10 +62,12 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
 def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]) -> Manifest | None:
     """`run`; changes the handlers of logging."""
     job = None if options is None else _job(options, config)  # a runner that isn't there is told before all else
+    if config.plan_only and not config.preflight:
+        with _nothing_begun():
+            config = resolve(config)
+        _plan(config, job or _job(None, config))
+        return None
     with _nothing_begun():
-        if config.plan_only and not config.preflight:
-            _plan(resolve(config), job or _job(None, config))
-            return None
         config, manifest = at_once(partial(resolve, config), partial(read_manifest, config))
         if config.overwrite:
             manifest = None
@@ -84,7 +86,8 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
                 JobState(config).clear()
         return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
     if config.preflight:
-        say("checked; nothing was started", sys.stderr)
+        what = f"{found.damage} would be repaired" if found else "checked"
+        say(f"{what}; nothing was started", sys.stderr)
         return None
     job = job or _job(None, config)
     config = job.configured(config)

@@ -33,7 +33,8 @@ _MOST_CHARACTERS = 300  # of an answer that is a page of HTML
 _LOG_IN = "gcloud auth application-default login"
 _FIXES = {
     401: f"log in again: {_LOG_IN}",
-    403: "give your account roles/dataflow.developer and enable the Dataflow API",
+    403: "your account needs roles/dataflow.developer, and roles/iam.serviceAccountUser on the workers' account; "
+    "the project needs the Dataflow API",
     404: "check --project and --region",
     409: "choose another --version or --job_name",
     429: "wait for the project's quota",
@@ -71,16 +72,19 @@ def explained(error: BaseException) -> ServiceError | None:
         return ServiceError(f"the Dataflow API answers {code} ({words}){fix}", code)
     if isinstance(error, requests.RequestException | TransportError):
         return ServiceError(f"Google's API can't be reached ({type(error).__name__})", 0)
-    # Anonymous credentials that are refused end as an InvalidOperation.
-    is_search = isinstance(error, DefaultCredentialsError) and not isinstance(error, InvalidOperation)
-    if is_search and not os.environ.get(CREDENTIALS):
+    if isinstance(error, InvalidOperation):
+        return ServiceError("the Dataflow API wants credentials; leave out --no_auth", 401)
+    key = os.environ.get(CREDENTIALS)
+    if isinstance(error, DefaultCredentialsError) and not key:
         return ServiceError(f"there are no Google credentials here: {_LOG_IN}, or set {CREDENTIALS}", 401)
     if isinstance(error, GoogleAuthError):
-        words = _shortened(str(error)).rstrip(".")
+        words = _shortened(str(error.args[0] if error.args else error)).rstrip(".")
         if error.retryable:
             return ServiceError(f"Google's credentials can't be fetched now ({words})", 0)
-        fix = f"correct {CREDENTIALS}" if is_search else _FIXES[401]
+        fix = f"correct {CREDENTIALS}={key}" if key else _FIXES[401]
         return ServiceError(f"Google's credentials can't be used ({words}); {fix}", 401)
+    if isinstance(error, ParseError | UnicodeDecodeError):  # a proxy's page
+        return ServiceError("the Dataflow API answers with something that is not JSON", 0)
     return None
 
 
@@ -92,10 +96,10 @@ def _shortened(text: str) -> str:
 def _explaining() -> Iterator[None]:
     try:
         yield
-    except (GoogleAPICallError, GoogleAuthError, requests.RequestException) as error:
-        raise explained(error) or error from error
-    except (ParseError, UnicodeDecodeError) as error:  # a proxy's page
-        raise ServiceError("the Dataflow API answers with something that is not JSON", 0) from error
+    except Exception as error:
+        if why := explained(error):
+            raise why from error
+        raise
 
 
 class Message(NamedTuple):
@@ -153,7 +157,8 @@ class Service:
         with _explaining():
             found: list[Any] = list(self._messages.list_job_messages(request, timeout=_TIMEOUT_S))
         error = api.JobMessageImportance.JOB_MESSAGE_ERROR
-        return [Message(one.time, one.message_text, one.message_importance == error) for one in found]
+        messages = [Message(one.time, one.message_text, one.message_importance == error) for one in found if one.time]
+        return sorted(messages, key=lambda message: message.time)
 
     def counts(self, job_id: str) -> Counter[str]:
         """A job's counters by name, summed over its steps: ours, and the service's such as `TotalVcpuTime`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import sys
 import time
 from collections import Counter, deque
@@ -25,19 +26,22 @@ _LOG_LINE_EVERY_S = 59.0
 _MOST_PAUSE_S = 60.0  # between two requests, while the API fails
 # With an API that fails before there is a job, with a job that it doesn't know yet, with a failure without a message.
 _PATIENCE_S = 30.0
+_RESUMES = "the same command resumes"
 _MOST_CHARACTERS = 500  # of a message
-_RECENT = timedelta(minutes=1)  # before the last error: what failed earlier was tried again, and didn't fail the job
+_RECENT = timedelta(minutes=1)  # before the last error
+_CLEANING_UP = timedelta(minutes=10)  # at most, from the error that fails a job to its end
+_RAISED = re.compile(r" \[while running|^[\w.]+(?:Error|Exception)\b")  # the last line of a traceback
 Answer = TypeVar("Answer")
 
 
-def attend(service: Service, config: Config, name: str, submit: Callable[[], str]) -> bool:
+def attend(service: Service, config: Config, name: str, submit: Callable[[str], str]) -> bool:
     """Follow the job that this command has running, or submits now.
 
     Args:
         service: where it runs.
         config: what it does.
         name: of the job.
-        submit: starts a job and returns its id.
+        submit: starts a job and returns its id; given what to tell if it fails.
 
     Returns:
         Whether the job is done; False if it is left alone, with `--detach`.
@@ -46,14 +50,16 @@ def attend(service: Service, config: Config, name: str, submit: Callable[[], str
         ImageShardsError: as `Watch` says; or the API refused, or another command's job has the name.
         KeyboardInterrupt: with the line to tell.
     """
-    happens = f"job {name!r} may be running: the same command finds it or submits it"
+    happens = "nothing was started"
     try:
         try:
-            job_id = _running(service, config, name, _PATIENCE_S)
+            job_id = _running(service, config, name)
         except ServiceError as error:
-            raise ImageShardsError(f"{error}; nothing was started") from error
+            raise ImageShardsError(f"{error}; {happens}") from error
         begun = "is already running"
         if job_id is None:
+            happens = f"job {name!r} may be running: the same command finds it or submits it"
+            _tell(f"submitting job {name}")
             job_id, begun = _submitted(service, config, name, submit, happens)
         watch = Watch(service, config, job_id)
         happens = watch.runs_on
@@ -69,29 +75,11 @@ def attend(service: Service, config: Config, name: str, submit: Callable[[], str
         raise KeyboardInterrupt(f"interrupted; {happens}") from None
 
 
-def _submitted(service: Service, config: Config, name: str, submit: Callable[[], str], perhaps: str) -> tuple[str, str]:
-    """Id of the job that is submitted, or was meanwhile, and which of these is true."""
-    try:
-        return submit(), "is submitted"
-    except Exception as error:
-        with suppress(ServiceError):  # another command was faster, or only the reply was lost
-            if job_id := _running(service, config, name):
-                return job_id, "is already running"
-        if why := explained(error.__cause__ or error):
-            raise ImageShardsError(f"{why}; {'nothing was started' if 400 <= why.code < 500 else perhaps}") from error
-        raise
-
-
-def _running(service: Service, config: Config, name: str, patience_s: float = 0.0) -> str | None:
+def _running(service: Service, config: Config, name: str) -> str | None:
     """Id of this command's running job, or None if no job of the name runs."""
-    job = _answer(lambda: service.running(name), patience_s)
+    job = _answer(lambda: find(service, config, name), _PATIENCE_S)
     if job is None:
         return None
-    if job.labels.get(dataflow.LABEL) != dataflow.label(config):
-        raise ImageShardsError(
-            f"job {job.id} runs under the name {name!r} with another configuration, input or output: let it end, "
-            f"cancel it ({service.cancel_command(job.id)}), or choose another --version or --job_name"
-        )
     if state_of(job) == "CANCELLING":
         _tell(f"job {job.id} is being cancelled: waiting for its end")
         while state_of(_answer(lambda: service.job(job.id), _PATIENCE_S)) not in ENDED:
@@ -100,10 +88,41 @@ def _running(service: Service, config: Config, name: str, patience_s: float = 0.
     return str(job.id)
 
 
+def find(service: Service, config: Config, name: str) -> Any:
+    """The running job of a name, if it is this command's, or None.
+
+    Raises:
+        ServiceError: as `Service` says.
+        ImageShardsError: it is another command's.
+    """
+    job = service.running(name)
+    if job is not None and job.labels.get(dataflow.LABEL) != dataflow.label(config):
+        raise ImageShardsError(
+            f"job {job.id} runs under the name {name!r} with another configuration, input or output: let it end, "
+            f"cancel it ({service.cancel_command(job.id)}), or choose another --version or --job_name"
+        )
+    return job
+
+
+def _submitted(
+    service: Service, config: Config, name: str, submit: Callable[[str], str], perhaps: str
+) -> tuple[str, str]:
+    """Id of the job that is submitted, or was meanwhile, and which of these is true."""
+    try:
+        return submit(perhaps), "is submitted"
+    except Exception as error:
+        with suppress(ServiceError):  # another command was faster, or only the reply was lost
+            if job := find(service, config, name):
+                return str(job.id), "is already running"
+        if why := explained(error.__cause__ or error):
+            raise ImageShardsError(f"{why}; {'nothing was started' if 400 <= why.code < 500 else perhaps}") from error
+        raise
+
+
 def _again(config: Config) -> str:
     """How what is finished of a job that didn't publish is used."""
     discards = next((f"--{flag}" for flag in ("overwrite", "restart") if getattr(config, flag)), "")
-    return f"without {discards} the same command resumes" if discards else "the same command resumes"
+    return f"without {discards} {_RESUMES}" if discards else _RESUMES
 
 
 def _tell(line: str) -> None:
@@ -157,10 +176,9 @@ class Watch:
     @property
     def runs_on(self) -> str:
         """That the job needs nobody, and how to see or end it."""
-        return (
-            f"job {self._id} runs on and is billed: the same command watches it, "
-            f"{self._service.cancel_command(self._id)} cancels it"
-        )
+        again = "" if self._again == _RESUMES else f" until it ends (then {self._again})"
+        cancel = self._service.cancel_command(self._id)
+        return f"job {self._id} runs on and is billed; the same command watches it{again}; to cancel it: {cancel}"
 
     def follow(self) -> Any:
         """Tell what happens until the job has ended; returns it.
@@ -182,12 +200,12 @@ class Watch:
         while True:
             job = _answer(lambda: self._service.job(self._id), math.inf, self._tell, unknown_until)
             unknown_until = 0.0
-            self._tell_messages()
-            if (latest := state_of(job)) in ENDED:
-                return job
-            if latest != state:
+            if (latest := state_of(job)) not in (state, *ENDED):
                 state = latest
                 self._tell(_words(state), job.current_state_time)
+            self._tell_messages()
+            if latest in ENDED:
+                return job
             if time.monotonic() >= next_progress:
                 next_progress = time.monotonic() + _PROGRESS_EVERY_S
                 if text := self._progress(self._counts()):
@@ -204,18 +222,18 @@ class Watch:
         self._tell(f"{_words(state)}{self._spent(job)}", job.current_state_time)
         if state == "FAILED":
             until = time.monotonic() + _PATIENCE_S  # the service's messages may come later than its states
-            while not self._errors and time.monotonic() < until:
+            while not self._last_errors(job) and time.monotonic() < until:
                 time.sleep(_LOOK_EVERY_S)
                 self._tell_messages(_PATIENCE_S)
-            raise self._failure()
+            raise self._failure(job)
         if state == "CANCELLED":
             raise ImageShardsError(f"job {self._id} was cancelled; {self._again}")
         if state != "DONE":
             raise ImageShardsError(f"job {self._id} ended in state {state}; {self._again}")
 
-    def _failure(self) -> ImageShardsError:
+    def _failure(self, job: Any) -> ImageShardsError:
         """The one line of a job that failed: a worker's own error, if it is one of the last."""
-        last = [one.text for one in self._errors if self._errors[-1].time - one.time < _RECENT]
+        last = self._last_errors(job)
         for text in reversed(last):
             if ours := from_worker(Exception(text)):
                 return ours
@@ -224,6 +242,11 @@ class Watch:
             f"no reason is given, see {self._service.console(self._id)}",
         ]
         return ImageShardsError(f"job {self._id} failed: {_message_line(causes[0])}; {self._again}")
+
+    def _last_errors(self, job: Any) -> list[str]:
+        """What failed just before the job did: what failed earlier was tried again."""
+        errors = [one for one in self._errors if (job.current_state_time or one.time) - one.time < _CLEANING_UP]
+        return [one.text for one in errors if errors[-1].time - one.time < _RECENT]
 
     def _tell_messages(self, patience_s: float = math.inf) -> None:
         """Tell each new warning and error; what has failed four times is told once."""
@@ -328,6 +351,6 @@ def _message_line(text: str) -> str:
     if ours := from_worker(Exception(text)):
         return str(ours)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["(no text)"]
-    raised = [line for line in lines if " [while running" in line]
+    raised = [line for line in lines if _RAISED.search(line)]
     line = raised[-1].partition(" [while running")[0] if raised else lines[0]
     return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}…"

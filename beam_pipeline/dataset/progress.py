@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -66,7 +67,7 @@ class StatusLine:
 
     def __init__(self, stream: TextIO | None = None, log_every_s: float = _LOG_LINE_EVERY_S) -> None:
         self._stream = stream or sys.stderr
-        self._terminal = self._stream.isatty()
+        self._terminal = not self._stream.closed and self._stream.isatty()
         self._log_every_s = log_every_s
         self._last_line = time.monotonic()
         self._shown = ""
@@ -75,22 +76,23 @@ class StatusLine:
         """Redraw the line; in a log, if it is time for one."""
         self._shown = text
         if self._terminal:
-            print(f"{_WIPE}{text}", end="", file=self._stream, flush=True)
+            self._shown = text[: shutil.get_terminal_size().columns - 1]  # what wraps can't be wiped
+            say(f"{_WIPE}{self._shown}", self._stream, end="")
         elif time.monotonic() - self._last_line > self._log_every_s:
             self._last_line = time.monotonic()
-            print(text, file=self._stream, flush=True)
+            say(text, self._stream)
 
     def wipe(self) -> None:
         """Leave nothing of it on a terminal."""
         self._shown = ""
         if self._terminal:
-            print(_WIPE, end="", file=self._stream, flush=True)
+            say(_WIPE, self._stream, end="")
 
     def tell(self, text: str) -> None:
         """Print a line that stays, above this one."""
         say(f"{_WIPE}{text}" if self._terminal else text, self._stream)
         if self._terminal:
-            print(self._shown, end="", file=self._stream, flush=True)
+            say(self._shown, self._stream, end="")
 
 
 class ProgressText:
