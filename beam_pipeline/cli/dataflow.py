@@ -1,4 +1,4 @@
-"""What a Dataflow job is given beyond its command: a name, a label, options, and how shards spread over workers."""
+"""Defaults of a Dataflow job: its name, label and options, and how its shards spread over workers."""
 
 from __future__ import annotations
 
@@ -22,34 +22,35 @@ _LEFT_OUT = (None, "", "default")
 _MOST_THREADS = 12  # of a worker process: what Dataflow starts by default
 _SHARED_CORE = frozenset({"e2-micro", "e2-small", "e2-medium"})
 _REPOSITORY = Path(beam_pipeline.__file__).parent.parent
-_REMOTE_INPUT = "Dataflow's workers can't read this machine's files; copy it to gs://BUCKET/…"
-_REMOTE_OUTPUT = "Dataflow's workers can't write there; give gs://BUCKET/…"
+_REMOTE_INPUT = "Dataflow's workers can't read local files; copy them to gs://BUCKET/…"
+_REMOTE_OUTPUT = "Dataflow's workers can't write there; set it to gs://BUCKET/…"
 
 
 def job_name(config: Config) -> str:
-    """Dataflow runs one job of a name at a time: it is of what the job writes."""
+    """The default: Dataflow runs one job of a name at a time, so it follows from what the job writes."""
     return re.sub(r"[^a-z0-9]", "-", f"imageshards-{config.name}-{config.version}")
 
 
 def label(config: Config) -> str:
     """A hash of what the job does and where it writes: the same command finds its running job by it."""
-    flags = ("input", "manifest", "labels_file", "dataset_url", "plan_only", "repair", "overwrite", "restart")
-    return sha256(canonical_json({**config.fingerprint(), **{flag: getattr(config, flag) for flag in flags}}))[:32]
+    flags = {name: value for name, value in config.fingerprint().items() if name not in ("labels", "columns")}
+    others = ("input", "manifest", "labels_file", "dataset_url", "plan_only", "repair", "overwrite", "restart")
+    return sha256(canonical_json(flags | {name: getattr(config, name) for name in others}))[:32]
 
 
 class Spread(NamedTuple):
-    """How many workers a job has at most, and how many shards each process of one is at work on."""
+    """How many workers a job has at most, and how many shards each of their processes writes at a time."""
 
     workers: int
     threads: int
 
 
 def spread(shards: int, cores: int, most_workers: int, threads: int | None = None) -> Spread:
-    """Choose the fewest threads with which every shard is begun at once, then the fewest workers.
+    """Choose the fewest threads that start all shards at once, then the fewest workers.
 
-    A worker runs a process for each core, and with more slots than shards Dataflow fills some workers while others are
-    idle. So no core has more shards than it must have, and no worker more than its share, rounded up to its cores:
-    ⌈shards / workers⌉ + cores - 1. More than `_MOST_THREADS` a process are never begun at once: shards take turns.
+    A worker runs a process for each core, and Dataflow fills one worker before the next: with more slots than shards
+    some are idle. No worker gets more than its share, rounded up to its cores: ⌈shards / workers⌉ + cores - 1.
+    With more than `_MOST_THREADS` a process, shards take turns.
 
     Args:
         shards, cores, most_workers: at least 1; cores of each worker.
@@ -60,12 +61,12 @@ def spread(shards: int, cores: int, most_workers: int, threads: int | None = Non
 
 
 def _quotient(dividend: int, divisor: int) -> int:
-    """Rounded up."""
+    """The quotient, rounded up."""
     return -(-dividend // divisor)
 
 
 def cores_of(machine_type: str) -> int | None:
-    """vCPUs of a machine type, such as e2-standard-4 or n2-custom-6-3072; None if its name doesn't say."""
+    """vCPUs of a machine type, such as e2-standard-4 or n2-custom-6-3072; None if the name doesn't contain them."""
     if machine_type in _SHARED_CORE:
         return 2
     found = re.fullmatch(r"(?:\w+-)?[a-z]+-(\d+)(?:-[a-z\d]+)*", machine_type)
@@ -81,7 +82,7 @@ def shards_asked_for(config: Config) -> int | None:
 
 
 def check(config: Config, given: Mapping[str, Any]) -> None:
-    """Check that the command names what has no default, and nothing of this machine.
+    """Check that the command sets what has no default, and uses no local paths.
 
     Args:
         given: Beam's options by name.
@@ -103,6 +104,8 @@ def check(config: Config, given: Mapping[str, Any]) -> None:
     for flag in ("setup_file", "requirements_file"):
         if given[flag] and not Path(given[flag]).is_file():
             raise wrong(f"--{flag}", given[flag], "there is no such file")
+    if given["dry_run"] not in (False, "True"):  # Beam takes any text for true
+        raise wrong("--dry_run", given["dry_run"], "write --dry_run=True, or leave it out")
     for flag in ("streaming", "update"):
         if given[flag]:
             raise UsageError(f"--{flag} is for streaming jobs: leave it out")
@@ -115,7 +118,7 @@ def check(config: Config, given: Mapping[str, Any]) -> None:
     if storage.is_local(config.output):
         raise wrong("--output", config.output, _REMOTE_OUTPUT)
     if not config.output.startswith("gs://") and not given["temp_location"]:
-        raise UsageError("--temp_location is missing: name a gs:// folder for Dataflow's own files")
+        raise UsageError("--temp_location is missing: set it to a gs:// folder for Dataflow's temporary files")
     for flag in ("temp_location", "staging_location"):
         if (url := given[flag]) and not url.startswith("gs://"):
             raise wrong(f"--{flag}", url, _REMOTE_OUTPUT)
@@ -127,13 +130,12 @@ def defaults(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     """Values for the options that a command leaves out.
 
     Args:
-        given: Beam's options by name; None where nothing was given.
+        given: Beam's options by name.
 
     Raises:
-        UsageError: nothing tells what the workers should run.
+        UsageError: there is neither an image for the workers nor a checkout to install there.
     """
     folder = f"gs://{storage.bucket_and_name(config.output)[0]}/_dataflow"
-    is_gs = config.output.startswith("gs://")
     machine_type = given["machine_type"] or _MACHINE_TYPE
     workers, threads = given["max_num_workers"] or _MOST_WORKERS, given["number_of_worker_harness_threads"]
     cores, shards = cores_of(machine_type), shards_asked_for(config)
@@ -144,7 +146,7 @@ def defaults(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     values = {
         "job_name": job_name(config),
         "temp_location": f"{folder}/temp",
-        "staging_location": f"{folder}/staging" if is_gs else given["temp_location"],
+        "staging_location": given["temp_location"] or f"{folder}/staging",
         "machine_type": machine_type,
         "disk_size_gb": _DISK_GB,
         "autoscaling_algorithm": "THROUGHPUT_BASED",
@@ -168,15 +170,15 @@ def _code(given: Mapping[str, Any]) -> dict[str, Any]:
     requirements = _REPOSITORY / "deploy" / f"requirements-worker{extra}.txt"
     if not (setup.is_file() and requirements.is_file()):
         raise UsageError(
-            "--sdk_container_image is missing: nothing says what code the workers run, and only a checkout can be sent "
-            f"({setup.parent} has no setup.py and deploy/); build the image with deploy/Dockerfile, or pip install -e"
+            "--sdk_container_image is missing: workers need an image, or a checkout to install this package from "
+            f"({setup.parent} has no setup.py and deploy/); build one with deploy/Dockerfile, or pip install -e"
         )
     # The workers fetch the packages, not this machine.
     return {"setup_file": str(setup), "requirements_file": str(requirements), "requirements_cache": "skip"}
 
 
-def text(config: Config, given: Mapping[str, Any], filled: Mapping[str, Any]) -> str:
-    """What is printed before a job is submitted: every value that the command left out, as a flag that replaces it.
+def defaults_text(config: Config, given: Mapping[str, Any], filled: Mapping[str, Any]) -> str:
+    """What is printed before a job is submitted: the defaults as flags, and how many shards are written at a time.
 
     Args:
         given: Beam's options by name.
@@ -190,7 +192,7 @@ def text(config: Config, given: Mapping[str, Any], filled: Mapping[str, Any]) ->
     fleet = f"up to {plural(workers, 'worker')}"
     if cores:
         fleet = f"{plural(workers * cores * threads, 'slot')} on {fleet} of {plural(cores, 'core')}"
-        fleet += f", for {plural(shards, 'shard')}" if shards else "; --num_shards fits them to the shards"
+        fleet += f", for {plural(shards, 'shard')}" if shards else "; set --num_shards to fit them to the shards"
     elif "number_of_worker_harness_threads" in filled:
         fleet += f"; the cores of {machine!r} aren't known here: set --number_of_worker_harness_threads"
     lines = [

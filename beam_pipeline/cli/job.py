@@ -1,4 +1,4 @@
-"""Runs the job on whatever runner to its end, and turns what goes wrong there into one line. Imports Beam."""
+"""Runs the job on any Beam runner, and turns failures into one line. Imports Beam."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class Job:
     """One run of the job on one runner.
 
     Args:
-        options: Beam's; None for FnApiRunner in this process. On Dataflow, what they leave out is filled in and told.
+        options: Beam's; None for FnApiRunner in this process. On Dataflow the defaults are filled in and printed, and
+            credentials, buckets and versions are checked.
         config: what the job will do.
 
     Raises:
@@ -70,7 +71,7 @@ class Job:
     """
 
     def __init__(self, options: PipelineOptions | None, config: Config) -> None:
-        self._options = copy.deepcopy(options) or PipelineOptions([])  # what is filled in here isn't for the next job
+        self._options = copy.deepcopy(options) or PipelineOptions([])  # the caller's don't get our defaults
         standard = self._options.view_as(StandardOptions)
         self._runner: str = standard.runner or _IN_PROCESS
         standard.runner = self._runner
@@ -87,7 +88,7 @@ class Job:
             os.rmdir(self._pipeline.local_tempdir)  # for steps in other languages; a killed job would leave it
 
     def configured(self, config: Config) -> Config:
-        """The configuration with what only this run knows: a local job's memory, or the versions workers must have."""
+        """The configuration with facts of this run: a local job's memory, or the versions that workers must have."""
         if not is_local(self._options):
             return dataclasses.replace(config, launcher=versions())
         several = self._options.view_as(DirectOptions).direct_running_mode == "multi_processing"
@@ -113,36 +114,32 @@ class Job:
         return self._run(config, lambda: graph.build(self._pipeline, config, facts))
 
     def repair(self, config: Config, manifest: dict[str, Any], damage: Damage) -> bool:
-        """Rewrite what is corrupt of a published version; arguments and result as of `write`."""
+        """Rewrite the corrupt files of a published version; returns the same as `write`."""
         return self._run(config, lambda: graph.build_repair(self._pipeline, config, manifest, damage))
 
     def _run(self, config: Config, build: Callable[[], None]) -> bool:
         if self.is_dataflow:
             return self._attend(config, build)
-        if config.detach:
-            raise UsageError("--detach works only with --runner DataflowRunner; leave it out")
         build()
-        with _in_one_line():
-            state = self._ended()
+        state = self._ended()
         if state not in (None, "DONE", "UNKNOWN"):
-            raise ImageShardsError(f"the job ended as {state}: see the runner's log; the same command resumes")
+            raise ImageShardsError(f"the job ended in state {state}: see the runner's log; the same command resumes")
         return True
 
     def _ended(self) -> Any:
         """Run the job; returns the state in which it ended."""
         if is_local(self._options):
-            with ProgressLine():
+            with _in_one_line(), ProgressLine():
                 return self._pipeline.run().wait_until_finish()
-        from beam_pipeline.cli.watch import telling_job_server
+        from beam_pipeline.cli.watch import printing_job_states
 
-        with _interruptible(), telling_job_server():
+        with _interruptible(), printing_job_states(), _in_one_line():
             return self._pipeline.run().wait_until_finish()
 
     def _attend(self, config: Config, build: Callable[[], None]) -> bool:
         """Find the running job of this command on Dataflow, or submit it, and watch it."""
         cloud = self._pipeline.options.view_as(GoogleCloudOptions)
         cloud.labels = [*(cloud.labels or ()), f"{dataflow.LABEL}={dataflow.label(config)}"]
-
         if cloud.template_location or self._options.view_as(TestOptions).dry_run:
             build()
             with _in_one_line("the job can't be written", "nothing was started"):
@@ -151,21 +148,21 @@ class Job:
             say(f"template written to {template}" if template else "dry run: nothing was submitted", sys.stderr)
             return False
         from beam_pipeline.cli.service import Service
-        from beam_pipeline.cli.watch import attend
+        from beam_pipeline.cli.watch import submit_and_watch
 
-        def submit(perhaps: str) -> str:
+        def submit(may_run: str) -> str:
             build()
-            with _in_one_line("the submission failed", perhaps):
+            with _in_one_line("the submission failed", may_run):
                 return str(self._pipeline.run().job_id())
 
         with _interruptible():
             service = Service(self._pipeline.options.get_all_options())
-            return attend(service, config, cloud.job_name, submit)
+            return submit_and_watch(service, config, cloud.job_name, submit)
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, though the command ends at once elsewhere: here a job runs on, which is told."""
+    """Ctrl-C raises KeyboardInterrupt instead of ending the command at once: the user is told that the job runs on."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -186,7 +183,7 @@ def _fill_in(options: PipelineOptions, config: Config) -> None:
         for name in filled:
             if hasattr(view, name):
                 setattr(view, name, filled[name])
-    say(dataflow.text(config, given, filled), sys.stderr)
+    say(dataflow.defaults_text(config, given, filled), sys.stderr)
 
 
 def _check(options: PipelineOptions, config: Config) -> None:
@@ -194,8 +191,9 @@ def _check(options: PipelineOptions, config: Config) -> None:
     from beam_pipeline.cli import preflight  # Google's clients cost a local job half a second
 
     given = options.get_all_options()
-    for line in preflight.check_cloud(config, given) if not given["dry_run"] else ():
-        say(line, sys.stderr)
+    if not given["dry_run"]:
+        for line in preflight.check_cloud(config, given):
+            say(line, sys.stderr)
 
 
 def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
@@ -207,7 +205,7 @@ def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
         is_unknown = str(error).startswith("Unexpected pipeline runner")
         fix = f"choose one of {_RUNNERS}, or leave it out" if is_unknown else one_line(error)
         raise wrong("--runner", runner, fix) from None
-    except Exception as error:  # Dataflow's asks Google about what it is given
+    except Exception as error:  # DataflowRunner validates some options online
         raise ImageShardsError(f"--runner {runner!r}: {one_line(error)}; nothing was started") from error
 
 
@@ -225,7 +223,7 @@ def _in_one_line(what: str = "the job failed", then: str = "the same command res
 
 
 def _cause(error: Exception) -> str:
-    """What went wrong, of a traceback of Python, a stack of Java or an error of gRPC."""
+    """The root cause in a Python traceback, a Java stack trace or a gRPC error."""
     lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalpha, line))]
     for pattern in (r'details = "(.+)"', r"Caused by: (?:[\w.$]+: )?(.+)"):
         if found := [match[1] for line in lines if (match := re.fullmatch(pattern, line))]:
@@ -247,6 +245,6 @@ _SECRET_PARAMETER = re.compile(rf"([?&,;](?:{_WORD}|key|sig)=)[^\0&,;\s]+", re.I
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
-    """A command line as run.json keeps it: what follows a flag, or stands in a URL, under a secret's name is `***`."""
+    """A command line as run.json keeps it: the values of secret flags and URL parameters are `***`."""
     shown = _SECRET.sub(r"\1***", "\0".join(command))  # no argument holds a NUL
     return _SECRET_PARAMETER.sub(r"\1***", shown).split("\0")

@@ -1,4 +1,4 @@
-"""The command line: arguments → `Config` and Beam's options, exit codes, and one line for whatever goes wrong."""
+"""The command line: arguments → `Config` and Beam's options, exit codes and one-line errors."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
+from warnings import filterwarnings
 
 from beam_pipeline.cli.messages import published_text, warnings
 from beam_pipeline.cli.run import run
@@ -70,7 +71,7 @@ def _end(*_: object) -> NoReturn:
 
 
 def _descendants(process: str) -> list[str]:
-    """Ids of the processes that a process has begun, and of theirs: Beam begins its workers in shells."""
+    """Ids of all descendants of a process: Beam starts its workers in shells."""
     found: list[str] = []
     for children in glob.glob(f"/proc/{process}/task/*/children"):
         with suppress(OSError):  # the thread has ended
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stderr is None:  # closed when the process began; runners print there
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
-    atexit.register(gc.freeze)  # else Python looks for garbage among all of Beam once more, for 0.4 s
+    atexit.register(gc.freeze)  # else Python ends with a garbage collection over all of Beam, 0.4 s
     level = logging.root.level
     try:
         config, beam_arguments = parse(given)
@@ -99,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_told:
             logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
         hide_warnings()
+        filterwarnings("ignore", "Your application has authenticated using end user credentials")  # the documented way
         command = ["python", "-m", "beam_pipeline", *given]
         manifest = run(config, options, command)
         if manifest is not None:
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return tell(ImageShardsError(f"{one_line(error)}; its traceback is in {file.name}"))
     except ImageShardsError as error:
         return tell(error)
-    except KeyboardInterrupt as error:  # a job on Dataflow runs on, which its text says
+    except KeyboardInterrupt as error:  # its text says that a job on Dataflow runs on
         return tell(ImageShardsError(str(error)) if str(error) else _INTERRUPTED)
     finally:
         logging.root.setLevel(level)
@@ -145,7 +147,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     if rest:
         parser, flags = beams_parser()
         rest = _with_underscores(rest, flags)
-        # Beam's flag wants a value.
+        # Beam's flag needs a value.
         rest = [
             "--dry_run=True" if one == "--dry_run" and after[:2] == "--" else one
             for one, after in zip(rest, [*rest[1:], "--"], strict=True)
@@ -204,7 +206,7 @@ def _our_parser() -> argparse.ArgumentParser:
 
 
 def beams_parser() -> tuple[argparse.ArgumentParser, list[str]]:
-    """A parser of every option of Beam, and their flags: `PipelineOptions` would only warn of an unknown one."""
+    """A parser of every option of Beam, and their flags: `PipelineOptions` only warns about unknown ones."""
     from apache_beam.options.pipeline_options import PipelineOptions
 
     found: list[argparse.ArgumentParser] = []

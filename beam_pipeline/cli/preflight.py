@@ -1,4 +1,4 @@
-"""The checks before a job is submitted, one line each; the first that fails ends the command."""
+"""The checks before a job is submitted: one line each, and the first that fails ends the command."""
 
 from __future__ import annotations
 
@@ -23,24 +23,15 @@ from beam_pipeline.schema import canonical_json
 from beam_pipeline.storage.causes import MissingFileError
 from beam_pipeline.storage.gs import GoogleStorage
 
-# A bucket's multi-region → how regions in it begin.
-_CONTINENTS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
-# A bucket's predefined pair of regions, https://cloud.google.com/storage/docs/locations
-_PAIRS = {
-    "asia1": ("asia-northeast1", "asia-northeast2"),
-    "eur4": ("europe-north1", "europe-west4"),
-    "eur5": ("europe-west1", "europe-west2"),
-    "eur7": ("europe-west2", "europe-west3"),
-    "eur8": ("europe-west3", "europe-west6"),
-    "nam4": ("us-central1", "us-east1"),
-}
-_LOOKED_AT = 1000  # of an input's files, for HEIC
+# A bucket's location → how its regions begin: https://cloud.google.com/storage/docs/locations
+_CONTINENTS = {"us": "us-", "nam": "us-", "eu": "europe-", "eur": "europe-", "asia": "asia-"}
+_HEIC_SAMPLE = 1000  # files of the input
 _HEIC = (".heic", ".heif")
 _PIN = re.compile(r"^(pillow(?:[-_.]+heif)?) *== *([^\s;]+)", re.MULTILINE | re.IGNORECASE)
 
 
 def check_cloud(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
-    """Credentials, buckets, what the workers run, and the Dataflow API; needs nothing of the input.
+    """Credentials, buckets, what the workers run, and the Dataflow API; reads no input.
 
     Args:
         options: Beam's by name, with the defaults.
@@ -61,7 +52,7 @@ def check_cloud(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check_dataset(config: Config) -> Iterator[str]:
-    """What the checks of input and output, which come before, have found.
+    """The checks of input and output that have passed before, and HEIC.
 
     Raises:
         UsageError: the input holds HEIC images, which can't be decoded here, or the output an unfinished job of others.
@@ -72,19 +63,19 @@ def check_dataset(config: Config) -> Iterator[str]:
 
 
 def _found(config: Config) -> str:
-    """What a job meets in its output; that no other program's files are there has been checked."""
+    """The state of the output; it has been checked that no other program's files are there."""
     state = JobState(config)
     if config.overwrite or config.restart:
-        return "starts over; existing files will be deleted"
+        return "starts over: its existing files will be deleted"
     if not state.exists():
-        return "is free"
+        return "is empty"
     planned, wanted = state.planned().get("configuration", {}), json.loads(canonical_json(config.fingerprint()))
     others = sorted(f"--{name}" for name in wanted if planned and planned.get(name) != wanted[name])
     if others and not storage.is_local(config.output):
         what = f"{config.dataset_url} has an unfinished job with other flags ({', '.join(others)})"
-        raise wrong("--output", config.output, f"{what}: give the same, or --restart discards what it has written")
+        raise wrong("--output", config.output, f"{what}: use the same flags, or discard its shards with --restart")
     if others:
-        return "has an unfinished job with other flags: it starts over; existing files will be deleted"
+        return "has an unfinished job with other flags: its files will be deleted"
     return "has an unfinished job; it will be resumed"
 
 
@@ -93,7 +84,7 @@ def _credentials(options: Mapping[str, Any]) -> str:
         return "warning: no credentials are used (--no_auth)"
     found, project = credentials(options["project"], options["impersonate_service_account"] or "", fetch=True)
     account = getattr(found, "service_account_email", None) or "a user"
-    return f"ok: credentials of {account}, project {project or 'unknown'}; the job runs in project {options['project']}"
+    return f"ok: credentials of {account} (project {project or 'unknown'}), for a job in project {options['project']}"
 
 
 def _api(config: Config, options: Mapping[str, Any]) -> str:
@@ -101,29 +92,29 @@ def _api(config: Config, options: Mapping[str, Any]) -> str:
     try:
         job = find(Service(options), config, name)
     except ServiceError as error:
-        if error.is_fleeting:  # a submission waits for it
+        if error.is_transient:  # the submission retries
             return f"warning: {error}"
         raise
-    found = f"job {name} is already running: {job.id}" if job else f"no job {name} runs"
+    found = f"job {name} is already running: {job.id}" if job else f"no job named {name} is running"
     return f"ok: the Dataflow API answers; {found}"
 
 
 def _buckets(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
     places = {flag: options[flag] or "" for flag in ("temp_location", "staging_location", "template_location")}
     written = {"output": config.state_url} | {flag: url for flag, url in places.items() if url.startswith("gs://")}
-    # Elsewhere, the first look at the input tells.
+    # Other stores are checked when the input is listed.
     read = {flag: url for flag in ("input", "manifest") if (url := getattr(config, flag)).startswith("gs://")}
     seen = set()
     for flag, url in {**written, **read}.items():
         bucket = f"{url.partition('://')[0]}://{storage.bucket_and_name(url)[0]}"
         if bucket not in seen:
             seen.add(bucket)
-            yield _bucket(config, f"--{flag}", url, bucket, flag in written, options["region"])
+            yield _bucket(config, options, f"--{flag}", url, bucket, flag in written)
 
 
-def _bucket(config: Config, flag: str, url: str, bucket: str, is_written: bool, region: str) -> str:
-    """Look where a bucket is, and write and delete an empty object if the job will write there."""
-    store = storage.open_storage(url, config.first_contact_s)
+def _bucket(config: Config, options: Mapping[str, Any], flag: str, url: str, bucket: str, is_written: bool) -> str:
+    """Check a bucket's region, and write and delete an empty object if the job will write there."""
+    store, region = storage.open_storage(url, config.first_contact_s), options["region"]
     regions: Collection[str] | None = (region,)
     try:
         if isinstance(store, GoogleStorage):
@@ -133,46 +124,51 @@ def _bucket(config: Config, flag: str, url: str, bucket: str, is_written: bool, 
             store.write(probe, b"")
             store.delete(probe)
     except MissingFileError:
-        raise wrong(flag, bucket, f"there is no such bucket; make it in region {region}, or correct the name") from None
+        raise wrong(
+            flag, bucket, f"there is no such bucket; create it in region {region}, or correct the name"
+        ) from None
     except StorageError as error:
         fix = error.fix or "check the URL and the network"
         raise StorageError(f"{flag} {error.reason}", f"{fix}; nothing was started") from error
+    found = f"bucket {bucket} {'is writable' if is_written else 'exists'}"
     if regions is None:
-        found = "can be written to, but its region " if is_written else ""
-        return f"warning: bucket {bucket} {found}can't be looked at: this account lacks storage.buckets.get"
-    found = f"bucket {bucket} {'can be written to' if is_written else 'is there'}"
+        if options["staging_location"].startswith(f"{bucket}/"):  # Beam asks for the bucket before it uploads
+            fix = f"give this account roles/storage.legacyBucketReader on {bucket}; nothing was started"
+            raise StorageError(f"{bucket} can't be staged to without storage.buckets.get", fix)
+        return f"warning: {found}, but its region is unknown: this account lacks storage.buckets.get"
     if not any(_contains(one, region) for one in regions):
         place = " and ".join(sorted(regions))
-        return f"warning: {found}, but is in {place} and the job in {region}: traffic between them costs and is slow"
+        return f"warning: {found}, but is in {place} and the job in {region}: traffic between them is slow and billed"
     return f"ok: {found}" + (f", in {' and '.join(sorted(regions))}" if isinstance(store, GoogleStorage) else "")
 
 
 def _contains(location: str, region: str) -> bool:
-    if continent := _CONTINENTS.get(location):
-        return region.startswith(continent)
-    return region in _PAIRS.get(location, (location,))
+    continent = _CONTINENTS.get(location.rstrip("0123456789"))  # of several regions: eu, or eur4
+    return region.startswith(continent) if continent else region == location
 
 
 def _code(options: Mapping[str, Any]) -> Iterator[str]:
-    """Which versions the workers will have, as far as it is known here."""
+    """Which versions the workers will have, as far as the launcher can see."""
     here, image, file = versions(), options["sdk_container_image"], options["requirements_file"]
     needs = f"Python {sys.version_info.major}.{sys.version_info.minor}, Beam {version('apache-beam')}"
     needs += "".join(f", {name} {here[name]}" for name in ("imageshards", "pillow", "pillow_heif") if name in here)
-    text = Path(file).read_text(encoding="utf-8") if file and Path(file).is_file() else ""
+    text = Path(file).read_text(encoding="utf-8", errors="replace") if file and Path(file).is_file() else ""
     pins = {re.sub(r"[-.]+", "_", name).lower(): pin for name, pin in _PIN.findall(text)}
     for name in ("pillow", "pillow_heif") if pins else ():
         if pins.get(name) != here.get(name):
             what = f"it has {name} {pins.get(name, 'missing')}, this launcher {here.get(name, 'none')}"
-            raise wrong("--requirements_file", file, f"{what}; install constraints.txt's here: make setup")
+            raise wrong(
+                "--requirements_file", file, f"{what}; install the versions of constraints.txt here: make setup"
+            )
     installed = " and ".join(Path(one).name for one in (options["setup_file"], file) if one)
-    code = f"image {image}" if image else f"workers install {installed}"
+    code = f"image {image}, not checked here" if image else f"workers install {installed}"
     yield f"ok: {code}; a worker stops the job unless it has {needs}"
     if options["use_public_ips"] is False and not image:
         yield "warning: --no_use_public_ips: without --sdk_container_image workers need Cloud NAT to install packages"
 
 
 def _heic(config: Config) -> str:
-    """Whether photos of phones can be decoded, if there are any among the first files."""
+    """Whether HEIC images, as phones take them, can be decoded, if there are any among the first files."""
     if "pillow_heif" in versions():
         return "ok: HEIC images can be decoded"
     if config.layout == "manifest":
@@ -180,12 +176,12 @@ def _heic(config: Config) -> str:
     else:
         files = storage.open_storage(config.input, config.first_contact_s).files(config.input)
         paths = (file.path for file in files)
-    first = next((path for path in islice(paths, _LOOKED_AT) if path.lower().endswith(_HEIC)), None)
+    first = next((path for path in islice(paths, _HEIC_SAMPLE) if path.lower().endswith(_HEIC)), None)
     if first is not None and config.extensions & {"heic", "heif"}:
         fix = "pip install '.[heic]' here, or leave heic and heif out of --extensions"
         raise UsageError(
             f"--input {config.input!r}: {first!r} is HEIC, which can't be decoded without pillow-heif; {fix}"
         )
     return (
-        f"ok: no HEIC image among the first {_LOOKED_AT:,} files (a later one would be rejected: no pillow-heif here)"
+        f"ok: no HEIC image among the first {_HEIC_SAMPLE:,} files (a later one would be rejected: no pillow-heif here)"
     )

@@ -1,4 +1,4 @@
-"""`run`: checks the input, looks at what is published, runs the job. Beam is imported only for that."""
+"""`run`: checks input and output, then runs the job. Beam is imported only for that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates, published
 from beam_pipeline.dataset.output import check_places, check_unpublished
 from beam_pipeline.dataset.state import JobState, at_once
-from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, say
+from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, UsageError, say
 from beam_pipeline.inputs import checks, manifest_rows
 from beam_pipeline.schema.manifest import open_manifest
 
@@ -47,7 +47,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         What is published; None with `--plan_only`, `--preflight` or `--detach`, or if only a template was written.
 
     Raises:
-        UsageError: the configuration or the input can't be used; nothing was read but listings.
+        UsageError: the configuration or the input can't be used; only listings were read.
         ImageShardsError: the job failed; nothing is published, and the same call resumes.
     """
     beam_pipeline.require_pipeline()
@@ -61,7 +61,9 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
 
 def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]) -> Manifest | None:
     """`run`; changes the handlers of logging."""
-    job = None if options is None else _job(options, config)  # a runner that isn't there is told before all else
+    job = None if options is None else _job(options, config)  # an unknown runner fails first
+    if config.detach and not (job and job.is_dataflow):
+        raise UsageError("--detach works only with --runner DataflowRunner; leave it out")
     if config.plan_only and not config.preflight:
         with _nothing_begun():
             config = resolve(config)
@@ -80,9 +82,9 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
                 for line in preflight.check_dataset(config):
                     say(line, sys.stderr)
     if manifest is not None and found is not None and not found.damage:
-        # Of a job that was killed between publishing and deleting them.
+        # They were left by a job that was killed after it had published.
         if not config.preflight and JobState(config).has_leftovers():
-            with suppress(ImageShardsError), _sole_writer(config):  # or of one that is running
+            with suppress(ImageShardsError), _sole_writer(config):  # or by one that is running
                 JobState(config).clear()
         return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
     if config.preflight:
@@ -107,7 +109,7 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
             if manifest is None:
                 raise ImageShardsError(f"the job has ended, but {config.dataset_url} isn't published: see its log")
             return Manifest(config.dataset_url, manifest, PUBLISHED, run)
-    return _run(config, options, command)  # another job has published it since it was looked for
+    return _run(config, options, command)  # another job has published it since it was checked
 
 
 def _job(options: PipelineOptions | None, config: Config) -> Job:
@@ -132,7 +134,7 @@ def _plan(config: Config, job: Job) -> None:
 
 @contextmanager
 def _nothing_begun() -> Iterator[None]:
-    """A store that fails before there is a job must not speak of resuming it."""
+    """Errors of a store before there is a job must not say that it resumes."""
     try:
         yield
     except StorageError as error:
@@ -175,7 +177,7 @@ def read_manifest(config: Config) -> dict[str, Any] | None:
     """The manifest of the version, or None if none is published.
 
     Raises:
-        NotPublishedError: there is one that can't be believed, and neither `--repair` nor `--overwrite` was asked for.
+        NotPublishedError: there is an invalid one, and neither `--repair` nor `--overwrite` was asked for.
     """
     url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
     try:

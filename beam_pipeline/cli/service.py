@@ -1,4 +1,4 @@
-"""What the Dataflow API is asked about jobs, by Google's client library (https://cloud.google.com/dataflow/docs/reference/rest)."""
+"""Asks the Dataflow API about jobs, with Google's client library (https://cloud.google.com/dataflow/docs/reference/rest)."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _TIMEOUT_S = 30.0
 _MOST_CHARACTERS = 300  # of an answer that is a page of HTML
 _LOG_IN = "gcloud auth application-default login"
 _FIXES = {
-    401: f"log in again: {_LOG_IN}",
+    401: f"log in again: run {_LOG_IN}",
     403: "your account needs roles/dataflow.developer, and roles/iam.serviceAccountUser on the workers' account; "
     "the project needs the Dataflow API",
     404: "check --project and --region",
     409: "choose another --version or --job_name",
-    429: "wait for the project's quota",
+    429: "wait, or request more quota",
 }
 
 
 class ServiceError(ImageShardsError):
-    """The Dataflow API refused a request, or couldn't be reached.
+    """The Dataflow API rejected a request, or couldn't be reached.
 
     Args:
         text: what is wrong, and the fix.
@@ -54,8 +54,8 @@ class ServiceError(ImageShardsError):
         self.code = code
 
     @property
-    def is_fleeting(self) -> bool:
-        """Whether the same request may be answered later."""
+    def is_transient(self) -> bool:
+        """Whether a retry may succeed."""
         return self.code in (0, 408, 429) or self.code >= 500
 
 
@@ -73,18 +73,18 @@ def explained(error: BaseException) -> ServiceError | None:
     if isinstance(error, requests.RequestException | TransportError):
         return ServiceError(f"Google's API can't be reached ({type(error).__name__})", 0)
     if isinstance(error, InvalidOperation):
-        return ServiceError("the Dataflow API wants credentials; leave out --no_auth", 401)
+        return ServiceError("the Dataflow API requires credentials; leave out --no_auth", 401)
     key = os.environ.get(CREDENTIALS)
     if isinstance(error, DefaultCredentialsError) and not key:
-        return ServiceError(f"there are no Google credentials here: {_LOG_IN}, or set {CREDENTIALS}", 401)
+        return ServiceError(f"there are no Google credentials here: run {_LOG_IN}, or set {CREDENTIALS}", 401)
     if isinstance(error, GoogleAuthError):
         words = _shortened(str(error.args[0] if error.args else error)).rstrip(".")
         if error.retryable:
-            return ServiceError(f"Google's credentials can't be fetched now ({words})", 0)
+            return ServiceError(f"Google's credentials are temporarily unavailable ({words})", 0)
         fix = f"correct {CREDENTIALS}={key}" if key else _FIXES[401]
         return ServiceError(f"Google's credentials can't be used ({words}); {fix}", 401)
-    if isinstance(error, ParseError | UnicodeDecodeError):  # a proxy's page
-        return ServiceError("the Dataflow API answers with something that is not JSON", 0)
+    if isinstance(error, ParseError | UnicodeDecodeError):
+        return ServiceError("the Dataflow API's answer is not JSON; is it a proxy's?", 0)
     return None
 
 
@@ -111,17 +111,17 @@ class Message(NamedTuple):
 
 
 class Service:
-    """The jobs of one project and region. Every method raises `ServiceError`, and so does making it.
+    """The jobs of one project and region. Every method raises `ServiceError`, as does the constructor.
 
     Args:
-        options: Beam's, of a job there.
+        options: Beam's, of such a job.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._project, self._region, endpoint = (options[name] for name in ("project", "region", "dataflow_endpoint"))
         impersonated = options["impersonate_service_account"] or ""
         with _explaining():
-            # REST: Ctrl-C ends a request at once, and tests answer as the API does.
+            # REST: Ctrl-C ends a request at once, and tests can run a server.
             how: dict[str, Any] = {
                 "credentials": AnonymousCredentials()
                 if options["no_auth"]
@@ -164,15 +164,14 @@ class Service:
         """A job's counters by name, summed over its steps: ours, and the service's such as `TotalVcpuTime`."""
         with _explaining():
             metrics = self._metrics.get_job_metrics({**self._scope, "job_id": job_id}, timeout=_TIMEOUT_S).metrics
-        latest: dict[tuple[str, str, str], float] = {}
+        latest: Counter[tuple[Any, ...]] = Counter()
         for one in metrics:
-            context = one.name.context
-            key = (one.name.name, context.get("namespace", ""), context.get("step", ""))
-            if isinstance(one.scalar, float):  # the tentative one has what is in work, too, but is not always there
-                latest[key] = max(one.scalar, latest.get(key, 0.0))
+            if isinstance(one.scalar, float):
+                key = (one.name.name, *map(one.name.context.get, ("namespace", "step")))
+                latest |= Counter({key: int(one.scalar)})  # the maximum of committed and tentative, if there is one
         total: Counter[str] = Counter()
-        for (name, _, _), value in latest.items():
-            total[name] += int(value)
+        for (name, *_), value in latest.items():
+            total[name] += value
         return total
 
     def console(self, job_id: str) -> str:
@@ -192,9 +191,9 @@ def credentials(project: str, impersonated: str = "", fetch: bool = False) -> tu
     """The user's credentials, or as Beam's `--impersonate_service_account` says, and the project that they are of.
 
     Args:
-        project: of the job; a user's requests count towards its quota unless the credentials name another one.
-        impersonated: accounts divided by commas: the last one's rights, reached by the others; "" for one's own.
-        fetch: ask for a token, too.
+        project: of the job; its quota counts a user's requests unless the credentials name a quota project.
+        impersonated: accounts, separated by commas: the last one is impersonated, through the others; "" for none.
+        fetch: fetch a token, too.
 
     Raises:
         ServiceError: there are none, or they are refused.
