@@ -23,7 +23,7 @@ _MOST_THREADS = 12  # of a worker process: what Dataflow starts by default
 _SHARED_CORE = frozenset({"e2-micro", "e2-small", "e2-medium"})
 _REPOSITORY = Path(beam_pipeline.__file__).parent.parent
 _REMOTE_INPUT = "Dataflow's workers can't read local files; copy them to gs://BUCKET/…"
-_REMOTE_OUTPUT = "Dataflow's workers can't write there; set it to gs://BUCKET/…"
+_REMOTE_OUTPUT = "Dataflow's workers can't write there; use gs://BUCKET/…"
 
 
 def job_name(config: Config) -> str:

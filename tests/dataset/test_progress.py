@@ -12,7 +12,7 @@ import time
 import pytest
 
 from beam_pipeline.dataset import progress
-from beam_pipeline.dataset.progress import ProgressLine, report
+from beam_pipeline.dataset.progress import ProgressLine, StatusLine, report
 
 
 class Terminal(io.StringIO):
@@ -82,6 +82,22 @@ def test_a_terminal_gets_one_line_that_is_wiped_and_a_log_whole_lines_now_and_th
     text = stream.getvalue()
     assert ("\n" in text, "\r" in text) == (not terminal, terminal)
     assert text.endswith("\r\033[K") if terminal else text.startswith("shards 0/1 · images 1/2\n")
+
+
+def test_a_line_is_no_wider_than_the_terminal_as_what_wraps_can_t_be_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "12")
+    line = StatusLine(Terminal())
+    line.show("shards 2/4 · images 12/40")
+    assert line._stream.getvalue() == "\r\033[Kshards 2/4 "  # type: ignore[attr-defined]
+
+
+def test_a_reader_of_stderr_who_has_gone_does_not_fail_the_job() -> None:
+    gone = io.StringIO()
+    gone.close()
+    line = StatusLine(gone, log_every_s=0)
+    line.show("images 12/40")
+    line.tell("running")
+    line.wipe()
 
 
 def test_what_others_send_is_ignored() -> None:
