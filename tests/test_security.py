@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -129,7 +130,9 @@ def test_what_a_manifest_s_path_reads_beside_the_input_never_shows(tmp_path: Pat
     make.class_folders(tmp_path / "in", {"cat": 3})
     (tmp_path / "secret.txt").write_text("canary-5150 root:x:0:0")
     rows = [{"path": f"cat/000{number}.jpg", "label": "cat"} for number in range(3)]
-    paths = ["../secret.txt", str(tmp_path / "secret.txt"), "../../../../../../no/such.jpg"]
+    # With more .. than there are folders above, a path would be told in its one spelling, which has as many.
+    missing = os.path.relpath("/no/such.jpg", tmp_path / "in")
+    paths = ["../secret.txt", str(tmp_path / "secret.txt"), missing]
     finished = manifest_job(tmp_path, *rows, *({"path": path, "label": "cat"} for path in paths))
     assert finished.code == 0, finished.err
     rejects = [json.loads(line) for line in (tmp_path / "out" / VERSION / "rejects.jsonl").read_text().splitlines()]

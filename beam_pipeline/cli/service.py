@@ -30,9 +30,8 @@ ENDED = frozenset({"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"})  # stat
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _TIMEOUT_S = 30.0
 _MOST_CHARACTERS = 300  # of an answer that is a page of HTML
-_LOG_IN = "gcloud auth application-default login"
+_LOG_IN = f"run gcloud auth application-default login, or set {CREDENTIALS}"
 _FIXES = {
-    401: f"log in again: run {_LOG_IN}",
     403: "your account needs roles/dataflow.developer, and roles/iam.serviceAccountUser on the workers' account; "
     "the project needs the Dataflow API",
     404: "check --project and --region",
@@ -61,6 +60,8 @@ class ServiceError(ImageShardsError):
 
 def explained(error: BaseException) -> ServiceError | None:
     """An error of Google's client library in one line, or None if it is another error."""
+    has_file = bool(os.environ.get(CREDENTIALS))
+    log_in = f"correct {CREDENTIALS}" if has_file else _LOG_IN
     if isinstance(error, GoogleAPICallError):
         code = int(error.code or 0)
         message = " ".join(str(error.message).split())
@@ -68,21 +69,19 @@ def explained(error: BaseException) -> ServiceError | None:
         words = _shortened(text)
         if "/storage/v1/" in message.removesuffix(text):  # the package is staged there
             return ServiceError(f"Cloud Storage answers {code} ({words})", code)
-        fix = f"; {_FIXES[code]}" if code in _FIXES else ""
-        return ServiceError(f"the Dataflow API answers {code} ({words}){fix}", code)
+        fix = log_in if code == 401 else _FIXES.get(code)
+        return ServiceError(f"the Dataflow API answers {code} ({words}){f'; {fix}' if fix else ''}", code)
     if isinstance(error, requests.RequestException | TransportError):
         return ServiceError(f"Google's API can't be reached ({type(error).__name__})", 0)
     if isinstance(error, InvalidOperation):
         return ServiceError("the Dataflow API requires credentials; leave out --no_auth", 401)
-    key = os.environ.get(CREDENTIALS)
-    if isinstance(error, DefaultCredentialsError) and not key:
-        return ServiceError(f"there are no Google credentials here: run {_LOG_IN}, or set {CREDENTIALS}", 401)
+    if isinstance(error, DefaultCredentialsError) and not has_file:
+        return ServiceError(f"there are no Google credentials here; {log_in}", 401)
     if isinstance(error, GoogleAuthError):
         words = _shortened(str(error.args[0] if error.args else error)).rstrip(".")
         if error.retryable:
             return ServiceError(f"Google's credentials are temporarily unavailable ({words})", 0)
-        fix = f"correct {CREDENTIALS}={key}" if key else _FIXES[401]
-        return ServiceError(f"Google's credentials can't be used ({words}); {fix}", 401)
+        return ServiceError(f"Google's credentials can't be used ({words}); {log_in}", 401)
     if isinstance(error, ParseError | UnicodeDecodeError):
         return ServiceError("the Dataflow API's answer is not JSON; is it a proxy's?", 0)
     return None

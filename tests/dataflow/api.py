@@ -1,25 +1,20 @@
-"""A local server that stands for the Dataflow API: jobs in memory, which go on as a test has written down.
-
-The real DataflowRunner submits to it with `--dataflow_endpoint=http://localhost:PORT`; it answers in the API's JSON
-(https://cloud.google.com/dataflow/docs/reference/rest).
-"""
+"""A local server in place of the Dataflow API, https://cloud.google.com/dataflow/docs/reference/rest"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import socket
 import struct
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 PROJECT, REGION = "my-project", "europe-west4"
 RESET, SILENCE = -1, -2  # in place of a status: the connection is reset, or nothing comes for a second
-_SUMMARY = "1"  # of JobView
+_SUMMARY, _WARNING = "1", "3"  # of JobView and of JobMessageImportance
 _PAGE = 2  # messages a page, so that every test turns pages
 _TERMINAL = {"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"}
 
@@ -54,11 +49,11 @@ class Step:
 
 @dataclasses.dataclass
 class Job:
-    """A job of the fake service."""
+    """A job of the fake service: its content as it was posted, and what is before it."""
 
     content: dict[str, Any]
-    steps: list[Step]
-    errors: list[int]
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    errors: list[int] = dataclasses.field(default_factory=list)
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     looks: int = 0
 
@@ -66,13 +61,33 @@ class Job:
     def step(self) -> Step:
         return self.steps[0]
 
+    @property
+    def minute(self) -> int:
+        """Of the clock, when the job came into its state."""
+        order = ["QUEUED", "PENDING", "RUNNING", "CANCELLING"]
+        return order.index(self.step.state) if self.step.state in order else len(order)
+
+    def enter(self) -> None:
+        """Begin the step that is now the first."""
+        self.errors = list(self.step.errors)
+        if self.step.act is not None:
+            self.step.act()
+        for message in self.step.messages:
+            number = len(self.messages)
+            stamp = f"2026-11-23T12:{self.minute:02d}:{30 + number // 2}Z"  # two of them have the same time
+            importance = f"JOB_MESSAGE_{message.importance}"
+            self.messages.append(
+                {"id": str(number), "time": stamp, "messageImportance": importance, "messageText": message.text}
+            )
+
 
 class FakeDataflow(ThreadingHTTPServer):
-    """The server. What a test sets before a request is what that request meets.
+    """Jobs in memory, which go on as a test has written down, and tokens for everybody.
 
     Attributes:
         steps: of every job that is created from now on; a look takes one.
         create_errors, list_errors: statuses of the next answers to these requests.
+        before_create: called with what is posted, ahead of all else.
         jobs: id → job.
         requests: every request, as `METHOD path`.
     """
@@ -90,154 +105,122 @@ class FakeDataflow(ThreadingHTTPServer):
         self.requests: list[str] = []
 
     def create(self, content: dict[str, Any]) -> dict[str, Any]:
-        """A job begins; the same request again finds its job, another job of the name is refused by the caller."""
-        number = len(self.jobs) + 1
-        job_id = f"2026-11-23_00_00_00-{number}"
+        """A job begins, whether there is another one of its name or not."""
+        job_id = f"2026-11-23_00_00_00-{len(self.jobs) + 1}"
         given = {"id": job_id, "projectId": PROJECT, "location": REGION, "createTime": "2026-11-23T12:00:00Z"}
-        content = {**content, **given}
-        self.jobs[job_id] = Job(content, [], [])
+        self.jobs[job_id] = Job({**content, **given})
         self.go_on(job_id, *self.steps)
-        return content
+        return self.jobs[job_id].content
 
     def go_on(self, job_id: str, *steps: Step) -> None:
         """Replace what a job has before it."""
         job = self.jobs[job_id]
         job.steps, job.messages, job.looks = list(steps), [], 0
-        job.errors = list(steps[0].errors)
-        self._enter(job)
+        job.enter()
 
     def running(self, name: str) -> list[dict[str, Any]]:
         """Jobs of a name that haven't ended."""
         jobs = [job for job in self.jobs.values() if job.step.state not in _TERMINAL]
         return [job.content for job in jobs if job.content["name"] == name]
 
-    def look(self, job: Job, takes_a_step: bool) -> dict[str, Any]:
-        """The job as a GET shows it; the first look at a job shows its first step."""
-        job.looks += takes_a_step
-        if takes_a_step and job.looks > 1 and len(job.steps) > 1:
-            job.steps.pop(0)
-            job.errors = list(job.step.errors)
-            self._enter(job)
-        since = f"2026-11-23T12:{self._minute(job):02d}:00Z"
-        return {**job.content, "currentState": f"JOB_STATE_{job.step.state}", "currentStateTime": since}
 
-    def _enter(self, job: Job) -> None:
-        if job.step.act is not None:
-            job.step.act()
-        for message in job.step.messages:
-            number = len(job.messages)
-            stamp = f"2026-11-23T12:{self._minute(job):02d}:{30 + number // 2}Z"  # two of them have the same time
-            importance = f"JOB_MESSAGE_{message.importance}"
-            job.messages.append(
-                {"id": str(number), "time": stamp, "messageImportance": importance, "messageText": message.text}
-            )
-
-    @staticmethod
-    def _minute(job: Job) -> int:
-        order = ["QUEUED", "PENDING", "RUNNING", "CANCELLING"]
-        return order.index(job.step.state) if job.step.state in order else len(order)
-
-
-def metrics_json(metrics: dict[str, float]) -> list[dict[str, Any]]:
+def _metrics(counters: dict[str, float]) -> list[dict[str, Any]]:
     """Counters as the service tells them: committed and tentative, the user's with their step."""
     found = []
-    for name, value in metrics.items():
-        is_service = name[0].isupper()
-        context = {} if is_service else {"namespace": "imageshards", "step": "ref_WriteShards"}
-        for tentative, number in ((False, value // 2), (True, value)):
-            more = {"tentative": "true"} if tentative else {}
-            origin = "dataflow/v1b3" if is_service else "user"
+    for name, value in counters.items():
+        user = ("user", {"namespace": "imageshards", "step": "ref_WriteShards"})
+        origin, context = ("dataflow/v1b3", {}) if name[0].isupper() else user
+        for more, number in (({}, value // 2), ({"tentative": "true"}, value)):
             found.append({"name": {"origin": origin, "name": name, "context": {**context, **more}}, "scalar": number})
     return found
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the acknowledgement of its headers
     server: FakeDataflow
 
     def _answer(self) -> None:
         url = urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.requests.append(f"{self.command} {url.path}")
-        found = re.fullmatch(rf"/v1b3/projects/{PROJECT}/locations/{REGION}/jobs(?:/([^/]+))?(?:/(\w+))?", url.path)
-        if found is None:
-            self._fail(404)
-            return
-        job_id, part = found.groups()
-        query = {name: values[-1] for name, values in parse_qs(url.query).items()}
-        if job_id is None:
-            self._jobs(query, json.loads(body) if body else {})
-            return
-        job = self.server.jobs.get(job_id)
-        if job is None:
-            self._fail(404)
-        elif job.errors:
-            self._fail(job.errors.pop(0))
-        elif status := job.step.refused.get(part or "job"):
-            self._fail(status)
-        elif part is None:
-            self._send(200, self.server.look(job, takes_a_step=query.get("view") == _SUMMARY))
-        elif part == "messages":
-            self._messages(job, query)
-        else:
-            self._send(200, {"metrics": metrics_json(job.step.metrics)})
-
-    do_GET = do_POST = do_PUT = _answer
-
-    def _jobs(self, query: dict[str, str], content: dict[str, Any]) -> None:
-        if self.command == "GET":
-            if self.server.list_errors:
-                self._fail(self.server.list_errors.pop(0))
-                return
-            # Summaries, which have no labels; of ended jobs too, so that nobody relies on the filter.
-            jobs = [
-                {**job.content, "labels": {}, "currentState": f"JOB_STATE_{job.step.state}"}
-                for job in self.server.jobs.values()
-                if job.content["name"] == query["name"]
-            ]
-            self._send(200, {"jobs": jobs})
-            return
-        if self.server.before_create is not None:
-            self.server.before_create(content)
-        if self.server.create_errors:
-            self._fail(self.server.create_errors.pop(0))
-        elif others := self.server.running(content["name"]):
-            self._fail(409, f"There is already an active job named {content['name']} with id {others[0]['id']}")
-        else:
-            self._send(200, self.server.create(content))
-
-    def _messages(self, job: Job, query: dict[str, str]) -> None:
-        since, first = query.get("startTime", ""), int(query.get("pageToken", 0))
-        least = query.get("minimumImportance", "0")
-        wanted = {"3": ("WARNING", "ERROR"), "4": ("ERROR",)}.get(least, ())
-        new = [
-            message
-            for message in job.messages
-            if message["time"] >= since
-            and (not wanted or message["messageImportance"].removeprefix("JOB_MESSAGE_") in wanted)
-        ]
-        more = {"nextPageToken": str(first + _PAGE)} if len(new) > first + _PAGE else {}
-        self._send(200, {"jobMessages": new[first : first + _PAGE], **more})
-
-    def _fail(self, status: int, words: str = "the API's\nown words") -> None:
-        if status == RESET:
+        answer = self._found(url.path, dict(parse_qsl(url.query)), body)
+        if answer == RESET:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
             self.rfile.close()
             self.connection.close()
-            return
-        if status == SILENCE:
+        elif answer == SILENCE:
             time.sleep(1)
-            return
-        self._send(status, {"error": {"code": status, "message": words, "status": "SOME_STATUS"}})
+        else:
+            content = _error(answer) if isinstance(answer, int) else answer
+            body = json.dumps(content).encode()
+            self.send_response(content.get("error", {}).get("code", 200))
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
-    def _send(self, status: int, content: dict[str, Any]) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    do_GET = do_POST = do_PUT = _answer
+
+    def _found(self, path: str, query: dict[str, str], body: bytes) -> dict[str, Any] | int:
+        """What is answered, or the status of a refusal."""
+        jobs = f"/v1b3/projects/{PROJECT}/locations/{REGION}/jobs"
+        job_id, _, part = path.removeprefix(f"{jobs}/").partition("/")
+        if path == "/token":  # as https://oauth2.googleapis.com/token gives for an account's key
+            return {"access_token": "x", "expires_in": 3600, "token_type": "Bearer"}
+        if path == jobs:
+            return self._created(json.loads(body)) if self.command == "POST" else self._listed(query["name"])
+        job = self.server.jobs.get(job_id)
+        if job is None:
+            return 404
+        if job.errors:
+            return job.errors.pop(0)
+        if status := job.step.refused.get(part or "job"):
+            return status
+        if part == "messages":
+            return self._messages(job, query)
+        return {"metrics": _metrics(job.step.metrics)} if part else self._seen(job, query.get("view") == _SUMMARY)
+
+    def _listed(self, name: str) -> dict[str, Any] | int:
+        if self.server.list_errors:
+            return self.server.list_errors.pop(0)
+        # Summaries, which have no labels; ended jobs, too, so that nobody relies on the filter.
+        found = [job for job in self.server.jobs.values() if job.content["name"] == name]
+        return {"jobs": [{**job.content, "labels": {}, "currentState": f"JOB_STATE_{job.step.state}"} for job in found]}
+
+    def _created(self, content: dict[str, Any]) -> dict[str, Any] | int:
+        if self.server.before_create is not None:
+            self.server.before_create(content)
+        if self.server.create_errors:
+            return self.server.create_errors.pop(0)
+        if others := self.server.running(content["name"]):
+            return _error(409, f"There is already an active job named {content['name']} with id {others[0]['id']}")
+        return self.server.create(content)
+
+    def _seen(self, job: Job, takes_a_step: bool) -> dict[str, Any]:
+        """The job; the first look at it shows its first step."""
+        job.looks += takes_a_step
+        if takes_a_step and job.looks > 1 and len(job.steps) > 1:
+            job.steps.pop(0)
+            job.enter()
+        since = f"2026-11-23T12:{job.minute:02d}:00Z"
+        return {**job.content, "currentState": f"JOB_STATE_{job.step.state}", "currentStateTime": since}
+
+    def _messages(self, job: Job, query: dict[str, str]) -> dict[str, Any]:
+        since, first = query.get("startTime", ""), int(query.get("pageToken", 0))
+        is_any = query.get("minimumImportance") != _WARNING
+        new = [
+            one
+            for one in job.messages
+            if one["time"] >= since and (is_any or one["messageImportance"].endswith(("_WARNING", "_ERROR")))
+        ]
+        more = {"nextPageToken": str(first + _PAGE)} if len(new) > first + _PAGE else {}
+        return {"jobMessages": new[first : first + _PAGE], **more}
 
     def log_message(self, *_: object) -> None:
         """Not on the tests' output."""
+
+
+def _error(status: int, words: str = "the API's\nown words") -> dict[str, Any]:
+    return {"error": {"code": status, "message": words, "status": "SOME_STATUS"}}

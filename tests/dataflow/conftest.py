@@ -1,4 +1,4 @@
-"""What tests of Dataflow share: the API's stand-in, in one time zone, and credentials."""
+"""What tests of Dataflow share: a cloud each, one time zone, and no network."""
 
 from __future__ import annotations
 
@@ -8,34 +8,30 @@ from pathlib import Path
 
 import pytest
 
+from beam_pipeline.cli import watch
 from tests.dataflow.api import FakeDataflow
 from tests.dataflow.cloud import Cloud, account_key
 from tests.servers import Gcs, serving
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _utc() -> Iterator[None]:
-    """The times of the API are told as the clock here shows them."""
+@pytest.fixture(autouse=True)
+def _clock() -> Iterator[None]:
+    """The times of the API are told as the clock here shows them, and looks at a job follow at once."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch, "_LOOK_EVERY_S", 0.02)
+        # Google's library asks a real host about every account, in a thread: this ends at once.
+        patch.setenv("HTTPS_PROXY", "http://localhost:9")
         patch.setenv("TZ", "UTC")
         time.tzset()
         yield
     time.tzset()
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(scope="session")
 def key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The credentials of these tests."""
-    with account_key(tmp_path_factory.mktemp("key")) as file, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    """The account of every command: of the session, since Beam keeps the first credentials that it finds."""
+    with account_key(tmp_path_factory.mktemp("key")) as file:
         yield file
-
-
-@pytest.fixture(scope="module")
-def cloud(gcs: Gcs, key: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    """Storage, a Dataflow without jobs, and commands whose jobs are written to files."""
-    with serving(FakeDataflow()) as api:
-        yield Cloud(gcs, api, tmp_path_factory.mktemp("cloud"), key)
 
 
 @pytest.fixture
@@ -43,3 +39,9 @@ def api() -> Iterator[FakeDataflow]:
     """A Dataflow without jobs."""
     with serving(FakeDataflow()) as server:
         yield server
+
+
+@pytest.fixture
+def cloud(gcs: Gcs, api: FakeDataflow, tmp_path: Path, key: Path) -> Cloud:
+    """A command whose job neither runs nor has run."""
+    return Cloud(gcs, api, tmp_path, key)

@@ -62,37 +62,6 @@ def test_no_worker_of_the_default_gets_one_more_than_its_share(shards: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("shards", "cores", "most", "spread"),
-    [
-        (1, 4, 32, (1, 1)),
-        (128, 4, 32, (32, 1)),
-        (130, 4, 32, (17, 2)),  # 12 threads would put them on 3 workers
-        (1000, 4, 32, (32, 8)),
-        (33, 16, 32, (3, 1)),
-        (10_000, 4, 32, (32, 12)),
-    ],
-)
-def test_threads_are_as_few_as_begin_every_shard(shards: int, cores: int, most: int, spread: tuple[int, int]) -> None:
-    assert dataflow.spread(shards, cores, most) == spread
-
-
-def test_every_option_that_is_left_out_has_a_default() -> None:
-    assert filled(config()) == {
-        "job_name": "imageshards-photos-1-0-0",
-        "temp_location": "gs://out/_dataflow/temp",
-        "staging_location": "gs://out/_dataflow/staging",
-        "machine_type": "e2-standard-4",
-        "disk_size_gb": 50,
-        "autoscaling_algorithm": "THROUGHPUT_BASED",
-        "max_num_workers": 32,
-        "number_of_worker_harness_threads": 1,
-        "setup_file": f"{ROOT}/setup.py",
-        "requirements_file": f"{ROOT}/deploy/requirements-worker-heic.txt",
-        "requirements_cache": "skip",
-    }
-
-
-@pytest.mark.parametrize(
     ("flag", "name"),
     [
         ("--worker_machine_type=n2d-standard-8", "machine_type"),
@@ -116,19 +85,27 @@ def test_an_image_is_run_in_place_of_the_package() -> None:
 @pytest.mark.parametrize(
     ("more", "flags", "workers", "threads"),
     [
-        ({"num_shards": 130}, (), 17, 2),
+        ({}, (), 32, 1),
+        ({"num_shards": 1}, (), 1, 1),
+        ({"num_shards": 128}, (), 32, 1),
+        ({"num_shards": 130}, (), 17, 2),  # 12 threads would put them on 3 workers
+        ({"num_shards": 1000}, (), 32, 8),
+        ({"num_shards": 33}, ("--machine_type=n1-highmem-16",), 3, 1),
         ({"num_shards": "train=60,validation=4", "splits": "train=0.9,validation=0.1"}, (), 16, 1),
         ({"num_shards": 8, "splits": "train=0.9,validation=0.1"}, ("--machine_type=n1-highmem-16",), 1, 1),
         ({"num_shards": 10_000}, (), 209, 12),  # more than 32 workers can be given
+        ({"num_shards": 10_000}, ("--max_num_workers=32",), None, 12),  # they take turns
         ({"num_shards": 130}, ("--max_num_workers=9",), None, 4),
         ({"num_shards": 130}, ("--max_num_workers=99",), 33, 1),  # others of them would be idle
         ({"num_shards": 130}, ("--number_of_worker_harness_threads=1",), 32, None),
+        ({"num_shards": 8}, ("--num_workers=4",), 4, 1),  # as many as at the start
+        ({"num_shards": 8}, ("--num_workers=3", "--max_num_workers=4"), 3, 1),
         ({"num_shards": 130}, ("--machine_type=a2-highgpu-1g",), 32, 1),
         ({"num_shards": 130, "layout": "split_class_folders"}, (), 32, 1),  # of each split, and nobody knows how many
         ({"num_shards": "train=9", "splits": "train=0.9,validation=0.1"}, (), 32, 1),
     ],
 )
-def test_workers_and_threads_follow_the_number_of_shards(
+def test_workers_and_threads_are_as_few_as_begin_every_shard(
     more: dict[str, Any], flags: tuple[str, ...], workers: int | None, threads: int | None
 ) -> None:
     options = filled(config(**more), *flags)
@@ -143,12 +120,21 @@ def test_the_label_is_not_the_user_s_to_choose(label: str) -> None:
     dataflow.check(config(), {**options.get_all_options(), "labels": ["team=imageshards", '{"team": "imageshards"}']})
 
 
+def printed(*flags: str) -> list[str]:
+    options = PipelineOptions([*flags, "--project=p", "--region=europe-west4"]).get_all_options()
+    one = config(num_shards=130)
+    return dataflow.defaults_text(one, options, dataflow.defaults(one, options)).splitlines()
+
+
 def test_a_machine_type_that_does_not_tell_its_cores_is_named() -> None:
-    options = {"machine_type": "big", "max_num_workers": 3, "number_of_worker_harness_threads": 1, "job_name": "j"}
-    told = dataflow.text(config(), {**options, "project": "p", "region": "r"}, {})
-    assert told.splitlines()[1:] == [
-        "  can't tell the number of cores of 'big'; set --number_of_worker_harness_threads"
-    ]
+    fix = "; the cores of 'big' aren't known here: set --number_of_worker_harness_threads"
+    assert printed("--machine_type=big")[-1] == f"  up to 32 workers{fix}"
+    assert printed("--machine_type=big", "--number_of_worker_harness_threads=2")[-1] == "  up to 32 workers"
+
+
+def test_workers_that_would_be_idle_are_printed_with_what_was_given() -> None:
+    assert "  --max_num_workers=33 (not 99: the others would be idle)" in printed("--max_num_workers=99")
+    assert printed("--max_num_workers=99")[-1] == "  132 slots on up to 33 workers of 4 cores, for 130 shards"
 
 
 def test_the_label_tells_jobs_of_one_name_apart() -> None:
@@ -158,7 +144,7 @@ def test_the_label_tells_jobs_of_one_name_apart() -> None:
 
 
 def test_a_job_has_the_defaults_and_without_an_image_the_package_and_its_requirements(cloud: Cloud) -> None:
-    job = cloud.submit("package-out", f"--input={cloud.input()}", "--num_shards=130")
+    job = cloud.submit("package-out", "--num_shards=130")
     (workers,) = job["environment"]["workerPools"]
     assert (workers["machineType"], workers["diskSizeGb"]) == ("e2-standard-4", 50)
     assert (workers["autoscalingSettings"]["maxNumWorkers"], workers["numThreadsPerWorker"]) == (17, 2)

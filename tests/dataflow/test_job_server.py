@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -21,27 +21,24 @@ from tools.engines import processes
 TIME = re.compile(r"^\d\d:\d\d:\d\d ", re.MULTILINE)
 
 
-@contextmanager
-def serving(module: str, flag: str, port: int) -> Iterator[None]:
+QUIET = Path(os.devnull)
+
+
+def server(module: str, flag: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
     # A worker pool starts whatever `python` comes first.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    program = [sys.executable, "-m", f"apache_beam.runners.{module}", f"{flag}={port}"]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(program, stdout=quiet, stderr=quiet, env={**os.environ, "PATH": path}) as server:
-        try:
-            processes.wait_until_up(server, port, Path(os.devnull))
-            yield
-        finally:
-            server.terminate()
+    return processes.running([sys.executable, "-m", f"apache_beam.runners.{module}", flag], QUIET, {"PATH": path})
 
 
 @pytest.fixture(scope="module")
 def flags() -> Iterator[list[str]]:
     jobs, workers = free_port(), free_port()
     with (
-        serving("portability.local_job_service_main", "--job_port", jobs),
-        serving("worker.worker_pool_main", "--service_port", workers),
+        server("portability.local_job_service_main", f"--job_port={jobs}") as of_jobs,
+        server("worker.worker_pool_main", f"--service_port={workers}") as of_workers,
     ):
+        processes.wait_until_up(of_jobs, jobs, QUIET)
+        processes.wait_until_up(of_workers, workers, QUIET)
         cluster = ["--runner=PortableRunner", f"--job_endpoint=localhost:{jobs}"]
         yield [*cluster, "--environment_type=EXTERNAL", f"--environment_config=localhost:{workers}"]
 
@@ -73,6 +70,7 @@ def test_ctrl_c_says_that_the_job_may_run_on(flags: list[str], photos: Path, tmp
                 process.send_signal(signal.SIGINT)
                 break
         assert process.stderr.read() == (
-            "error: interrupted; a job on a cluster runs on until it is cancelled there; the same command resumes\n"
+            "error: interrupted; the job may run on in the cluster until it is cancelled there; "
+            "the same command resumes\n"
         )
         assert process.wait(timeout=60) == 1

@@ -10,7 +10,7 @@ from google.cloud import dataflow
 
 from beam_pipeline.cli.main import parse
 from beam_pipeline.config import FLAGS
-from tests.dataflow.cloud import Cloud
+from tests.dataflow.cloud import IMAGE, Cloud
 from tests.make import ROOT
 from tools import flex_template, image
 
@@ -26,12 +26,8 @@ def test_the_template_s_metadata_is_made_from_the_flags() -> None:
 def test_the_template_s_metadata_is_of_the_api_s_form() -> None:
     template = dataflow.TemplateMetadata.from_json(METADATA.read_text(), ignore_unknown_fields=False)
     parameters = {parameter.name: parameter for parameter in template.parameters}
-    assert [name for name in parameters if not parameters[name].is_optional] == [
-        "sdk_container_image",
-        "input",
-        "output",
-        "name",
-    ]
+    required = ["sdk_container_image", "input", "output", "name"]
+    assert [name for name in parameters if not parameters[name].is_optional] == required
     assert parameters["strict"].param_type == dataflow.ParameterType.BOOLEAN
     assert [option.value for option in parameters["channels"].enum_options] == ["1", "3"]
     assert all(parameter.label and parameter.help_text for parameter in parameters.values())
@@ -49,9 +45,8 @@ def test_every_default_of_the_template_is_a_value_that_the_command_takes() -> No
 
 
 def test_the_template_s_launcher_writes_a_job(cloud: Cloud) -> None:
-    flags = ("--sdk_container_image=registry/imageshards:1", "--one_hot=true", "--strict=false")
-    more = ("--job_name=of-the-template", '--labels={"goog-dataflow-provided-template-type": "flex"}')
-    job = cloud.submit("template-out", f"--input={cloud.input()}", *flags, *more)
+    label = '--labels={"goog-dataflow-provided-template-type": "flex"}'
+    job = cloud.submit("template-out", IMAGE, "--one_hot=true", "--strict=false", "--job_name=of-the-template", label)
     assert job["name"] == "of-the-template"
     assert job["labels"]["goog-dataflow-provided-template-type"] == "flex"
     assert len(job["labels"]["imageshards"]) == 32
