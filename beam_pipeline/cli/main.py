@@ -89,20 +89,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     level = logging.root.level
     try:
         config, beam_arguments = parse(given)
-        options, is_told = None, True
+        options, prints_errors = None, True
         if beam_arguments:
             from apache_beam.options.pipeline_options import PipelineOptions
 
             from beam_pipeline.cli import job
 
             options = PipelineOptions(beam_arguments)
-            is_told = job.is_local(options) or job.is_dataflow(options)
-        if is_told:
+            prints_errors = job.is_local(options) or job.is_dataflow(options)
+        if prints_errors:
             logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
         hide_warnings()
         filterwarnings("ignore", "Your application has authenticated using end user credentials")  # the documented way
-        command = ["python", "-m", "beam_pipeline", *given]
-        manifest = run(config, options, command)
+        manifest = run(config, options, ["python", "-m", "beam_pipeline", *given])
         if manifest is not None:
             for warning in warnings(config, manifest):
                 say(f"warning: {warning}", sys.stderr)

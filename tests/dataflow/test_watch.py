@@ -58,9 +58,8 @@ passed through:
 """
 OURS = Message("ERROR", TRACEBACK.format("beam_pipeline.errors.ImageShardsError: 70 of 100 images are rejected"))
 OTHERS = Message("ERROR", TRACEBACK.format("OSError: [Errno 28] No space left on device"))
-NOT_STARTED = Message(
-    "ERROR", TRACEBACK.format("ModuleNotFoundError: No module named 'beam_pipeline'").replace(WHILE, "")
-)
+MISSING = "ModuleNotFoundError: No module named 'beam_pipeline'"
+NOT_STARTED = Message("ERROR", TRACEBACK.format(MISSING).replace(WHILE, ""))
 LAST = Message("ERROR", "Workflow failed. Causes: S05:WriteShards failed., a work item has failed 4 times.")
 LOST = Message("ERROR", "Workflow failed. Causes: The worker lost contact with the service.")
 Messages = tuple[Message, ...]
