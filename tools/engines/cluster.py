@@ -47,7 +47,7 @@ taskmanager.numberOfTaskSlots: {slots}
 taskmanager.load-balance.mode: SLOTS
 # With Beam's classes of its own each stage would start its Python processes again.
 classloader.resolve-order: parent-first
-# Without a strategy nothing is tried again; a delay must outlast the detection of a dead task manager.
+# Without a strategy nothing is retried; the delay must outlast the detection of a dead task manager.
 restart-strategy.type: fixed-delay
 restart-strategy.fixed-delay.attempts: 3
 restart-strategy.fixed-delay.delay: 6 s
