@@ -1,9 +1,9 @@
 """Every error a user can meet, and the one-line form it is shown in.
 
-    ImageShardsError            exit code 1: the job failed, or the answer is no
+    ImageShardsError            exit code 1: the job failed, or a check did
     ├── UsageError              exit code 2: bad flag or configuration, found before any image is read
     ├── StorageError            a storage request failed after all its retries
-    ├── UnforeseenError         a job ended in an error that isn't ours
+    ├── UnforeseenError         a job ended in an error that isn't one of these
     ├── NotPublishedError       a folder holds no finished dataset
     │   └── OtherFormatError    it is one of another release
     └── CorruptRecordError      a record's framing or CRC is wrong (names file, record and byte offset)
@@ -26,7 +26,7 @@ EXIT_USAGE = 2
 
 
 class ImageShardsError(Exception):
-    """The job failed, or a question about a dataset is answered with no."""
+    """The job failed, or a check of a dataset did."""
 
     exit_code = EXIT_FAILED
 
@@ -43,7 +43,7 @@ class StorageError(ImageShardsError):
     Args:
         reason: which file, and what is wrong.
         fix: what the user can do about it; "" where that isn't known.
-        resuming: how a job goes on that was stopped by it; whoever has no job leaves that away.
+        resuming: how to continue the job that it stopped; omitted where there is no job.
     """
 
     def __init__(self, reason: str, fix: str = "", resuming: str = "") -> None:

@@ -80,7 +80,7 @@ def test_the_matrix_fails_on_another_hash_a_failed_job_and_in_ci_on_an_engine_th
         ([good, other], "", 1, f"2 different hashes ({'a' * 64}, {'b' * 64})"),
         ([good, failed], "", 1, "exit 1: error: no"),
         ([no_tool], "", 1, ""),  # nothing was shown at all
-        ([good, no_tool], "true", 0, "skipped; to have it: install it"),
+        ([good, no_tool], "true", 0, "skipped; to enable it: install it"),
         ([good, refused], "", 0, ""),
         ([good, refused], "true", 1, ""),
     ):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.make import ROOT
 
-# Rooms of the write side: each imports only from rows before its own, or from itself.
+# Packages of the write side: each imports only from rows before its own, or from itself.
 ROWS = [{"errors"}, {"schema"}, {"storage"}, {"images"}, {"config"}, {"inputs"}, {"conversion"}, {"planning"},
         {"dataset"}, {"pipeline"}, {"cli"}]  # fmt: skip
 APART = {"__init__", "__main__", "sample_data"}

@@ -11,7 +11,7 @@ from typing import Any
 from beam_pipeline.config import FLAGS, Flag
 
 _REQUIRED = ("input", "output", "name")
-_NEVER = ("plan_only", "preflight", "detach")  # what they print, nobody reads there
+_NEVER = ("plan_only", "preflight", "detach")  # interactive flags, useless in a template
 _FOLDERS = {"input": "GCS_READ_FOLDER", "output": "GCS_WRITE_FOLDER"}
 
 

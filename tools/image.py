@@ -1,8 +1,8 @@
-"""Tries the workers' image without Docker: `python -m tools.image PYTHON PYTHON`, the launcher's version first.
+"""Tests the workers' image without Docker: `python -m tools.image PYTHON PYTHON`, the launcher's version first.
 
-Each step of deploy/Dockerfile runs in a plain environment that has Beam, as the image it begins with. That environment
-is then the pool of workers of a job of this checkout, whose dataset must be the one that a local job writes; one with
-another Python, Pillow or extra must be refused in one line. The same with what Dataflow stages if there is no image.
+Each step of deploy/Dockerfile runs in a plain environment with Beam, like its base image. That environment then serves
+as the worker pool of a job of this checkout, whose dataset must be the one that a local job writes; with another
+Python, Pillow or extra the job must fail with one line. Repeated for the package that Dataflow stages without an image.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _LINE = re.compile(r"^(?:error: |published ).*$", re.MULTILINE)
 
 
 class Row(NamedTuple):
-    """An environment to try.
+    """An environment to test.
 
     Attributes:
         python: its interpreter.
         build: arguments of the Dockerfile; None to install what is staged.
-        change: a package that is installed last, to make it a wrong one.
-        launches: whether it launches the job, too; else this process's Python does.
-        is_refused: whether its workers must stop the job.
+        change: arguments of a last pip command, to create a mismatch.
+        launches: whether it also launches the job; else this process's Python does.
+        is_refused: whether its workers must fail the job.
     """
 
     name: str
@@ -96,7 +96,7 @@ def _copy(sources: Sequence[str], target: Path) -> None:
 
 
 def _environment(place: Path) -> dict[str, str]:
-    """Its programs come first, and nothing of this checkout can be imported."""
+    """PATH starts with its bin, and nothing of this checkout can be imported."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return {**inherited, "PATH": f"{place}/venv/bin:{os.environ['PATH']}", "PYTHONSAFEPATH": "1"}
 
@@ -149,7 +149,7 @@ def _stage(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: prints a line an environment; returns 1 if one is not as it should be."""
+    """The command: prints a line for each environment; returns 1 if one is not as expected."""
     parser = argparse.ArgumentParser(prog="python -m tools.image", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("python", help="an interpreter of the launcher's version")
     parser.add_argument("other", help="an interpreter of another version")
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = (
         Row("staged package", flags.python, None),
         Row("image", flags.python, {}),
-        Row("image, launches the job, too", flags.other, {}, launches=True),
+        Row("image, also launches the job", flags.other, {}, launches=True),
         Row("image, other Python", flags.other, {}, is_refused=True),
         Row("image, other Pillow", flags.python, {}, other_pillow, is_refused=True),
         Row("image without HEIC", flags.python, {"EXTRA": ""}, is_refused=True),
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_as_expected(row: Row, place: Path, expected: str) -> bool:
-    """Try an environment and print what came of it."""
+    """Test an environment and print the result."""
     print(f"{row.name} ({row.python})", flush=True)
     _install(row, place, WORK / "staged")
     line = _job(row, place, place / "output")

@@ -165,7 +165,7 @@ def _look() -> None:
         now = time.monotonic()
         for start, seconds, path in list(_watched.values()):
             if now - start > seconds:
-                line = f"error: {path!r} has been decoded for {now - start:.0f} s and more: this process ends"
-                sys.stderr.write(f"\n{line}; the same command resumes, and decodes it in one of its own\n")
+                line = f"error: {path!r} is still being decoded after {now - start:.0f} s: exiting"
+                sys.stderr.write(f"\n{line}; the same command resumes, and decodes it in a child process\n")
                 sys.stderr.flush()
                 os._exit(1)

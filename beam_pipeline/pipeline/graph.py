@@ -37,7 +37,7 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
     plan = images | "PlanShards" >> PlanShards(config, summary, sample)
     # one JobPlan: the cuts of every split
     plan = plan | "PrepareOutput" >> beam.Map(prepare_output, config)
-    # the same plan; the right to write is held, and nothing of another plan is left
+    # the same plan; the write claim is held, and nothing of another plan is left
     if config.plan_only:
         return
     shards = images | "AssignShards" >> beam.FlatMap(assign_shards, AsSingleton(plan))
@@ -52,7 +52,7 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
 
 
 def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
-    """Add the job that rewrites what is damaged."""
+    """Add the job that rewrites corrupt files."""
     plans = pipeline | "Plan" >> beam.Create([plan_of(manifest, f"repair {manifest['self_sha256']}")])
     restores_duplicates = schema.DUPLICATES_FILE in damage.files
     summaries: Any = ()
@@ -70,10 +70,10 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, An
 
 
 def _rewritten(pages: Any, config: Config, plans: Any, manifest: dict[str, Any], damage: Damage) -> Any:
-    """`ShardId`s of the damaged shards, which are published as they were or not at all."""
+    """`ShardId`s of the corrupt shards, which are published as they were or not at all."""
     return (
         pages
         | "AssignShards" >> beam.FlatMap(assign_shards, AsSingleton(plans))
-        | "OnlyDamaged" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
+        | "OnlyCorrupt" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
         | "WriteShards" >> WriteShards(config, plans, manifest)
     )

@@ -290,8 +290,8 @@ def test_a_hang_in_the_sample_ends_the_job_with_a_line_and_the_same_command_resu
     first = job(tmp_path)
     assert first.returncode == 1
     line = first.stderr.strip()
-    assert line.startswith("error: 'a/0007.jpg' has been decoded for ")
-    assert line.endswith("this process ends; the same command resumes, and decodes it in one of its own")
+    assert line.startswith("error: 'a/0007.jpg' is still being decoded after ")
+    assert line.endswith(" s: exiting; the same command resumes, and decodes it in a child process")
     second = job(tmp_path)
     assert second.returncode == 0, second.stderr
     (reject,) = make.rejects(tmp_path / "out/photos/1.0.0")

@@ -1,1 +1,1 @@
-"""`make engines`: one job on every Beam engine there is here, whole or killed and resumed, writes the same bytes."""
+"""`make engines`: one job writes the same bytes on every Beam engine installed here, also if killed and resumed."""

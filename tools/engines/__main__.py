@@ -1,10 +1,10 @@
-"""Runs one job on every Beam engine there is here and compares the datasets byte for byte: `make engines`.
+"""Runs one job on every Beam engine installed here and compares the datasets byte for byte: `make engines`.
 
-Each engine runs the whole job, and once more a job that is killed with all its processes and continued by the same
-command; some of them read from and write to gs:// URLs. On a Flink cluster of two machines one task manager is killed,
-and a job is cancelled and run again. Prints a table; exits 1 if a job failed or two hashes differ. An engine that isn't
-here is fetched once (`pieces`); one whose tools aren't here is skipped, with the command that installs them. With
-CI=true in the environment an engine whose tools are here must run.
+Each engine runs the job once uninterrupted, and some once killed with all processes and resumed by the same command;
+some jobs read from and write to gs:// URLs. On a two-machine Flink cluster one task manager is killed, and a job is
+cancelled and run again. Prints a table; exits 1 if a job failed or two hashes differ. A missing engine is fetched once
+(`pieces`); one whose tools are missing is skipped, with the command that installs them. With CI=true in the environment
+an engine whose tools are installed must run.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _run(matrix: Sequence[Row], places: Places, started: float, shards: int = jo
             print(_line(row, outcomes[-1], shards), flush=True)
         except pieces.Missing as error:
             skipped, refused = skipped + 1, refused + error.refused
-            print(f"{row.engine.name:26}  skipped; to have it: {error}", flush=True)
+            print(f"{row.engine.name:26}  skipped; to enable it: {error}", flush=True)
     published = [outcome for outcome in outcomes if not outcome.failure]
     hashes = {outcome.hash for outcome in published}
     failed = len(outcomes) - len(published)
@@ -135,7 +135,7 @@ def _run(matrix: Sequence[Row], places: Places, started: float, shards: int = jo
         f"({', '.join(sorted(hashes))}); {failed} failed, {skipped} skipped; {time.monotonic() - started:.0f} s"
     )
     if refused and os.environ.get("CI") == "true":
-        print(f"CI=true: {refused} skipped though the tools to install them are here: a failure")
+        print(f"CI=true: {refused} skipped though the tools to install them are present: a failure")
         return 1
     return int(failed > 0 or len(hashes) != 1)
 

@@ -1,4 +1,4 @@
-"""A Flink cluster of two machines, as a user's: docs/dataflow.md has the recipe.
+"""A two-machine Flink cluster like a user's: docs/dataflow.md has the recipe.
 
 A job server is in front of Flink's job manager, and each task manager finds a worker pool on its own localhost.
 """
@@ -43,11 +43,11 @@ rest.bind-address: {address}
 rest.port: {port}
 io.tmp.dirs: {folder}
 taskmanager.numberOfTaskSlots: {slots}
-# Else one task manager gets all tasks that fit it.
+# Else one task manager gets as many tasks as it has slots.
 taskmanager.load-balance.mode: SLOTS
 # With Beam's classes of its own each stage would start its Python processes again.
 classloader.resolve-order: parent-first
-# Without a strategy nothing is tried again; a delay must outlast the detection of a dead task manager.
+# Without a strategy nothing is retried; the delay must outlast the detection of a dead task manager.
 restart-strategy.type: fixed-delay
 restart-strategy.fixed-delay.attempts: 3
 restart-strategy.fixed-delay.delay: 6 s

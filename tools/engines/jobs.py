@@ -78,8 +78,8 @@ def run_job(engine: Engine, images: str, output: str, logs: Path, fault: str = "
     Args:
         engine: runs it.
         images: folder or URL of class folders.
-        output: `--output`; what a run before left there goes first.
-        logs: folder for everything that is said.
+        output: `--output`; what an earlier run left there is deleted first.
+        logs: folder for all output.
         fault: `KILLED`, or one of the engine's; none by default.
         shards: of both splits.
 
@@ -134,10 +134,10 @@ def _run(
 
 
 def dataset_hash(url: str) -> str:
-    """What `python -m reader info URL --hash` says.
+    """What `python -m reader info URL --hash` prints.
 
     Raises:
-        Failed: it says no.
+        Failed: the dataset can't be read.
     """
     done = subprocess.run(
         [sys.executable, "-m", "reader", "info", url, "--hash"], cwd=processes.ROOT, capture_output=True, text=True
@@ -151,12 +151,12 @@ def _finish(job: subprocess.Popen[bytes], expected: int, log: Path) -> None:
     try:
         code = job.wait(_JOB_DEADLINE_S)
     except subprocess.TimeoutExpired:
-        raise Failed(f"no end after {_JOB_DEADLINE_S:.0f} s (what it said: {log})") from None
+        raise Failed(f"no end after {_JOB_DEADLINE_S:.0f} s (log: {log})") from None
     finally:
         processes.kill(job)  # also what it left running
     if code != expected:
         last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
-        raise Failed(f"exit {code}: {last} (all of it: {log})")
+        raise Failed(f"exit {code}: {last} (log: {log})")
 
 
 def _start_to_the_middle(command: Sequence[str], output: str, log: Path, shards: int) -> subprocess.Popen[bytes]:
@@ -165,7 +165,7 @@ def _start_to_the_middle(command: Sequence[str], output: str, log: Path, shards:
     while len(_sidecars(output)) < shards:
         if job.poll() is not None:
             processes.kill(job)
-            raise Failed(f"ended with {job.returncode} before its fault (what it said: {log})")
+            raise Failed(f"ended with {job.returncode} before its fault (log: {log})")
         time.sleep(_POLL_S)
     return job
 
@@ -176,7 +176,7 @@ def _finished(output: str, log: Path) -> dict[str, str]:
     files = _files(f"{output}/{_DATASET}")
     found = {path: files[path] for path in files if path.startswith(tuple(sidecars))}
     if not found or schema.MANIFEST_FILE in files:
-        raise Failed(f"published before its fault (what it said: {log})")
+        raise Failed(f"published before its fault (log: {log})")
     return found
 
 

@@ -45,7 +45,7 @@ def in_job_server(runner: Runner, master: str, workers: int, logs: Path) -> Iter
         runner: of which engine.
         master: the value with which the job server is the cluster, too.
         workers: the engine's parallelism, and the Python processes.
-        logs: folder for what the two say.
+        logs: folder for their output.
 
     Raises:
         Missing: a piece isn't here.
@@ -105,7 +105,7 @@ def start_java(
         on_machine: `on_second` of `two_machines`, to start it there.
 
     Raises:
-        Missing: the jars can't be had.
+        Missing: the jars are unavailable.
     """
     opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
     # Else Java takes a quarter of the machine's memory, and for a run as short as this a third more CPU.

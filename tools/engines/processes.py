@@ -24,7 +24,7 @@ def start(command: Sequence[str], log: Path, environment: Mapping[str, str] | No
 
     Args:
         command: the program and its arguments.
-        log: gets all that it says; made anew.
+        log: receives its output; truncated first.
         environment: variables beside those of this process.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         end = time.monotonic() + _GONE_S
-        while time.monotonic() < end:  # the others of the group die on their own time, and are this machine's to bury
+        while time.monotonic() < end:  # the rest of the group dies in its own time, and is reaped by init
             os.killpg(process.pid, 0)
             time.sleep(0.01)
     process.wait()
