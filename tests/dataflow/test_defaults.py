@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import tarfile
 from math import ceil
@@ -141,6 +142,7 @@ def test_the_label_tells_jobs_of_one_name_apart() -> None:
     labels = {dataflow.label(config(**more)) for more in ({}, {"seed": 1}, {"output": "gs://b"}, {"input": "gs://c"})}
     assert len(labels) == 4
     assert dataflow.label(config(fetch_concurrency=3)) in labels, "how it goes about it doesn't count"
+    assert dataflow.label(dataclasses.replace(config(), labels=("ant", "bee"))) in labels, "files aren't read for it"
 
 
 def test_a_job_has_the_defaults_and_without_an_image_the_package_and_its_requirements(cloud: Cloud) -> None:
