@@ -101,6 +101,14 @@ def test_a_job_that_another_command_submitted_meanwhile_is_watched_or_left_alone
     assert told(finished.err)[1].startswith(others)
 
 
+def test_a_job_that_is_being_cancelled_is_waited_for_and_followed_by_a_new_one(api: FakeDataflow, one: Cloud) -> None:
+    assert one.run("--detach").code == 0
+    api.go_on(ID, Step("CANCELLING"), Step("CANCELLED"))
+    finished = one.run("--detach")
+    waiting = f"job {ID} is being cancelled; waiting for its end"
+    assert (finished.code, told(finished.err)[:2], len(api.jobs)) == (0, [waiting, BEGIN], 2)
+
+
 def test_ctrl_c_while_the_job_is_submitted_says_what_may_have_happened(api: FakeDataflow, one: Cloud) -> None:
     with one.start() as process:
 
