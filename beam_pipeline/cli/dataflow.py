@@ -191,8 +191,8 @@ def defaults_text(config: Config, given: Mapping[str, Any], filled: Mapping[str,
     cores, shards = cores_of(machine), shards_asked_for(config)
     fleet = f"up to {plural(workers, 'worker')}"
     if cores:
-        fleet = f"{plural(workers * cores * threads, 'slot')} on {fleet} of {plural(cores, 'core')}"
-        fleet += f", for {plural(shards, 'shard')}" if shards else "; set --num_shards to fit them to the shards"
+        fleet += f" of {plural(cores, 'core')}, {plural(workers * cores * threads, 'shard')} at a time"
+        fleet += f"; the job has {plural(shards, 'shard')}" if shards else "; set --num_shards to size the fleet"
     elif "number_of_worker_harness_threads" in filled:
         fleet += f"; the cores of {machine!r} aren't known here: set --number_of_worker_harness_threads"
     lines = [

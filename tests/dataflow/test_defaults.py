@@ -135,7 +135,10 @@ def test_a_machine_type_that_does_not_tell_its_cores_is_named() -> None:
 
 def test_workers_that_would_be_idle_are_printed_with_what_was_given() -> None:
     assert "  --max_num_workers=33 (not 99: the others would be idle)" in printed("--max_num_workers=99")
-    assert printed("--max_num_workers=99")[-1] == "  132 slots on up to 33 workers of 4 cores, for 130 shards"
+    assert (
+        printed("--max_num_workers=99")[-1]
+        == "  up to 33 workers of 4 cores, 132 shards at a time; the job has 130 shards"
+    )
 
 
 def test_the_label_tells_jobs_of_one_name_apart() -> None:
