@@ -101,6 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
         hide_warnings()
         filterwarnings("ignore", "Your application has authenticated using end user credentials")  # the documented way
+        filterwarnings("ignore", "Unrecognized JobState")  # newer than the library
         manifest = run(config, options, ["python", "-m", "beam_pipeline", *given])
         if manifest is not None:
             for warning in warnings(config, manifest):

@@ -54,7 +54,8 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     config = dataclasses.replace(config, run_id=uuid.uuid4().hex)
     handlers = list(logging.root.handlers)
     try:
-        return _run(config, beam_options, command)
+        with _no_empty_folders(config):
+            return _run(config, beam_options, command)
     finally:
         logging.root.handlers[:] = handlers  # Beam's options call logging.basicConfig
 
@@ -120,16 +121,21 @@ def _job(options: PipelineOptions | None, config: Config) -> Job:
 
 def _plan(config: Config, job: Job) -> None:
     config = job.configured(config)
-    is_new = storage.is_local(config.output) and not os.path.exists(config.output)
+    if job.write(config):
+        say(plan_text(JobState(config).take_plan_only()))
+
+
+@contextmanager
+def _no_empty_folders(config: Config) -> Iterator[None]:
+    """Delete the folders of a local output that are new and empty at the end."""
+    folders = [config.dataset_url, os.path.dirname(config.dataset_url), config.output]
+    new = [folder for folder in folders if storage.is_local(folder) and not os.path.exists(folder)]
     try:
-        if not job.write(config):
-            return
-        text = plan_text(JobState(config).take_plan_only())
+        yield
     finally:
-        if is_new:
-            with suppress(OSError):  # it is empty, unless another job has begun there
-                os.rmdir(config.output)
-    say(text)
+        for folder in new:
+            with suppress(OSError):  # it isn't empty
+                os.rmdir(folder)
 
 
 @contextmanager
