@@ -82,7 +82,9 @@ def test_the_table_of_flags_says_what_the_flags_are() -> None:
         flag = FLAGS[name]
         if isinstance(flag.values, tuple):
             assert value == "|".join(map(str, flag.values))
-        elif value or flag.default is not False:
+        elif flag.default is False:
+            assert value == ""
+        else:
             Config(**{"input": "in", "output": "out", "name": "x", name: value})
         assert flag.default in (None, "", False) or str(flag.default) in default.split(", "), name
 

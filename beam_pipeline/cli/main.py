@@ -135,7 +135,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     Raises:
         UsageError: a bad value, or a flag that neither we nor Beam know, with the nearest one that exists.
     """
-    ours, rest = _parsed(_our_parser(), arguments, _OURS)
+    ours, rest = _parsed(_our_parser(), _with_underscores(arguments, _OURS))
     for number, argument in enumerate(rest):
         is_flag = argument.startswith("--")
         if (name := argument.partition("=")[0].removeprefix("--").replace("-", "_")) in REMOVED and is_flag:
@@ -143,7 +143,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
         # Behind a flag of Beam it may be its value.
         if _nearest(argument, _OURS, _SURELY_OURS) if is_flag else number == 0:
             raise _unknown(argument, _OURS)
-    config = Config(**{name: value for name, value in vars(ours).items() if name in FLAGS})
+    config = Config(**vars(ours))
     if rest:
         parser, flags = beams_parser()
         rest = _with_underscores(rest, flags)
@@ -152,17 +152,15 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
             "--dry_run=True" if one == "--dry_run" and after[:2] == "--" else one
             for one, after in zip(rest, [*rest[1:], "--"], strict=True)
         ]
-        if unknown := _parsed(parser, rest, flags)[1]:
+        if unknown := _parsed(parser, rest)[1]:
             raise _unknown(unknown[0], [*_OURS, *flags])
     return config, rest
 
 
-def _parsed(
-    parser: argparse.ArgumentParser, arguments: Sequence[str], flags: Collection[str]
-) -> tuple[argparse.Namespace, list[str]]:
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """What a parser reads of its flags, and the other arguments."""
     try:
-        return parser.parse_known_args(_with_underscores(arguments, flags))
+        return parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         flag = (error.argument_name or "").rpartition("/")[2]
         is_missing = error.message.startswith("expected one argument")

@@ -152,7 +152,7 @@ def _code(options: Mapping[str, Any]) -> Iterator[str]:
     here, image, file = versions(), options["sdk_container_image"], options["requirements_file"]
     needs = f"Python {sys.version_info.major}.{sys.version_info.minor}, Beam {version('apache-beam')}"
     needs += "".join(f", {name} {here[name]}" for name in ("imageshards", "pillow", "pillow_heif") if name in here)
-    text = Path(file).read_text(encoding="utf-8", errors="replace") if file and Path(file).is_file() else ""
+    text = Path(file).read_text(encoding="utf-8", errors="replace") if file else ""
     pins = {re.sub(r"[-.]+", "_", name).lower(): pin for name, pin in _PIN.findall(text)}
     for name in ("pillow", "pillow_heif") if pins else ():
         if pins.get(name) != here.get(name):

@@ -133,9 +133,8 @@ def _no_empty_folders(config: Config) -> Iterator[None]:
     try:
         yield
     finally:
-        for folder in new:
-            with suppress(OSError):  # it isn't empty
-                os.rmdir(folder)
+        if new:
+            storage.open_storage(config.output).delete_empty_folders(*new)
 
 
 @contextmanager

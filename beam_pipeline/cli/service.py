@@ -167,7 +167,7 @@ class Service:
         for one in metrics:
             if isinstance(one.scalar, float):
                 key = (one.name.name, *map(one.name.context.get, ("namespace", "step")))
-                latest |= Counter({key: int(one.scalar)})  # the maximum of committed and tentative, if there is one
+                latest[key] = max(latest[key], int(one.scalar))  # of committed and tentative, if there is one
         total: Counter[str] = Counter()
         for (name, *_), value in latest.items():
             total[name] += value

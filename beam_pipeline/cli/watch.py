@@ -58,16 +58,16 @@ def submit_and_watch(service: Service, config: Config, name: str, submit: Callab
         how = "is already running"
         if job_id is None:
             on_interrupt = f"job {name!r} may be running: the same command finds it or submits it"
-            _print(f"submitting job {name}")
+            _say(f"submitting job {name}")
             job_id, how = _submitted(service, config, name, submit, on_interrupt)
         watch = Watch(service, config, job_id)
         on_interrupt = watch.runs_on
-        _print(f"job {job_id} {how}: {service.console(job_id)}")
+        _say(f"job {job_id} {how}: {service.console(job_id)}")
         if config.detach:
-            _print(watch.runs_on)
+            _say(watch.runs_on)
             return False
         ended = watch.follow()
-        on_interrupt = f"job {job_id} has ended; {_how_to_resume(config)}"
+        on_interrupt = f"job {job_id} has ended; {watch.resume}"
         watch.conclude(ended)
         return True
     except KeyboardInterrupt:
@@ -96,7 +96,7 @@ def _running(service: Service, config: Config, name: str) -> str | None:
     if job is None:
         return None
     if state_of(job) == "CANCELLING":
-        _print(f"job {job.id} is being cancelled; waiting for its end")
+        _say(f"job {job.id} is being cancelled; waiting for its end")
         while state_of(_retried(lambda: service.job(job.id), _PATIENCE_S)) not in ENDED:
             time.sleep(_LOOK_EVERY_S)
         return None
@@ -118,16 +118,11 @@ def _submitted(
         raise
 
 
-def _how_to_resume(config: Config) -> str:
-    discards = next((f"--{flag}" for flag in ("overwrite", "restart") if getattr(config, flag)), "")
-    return f"without {discards} {_RESUMES}" if discards else _RESUMES
-
-
-def _print(line: str) -> None:
+def _say(line: str) -> None:
     say(line, sys.stderr)
 
 
-def _retried(ask: Callable[[], Answer], patience_s: float, warn: Callable[[str], None] = _print) -> Answer:
+def _retried(ask: Callable[[], Answer], patience_s: float, warn: Callable[[str], None] = _say) -> Answer:
     """Ask the API, again while it fails; the second failure in a row, and each one after it, is a warning."""
     pause, waited = _LOOK_EVERY_S, 0.0
     while True:
@@ -152,7 +147,8 @@ class Watch:
     """
 
     def __init__(self, service: Service, config: Config, job_id: str) -> None:
-        self._service, self._id, self._resume = service, job_id, _how_to_resume(config)
+        self._service, self._id = service, job_id
+        self._discards = next((f"--{flag}" for flag in ("overwrite", "restart") if getattr(config, flag)), "")
         self._line = StatusLine(log_every_s=_LOG_LINE_EVERY_S)
         self._progress = ProgressText()
         self._printed: set[str] = set()
@@ -160,9 +156,14 @@ class Watch:
         self._since: datetime | None = None  # time of the last message
 
     @property
+    def resume(self) -> str:
+        """How to use what is finished of a job that didn't publish."""
+        return f"without {self._discards} {_RESUMES}" if self._discards else _RESUMES
+
+    @property
     def runs_on(self) -> str:
         """What to print when nobody watches any more."""
-        then = "" if self._resume == _RESUMES else f" until it ends (then {self._resume})"
+        then = f" until it ends (then {self.resume})" if self._discards else ""
         cancel = self._service.cancel_command(self._id)
         return f"job {self._id} runs on and is billed; the same command watches it{then}; to cancel it: {cancel}"
 
@@ -210,7 +211,7 @@ class Watch:
                 self._print_messages()
             raise self._failure(job)
         if state != "DONE":
-            raise ImageShardsError(f"job {self._id} was {_words(state)}; {self._resume}")
+            raise ImageShardsError(f"job {self._id} was {_words(state)}; {self.resume}")
 
     def _failure(self, job: Any) -> ImageShardsError:
         """Why a job failed, in one line: a worker's own error, if it is one of the last."""
@@ -220,7 +221,7 @@ class Watch:
                 return ours
         no_reason = f"Dataflow gives no reason, see {self._service.console(self._id)}"
         cause = next((text for text in last if "Traceback" in text), (last or [no_reason])[0])
-        return ImageShardsError(f"job {self._id} failed: {_message_line(cause)}; {self._resume}")
+        return ImageShardsError(f"job {self._id} failed: {_message_line(cause)}; {self.resume}")
 
     def _last_errors(self, job: Any) -> list[str]:
         errors = [one for one in self._errors if (job.current_state_time or one.time) - one.time < _CLEANING_UP]
@@ -312,7 +313,7 @@ class _OneLine(logging.Handler):
         line = _words(state) or f"{record.levelname.lower()}: {_message_line(text)}"
         if (state or record.levelno >= logging.WARNING) and line not in self._printed:
             self._printed.add(line)
-            _print(f"{_clock(None)} {line}")
+            _say(f"{_clock(None)} {line}")
 
 
 def _words(state: str) -> str:

@@ -110,7 +110,7 @@ class Cloud:
 
 
 def told(err: str) -> list[str]:
-    """What a command said of its job, and nothing of the defaults and checks before."""
+    """The lines that a command printed about its job, without the defaults and checks before them."""
     lines = err.splitlines()
     checks = [number for number, line in enumerate(lines) if line.startswith("ok: ")]
     return lines[checks[-1] + 1 if checks else 0 :]
