@@ -51,7 +51,7 @@ def uniform(seed: int, draw: int) -> float:
 def flip(image: Pixels, seed: int) -> Pixels:
     """Mirror half of the images, left for right."""
     if uniform(seed, _FLIP) < 0.5:
-        flat = planes(image)
+        flat = without_channel_axis(image)
         cv2.flip(flat, 1, dst=flat)
     return image
 
@@ -69,7 +69,7 @@ def flip_crop(image: Pixels, seed: int) -> Pixels:
     image[:] = 0
     inside = image[max(down, 0) : height + min(down, 0), max(right, 0) : width + min(right, 0)]
     if uniform(seed, _FLIP) < 0.5:
-        cv2.flip(planes(kept), 1, dst=planes(inside))
+        cv2.flip(without_channel_axis(kept), 1, dst=without_channel_axis(inside))
     else:
         inside[:] = kept
     return image
@@ -155,14 +155,14 @@ def crop_into(image: Pixels, window: Window, out: Pixels) -> None:
     top, left, height, width = window
     shrinks = height >= out.shape[0] and width >= out.shape[1]
     cv2.resize(
-        planes(image)[top : top + height, left : left + width],
+        without_channel_axis(image)[top : top + height, left : left + width],
         (out.shape[1], out.shape[0]),
-        dst=planes(out),
+        dst=without_channel_axis(out),
         interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
     )
 
 
-def planes(image: Pixels) -> Pixels:
+def without_channel_axis(image: Pixels) -> Pixels:
     """The image as OpenCV takes it: without the channel axis if it has one channel."""
     return image[:, :, 0] if image.shape[2] == 1 else image
 

@@ -26,7 +26,7 @@ from reader.augment import Augment
 from reader.buffers import BufferPool
 from reader.cache import open_cache
 from reader.decode import ImageDecoder
-from reader.engine import Batch, Engine, Remaining, Source
+from reader.engine import Batch, Cursor, Engine, Source
 from reader.example import ImageFinder
 from reader.features import Feature, pick_features, read_features, stacked
 from reader.info import DatasetInfo, as_info, warn_if_batch_exceeds
@@ -113,7 +113,7 @@ class _Batches:
         """How many corrupt records `on_error="skip"` has left out so far, each counted once."""
         return self._source.skips.count if self._source.skips is not None else 0
 
-    def _engine(self, remaining: Remaining, seed: int = 0, for_training: bool = True) -> Engine:
+    def _engine(self, remaining: Cursor, seed: int = 0, for_training: bool = True) -> Engine:
         sizes = [self.batch_size] * self._batches
         more: dict[str, Any] = {"threads": cpu_count(), "pool": self._pool, "seed": seed, "for_training": for_training}
         return Engine(self._source, self._rows, remaining, sizes, **more)
@@ -149,7 +149,7 @@ class TrainBatches(_Batches):
         self._steps = info.steps_per_epoch(split, global_batch_size)
         self._batches = self._steps * self._replicas
         self._ended = 0  # iterations whose last batch was handed out
-        self._remaining: tuple[int, Remaining] | None = None  # what an iteration has read for the one with this number
+        self._remaining: tuple[int, Cursor] | None = None  # what an iteration has read for the one with this number
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         begin = self._ended
@@ -157,7 +157,7 @@ class TrainBatches(_Batches):
             for number in range(1, self._batches + 1):
                 batch = engine.next_batch()
                 if number == self._batches:
-                    self._remaining = begin + 1, engine.remaining()
+                    self._remaining = begin + 1, engine.cursor()
                     self._ended = max(self._ended, begin + 1)
                     self._source.report()
                 yield self._inputs(batch)
@@ -176,12 +176,12 @@ class TrainBatches(_Batches):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_remaining": None}
 
-    def _take_remaining(self, iteration: int) -> Remaining:
+    def _take_remaining(self, iteration: int) -> Cursor:
         kept, self._remaining = self._remaining, None
         if kept is not None and kept[0] == iteration:
             return kept[1]
         position = self.position.after(iteration * self._steps)
-        return Remaining(order.train_windows(self._table.first, position, self._host), None)
+        return Cursor(order.train_windows(self._table.first, position, self._host), None)
 
 
 class EvalBatches(_Batches):
@@ -195,7 +195,7 @@ class EvalBatches(_Batches):
         start, stop = order.eval_share(self._table.total, self._hosts, self._host)
         padding = self._batches * self.batch_size - (stop - start)
         windows = order.eval_windows(self._table.first, start, stop, padding)
-        with self._engine(Remaining(windows, None), for_training=False) as engine:
+        with self._engine(Cursor(windows, None), for_training=False) as engine:
             for number in range(1, self._batches + 1):
                 batch = engine.next_batch()
                 if number == self._batches:

@@ -43,8 +43,8 @@ _LARGE_BATCH_BYTES = 32 << 20
 # images/s of 16 kB at 50 ms of latency; local files need two windows only, the current one and the next.
 _REMOTE_BYTES_AHEAD = 32 << 20
 _LOCAL_READS, _REMOTE_READS = 8, 32
-_PATIENCE_S = 30.0  # until it is logged what a batch waits for: under tf.data Ctrl-C has no effect meanwhile
-_EXIT_S = 0.5  # that the process' end waits for threads; those blocked on storage are abandoned
+_STALL_WARNING_S = 30.0  # until it is logged what a batch waits for: under tf.data Ctrl-C has no effect meanwhile
+_JOIN_TIMEOUT_S = 0.5  # that the process' end waits for threads; those blocked on storage are abandoned
 
 
 class Source(NamedTuple):
@@ -75,11 +75,16 @@ class Batch(NamedTuple):
     features: list[tuple[Any, ...]]
 
 
-class Remaining(NamedTuple):
-    """The records that are left to read: windows to come, and one that is partly read, if there is one."""
+class Cursor(NamedTuple):
+    """How far the records have been read.
+
+    Attributes:
+        windows: those to come.
+        window: the one before them, if it is partly read.
+    """
 
     windows: Iterator[order.Window]
-    window: _Window | None
+    window: _Window | None = None
 
 
 class _Window:
@@ -97,7 +102,7 @@ class _Window:
         self.runs: list[int] = runs.tolist()
         self.sizes: list[int] = table.bytes[runs].tolist()
         self.bytes = sum(self.sizes)
-        self.loaded: list[Any] = [None] * len(self.runs)  # Run or _Unread
+        self.loaded: list[Any] = [None] * len(self.runs)  # Run or _FailedRun
         self.buffers: list[Any] = []
         self.missing = len(self.runs)  # runs that aren't read yet
         self.taken = 0  # rows handed to decode threads
@@ -109,7 +114,7 @@ class _Window:
         return run.located(self.index_in_run[at], error)
 
 
-class _Unread(NamedTuple):
+class _FailedRun(NamedTuple):
     """In the list of runs, one that couldn't be read."""
 
     error: BaseException
@@ -118,7 +123,7 @@ class _Unread(NamedTuple):
         raise self.error
 
 
-class _Filling:
+class _PendingBatch:
     """A batch in flight."""
 
     def __init__(self, size: int, shape: tuple[int, int, int] | None, pool: BufferPool) -> None:
@@ -137,7 +142,7 @@ class _Filling:
 class _Piece(NamedTuple):
     """Rows [row, row + rows) of a batch, which are records [first, first + rows) of a window."""
 
-    batch: _Filling
+    batch: _PendingBatch
     row: int
     window: _Window
     first: int
@@ -150,7 +155,7 @@ class Engine:
     Args:
         source: the records.
         rows: how each is parsed and decoded.
-        remaining: which records, in order: at least as many as the batches hold.
+        cursor: which records, in order: at least as many as the batches hold.
         sizes: records of each batch.
         seed: of the order, which augmentation and substitutes follow.
         for_training: whether a substitute counts (weight 1) or not (0: evaluation).
@@ -162,7 +167,7 @@ class Engine:
         self,
         source: Source,
         rows: Rows,
-        remaining: Remaining,
+        cursor: Cursor,
         sizes: Sequence[int],
         *,
         threads: int,
@@ -172,22 +177,22 @@ class Engine:
     ) -> None:
         self._reader, self._skips = source
         self._rows, self._seed, self._for_training, self._pool = rows, seed, for_training, pool
-        self._windows, self._sizes, self._decoders = remaining.windows, deque(sizes), threads
+        self._upcoming, self._sizes, self._decoders = cursor.windows, deque(sizes), threads
         self.threads: list[threading.Thread] = []
         # Reentrant: memory taken under it may start a garbage collection, which may drop this engine's own iterator.
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # for decode threads
         self._finished = threading.Condition(self._lock)  # for the consumer
         self._reads: queue.SimpleQueue[tuple[_Window, int] | None] = queue.SimpleQueue()
-        self._ahead: deque[_Window] = deque([remaining.window] if remaining.window is not None else ())
-        self._bytes_ahead = sum(window.bytes for window in self._ahead)
-        self._rows_to_request = sum(sizes) - sum(len(window.numbers) - window.taken for window in self._ahead)
-        self._batches: deque[_Filling] = deque()  # begun or finished, not handed out
-        most = max(self._sizes, default=1)
-        is_large = most * math.prod(rows.shape or ()) > _LARGE_BATCH_BYTES
-        self._max_batches = (1 if is_large else _BATCHES_AHEAD) + -(-threads * PIECE_ROWS // most)
+        self._windows: deque[_Window] = deque([cursor.window] if cursor.window is not None else ())
+        self._bytes_ahead = sum(window.bytes for window in self._windows)
+        self._rows_to_request = sum(sizes) - sum(len(window.numbers) - window.taken for window in self._windows)
+        self._batches: deque[_PendingBatch] = deque()  # begun or finished, not handed out
+        largest = max(self._sizes, default=1)
+        is_large = largest * math.prod(rows.shape or ()) > _LARGE_BATCH_BYTES
+        self._max_batches = (1 if is_large else _BATCHES_AHEAD) + -(-threads * PIECE_ROWS // largest)
         self._is_closed, self._process = False, os.getpid()
-        self._crash: BaseException | None = None
+        self._fatal: BaseException | None = None
         self._substitutes = Substitutes(self._reader, rows, seed)
         self._request()
 
@@ -218,10 +223,10 @@ class Engine:
 
     def _request(self) -> None:
         """Ask for as many windows as the bound in bytes allows, at least the current one and the next."""
-        most = _REMOTE_BYTES_AHEAD if self._reader.is_remote else 0
-        while self._rows_to_request > 0 and (len(self._ahead) < 2 or self._bytes_ahead < most):
-            window = _Window(next(self._windows), self._reader, self._seed)
-            self._ahead.append(window)
+        limit = _REMOTE_BYTES_AHEAD if self._reader.is_remote else 0
+        while self._rows_to_request > 0 and (len(self._windows) < 2 or self._bytes_ahead < limit):
+            window = _Window(next(self._upcoming), self._reader, self._seed)
+            self._windows.append(window)
             self._bytes_ahead += window.bytes
             self._rows_to_request -= len(window.numbers)
             for number in range(len(window.runs)):
@@ -231,17 +236,17 @@ class Engine:
         """Body of a read thread."""
         while (read := self._reads.get()) is not None and not self._is_closed:
             (window, number), buffer = read, None
-            found: Run | _Unread
+            found: Run | _FailedRun
             try:
                 if not self._reader.is_remote:  # remote clients hand out memory of their own
                     window.buffers.append(buffer := self._pool.run_buffer(window.sizes[number]))
                 found = self._reader.read(window.runs[number], buffer)
             except BaseException as error:
-                found = _Unread(error)
+                found = _FailedRun(error)
             with self._lock:
                 window.loaded[number] = found
                 window.missing -= 1
-                if not window.missing and window is self._ahead[0]:
+                if not window.missing and window is self._windows[0]:
                     self._work.notify_all()
 
     def _decode_pieces(self) -> None:
@@ -252,7 +257,7 @@ class Engine:
                 self._decode(piece)
         except BaseException as error:  # no record's fault: no memory for a batch, a bug
             with self._lock:
-                self._crash = error
+                self._fatal = error
                 self._finished.notify()
 
     def _decode(self, piece: _Piece) -> None:
@@ -310,28 +315,28 @@ class Engine:
                 batch = self._open_batch()
                 if batch is None and not self._sizes:
                     break
-                if batch is not None and not self._ahead[0].missing:
-                    return self._take_rows(batch, self._ahead[0])
+                if batch is not None and not self._windows[0].missing:
+                    return self._take_rows(batch, self._windows[0])
                 self._work.wait()
             self._work.notify_all()  # the others have nothing to wait for either
             return None
 
-    def _open_batch(self) -> _Filling | None:
+    def _open_batch(self) -> _PendingBatch | None:
         """The batch that has rows left to decode, or a new one; None if there is no room or no batch is left."""
         if self._batches and self._batches[-1].taken < self._batches[-1].size:
             return self._batches[-1]
         if not self._sizes or len(self._batches) >= self._max_batches:
             return None
-        self._batches.append(_Filling(self._sizes.popleft(), self._rows.shape, self._pool))
+        self._batches.append(_PendingBatch(self._sizes.popleft(), self._rows.shape, self._pool))
         return self._batches[-1]
 
-    def _take_rows(self, batch: _Filling, window: _Window) -> _Piece:
+    def _take_rows(self, batch: _PendingBatch, window: _Window) -> _Piece:
         rows = min(PIECE_ROWS, batch.size - batch.taken, len(window.numbers) - window.taken)
         piece = _Piece(batch, batch.taken, window, window.taken, rows)
         batch.taken += rows
         window.taken += rows
         if window.taken == len(window.numbers):
-            self._ahead.popleft()
+            self._windows.popleft()
             self._request()
         return piece
 
@@ -365,11 +370,11 @@ class Engine:
         if os.getpid() != self._process:
             raise UsageError("this iteration began in another process, before a fork: begin one in this process")
         with self._lock:
-            while self._crash is None and not (self._batches and not self._batches[0].unfinished):
-                if not self._finished.wait(_PATIENCE_S):
-                    _LOG.warning("no batch for %.0f s; %s", _PATIENCE_S, self._waits_for())
-            if self._crash is not None:
-                raise self._crash
+            while self._fatal is None and not (self._batches and not self._batches[0].unfinished):
+                if not self._finished.wait(_STALL_WARNING_S):
+                    _LOG.warning("no batch for %.0f s; %s", _STALL_WARNING_S, self._waits_for())
+            if self._fatal is not None:
+                raise self._fatal
             batch = self._batches.popleft()
             self._work.notify(-(-batch.size // PIECE_ROWS))
         if batch.error is not None:
@@ -377,12 +382,12 @@ class Engine:
         return Batch(batch.images, batch.labels, batch.weights, batch.features)
 
     def _waits_for(self) -> str:
-        missing = self._ahead[0].missing if self._ahead else 0
+        missing = self._windows[0].missing if self._windows else 0
         return f"{missing} reads are pending, of {self._reader.table.files[0]} and others" if missing else "decoding"
 
-    def remaining(self) -> Remaining:
-        """What is left when the last batch was handed out."""
-        return Remaining(self._windows, self._ahead[0] if self._ahead else None)
+    def cursor(self) -> Cursor:
+        """Where the next engine continues, once the last batch was handed out."""
+        return Cursor(self._upcoming, self._windows[0] if self._windows else None)
 
 
 # Engines whose threads run: they are ended before the interpreter is, since a thread that comes back from C++ or Rust
@@ -392,7 +397,7 @@ _STARTED: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 @atexit.register
 def _end_threads() -> None:
-    deadline = time.monotonic() + _EXIT_S
+    deadline = time.monotonic() + _JOIN_TIMEOUT_S
     engines = list(_STARTED)
     for engine in engines:
         engine.__exit__()

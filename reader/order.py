@@ -1,4 +1,4 @@
-"""The order of training as arithmetic: which records each host reads, when, and where a stopped job goes on.
+"""The order of training as arithmetic: which records each host reads, when, and where a stopped job resumes.
 
 The records of a dataset are globally shuffled already. An epoch therefore permutes runs, gives each host an equal
 contiguous share of the records in that order, and shuffles inside windows of about 16 runs of the share. Nothing is

@@ -29,7 +29,7 @@ from reader.augment import Augment, RandomResizedCrop, flip, flip_crop
 from reader.batches import Cache, ImageSize, Info, RecordRows, open_source
 from reader.buffers import BufferPool
 from reader.decode import ImageDecoder, call_user
-from reader.engine import Batch, Engine, Remaining
+from reader.engine import Batch, Cursor, Engine
 from reader.features import Feature, pick_features, stacked
 from reader.info import DatasetInfo, as_info
 from reader.limits import cpu_count
@@ -230,7 +230,7 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
             )
         left = [size for size in sizes[last.batches_by(host) :] if size]
         threads = self._threads or (cpu_count() if worker is None else 1)
-        remaining = Remaining(self._windows(parts, host), None)
+        remaining = Cursor(self._windows(parts, host), None)
         more: dict[str, Any] = {"seed": self._beginning.seed, "for_training": self._shuffle}
         with Engine(self._source, self._rows, remaining, left, threads=threads, pool=self._pool, **more) as engine:
             for _ in left:
