@@ -29,7 +29,7 @@ import numpy.typing as npt
 from beam_pipeline.errors import CorruptRecordError, UsageError
 from reader import order
 from reader.buffers import BufferPool
-from reader.records import InvalidRecordError, Rows, Run, RunReader
+from reader.records import InvalidRecordError, Parsed, Rows, Run, RunReader
 from reader.skips import Skips, Substitutes
 
 _LOG = logging.getLogger("reader")
@@ -69,7 +69,7 @@ class Batch(NamedTuple):
         features: for each record the values of the features that were asked for.
     """
 
-    images: Any
+    images: npt.NDArray[np.uint8] | list[Any]
     labels: npt.NDArray[np.int64]
     weights: npt.NDArray[np.float32]
     features: list[tuple[Any, ...]]
@@ -266,18 +266,20 @@ class Engine:
         records = range(piece.first, piece.first + piece.rows)
         try:
             # All are parsed, then all decoded: between two decodes a thread then needs the GIL for 2 µs instead of 10.
-            for at, (encoded, label, values) in zip(records, self._parse(window, records), strict=True):
+            for at, record in zip(records, self._parse(window, records), strict=True):
                 if self._is_closed:
                     return
-                try:
-                    if isinstance(encoded, CorruptRecordError):
-                        raise encoded
-                    image = decode(encoded, images[row], seeds[at])
-                except (CorruptRecordError, InvalidRecordError) as error:
-                    corrupt, number = window.located(at, error), window.numbers[at]
+                if isinstance(record, tuple):
+                    encoded, label, values = record
+                    try:
+                        image = decode(encoded, images[row], seeds[at])
+                    except InvalidRecordError as error:
+                        record = window.located(at, error)
+                if not isinstance(record, tuple):  # corrupt
                     if self._skips is None:
-                        raise corrupt from None
-                    self._skips.add(number, corrupt)
+                        raise record
+                    number = window.numbers[at]
+                    self._skips.add(number, record)
                     label, values, image = self._substitutes.fill(number, window.epoch, images[row], seeds[at])
                     batch.weights[row] = self._for_training
                 labels.append(label)
@@ -295,15 +297,15 @@ class Engine:
         if not window.weight:
             batch.weights[piece.row : row] = 0
 
-    def _parse(self, window: _Window, records: range) -> list[tuple[Any, int, tuple[Any, ...]]]:
-        """(encoded image, class id, features) of records of a window; of a corrupt one, its error for an image."""
+    def _parse(self, window: _Window, records: range) -> list[Parsed | CorruptRecordError]:
+        """Records of a window, parsed; for each corrupt one its error."""
         parse, runs, run_of, index_in_run = self._rows.parse, window.loaded, window.run_of, window.index_in_run
-        parsed = []
+        parsed: list[Parsed | CorruptRecordError] = []
         for at in records:
             try:
                 parsed.append(parse(runs[run_of[at]].record(index_in_run[at])))
             except (CorruptRecordError, InvalidRecordError) as error:
-                parsed.append((window.located(at, error), 0, ()))
+                parsed.append(window.located(at, error))
         return parsed
 
     def _next_piece(self, done: _Piece | None) -> _Piece | None:
