@@ -25,31 +25,29 @@ class Skips:
     """The records that were skipped. Thread-safe; a record counts once, however often it is read."""
 
     def __init__(self) -> None:
-        self._errors: dict[int, CorruptRecordError] = {}
-        self._reported = 0
+        self._numbers: set[int] = set()
+        self._unreported: list[str] = []  # text: an error's traceback would keep batches and windows in memory
         self._lock = threading.Lock()
 
     @property
     def count(self) -> int:
         """How many records were skipped so far."""
-        return len(self._errors)
+        return len(self._numbers)
 
     def add(self, number: int, error: CorruptRecordError) -> None:
         """Count a record by its number in the split string's selection."""
         with self._lock:
-            self._errors.setdefault(number, error)
+            if number not in self._numbers:
+                self._numbers.add(number)
+                self._unreported.append(str(error))
 
     def report(self) -> None:
         """Log what was skipped since the last report."""
         with self._lock:
-            new = list(self._errors.values())[self._reported :]
-            self._reported += len(new)
+            new, self._unreported = self._unreported, []
         if new:
-            shown = some(list(map(str, new)), _SHOWN_RECORDS)
+            shown = some(new, _SHOWN_RECORDS)
             _LOG.warning("skipped %s, %d so far: %s", plural(len(new), "corrupt record"), self.count, shown)
-
-    def __reduce__(self) -> Any:
-        return Skips, ()  # another process counts for itself
 
 
 class Substitutes:
