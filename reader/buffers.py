@@ -57,9 +57,6 @@ class BufferPool:
             if kept <= _KEPT_RUN_BYTES:
                 self._runs.append(buffer)
 
-    def __reduce__(self) -> Any:
-        return BufferPool, ()  # another process has memory of its own
-
 
 def _pop(free: deque[Any]) -> Any:
     try:

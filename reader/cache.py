@@ -18,7 +18,7 @@ import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError, size, some
@@ -41,9 +41,6 @@ class MemoryCache:
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, int, int], bytes] = {}
-
-    def __reduce__(self) -> Any:
-        return MemoryCache, ()  # another process keeps its own
 
     def get(self, path: str, start: int, stop: int) -> bytes | None:
         return self._runs.get((path, start, stop))
@@ -69,9 +66,6 @@ class DiskCache:
     def __init__(self, folder: Path, names: Mapping[str, str]) -> None:
         self._folder, self._names, self._is_full = folder, names, False
         self._lock = threading.Lock()
-
-    def __reduce__(self) -> Any:
-        return DiskCache, (self._folder, self._names)
 
     def get(self, path: str, start: int, stop: int) -> bytes | None:
         try:

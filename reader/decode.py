@@ -26,7 +26,7 @@ from reader.records import InvalidRecordError
 Pixels = npt.NDArray[np.uint8]
 Encoded = bytes | memoryview
 
-_MOST_PIXELS = 178_956_970  # as Pillow: a forged header must not take all memory
+_MAX_PIXELS = 178_956_970  # as Pillow: a forged header must not take all memory
 
 RESIZE_MODES = ("stretch", "crop", "pad")
 
@@ -40,7 +40,7 @@ class UndecodableImageError(InvalidRecordError):
 
 
 class ImageDecoder:
-    """Decodes, resizes and augments one image after the other into rows of a batch. Thread-safe; pickles.
+    """Decodes, resizes and augments one image after the other into rows of a batch. Thread-safe.
 
     Args:
         image: how the dataset's images are stored.
@@ -114,8 +114,8 @@ class ImageDecoder:
         """Decode at the stored size, into `out`."""
         pixels = decode_pixels(encoded, out.shape[2], out, self._is_foreign)
         if pixels.shape != out.shape:  # a smaller one decodes without an error
-            found, expected = (f"{height}x{width}" for height, width in (pixels.shape[:2], out.shape[:2]))
-            raise UndecodableImageError(f"the image is {found}, the manifest says {expected}")
+            actual, expected = (f"{height}x{width}" for height, width in (pixels.shape[:2], out.shape[:2]))
+            raise UndecodableImageError(f"the image is {actual}, the manifest says {expected}")
         return pixels
 
 
@@ -130,9 +130,6 @@ class _Scratch(threading.local):
         if size > len(self._buffer):
             self._buffer = np.empty(size, np.uint8)
         return self._buffer[:size].reshape(shape)
-
-    def __reduce__(self) -> Any:
-        return _Scratch, ()
 
 
 def decode_pixels(encoded: Encoded, channels: int, out: Pixels | None = None, is_foreign: bool = True) -> Pixels:
@@ -169,8 +166,8 @@ def stored_shape(encoded: Encoded, channels: int) -> tuple[int, int, int]:
         height, width, *_ = simplejpeg.decode_jpeg_header(encoded)
     except ValueError:
         width, height = _opened(encoded).size
-    if height * width > _MOST_PIXELS:
-        raise UndecodableImageError(f"the image has {height}x{width} pixels, more than {_MOST_PIXELS}")
+    if height * width > _MAX_PIXELS:
+        raise UndecodableImageError(f"the image has {height}x{width} pixels, more than {_MAX_PIXELS}")
     return height, width, channels
 
 
@@ -237,14 +234,14 @@ def call_user(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _store(image: Any, row: Pixels) -> None:
-    """Take over what an augment returned."""
+    """Copy an augment's result into the row."""
     if image is row:
         return
-    found = call_user(np.asarray, image)
-    if found.shape != row.shape or found.dtype != row.dtype:
-        kind = f"{found.dtype} {list(found.shape)}" if found.dtype != object else type(image).__name__
+    array = call_user(np.asarray, image)
+    if array.shape != row.shape or array.dtype != row.dtype:
+        kind = f"{array.dtype} {list(array.shape)}" if array.dtype != object else type(image).__name__
         raise UsageError(f"the augment returned {kind}: it has to return uint8 {list(row.shape)}, the image's shape")
-    row[:] = found
+    row[:] = array
 
 
 def check_resize_mode(mode: str) -> None:

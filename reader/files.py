@@ -19,8 +19,7 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.cache import cache_name
 from reader.decode import ImageDecoder, Pixels, UndecodableImageError, checked_size
 from reader.info import ImageInfo
-
-Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
+from reader.limits import cpu_count
 
 _SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png")
 _FILES_AT_ONCE, _BATCHES_AT_ONCE = 32, 2  # a batch is fetched while the last images of another are decoded
@@ -33,7 +32,7 @@ def image_files_dataset(
     batch_size: int = 64,
     image_size: int | tuple[int, int] = 224,
     cache: str | os.PathLike[str] | None = None,
-) -> Dataset:
+) -> tf.data.Dataset:
     """Image files of class folders as a `tf.data.Dataset` of (uint8 [b, height, width, 3], int64 [b]).
 
     Every file once per iteration, each time in another order; the last batch may be smaller. The label is the index of
@@ -96,7 +95,7 @@ class _Loader:
         self._read = storage.open_storage(folder).read
         self._decoder = ImageDecoder(ImageInfo("jpeg", 3, None, None, (), ()), size)  # of any size, PNG too
         self._fetching = ThreadPoolExecutor(_FILES_AT_ONCE, "reader-fetch")
-        self._decoding = ThreadPoolExecutor(os.cpu_count(), "reader-decode")
+        self._decoding = ThreadPoolExecutor(cpu_count(), "reader-decode")
 
     def __call__(self, paths: Any) -> Pixels:
         names = [os.fsdecode(path) for path in paths]

@@ -13,8 +13,7 @@ from beam_pipeline import storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from reader.record_files import Pattern, find_files, infer_features, is_gzip, log_skipped, read_examples
 
-Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
-Tensor = Any
+Tensor = Any  # TensorFlow ships no types
 Feature = Any  # tf.io.FixedLenFeature and its like
 
 _FILES_AT_ONCE = 8
@@ -26,7 +25,7 @@ def record_dataset(
     *,
     keys: Sequence[str] | Mapping[str, Feature] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
-) -> Dataset:
+) -> tf.data.Dataset:
     """Every record of some TFRecord files of `tf.train.Example`s as a `tf.data.Dataset` of dicts.
 
     Files are read side by side: records keep their order within a file, not between files. Images stay encoded.
@@ -84,7 +83,7 @@ def record_dataset(
         parsed: dict[str, Tensor] = tf.io.parse_single_example(record, specs, example_names=name)
         return parsed
 
-    def parse_what_fits(names: Tensor, records: Tensor) -> Dataset:
+    def parse_what_fits(names: Tensor, records: Tensor) -> tf.data.Dataset:
         # Around the parsing only: what fails before it, such as a file that can't be read, must not pass unnoticed.
         return tf.data.Dataset.from_tensor_slices((names, records)).map(parse).ignore_errors(log_warning=True)
 
@@ -102,7 +101,7 @@ def _specs(features: Mapping[str, tuple[str, bool]]) -> dict[str, Feature]:
     }
 
 
-def _read_by_tensorflow(file: Tensor) -> Dataset:
+def _read_by_tensorflow(file: Tensor) -> tf.data.Dataset:
     """A local file's records, many at a time: names string [b], records string [b]."""
     compression = tf.ensure_shape(tf.numpy_function(_check_start, [file], tf.string), [])
     records = tf.data.TFRecordDataset(file, compression, buffer_size=1 << 20)
