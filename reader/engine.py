@@ -1,12 +1,12 @@
-"""The engine: records in a given order become finished batches, read and decoded in threads ahead of who takes them.
+"""The engine: records in a given order become finished batches, read and decoded by threads ahead of the consumer.
 
     windows    what to read, in order (`order.train_windows`); read ahead within a bound in bytes
     pieces     up to 16 rows of a batch: the unit of decoding, so that every core works on the same few batches
     batches    handed out in order; a few are finished ahead
 
-Its threads share it under one lock. Read threads bring runs of 64 records into memory. Decode threads take the next
-piece of the current window, check each record's CRC and decode its image into its row. A corrupt record fails its
-batch, or another record takes its row.
+All threads share one lock. Read threads bring runs of 64 records into memory. Decode threads take the next piece of
+the current window, check each record's CRC and decode its image into its row. A corrupt record fails its batch, or
+another record takes its row.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _LOG = logging.getLogger("reader")
 
 # Rows of a piece: a batch of 64 keeps 4 cores busy, and taking a piece costs 10 µs.
 PIECE_ROWS = 16
-# Finished batches that wait for the trainer besides those that the cores work on; 1 of large ones.
+# Finished batches that are ready for the trainer, besides those being decoded; 1 if batches are large.
 _BATCHES_AHEAD = 2
 _LARGE_BATCH_BYTES = 32 << 20
 # Undecoded bytes read ahead of decoding: remote, two or three windows, of which 32 runs are in flight: more than 20,000
 # images/s of 16 kB at 50 ms of latency; local files need two windows only, the current one and the next.
 _REMOTE_BYTES_AHEAD = 32 << 20
 _LOCAL_READS, _REMOTE_READS = 8, 32
-_STALL_WARNING_S = 30.0  # until it is logged what a batch waits for: under tf.data Ctrl-C has no effect meanwhile
-_JOIN_TIMEOUT_S = 0.5  # that the process' end waits for threads; those blocked on storage are abandoned
+_STALL_WARNING_S = 30.0  # then the log says what a batch waits for: under tf.data Ctrl-C has no effect meanwhile
+_JOIN_TIMEOUT_S = 0.5  # for all threads when the process exits; those blocked on storage are abandoned
 
 
 class Source(NamedTuple):
@@ -88,34 +88,34 @@ class Cursor(NamedTuple):
 
 
 class _Window:
-    """A window in flight, as lists: for each record its number, its seed, and which record of which run it is."""
+    """A window in flight. Of each record, lists have its number, its seed, its run and its index in that run."""
 
     def __init__(self, window: order.Window, reader: RunReader, seed: int) -> None:
         table = reader.table
         run, index = table.runs_of(window.numbers)
-        runs, which = np.unique(run, return_inverse=True)
+        runs, run_of = np.unique(run, return_inverse=True)
         self.epoch, self.weight = window.epoch, window.weight
         self.numbers: list[int] = window.numbers.tolist()
         self.seeds: list[int] = order.augment_seeds(window.numbers, seed, window.epoch).tolist()
-        self.run_of: list[int] = which.tolist()
+        self.run_of: list[int] = run_of.tolist()
         self.index_in_run: list[int] = index.tolist()
         self.runs: list[int] = runs.tolist()
         self.sizes: list[int] = table.bytes[runs].tolist()
         self.bytes = sum(self.sizes)
         self.loaded: list[Any] = [None] * len(self.runs)  # Run or _FailedRun
         self.buffers: list[Any] = []
-        self.missing = len(self.runs)  # runs that aren't read yet
+        self.unread = len(self.runs)
         self.taken = 0  # rows handed to decode threads
         self.unfinished = len(self.numbers)
 
     def located(self, at: int, error: CorruptRecordError | InvalidRecordError) -> CorruptRecordError:
-        """What is wrong with one of its records, with file, record and byte offset."""
+        """The error of one of its records, with file, record and byte offset."""
         run: Run = self.loaded[self.run_of[at]]
         return run.located(self.index_in_run[at], error)
 
 
 class _FailedRun(NamedTuple):
-    """In the list of runs, one that couldn't be read."""
+    """Takes the place of a run that couldn't be read: every record of it raises the error."""
 
     error: BaseException
 
@@ -159,7 +159,7 @@ class Engine:
         sizes: records of each batch.
         seed: of the order, which augmentation and substitutes follow.
         for_training: whether a substitute counts (weight 1) or not (0: evaluation).
-        threads: that decode.
+        threads: how many decode.
         pool: where memory comes from.
     """
 
@@ -198,9 +198,9 @@ class Engine:
 
     def __enter__(self) -> Engine:
         reads = _REMOTE_READS if self._reader.is_remote else _LOCAL_READS
-        targets = [self._read_runs] * reads + [self._decode_pieces] * self._decoders
+        bodies = [self._read_runs] * reads + [self._decode_pieces] * self._decoders
         # Daemons: a request that hangs must not keep the process from ending.
-        self.threads = [threading.Thread(target=one, name=f"reader{one.__name__}", daemon=True) for one in targets]
+        self.threads = [threading.Thread(target=body, name=f"reader{body.__name__}", daemon=True) for body in bodies]
         _STARTED.add(self)
         try:
             for thread in self.threads:
@@ -211,7 +211,7 @@ class Engine:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the threads: each ends with the image or the request that it is busy with."""
+        """End the threads: each finishes the image or the request that it is busy with."""
         # The interpreter's end closes twice, the second time without modules; after a fork the lock may be held.
         if self._is_closed or os.getpid() != self._process:
             return
@@ -236,17 +236,17 @@ class Engine:
         """Body of a read thread."""
         while (read := self._reads.get()) is not None and not self._is_closed:
             (window, number), buffer = read, None
-            found: Run | _FailedRun
+            run: Run | _FailedRun
             try:
                 if not self._reader.is_remote:  # remote clients hand out memory of their own
                     window.buffers.append(buffer := self._pool.run_buffer(window.sizes[number]))
-                found = self._reader.read(window.runs[number], buffer)
+                run = self._reader.read(window.runs[number], buffer)
             except BaseException as error:
-                found = _FailedRun(error)
+                run = _FailedRun(error)
             with self._lock:
-                window.loaded[number] = found
-                window.missing -= 1
-                if not window.missing and window is self._windows[0]:
+                window.loaded[number] = run
+                window.unread -= 1
+                if not window.unread and window is self._windows[0]:
                     self._work.notify_all()
 
     def _decode_pieces(self) -> None:
@@ -255,7 +255,7 @@ class Engine:
         try:
             while (piece := self._next_piece(piece)) is not None:
                 self._decode(piece)
-        except BaseException as error:  # no record's fault: no memory for a batch, a bug
+        except BaseException as error:  # not a record's fault: out of memory, or a bug
             with self._lock:
                 self._fatal = error
                 self._finished.notify()
@@ -288,7 +288,7 @@ class Engine:
                 if values:
                     batch.features[row] = values
                 row += 1
-        except BaseException as error:  # for the consumer, after the batches before this one
+        except BaseException as error:  # the consumer gets it after all batches before this one
             with self._lock:
                 batch.fail(row, error)
                 self._stop_after_error()
@@ -317,7 +317,7 @@ class Engine:
                 batch = self._open_batch()
                 if batch is None and not self._sizes:
                     break
-                if batch is not None and not self._windows[0].missing:
+                if batch is not None and not self._windows[0].unread:
                     return self._take_rows(batch, self._windows[0])
                 self._work.wait()
             self._work.notify_all()  # the others have nothing to wait for either
@@ -343,7 +343,7 @@ class Engine:
         return piece
 
     def _stop_after_error(self) -> None:
-        """Decode nothing behind an error, in its batch or after it; all that comes before it is begun already."""
+        """Decode nothing after an error; decoding of everything before it has begun already."""
         self._sizes.clear()
         self._rows_to_request = 0
         last = self._batches[-1]
@@ -384,16 +384,16 @@ class Engine:
         return Batch(batch.images, batch.labels, batch.weights, batch.features)
 
     def _waits_for(self) -> str:
-        missing = self._windows[0].missing if self._windows else 0
-        return f"{missing} reads are pending, of {self._reader.table.files[0]} and others" if missing else "decoding"
+        unread = self._windows[0].unread if self._windows else 0
+        return f"{unread} reads are pending, of {self._reader.table.files[0]} and others" if unread else "decoding"
 
     def cursor(self) -> Cursor:
         """Where the next engine continues, once the last batch was handed out."""
         return Cursor(self._upcoming, self._windows[0] if self._windows else None)
 
 
-# Engines whose threads run: they are ended before the interpreter is, since a thread that comes back from C++ or Rust
-# while that ends aborts the process.
+# Engines whose threads run. They are ended before the interpreter exits: a thread that returns from C++ or Rust while
+# it does aborts the process.
 _STARTED: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 

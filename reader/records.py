@@ -21,7 +21,7 @@ _CRC = struct.Struct("<I")
 
 
 class InvalidRecordError(ValueError):
-    """A record's CRC is valid, but what it holds isn't what the manifest says."""
+    """A record's CRC is valid, but its content isn't what the manifest says."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class RunTable:
 
     @classmethod
     def concatenate(cls, tables: Sequence[RunTable]) -> RunTable:
-        """One table behind the other: `train+validation`."""
+        """One table after the other: `train+validation`."""
         if len(tables) == 1:
             return tables[0]
         files_before = np.cumsum([0, *(len(table.files) for table in tables)])
@@ -117,7 +117,7 @@ class RunTable:
 
 
 class Rows(Protocol):
-    """What a record becomes. Thread-safe."""
+    """How records are parsed and decoded. Thread-safe."""
 
     #: (height, width, channels) of an image; None if images are objects of any kind.
     shape: tuple[int, int, int] | None
@@ -186,7 +186,7 @@ class Run:
         return True
 
     def located(self, index: int, error: CorruptRecordError | InvalidRecordError) -> CorruptRecordError:
-        """What is wrong with record `index`, with file, record and byte offset."""
+        """The error of record `index`, with file, record and byte offset."""
         return error if isinstance(error, CorruptRecordError) else self._corrupt(index, str(error))
 
     def _corrupt(self, index: int, reason: str) -> CorruptRecordError:
@@ -205,7 +205,7 @@ class RunReader:
     """Reads runs of a table, from the cache or the storage. Thread-safe; holds no file open.
 
     Args:
-        table: which runs there are.
+        table: where the runs are.
         cache: asked before the storage; gets the runs whose records are all valid.
     """
 
@@ -249,7 +249,7 @@ class RunReader:
         bounds, is_framed = [] if data is None else frame_bounds(data, count), True
         if data is not None and (len(bounds) <= count or bounds[-1] != table.bytes[run]):
             is_framed = False
-            # As many frames as there should be, but of other lengths: another file's.
+            # The right number of frames, but of other lengths: another file's.
             bounds = self._indexed_bounds(run) or (bounds if len(bounds) <= count else [0])
         return Run(data, bounds, table.files[file], int(table.file_record[run]), start, is_framed)
 
@@ -271,7 +271,7 @@ class RunReader:
             except (StorageError, ValueError):
                 rows = []
             offsets = [0, *(offset + size for offset, size in rows)][: len(rows)]
-            # Unless each record begins where the one before it ends, numbers may be shifted.
+            # Unless each record begins where the previous one ends, numbers may be shifted.
             self._text_indexes[path] = offsets if offsets == [offset for offset, _ in rows] else []
         return self._text_indexes[path]
 
@@ -291,7 +291,7 @@ def frame_bounds(data: memoryview, count: int) -> list[int]:
 
 
 def frame_fault(frame: bytes) -> str:
-    """What is wrong with the one record that `frame` should hold, in a few words."""
+    """Why `frame` isn't exactly one valid record, in a few words."""
     try:
         count = len(list(schema.unframe(frame)))
     except CorruptRecordError as error:

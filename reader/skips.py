@@ -15,10 +15,10 @@ from reader.records import InvalidRecordError, Rows, Run, RunReader
 
 _LOG = logging.getLogger("reader")
 
-_SHOWN_RECORDS = 10  # of an iteration, in the log
-# Draws of a substitute for a corrupt record. With half of a split corrupt, one in 65,000 of them all fail.
+_SHOWN_RECORDS = 10  # in the log, of an iteration
+# Draws of a substitute for a corrupt record. If half of a split is corrupt, all fail for one record in 65,000.
 _DRAWS = 16
-_KEPT_RUNS = 16  # the records of a window draw from as many
+_KEPT_RUNS = 16  # as many as the records of a window draw from
 
 
 class Skips:
@@ -71,7 +71,7 @@ class Substitutes:
             (class id, features, image) as `Rows` gives them.
 
         Raises:
-            ImageShardsError: all the records that are drawn are corrupt, too.
+            ImageShardsError: all records that were drawn are corrupt, too.
         """
         table = self._reader.table
         for draw in range(_DRAWS):
