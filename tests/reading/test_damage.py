@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError
 from beam_pipeline.schema.example import int64_feature
 from beam_pipeline.storage.local import LocalStorage
+from reader.skips import Skips
 from tests.reading.shards import draw, make_dataset, make_record, numbers_in, offsets
 
 RECORDS = 256
@@ -322,3 +324,12 @@ def test_a_corrupt_record_s_reason_is_one_of_these(folder: Path) -> None:
 def plain(reason: str) -> str:
     """A reason without its numbers (N and M above) and what a library says."""
     return re.sub(r" \(.*|\b(\d+|N|M|\d+x\d+|HxW)\b", "", reason).strip()
+
+
+def test_the_error_of_a_skipped_record_is_not_kept() -> None:
+    """Its traceback would keep a batch and its records in memory as long as the dataset."""
+    skips, error = Skips(), CorruptRecordError("shard", 3, 100, "the CRC of the data is wrong")
+    kept = weakref.ref(error)
+    skips.add(3, error)
+    del error
+    assert (skips.count, kept()) == (1, None)
