@@ -58,6 +58,19 @@ _HOMES = {
 }
 __all__ = ["__version__", *_HOMES]
 
+# What `import` calls it → what people call it, and the extra that brings it.
+_PACKAGES = {
+    "PIL": ("Pillow", "reader"),
+    "cv2": ("OpenCV", "reader"),
+    "jax": ("JAX", "jax"),
+    "keras": ("Keras", "train"),
+    "matplotlib": ("Matplotlib", "train"),
+    "obstore": ("obstore", "reader"),
+    "simplejpeg": ("simplejpeg", "reader"),
+    "tensorflow": ("TensorFlow", "tensorflow"),
+    "torch": ("PyTorch", "torch"),
+}
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
@@ -66,9 +79,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(f"reader.{home or name}")
     except ModuleNotFoundError as error:
-        from reader.words import explained
-
-        raise explained(error) from None
+        raise with_install_hint(error) from None
     value = getattr(module, name) if home else module
     globals()[name] = value
     return value
@@ -76,3 +87,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def with_install_hint(error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """The error with a text that says how to install the package, if an extra brings it; else unchanged."""
+    package = (error.name or "").partition(".")[0]
+    if package not in _PACKAGES:
+        return error
+    name, extra = _PACKAGES[package]
+    return ModuleNotFoundError(
+        f"{name} is not installed: in the clone of imageshards, pip install '.[{extra}]'", name=error.name
+    )

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from beam_pipeline.errors import EXIT_OK, CorruptRecordError, ImageShardsError, UsageError, tell
+from reader import with_install_hint
 from reader.commands import verbs
 from reader.commands.flags import suggestion
-from reader.words import explained
 
 COMMANDS = {command.name: command for command in verbs.COMMANDS}
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImageShardsError as error:
         return tell(error)
     except ModuleNotFoundError as error:
-        said = explained(error)
+        said = with_install_hint(error)
         if said is error:
             raise
         return tell(UsageError(said))

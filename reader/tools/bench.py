@@ -27,7 +27,6 @@ from reader.example import ImageFinder
 from reader.info import DatasetInfo
 from reader.limits import cpu_count
 from reader.tools.scan import read_records
-from reader.words import explained
 
 Batches = Iterator[int]  # images of each batch, without end
 Tensor = Any  # TensorFlow ships no types
@@ -246,7 +245,7 @@ def measure(rows: Sequence[Row], images: int, repeats: int, tell: Callable[[str]
             while read < images:
                 read += next(batches)
         except ModuleNotFoundError as error:
-            row.missing = str(explained(error))
+            row.missing = str(reader.with_install_hint(error))
             continue
         finally:
             batches.close()  # type: ignore[attr-defined]

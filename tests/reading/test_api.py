@@ -126,8 +126,8 @@ def test_what_is_no_dataset_is_told_in_one_line(tmp_path: Path, build: Any) -> N
     (tmp_path / "photos" / "cat").mkdir(parents=True)
     (tmp_path / "photos" / "cat" / "a.jpg").write_bytes(draw(0, (8, 8)))
     for given, message in (
-        (tmp_path / "photos", r"photos holds folders of image files, not a dataset: write one first: python -m beam_p"),
-        (tmp_path / "photos" / "cat", r"cat holds image files, not a dataset"),
+        (tmp_path / "photos", r"photos holds images, not a dataset: write one first: imageshards write --input"),
+        (tmp_path / "photos" / "cat", r"cat holds images, not a dataset"),
         (tmp_path / "nowhere", r"nowhere holds no manifest\.json, so no dataset is published there"),
         *((given, r"^no dataset: .*: give its URL or path, or what reader\.load_info returns$") for given in NO_URLS),
         ("ftp://host/photos", r"^ftp://host/photos: no such storage; use a local path, gs://, s3:// or az://"),
