@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from reader.position import Position as Position
     from reader.tf_data import eval_dataset as eval_dataset
     from reader.tf_data import train_dataset as train_dataset
+    from reader.tools.bench import bench as bench
     from reader.tools.copy import copy as copy
     from reader.tools.index import index as index
+    from reader.tools.show import show as show
     from reader.tools.verify import verify as verify
 
 # Loaded on first use (PEP 562): what each name is a part of, "" for a module.
@@ -42,6 +44,7 @@ _HOMES = {
     "as_jax": "jax_arrays",
     "as_numpy": "batches",
     "augment": "",
+    "bench": "tools.bench",
     "copy": "tools.copy",
     "eval_batches": "batches",
     "eval_dataset": "tf_data",
@@ -50,6 +53,7 @@ _HOMES = {
     "keep_tensorflow_off_accelerators": "jax_arrays",
     "load_info": "info",
     "record_dataset": "foreign",
+    "show": "tools.show",
     "skipped": "batches",
     "torch": "",
     "train_batches": "batches",

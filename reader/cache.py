@@ -1,7 +1,7 @@
 """Runs that were read once, kept undecoded in memory or on the local disk.
 
 `memory` costs the split's bytes on every host until the process ends, once for all readers of the same version. DIR
-costs as much disk, and several jobs may share it; one that `python -m reader copy` made is full already.
+costs as much disk, and several jobs may share it; one that `imageshards copy` made is full already.
 
 Whoever asks a cache checks the CRCs of every record, and reads and puts again what is corrupt: so nothing is noted
 next to the data, and what a crash or another process corrupted is repaired by itself.

@@ -1,1 +1,1 @@
-"""`python -m reader train`: a training entrypoint for TPU, GPU or CPU."""
+"""`imageshards train`: a training entrypoint for TPU, GPU or CPU."""

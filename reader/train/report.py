@@ -31,9 +31,9 @@ def beginning(info: DatasetInfo, recipe: Recipe, devices: Devices) -> Iterator[s
     yield f"{info.name} {info.version}: {plural(info.records('train'), 'training image')}{validation}, {classes}"
     yield f"{recipe.model} at {recipe.image_size} px on {devices.said}"
     for phase in recipe.phases:
-        updates, rising = recipe.steps * phase.epochs, recipe.updates(phase)[0]
+        updates, warmup_steps = recipe.steps * phase.epochs, recipe.schedule(phase)[0]
         rate = f"learning rate {phase.learning_rate:.2g}"
-        rate += f" after {plural(rising, 'update')} of warm-up" if rising else ""
+        rate += f" after {plural(warmup_steps, 'update')} of warm-up" if warmup_steps else ""
         batches = f"{plural(recipe.steps, 'step')} of {recipe.batch_size} images"
         name = phase.name.replace("_", "-")
         yield f"{name}: {plural(phase.epochs, 'epoch')} of {batches}, {plural(updates, 'update')}; {rate}"

@@ -22,8 +22,8 @@ from tests.reading.without import run_without
 
 FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
 NAMES = """
-DatasetInfo Position __version__ as_jax as_numpy augment copy eval_batches eval_dataset image_files_dataset index
-keep_tensorflow_off_accelerators load_info record_dataset skipped torch train_batches train_dataset verify
+DatasetInfo Position __version__ as_jax as_numpy augment bench copy eval_batches eval_dataset image_files_dataset index
+keep_tensorflow_off_accelerators load_info record_dataset show skipped torch train_batches train_dataset verify
 """
 
 
