@@ -36,11 +36,14 @@ if TYPE_CHECKING:
     from reader.tools.index import index as index
     from reader.tools.show import show as show
     from reader.tools.verify import verify as verify
+    from reader.training.fit import train as train
+    from reader.training.options import TrainOptions as TrainOptions
 
 # Loaded on first use (PEP 562): what each name is a part of, "" for a module.
 _HOMES = {
     "DatasetInfo": "info",
     "Position": "position",
+    "TrainOptions": "training.options",
     "as_jax": "jax_arrays",
     "as_numpy": "batches",
     "augment": "",
@@ -56,6 +59,7 @@ _HOMES = {
     "show": "tools.show",
     "skipped": "batches",
     "torch": "",
+    "train": "training.fit",
     "train_batches": "batches",
     "train_dataset": "tf_data",
     "verify": "tools.verify",

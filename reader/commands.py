@@ -40,8 +40,8 @@ from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
 from reader.tools.copy import checked_sizes, copy, dataset_hash
-from reader.train.models import application_name
-from reader.train.options import TrainOptions, check_backend
+from reader.training.models import application_name
+from reader.training.options import TrainOptions, check_backend
 
 _WIDTH = 100
 _SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
@@ -417,7 +417,7 @@ def _train(given: argparse.Namespace) -> int:
     if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None and find_spec("jax") is not None:
         os.environ["KERAS_BACKEND"] = "jax"  # Keras' own default is TensorFlow
     _import_tensorflow_quietly()
-    from reader.train.fit import train  # Keras and its backend, seconds: only for this command
+    from reader.training.fit import train  # Keras and its backend, seconds: only for this command
 
     logging.getLogger("reader").setLevel(logging.ERROR)  # `train` warns of a batch larger than the split itself
     warnings.filterwarnings("ignore", module="keras")

@@ -22,8 +22,9 @@ from tests.reading.without import run_without
 
 FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
 NAMES = """
-DatasetInfo Position __version__ as_jax as_numpy augment bench copy eval_batches eval_dataset image_files_dataset index
-keep_tensorflow_off_accelerators load_info record_dataset show skipped torch train_batches train_dataset verify
+DatasetInfo Position TrainOptions __version__ as_jax as_numpy augment bench copy eval_batches eval_dataset
+image_files_dataset index keep_tensorflow_off_accelerators load_info record_dataset show skipped torch train
+train_batches train_dataset verify
 """
 
 
@@ -57,7 +58,7 @@ def test_dir_shows_the_api_and_nothing_else() -> None:
 
 
 def test_everything_public_says_what_it_does() -> None:
-    needs = {"as_jax": "jax", "keep_tensorflow_off_accelerators": "jax", "torch": "torch"}
+    needs = {"train": "keras", "as_jax": "jax", "keep_tensorflow_off_accelerators": "jax", "torch": "torch"}
     absent = {name for name, module in needs.items() if importlib.util.find_spec(module) is None}
     for name in {*reader.__all__} - {"__version__"} - absent:
         thing = getattr(reader, name)
@@ -81,7 +82,7 @@ reader.train_batches, reader.eval_batches, reader.load_info, reader.augment.flip
 info = reader.load_info(sys.argv[1])
 batches = reader.train_batches(info, "train", global_batch_size=8, augment=reader.augment.flip_crop)
 print(sum(len(labels) for _, labels in batches), sorted(set(sys.argv[2].split(",")) & set(sys.modules)))
-for name in ("train_dataset", "as_jax", "torch", "record_dataset"):
+for name in ("train_dataset", "as_jax", "torch", "record_dataset", "train"):
     try:
         getattr(reader, name)
     except ModuleNotFoundError as error:
@@ -99,6 +100,7 @@ def test_reading_needs_no_framework_and_names_the_extra_that_brings_one(
         "as_jax JAX is not installed: in the clone of imageshards, pip install '.[jax]'",
         "torch PyTorch is not installed: in the clone of imageshards, pip install '.[torch]'",
         "record_dataset TensorFlow is not installed: in the clone of imageshards, pip install '.[tensorflow]'",
+        "train Keras is not installed: in the clone of imageshards, pip install '.[train]'",
     ]
 
 
@@ -110,6 +112,16 @@ print(sorted(set("{FRAMEWORKS},numpy,PIL,cv2,simplejpeg,obstore,fsspec".split(",
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_a_verb_is_a_function_whatever_was_imported_before() -> None:
+    """A package `reader.train` would hide the function of that name from whoever has imported a part of it."""
+    import reader.commands
+    import reader.training.options
+
+    for name in ("verify", "index", "copy", "show", "bench", "train"):
+        if name != "train" or importlib.util.find_spec("keras"):
+            assert inspect.isfunction(getattr(reader, name)), name
 
 
 @BUILDERS

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from beam_pipeline.errors import ImageShardsError, UsageError
-from reader.train import devices
-from reader.train.devices import Devices, found
-from reader.train.options import TrainOptions
+from reader.training import devices
+from reader.training.devices import Devices, found
+from reader.training.options import TrainOptions
 
 FAILURES = [
     ValueError("Please provide a TPU Name to connect to."),

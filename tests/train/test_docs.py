@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reader.commands import parser
-from reader.train.models import application_name
+from reader.training.models import application_name
 
 ROOT = Path(__file__).parents[2]
 SHOWN = [

@@ -10,7 +10,7 @@ import pytest
 
 from beam_pipeline.errors import UsageError
 from reader.info import DatasetInfo, load_info
-from reader.train.options import TrainOptions, make_recipe, warnings
+from reader.training.options import TrainOptions, make_recipe, warnings
 from tests.reading.shards import make_dataset
 
 

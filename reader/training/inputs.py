@@ -13,8 +13,8 @@ from reader import augment
 from reader.batches import eval_batches, train_batches
 from reader.info import DatasetInfo
 from reader.position import Position
-from reader.train.devices import Devices
-from reader.train.options import Recipe
+from reader.training.devices import Devices
+from reader.training.options import Recipe
 
 _BEGINNING_S = 0.1  # that the first batch of an epoch may take; threads begin, and a first window is read
 _AUGMENTS: dict[str, Any] = {

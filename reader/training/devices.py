@@ -14,7 +14,7 @@ from urllib.error import URLError
 import keras
 
 from beam_pipeline.errors import ImageShardsError, UsageError, one_line, plural
-from reader.train.options import TrainOptions, check_backend
+from reader.training.options import TrainOptions, check_backend
 
 _BFLOAT16_FROM, _FLOAT16_FROM = (8, 0), (7, 0)  # compute capabilities of GPUs that are faster so
 _ADDRESS, _COUNT, _INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"

@@ -10,9 +10,9 @@ import numpy as np
 from keras import ops
 
 from reader.info import DatasetInfo
-from reader.train.devices import Devices
-from reader.train.models import Model
-from reader.train.options import Phase, Recipe
+from reader.training.devices import Devices
+from reader.training.models import Model
+from reader.training.options import Phase, Recipe
 
 LOSS = "mean_loss"  # the metric that is reported as `loss`: Keras' own counts the padding of the last batch
 _EXECUTION_STEPS = 8  # on accelerators, which are faster than a look from Python at each step

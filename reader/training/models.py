@@ -15,7 +15,7 @@ from beam_pipeline.errors import ImageShardsError, UsageError, one_line
 
 if TYPE_CHECKING:
     from reader.info import DatasetInfo
-    from reader.train.options import Recipe
+    from reader.training.options import Recipe
 
 SMALL_CNN = "small_cnn"
 # Module of `keras.applications` → its models: `--help` needn't import Keras. A test compares them.

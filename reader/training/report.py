@@ -15,8 +15,8 @@ from beam_pipeline import __version__, storage
 from beam_pipeline.errors import plural, say
 from reader.info import DatasetInfo
 from reader.limits import cpu_count
-from reader.train.devices import Devices
-from reader.train.options import Recipe
+from reader.training.devices import Devices
+from reader.training.options import Recipe
 
 _REDRAW_S = 0.5
 _NO_WAIT, _BUSY = 0.1, 0.5  # below the first share waiting is ignored; above the second the cores count as busy

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from beam_pipeline.errors import UsageError, plural, some
 from reader.info import DatasetInfo
-from reader.train.models import MODULES, SMALL_CNN, application_name
+from reader.training.models import MODULES, SMALL_CNN, application_name
 
 _EVAL_SPLITS = ("validation", "val", "test")
 _SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
