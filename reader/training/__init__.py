@@ -1,1 +1,1 @@
-"""`imageshards train`: a training entrypoint for TPU, GPU or CPU."""
+"""`imageshards train`: trains an image classifier on a TPU, GPUs or the CPU."""

@@ -22,12 +22,12 @@ from reader.position import Position
 from reader.training import checkpoint, out_folder, pictures, report
 from reader.training.checkpoint import Checkpoint, Progress
 from reader.training.compile import LOSS, compile_for, steps_per_execution
-from reader.training.devices import Devices, found
+from reader.training.devices import Devices, use_devices
 from reader.training.inputs import Inputs
 from reader.training.models import Model, build
 from reader.training.options import Phase, Recipe, TrainOptions, make_recipe, warnings
 from reader.training.out_folder import OutFolder, open_out
-from reader.training.report import Speed, beginning, warn
+from reader.training.report import Speed, summary_lines, warn
 from reader.training.steps import StepWatch
 
 Tell = Callable[[str], None]
@@ -79,7 +79,7 @@ def train(
         ImageShardsError: the dataset can't be read or the folder written, or a signal stopped the run.
     """
     info, options = as_info(info), options or TrainOptions()
-    with found(options) as devices, _our_errors():
+    with use_devices(options) as devices, _our_errors():
         recipe = make_recipe(info, options, devices.count)
         out, run = open_out(options.out, info.name, recipe.configuration(info), devices.is_first)
         try:
@@ -89,7 +89,7 @@ def train(
             for line in warnings(info, recipe) if devices.is_first else ():
                 warn(line)
             report = report if devices.is_first else _say_nothing
-            for line in beginning(info, recipe, devices):
+            for line in summary_lines(info, recipe, devices):
                 report(line)
             report(f"writing to {out.given}")
             return _Training(info, recipe, devices, out, report, command).run()
@@ -102,7 +102,7 @@ def _say_nothing(line: str) -> None:
 
 
 class _Training:
-    """One training in this process.
+    """A run in this process.
 
     Args:
         info, recipe, devices, out: what, how, on what, to where.
@@ -122,7 +122,7 @@ class _Training:
         self._info, self._recipe, self._devices, self._out, self._tell = info, recipe, devices, out, tell
         self._stop = threading.Event()  # set by a signal
         self._inputs = Inputs(info, recipe, devices)
-        self._run = report.begun(info, recipe, devices, command)
+        self._run = report.run_document(info, recipe, devices, command)
         self._stride = steps_per_execution(recipe, devices)
         self._saved_s, self._saved_step = time.monotonic(), 0
         self._speed, self._compiles, self._sync_calls = Speed(), True, 0
@@ -283,10 +283,10 @@ class _Training:
                 out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, info.classes, split))
         self._run |= {"finished": True, "best_epoch": best, "verdict": verdict, **report.mean_speed(lines)}
         out.write_run(self._run)
-        return TrainResult(out.given, self._devices.said, tuple(lines), best, verdict)
+        return TrainResult(out.given, self._devices.description, tuple(lines), best, verdict)
 
     def _write_model(self, model: Model) -> None:
-        """Without its optimizer, which would triple it; what continues a training is its checkpoints."""
+        """Without its optimizer, which would triple it; a run resumes from its checkpoints."""
         model.synchronize(False)  # other backends can't
         saved = keras.Model(model.full.input, model.full.output, name=model.full.name)
         with tempfile.TemporaryDirectory() as folder:
@@ -345,7 +345,7 @@ def _backend_errors() -> tuple[type[Exception], ...]:
 @contextmanager
 def _stop_signals(devices: Devices, stop: threading.Event) -> Iterator[None]:
     """Lets SIGTERM and Ctrl-C set an event; a second one ends the process as always."""
-    # Several processes of JAX must stop after the same step: its own handler of SIGTERM tells the others.
+    # Several processes of JAX must stop after the same step: its own handler of SIGTERM notifies the others.
     is_ours = devices.processes == 1 and threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGINT) if is_ours else ()
     before = {number: signal.getsignal(number) for number in numbers}

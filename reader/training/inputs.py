@@ -51,7 +51,7 @@ class Inputs:
 
     @property
     def begin(self) -> Position:
-        """Where a training begins that isn't continued."""
+        """Where a new run begins."""
         return self._train.position
 
     def training(self, position: Position, steps: int) -> Any:
