@@ -139,12 +139,9 @@ def _of_tensorflow(options: TrainOptions) -> Devices:
     devices = gpus or tf.config.list_logical_devices("CPU")
     # One device needs no strategy, which would only cost time.
     strategy = tf.distribute.MirroredStrategy([one.name for one in devices]) if len(devices) > 1 else None
-    description = (
-        f"{_named('gpu' if gpus else 'cpu', len(devices))} (TensorFlow{''.join(f'; {one}' for one in missing)})"
-    )
-    return Devices(
-        "gpu" if gpus else "cpu", len(devices), description, strategy=strategy, capability=_tensorflow_capability(tf)
-    )
+    kind = "gpu" if gpus else "cpu"
+    description = f"{_named(kind, len(devices))} (TensorFlow{''.join(f'; {one}' for one in missing)})"
+    return Devices(kind, len(devices), description, strategy=strategy, capability=_tensorflow_capability(tf))
 
 
 def _tpu_strategy(name: str | None) -> Any:
