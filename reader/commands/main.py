@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from beam_pipeline.errors import EXIT_OK, CorruptRecordError, ImageShardsError, UsageError, tell
+from beam_pipeline.errors import EXIT_OK, CorruptRecordError, ImageShardsError, UsageError, say, tell
 from reader.commands import verbs
 from reader.commands.flags import suggestion
 from reader.words import explained
@@ -53,7 +53,7 @@ def _run(given: list[str]) -> int:
         if "dataset" not in values:  # `index`, which reads no dataset yet
             raise
         raise ImageShardsError(f"{error}; python -m reader verify {values['dataset']} finds every fault") from None
-    print(json.dumps(result.document) if values["json"] else result.text)
+    say(json.dumps(result.document) if values["json"] else result.text)
     return result.exit_code
 
 

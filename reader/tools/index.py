@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError, printable
 from beam_pipeline.schema.manifest import FOREIGN_KEY, FORMAT_VERSION, open_manifest, seal_manifest
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo, load_info
@@ -295,9 +295,9 @@ def _scan_file(keys: Keys, sampled: int, scanners: Scanners, path: str) -> _File
             else:
                 runs.append((offset, size, 1))
     for error in contents.errors:
-        _LOG.warning("left out: %s", error)
+        _LOG.warning("left out: %s", printable(str(error)))
     if contents.left_out.total() > len(contents.errors):
-        _LOG.warning("%s: %d records are left out", path, contents.left_out.total())
+        _LOG.warning("%s: %d records are left out", printable(path), contents.left_out.total())
     return _File(path, storage.open_storage(path).size(path), scan.crc32c, contents, runs)
 
 
