@@ -234,7 +234,7 @@ def drawn(format: str, mode: str = "RGB", side: int = 10_000, **options: Any) ->
 def peak_bytes(*arguments: str) -> int:
     """The most memory that a command held; it must succeed."""
     program = (
-        "import re, sys; from reader.commands.main import main; assert main(sys.argv[1:]) == 0; "
+        "import re, sys; from imageshards import main; assert main(sys.argv[1:]) == 0; "
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )
     command = [sys.executable, "-c", program, *arguments]
