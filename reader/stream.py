@@ -92,8 +92,13 @@ class BatchIterator(Iterator[Element]):
         self._handed_out += 1
         self._left -= 1
         if not self._left:
+            self.close()
             self._end()
         return element
+
+    def close(self) -> None:
+        """End the threads that read ahead; dropping the iterator does it too."""
+        self._elements = iter(())
 
     def get_state(self) -> bytes:
         """The state as JSON, under 10 kB: after the batch that was handed out last."""
@@ -107,6 +112,9 @@ class BatchIterator(Iterator[Element]):
         """
         self._restore(state)
 
+    def start_prefetch(self) -> None:
+        """Grain's checkpoint handler calls this after `set_state`; reading ahead begins with the first batch."""
+
     def state_dict(self) -> dict[str, Any]:
         """As `get_state`, as a dictionary."""
         return self._batches.state(*self.where()).to_dict()
@@ -117,7 +125,8 @@ class BatchIterator(Iterator[Element]):
 
     def _restore(self, saved: bytes | str | Mapping[str, Any]) -> None:
         self._batches.restore(State.parse(saved))
-        self._begin, self._elements = None, iter(())
+        self.close()
+        self._begin = None
 
     def where(self) -> tuple[int, int, int]:
         """(iteration, a step of it, batches handed out since): what `Batches.state` makes a state of."""

@@ -1,4 +1,4 @@
-"""What the tools share: threads that read files and check their records, and images decoded as the readers do."""
+"""Shared by the tools: threads that read files and check their records, and decoding as the readers do."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from beam_pipeline.errors import ImageShardsError
-from reader.decode import Encoded, Pixels, decode_pixels, stored_shape
+from beam_pipeline.errors import ImageShardsError, size
+from beam_pipeline.images.codec import ChannelSums, channel_sums
+from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget, to_decode
+from reader.decode import UndecodableImageError, decode_pixels
 from reader.example import Value
 from reader.info import DatasetInfo
 from reader.limits import cpu_count
-from reader.records import Integers, Run, RunReader
+from reader.records import Integers, InvalidRecordError, Run, RunReader
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _FILES_AT_ONCE = 8
+_LARGE_PIXELS = 1 << 24  # of a JPEG that Pillow decodes too: an array beside its image would double what it takes
+_MEMORY = MemoryBudget(LEAST_BOUND)  # of all images that Pillow decodes at a time
 _GREY_MODES = ("1", "L", "I", "I;16", "F")
 
 
@@ -30,7 +34,7 @@ class Scanners:
     """Threads that read some files at once, and one per core that check their records; a context manager.
 
     Args:
-        files: how many there are.
+        files: how many are to be read.
     """
 
     def __init__(self, files: int) -> None:
@@ -48,11 +52,11 @@ class Scanners:
         self._readers.shutdown(cancel_futures=True)
 
     def files(self, read: Callable[[T], R], files: Iterable[T]) -> Iterator[R]:
-        """What `read` returns of each file, in order."""
+        """The results of `read` for each file, in order."""
         return self._readers.map(read, files)
 
     def blocks(self, check: Callable[[T], R], blocks: Iterable[T]) -> Iterator[R]:
-        """What `check` returns of each block of a file, in order; a few are in flight."""
+        """The results of `check` for each block of a file, in order; a few are in flight."""
         pending: deque[Future[R]] = deque()
         for block in blocks:
             pending.append(self._workers.submit(check, block))
@@ -66,21 +70,21 @@ def read_records(info: DatasetInfo, split: str, choose: Callable[[int], Integers
     """Some records of a split string: (number, its run, its index in that).
 
     Args:
-        choose: the numbers to read, ascending, of how many there are.
+        choose: total number of records → the numbers to read, ascending.
 
     Raises:
         UsageError: no such split.
         ImageShardsError: a shard is missing or has another size.
     """
-    table, wrong = info.run_table(split), info.wrong_sizes(split)
-    if wrong:
-        raise ImageShardsError(f"{wrong[0]}: run the job again with --repair")
+    table, faults = info.run_table(split), info.wrong_sizes(split)
+    if faults:
+        raise ImageShardsError(f"{faults[0]}: run the job again with --repair")
     reader, numbers = RunReader(table), choose(table.total)
-    last, found = -1, None
-    for number, run, index in zip(numbers.tolist(), *(one.tolist() for one in table.runs_of(numbers)), strict=True):
-        if found is None or run != last:
-            last, found = run, reader.read(run)
-        yield number, found, index
+    current, loaded = -1, None
+    for number, run, index in zip(numbers.tolist(), *(array.tolist() for array in table.runs_of(numbers)), strict=True):
+        if loaded is None or run != current:
+            current, loaded = run, reader.read(run)
+        yield number, loaded, index
 
 
 class CheckedImage(NamedTuple):
@@ -89,23 +93,47 @@ class CheckedImage(NamedTuple):
     Attributes:
         format: `jpeg`, `png` or what else Pillow calls it, in lower case.
         is_grey: whether it is stored without colour.
-        pixels: uint8 [height, width, channels].
+        height, width: in pixels.
+        sums: of its pixels, if they were asked for.
     """
 
     format: str
     is_grey: bool
-    pixels: Pixels
+    height: int
+    width: int
+    sums: ChannelSums | None
 
 
-def decode_image(encoded: Encoded, channels: int = 3) -> CheckedImage:
+def check_image(encoded: bytes, channels: int = 3, with_sums: bool = False) -> CheckedImage:
     """Decode an image as the readers do. Raises UndecodableImageError."""
-    stored_shape(encoded, channels)  # which refuses a header that would take all memory
     try:
-        kind, is_grey = "jpeg", simplejpeg.decode_jpeg_header(encoded)[2] == "Gray"
+        height, width, colour, _ = simplejpeg.decode_jpeg_header(encoded)
     except ValueError:
-        with Image.open(io.BytesIO(encoded)) as opened:
-            kind, is_grey = str(opened.format).lower(), opened.mode in _GREY_MODES
-    return CheckedImage(kind, is_grey, decode_pixels(encoded, channels))
+        height, width, colour = 0, 0, ""
+    if colour and height * width < _LARGE_PIXELS:
+        pixels = decode_pixels(encoded, channels)
+        sums = channel_sums(Image.fromarray(pixels)) if with_sums else None
+        return CheckedImage("jpeg", colour == "Gray", height, width, sums)
+    try:
+        image: Image.Image = (opened := Image.open(io.BytesIO(encoded)))
+        kind, is_grey = "jpeg" if colour else str(opened.format).lower(), opened.mode in _GREY_MODES
+        needed = to_decode(opened, encoded, opened.width * opened.height)
+        if needed > LEAST_BOUND:
+            takes = f"takes {size(needed)} of memory to decode, more than {size(LEAST_BOUND)}"
+            raise UndecodableImageError(f"the image of {opened.height}x{opened.width} pixels {takes}")
+        with _MEMORY.held(needed):
+            image.load()
+            if image.mode.startswith("I"):  # 16 bits, which `convert` would clip at 255
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            if image.mode not in ("L", "RGB"):
+                image = image.convert("RGB")
+            return CheckedImage(kind, is_grey, image.height, image.width, channel_sums(image) if with_sums else None)
+    except (InvalidRecordError, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise UndecodableImageError("the image has over 178,956,970 pixels") from error
+    except Exception as error:  # Pillow raises a dozen types for corrupt images
+        raise UndecodableImageError(f"the image doesn't decode ({type(error).__name__})") from None
 
 
 def type_name(value: Value) -> str:

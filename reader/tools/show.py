@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,10 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from reader.decode import decode_pixels, stored_shape
 from reader.example import ImageFinder
-from reader.info import DatasetInfo
+from reader.info import DatasetInfo, as_info
+from reader.position import integer
 from reader.records import InvalidRecordError
-from reader.tools.scan import decode_image, read_records
+from reader.tools.scan import read_records
 
 _TILE, _CAPTION, _GAP, _FONT_SIZE = 160, 32, 8, 11  # pixels; a caption is below its tile
 
@@ -26,13 +29,32 @@ class Shown(NamedTuple):
     size: tuple[int, int]
 
 
+def show(
+    info: DatasetInfo | str | os.PathLike[str], split: str = "train", *, count: int = 20, seed: int = 0
+) -> Image.Image:
+    """A grid of some images of a split with their labels and sizes, for a notebook or to be saved.
+
+    Args:
+        info: what `load_info` returned, or the URL.
+        split: TFDS split string.
+        count: how many images.
+        seed: decides which.
+
+    Raises:
+        UsageError: no such split, or no image is asked for.
+        ImageShardsError: a shard is missing or truncated, or one of these records is corrupt.
+    """
+    return grid(choose(as_info(info), split, count, seed))
+
+
 def choose(info: DatasetInfo, split: str, count: int, seed: int = 0) -> list[Shown]:
     """Some records of a split, drawn at random by `seed`, in file order.
 
     Raises:
-        UsageError: no such split.
+        UsageError: no such split, or `count` is below 1.
         ImageShardsError: a shard is missing or truncated, or one of these records is corrupt.
     """
+    integer("count", count, 1)
     find, shown = ImageFinder(info.image_key, info.class_key), []
     for number, run, index in read_records(
         info, split, lambda total: np.sort(random.Random(seed).sample(range(total), min(count, total)))
@@ -40,7 +62,8 @@ def choose(info: DatasetInfo, split: str, count: int, seed: int = 0) -> list[Sho
         record = run.record(index)
         try:
             encoded, label = find(record)
-            pixels = decode_image(encoded, info.image.channels).pixels
+            stored_shape(encoded, info.image.channels)  # which refuses a header that would take all memory
+            pixels = decode_pixels(encoded, info.image.channels)
         except ValueError as error:  # an InvalidRecordError too
             raise run.located(index, InvalidRecordError(str(error))) from None
         name = info.classes[label] if 0 <= label < info.num_classes else f"class {label}"
