@@ -153,7 +153,8 @@ class Batches:
         return new
 
     def __reduce__(self) -> Any:  # another process opens the dataset itself
-        arguments = {**self._arguments, **({"position": self.start} if self._is_training else {})}
+        more = {"position": self.start, "seed": None, "window_runs": None} if self._is_training else {}
+        arguments = {**self._arguments, **more}
         state = {name: getattr(self, name) for name in ("_first", "_next", "_convert", "_is_padded")}
         return _rebuilt, (type(self)._build, arguments, state)
 
@@ -173,7 +174,8 @@ class Batches:
         """The same batches from another position on: files that are open stay open, nothing is checked again.
 
         Raises:
-            ValueError: it is another dataset's position; or the batch can't be divided by the hosts.
+            ValueError: it is another dataset's position, or of another seed than was given; or the batch can't be
+                divided by the hosts.
         """
         moved = copy.copy(self)
         moved.start = self._continued(position)
@@ -215,10 +217,12 @@ class Batches:
         Raises:
             UsageError, ValueError: it was saved by other batches.
         """
-        self.start = self._continued(state.position)
+        start, steps = self._continued(state.position), self._steps_of(state.position.global_batch_size)
+        if state.step > steps:
+            raise UsageError(f"not a state of batches: step {state.step} of an iteration of {steps}")
+        self.start = start
         # With another batch size an iteration has other steps: the same share of them is trained.
-        trained = -(-state.step * self.steps // self._steps_of(state.position.global_batch_size))
-        self._first, self._next = (state.iteration, min(trained, self.steps)), [state.iteration]
+        self._first, self._next = (state.iteration, -(-state.step * self.steps // steps)), [state.iteration]
         if self._opened is not None:
             self._opened.rest = None
 
@@ -277,6 +281,9 @@ class Batches:
             ours, given = getattr(self.start, name), getattr(position, name)
             if ours != given:
                 raise ValueError(f"the position was made with another {meaning}: {given!r}, here it is {ours!r}")
+        seed = self._arguments.get("seed")
+        if seed not in (None, position.seed):
+            raise ValueError(f"the position was made with another seed: {position.seed}, here it is {seed}")
         return position.on(global_batch_size=self.start.global_batch_size, hosts=self.hosts)
 
     def _sizes(self) -> list[int]:
@@ -362,7 +369,8 @@ class EvalBatches(Batches):
         return batches
 
     def _continued(self, position: Position) -> Position:
-        if super()._continued(position) != self.start:
+        super()._continued(position)
+        if position != self.start:
             raise UsageError("the state of an evaluation is for the same hosts and batch size only")
         return position
 
