@@ -112,7 +112,7 @@ def test_memory_of_dropped_batches_is_used_again(info: reader.DatasetInfo) -> No
 # --- nothing is left over
 
 
-@pytest.mark.parametrize("how", ["dropped", "exhausted", "failed", "closed", "thrown into"])
+@pytest.mark.parametrize("how", ["dropped", "exhausted", "failed", "closed"])
 def test_threads_end_with_their_iterator(info: reader.DatasetInfo, how: str) -> None:
     def fail(image: Any, seed: int) -> Any:
         raise ValueError
@@ -131,9 +131,6 @@ def test_threads_end_with_their_iterator(info: reader.DatasetInfo, how: str) -> 
         assert len(list(iterator)) == RECORDS // 16 - 1
     elif how == "closed":
         iterator.close()
-    elif how == "thrown into":
-        with pytest.raises(KeyError):
-            iterator.throw(KeyError)
     elif how == "dropped":
         del iterator
     wait_until(lambda: ours() == 0)

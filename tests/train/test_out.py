@@ -20,17 +20,17 @@ from PIL import Image
 import reader
 from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.records import RunReader
-from reader.train import checkpoint, pictures
-from reader.train.fit import Trained, train
-from reader.train.options import TrainOptions
-from reader.train.out_folder import OutFolder
+from reader.training import checkpoint, pictures
+from reader.training.fit import TrainResult, train
+from reader.training.options import TrainOptions
+from reader.training.out_folder import OutFolder
 from tests import servers
 from tests.train import runs
 
 SMALL: dict[str, Any] = {"image_size": 16, "batch_size": 8, "epochs": 1, "seed": 5, "device": "cpu"}
 
 
-def trained(dataset: str, out: object, **options: Any) -> tuple[Trained, list[str]]:
+def trained(dataset: str, out: object, **options: Any) -> tuple[TrainResult, list[str]]:
     """A training, and the lines that it told."""
     lines: list[str] = []
     options = {**SMALL, "out": None if out is None else str(out), **options}
@@ -79,8 +79,8 @@ def test_all_that_comes_out_is_there(dataset: str, finished: Path) -> None:
 
 def test_the_losses_told_are_means_over_the_records_and_not_over_the_padding(dataset: str, finished: Path) -> None:
     """11 records at a batch of 8: Keras' own val_loss would count 5 rows of padding."""
-    evals = reader.eval_dataset(dataset, "validation", global_batch_size=1)
-    images, labels, _ = map(np.concatenate, zip(*reader.as_numpy(evals), strict=True))
+    evals = reader.eval_batches(dataset, "validation", global_batch_size=1)
+    images, labels, _ = map(np.concatenate, zip(*evals, strict=True))
     logits = keras.models.load_model(finished / "model.keras").predict(images, verbose=0).astype(np.float64)
     logits -= logits.max(1, keepdims=True)
     expected = np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(labels)), labels])
