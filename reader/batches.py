@@ -341,7 +341,7 @@ class TrainBatches(Batches):
         return self.start.at(step)
 
     def repeat(self) -> BatchIterator:
-        """Iteration after iteration, without end: what Keras' `fit` takes on JAX and PyTorch."""
+        """Iteration after iteration, without end."""
         return BatchIterator(self, is_endless=True)
 
     def _steps_of(self, global_batch_size: int) -> int:

@@ -199,7 +199,7 @@ def test_a_pickled_dataset_goes_on_by_itself(info: reader.DatasetInfo) -> None:
     stream = of_numpy(info, 3 * STEPS, seed=5, window_runs=1)
     saved = dataset(info, seed=5, window_runs=1)
     seen(itertools.islice(saved, 30))
-    for one in (dataset(info, seed=5), dataset(info, window_runs=16), dataset(info)):
+    for one in (dataset(info, seed=5), dataset(info, window_runs=1), dataset(info)):
         one.load_state_dict(saved.state_dict())
         assert seen(one) == stream[30:STEPS]
         other = pickle.loads(pickle.dumps(one))

@@ -227,12 +227,13 @@ def test_an_impossible_state_is_one_line_and_changes_nothing(
 def test_a_state_of_something_else_is_one_line_and_changes_nothing(
     info: reader.DatasetInfo, stream: list[list[int]]
 ) -> None:
-    one = dataset(info, seed=0)
+    one = dataset(info, seed=0, window_runs=16)
     begin = one.state_dict()
     part = reader.torch.ShardDataset(info, "train[:200]", batch_size=BATCH)
     evaluation = dataset(info, shuffle=False)
     for other, message in (
         (dataset(info, seed=1), r"the position was made with another seed: 1, here it is 0"),
+        (dataset(info, window_runs=3), r"the position was made with another window_runs: 3, here it is 16"),
         (part, r"the position was made with another dataset or split: '\w+', here it is '\w+'"),
     ):
         with pytest.raises(ValueError, match=f"^{message}$"):
