@@ -213,8 +213,11 @@ class _TorchIterator(BatchIterator):
 
     def _restore(self, saved: bytes | str | Mapping[str, Any]) -> None:
         super()._restore(saved)
+        iteration, step = self._batches.next_up()
+        self._dataset._shared[_NEXT] = iteration
+        if not self._batches.sizes(step, self._turn):  # told at once: torchdata doesn't read an iteration that ended
+            self._start()
         self._dataset._where = self.where()
-        self._dataset._shared[_NEXT] = self._batches.next_up()[0]
 
     def _end(self) -> None:
         super()._end()
