@@ -1,0 +1,207 @@
+"""Trains with kills, in this process and in others, and compares what was read with the arithmetic of `reader.order`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import reader
+from beam_pipeline.schema.example import int64_feature
+from reader import order
+from tests import servers
+from tests.make import ROOT
+from tests.reading.shards import make_dataset
+from tests.soak import trainers
+from tests.soak.trainers import ORDER, Job, Rows
+
+RECORDS, EPOCHS, KILLS = 559, 3, 5
+KERAS = ("keras tensorflow", "keras jax", "keras torch")
+TRAINERS: dict[str, type[trainers.Trainer]] = {
+    "numpy position": trainers.NumpyPosition,
+    "numpy state": trainers.NumpyState,
+    "tensorflow": trainers.TfData,
+    "torch": trainers.Torch,
+    "torch workers": trainers.TorchWorkers,
+    "torchdata": trainers.Stateful,
+    "torchdata workers": trainers.StatefulWorkers,
+    "torch ranks": trainers.Ranks,
+    "jax": trainers.Jax,
+}
+HOSTS = {"jax": [1, 2], **dict.fromkeys(KERAS, [1])}
+OWN_PROCESS = ("jax", *KERAS)
+
+
+def skip_without(adapter: str) -> None:
+    """Skip a test of an adapter whose frameworks aren't installed."""
+    for name in {*adapter.split()} & {"tensorflow", "jax", "torch", "torchdata", "keras"}:
+        if find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+
+
+def dataset(folder: Path) -> str:
+    """Uneven shards of 559 records with their numbers."""
+    columns: Any = [("number", "int64", False, int64_feature, lambda number: (number,))]
+    return make_dataset(folder / "1.0.0", {"train": [200, 67, 292]}, columns=columns)
+
+
+def plan(adapter: str, url: str, folder: Path, seed: int, is_elastic: bool, sigkills: int = KILLS) -> list[Job]:
+    """A training of three epochs with five kills, so many of them of a real process; fixed by its arguments."""
+    draw = random.Random(f"{adapter} {seed} {is_elastic}")
+    counts = HOSTS.get(adapter, [1, 2, 3])
+    hosts, host_batch = counts[-1] if adapter == "jax" else draw.choice(counts), 13
+    cuts = sorted(draw.sample(range(1, EPOCHS * RECORDS), KILLS))
+    killed = draw.sample(range(KILLS), sigkills)
+    jobs = []
+    for segment, records in enumerate(end - begin for begin, end in itertools.pairwise([0, *cuts, EPOCHS * RECORDS])):
+        if is_elastic and segment and (segment == 1 or draw.random() < 0.5):
+            hosts = draw.choice([count for count in counts if count != hosts] or counts)
+            host_batch = draw.choice([size for size in (4, 7, 13, 20) if size != host_batch])
+        steps: int | None = records // (hosts * host_batch) + (segment == KILLS)
+        steps, lost = (steps if segment < KILLS else None, 0) if adapter in KERAS else (steps, draw.randrange(4))
+        place = (adapter, url, str(folder), segment, hosts * host_batch, hosts)
+        jobs.append(Job(*place, steps, lost, segment in killed))
+    return jobs
+
+
+def train(jobs: Sequence[Job]) -> tuple[Rows, Any]:
+    """What was trained on in the end, and the last state. Processes are killed after a job that says so."""
+    rows: Rows = []
+    state: Any = None
+    done = 0
+    for number, job in enumerate(jobs, 1):
+        is_last = number == len(jobs)
+        if job.adapter not in OWN_PROCESS and not job.is_killed:
+            rows, state = run([job], rows, state)
+        elif job.is_killed or is_last or job.adapter == "jax":  # Keras' others go on in one process
+            rows, state = _run_in_processes(jobs[done:number], rows, state)
+        else:
+            continue
+        done = number
+    return rows, state
+
+
+def run(jobs: Iterable[Job], rows: Rows, state: Any, tell: Callable[[Rows, Any], object] = lambda *_: None) -> Any:
+    """Train in this process, each job with what the last one saved; `tell` is given what is saved."""
+    for job in jobs:
+        trainer = _trainer(job.adapter)(job, rows, state)
+        trainer.read(job.steps)
+        rows, state = json.loads(json.dumps([trainer.rows, trainer.save()]))
+        tell(rows, state)
+        trainer.read(job.lost)
+        if job.is_killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return rows, state
+
+
+def _trainer(adapter: str) -> Any:
+    if adapter in TRAINERS:
+        return TRAINERS[adapter]
+    from tests.soak.keras_trainer import KerasFit  # imports the backend that the process was given
+
+    return KerasFit
+
+
+def _run_in_processes(jobs: Sequence[Job], rows: Rows, state: Any) -> tuple[Rows, Any]:
+    """`run` in a new process, or in one for each of JAX's hosts."""
+    first, last = jobs[0], jobs[-1]
+    folder = Path(first.folder)
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT)}
+    if first.adapter in KERAS:
+        environment["KERAS_BACKEND"] = first.adapter.split()[1]
+    hosts = range(first.hosts) if first.adapter == "jax" else [None]
+    address = f"127.0.0.1:{servers.free_port()}"
+    processes = []
+    for host in hosts:
+        path = folder / f"{first.segment}-{host}.json"
+        path.write_text(json.dumps([[job._replace(host=host, address=address) for job in jobs], rows, state]))
+        command = [sys.executable, "-W", "ignore", "-m", "tests.soak.harness", str(path)]
+        options: Any = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        processes.append((path.with_suffix(".saved"), subprocess.Popen(command, text=True, **options)))
+    outputs = [process.communicate(timeout=300)[0] for _, process in processes]
+    for (_, process), output in zip(processes, outputs, strict=True):
+        assert process.returncode == (-signal.SIGKILL if last.is_killed else 0), f"{last}\n{output[-4000:]}"
+    saved = [json.loads(path.read_text()) for path, _ in processes if path.exists()]
+    if not saved:  # Keras' kill comes in the middle of `fit`: its checkpoint is in the folder
+        return rows, state
+    if len(saved) == 1:
+        return saved[0][0], saved[0][1]
+    parts = zip(*(rows_of_host[len(rows) :] for rows_of_host, _ in saved), strict=True)
+    merged = [[step[0][0], *itertools.chain(*(part[1:] for part in step))] for step in parts]
+    return rows + merged, [one for _, state in saved for one in state]
+
+
+def expected(url: str, jobs: Sequence[Job], segments: Iterable[int]) -> list[list[tuple[int, int]]]:
+    """(epoch, record number) of all hosts in each step, by arithmetic alone; `segments`: in which job each step was.
+
+    As long as hosts and batch stay the same this is one uninterrupted sequence: no position is made.
+    """
+    info = reader.load_info(url)
+    first = info.run_table("train").first
+    begin: dict[str, Any] = ORDER
+    steps: list[list[tuple[int, int]]] = []
+    for (batch, hosts), group in itertools.groupby((jobs[segment].batch, jobs[segment].hosts) for segment in segments):
+        options: dict[str, Any] = {"global_batch_size": batch, "host": (0, hosts)}
+        batches = reader.train_batches(info, "train", **options, **begin)
+        streams = [_records(order.train_windows(first, batches.start, host)) for host in range(hosts)]
+        steps += [[next(stream) for stream in streams for _ in range(batch // hosts)] for _ in group]
+        begin = {"position": batches.position_at(len(steps))}
+    return steps
+
+
+def _records(windows: Iterator[order.Window]) -> Iterator[tuple[int, int]]:
+    for window in windows:
+        yield from ((window.epoch, int(number)) for number in window.numbers)
+
+
+def fault(rows: Rows, jobs: Sequence[Job]) -> str | None:
+    """Which records are missing, double or out of order in a training, in a line; None if all is right."""
+    steps = expected(jobs[0].url, jobs, [segment for segment, *_ in rows])
+    read, wanted = [row[1:] for row in rows], [[number for _, number in step] for step in steps]
+    for number, (ours, theirs) in enumerate(zip(read, wanted, strict=True)):
+        if ours != theirs:
+            missing, double = _count(wanted) - _count(read), _count(read) - _count(wanted)
+            return (
+                f"segment {rows[number][0]} of {jobs[rows[number][0]]}, step {number}: read {ours}, expected {theirs}; "
+                f"in all {missing.total()} records missing {[*missing][:9]}, {double.total()} too often {[*double][:9]}"
+            )
+    # Hosts differ by a record at most, so these epochs have ended on all.
+    ended = (sum(map(len, read)) - jobs[-1].hosts + 1) // RECORDS
+    epochs = Counter(itertools.chain.from_iterable(steps))
+    for epoch in range(ended):
+        often = {number: epochs[epoch, number] for number in range(RECORDS) if epochs[epoch, number] != 1}
+        if often:
+            return f"epoch {epoch} hasn't each record once: {dict(itertools.islice(often.items(), 9))}, {len(often)} in all"
+    # Keras counts iterations, which hold a little less than an epoch.
+    least = EPOCHS - (jobs[0].adapter in KERAS)
+    return None if ended >= least else f"only {ended} epochs were read, in {len(read)} steps"
+
+
+def _count(steps: list[list[int]]) -> Counter[int]:
+    return Counter(itertools.chain.from_iterable(steps))
+
+
+def main(path: Path) -> None:
+    """The process that is killed: jobs from a file; what is saved goes to one beside it."""
+    jobs, rows, state = json.loads(path.read_text())
+    run(
+        [Job(*job) for job in jobs],
+        rows,
+        state,
+        lambda *saved: path.with_suffix(".saved").write_text(json.dumps(saved)),
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
