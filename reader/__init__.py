@@ -18,39 +18,37 @@ from beam_pipeline import __version__
 if TYPE_CHECKING:
     from reader import augment as augment
     from reader import torch as torch
-    from reader.batches import as_numpy as as_numpy
     from reader.batches import eval_batches as eval_batches
-    from reader.batches import skipped as skipped
     from reader.batches import train_batches as train_batches
     from reader.files import image_files_dataset as image_files_dataset
     from reader.foreign import record_dataset as record_dataset
     from reader.info import DatasetInfo as DatasetInfo
     from reader.info import load_info as load_info
     from reader.jax_arrays import as_jax as as_jax
-    from reader.jax_arrays import keep_tensorflow_off_accelerators as keep_tensorflow_off_accelerators
     from reader.position import Position as Position
+    from reader.tf_data import as_tf as as_tf
     from reader.tf_data import eval_dataset as eval_dataset
     from reader.tf_data import train_dataset as train_dataset
     from reader.tools.copy import copy as copy
     from reader.tools.index import index as index
     from reader.tools.verify import verify as verify
+    from reader.torch import as_torch as as_torch
 
 # Loaded on first use (PEP 562): what each name is a part of, "" for a module.
 _HOMES = {
     "DatasetInfo": "info",
     "Position": "position",
     "as_jax": "jax_arrays",
-    "as_numpy": "batches",
+    "as_tf": "tf_data",
+    "as_torch": "torch",
     "augment": "",
     "copy": "tools.copy",
     "eval_batches": "batches",
     "eval_dataset": "tf_data",
     "image_files_dataset": "files",
     "index": "tools.index",
-    "keep_tensorflow_off_accelerators": "jax_arrays",
     "load_info": "info",
     "record_dataset": "foreign",
-    "skipped": "batches",
     "torch": "",
     "train_batches": "batches",
     "train_dataset": "tf_data",

@@ -4,17 +4,18 @@
     for images, labels in batches:
         ...
 
-`reader.train_dataset`, `reader.as_jax` and `reader.torch` hand out the same batches.
+`reader.as_tf`, `reader.as_jax` and `reader.as_torch` hand out the same batches.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +32,19 @@ from reader.example import ImageFinder
 from reader.features import Feature, pick_features, read_features, stacked
 from reader.info import DatasetInfo, as_info, warn_if_batch_exceeds
 from reader.limits import cpu_count
-from reader.position import WINDOW_RUNS, Host, Position, batch_size_of, share_of_host
+from reader.position import (
+    WINDOW_RUNS,
+    Host,
+    Phase,
+    Position,
+    batch_size_of,
+    integer,
+    process_of_several,
+    share_of_host,
+)
 from reader.records import InvalidRecordError, RunReader
 from reader.skips import Skips
+from reader.stream import BatchIterator, Element, State
 
 _LOG = logging.getLogger("reader")
 
@@ -42,10 +53,6 @@ ImageSize = int | tuple[int, int] | None
 Labels = Literal["int", "one_hot"]
 OnError = Literal["raise", "skip"]
 Cache = str | os.PathLike[str] | None
-
-
-# The batches behind each tf.data.Dataset that is in use, for `skipped`: a dataset has no room for them.
-BEHIND: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 class RecordRows:
@@ -76,53 +83,211 @@ class RecordRows:
         return encoded, label, values
 
 
-class _Batches:
-    """What training and evaluation have in common."""
+class _Opened:
+    """What it takes to read: the run index, storage clients, buffers, and what an iteration read for the next one."""
 
-    def __init__(
-        self,
-        info: DatasetInfo,
-        split: str,
-        global_batch_size: int,
-        host: Host,
-        decode: ImageDecoder,
-        labels: str,
-        features: Sequence[str],
-        on_error: str,
-        cache: Cache = None,
-    ) -> None:
+    def __init__(self, source: Source, pool: BufferPool) -> None:
+        self.source, self.pool = source, pool
+        self.rest: tuple[int, Remaining] | None = None  # number of the next iteration, and what was read for it
+
+
+class Batches:
+    """What `train_batches` and `eval_batches` have in common.
+
+    Args:
+        arguments: of the builder.
+        start: where the first iteration begins.
+
+    Attributes:
+        start: `Position` where the first iteration begins.
+        steps: of one iteration; a batch each, or one for each replica of an InputContext.
+        batch_size: records of a batch.
+        host, hosts: number of the host that reads here, and how many read together.
+        shape: (height, width, channels) of an image.
+        features: those that are read in addition to image and class, by name.
+        one_hot_classes: how many, if labels are one-hot; else None.
+    """
+
+    _is_training: ClassVar[bool]
+    _build: ClassVar[Callable[..., Batches]]
+
+    def __init__(self, arguments: Mapping[str, Any], start: Position) -> None:
+        info, labels, on_error = arguments["info"], arguments["labels"], arguments["on_error"]
         if labels not in ("int", "one_hot"):
             raise UsageError(f"labels must be int or one_hot, got {labels!r}")
-        self._host, self._hosts, self._replicas = share_of_host(host)
-        self.batch_size = batch_size_of(global_batch_size, self._hosts, self._replicas)
+        if on_error not in ("raise", "skip"):
+            raise UsageError(f"on_error must be raise or skip, got {on_error!r}")
+        self.start, self._arguments = start, arguments
+        self.host, self.hosts, self._replicas = share_of_host(arguments["host"])
+        self.batch_size = batch_size_of(start.global_batch_size, self.hosts, self._replicas)
+        self.steps = self._steps_of(start.global_batch_size)
+        self.features = pick_features(info, arguments["features"] or ())
+        self.one_hot_classes = info.num_classes if labels == "one_hot" else None
+        decode = ImageDecoder(
+            info.image,
+            arguments["image_size"],
+            arguments["resize_mode"],
+            arguments.get("augment"),
+            is_foreign=FOREIGN_KEY in info.manifest,
+        )
         self.shape = decode.shape
-        self.features = pick_features(info, features)
-        self.classes = info.num_classes if labels == "one_hot" else None
-        self._source = open_source(info, split, on_error, cache)
-        self._table = self._source.reader.table
         self._rows = RecordRows(info, decode, self.features)
-        self._pool = BufferPool()
-        self._batches = 0
+        self._convert: Callable[[RecordRows], RecordRows] | None = None
+        self._is_padded = True  # evaluation
+        self._skips = Skips() if on_error == "skip" else None
+        self._first = 0, 0  # number of the first iteration, and how many of its steps come before `start`
+        self._next = [0]  # number of the iteration that is read next; one for a copy that is `light`, too
+        self._opened: _Opened | None = self._open()
+        self._opened_elsewhere: Callable[[], _Opened | None] = lambda: None  # of the batches that this is `light` of
 
     def __len__(self) -> int:
         """Batches of one iteration."""
-        return self._batches
+        return self.steps * self._replicas
+
+    def __iter__(self) -> BatchIterator:
+        return BatchIterator(self)
+
+    def __copy__(self) -> Self:
+        new = object.__new__(type(self))
+        vars(new).update(vars(self))
+        return new
+
+    def __reduce__(self) -> Any:  # another process opens the dataset itself
+        arguments = {**self._arguments, **({"position": self.start} if self._is_training else {})}
+        state = {name: getattr(self, name) for name in ("_first", "_next", "_convert", "_is_padded")}
+        return _rebuilt, (type(self)._build, arguments, state)
 
     @property
     def skipped(self) -> int:
         """How many corrupt records `on_error="skip"` has left out so far, each counted once."""
-        return self._source.skips.count if self._source.skips is not None else 0
+        return 0 if self._skips is None else self._skips.count
 
-    def _engine(self, remaining: Remaining, seed: int = 0, for_training: bool = True) -> Engine:
-        sizes = [self.batch_size] * self._batches
-        more: dict[str, Any] = {"threads": cpu_count(), "pool": self._pool, "seed": seed, "for_training": for_training}
-        return Engine(self._source, self._rows, remaining, sizes, **more)
+    def light(self) -> Self:
+        """The same with arguments and integers only, for a function that is never freed: opens what it reads."""
+        light = copy.copy(self)
+        if self._opened is not None:
+            light._opened, light._opened_elsewhere = None, weakref.ref(self._opened)
+        return light
 
-    def _inputs(self, batch: Batch) -> tuple[Any, npt.NDArray[Any]]:
+    def at(self, position: Position) -> Self:
+        """The same batches from another position on: files that are open stay open, nothing is checked again.
+
+        Raises:
+            ValueError: it is another dataset's position; or the batch can't be divided by the hosts.
+        """
+        moved = copy.copy(self)
+        moved.start = self._continued(position)
+        moved._opened = self._opened and _Opened(self._opened.source, self._opened.pool)
+        iteration = moved.start.records_read // moved.start.global_batch_size // self.steps
+        moved._first, moved._next = (iteration, 0), [iteration]
+        return moved
+
+    def next_up(self) -> tuple[int, int]:
+        """(number of the iteration that is read next, its first step that isn't trained)."""
+        first, trained = self._first
+        return self._next[0], trained if self._next[0] == first else 0
+
+    def begin(self, iteration: int) -> None:
+        """Read this iteration next."""
+        self._next[0] = iteration
+
+    def end(self, iteration: int) -> None:
+        """The last batch of an iteration was handed out: the next one reads on behind it."""
+        self._next[0] = max(self._next[0], iteration + 1)
+
+    def state(self, iteration: int, step: int, batches: int = 0) -> State:
+        """The state so many batches after a step of an iteration."""
+        steps, odd = divmod(batches, self._replicas)
+        if odd:
+            raise UsageError(f"{odd} of {self._replicas} replicas have their batch of this step: save between steps")
+        step = min(step + steps, self.steps)
+        return State(self._position(iteration, step), iteration, step)
+
+    def state_at(self, step: Any) -> State:
+        """The state after a global step. Raises UsageError as `Position.at`."""
+        first, trained = self._first
+        steps = self.start.at(step).step - self.start.step + trained
+        return self.state(first + steps // self.steps, steps % self.steps)
+
+    def restore(self, state: State) -> None:
+        """Stand where a state was saved; the next iteration is what is left of the one that it was in.
+
+        Raises:
+            UsageError, ValueError: it was saved by other batches.
+        """
+        self.start = self._continued(state.position)
+        # With another batch size an iteration has other steps: the same share of them is trained.
+        trained = -(-state.step * self.steps // self._steps_of(state.position.global_batch_size))
+        self._first, self._next = (state.iteration, min(trained, self.steps)), [state.iteration]
+        if self._opened is not None:
+            self._opened.rest = None
+
+    def sizes(self, step: int, turn: tuple[int, int]) -> list[int]:
+        """Records of each batch that `read` yields."""
+        sizes = self._sizes()[step * self._replicas :]
+        return [size for size in sizes[turn[0] :: turn[1]] if size]
+
+    def read(
+        self, iteration: int, step: int, turn: tuple[int, int] = (0, 1), threads: int | None = None
+    ) -> Iterator[Element]:
+        """Batches of an iteration, from one of its steps on.
+
+        Args:
+            turn: (index, count): only every count-th of these, from number index on.
+            threads: that decode; None for one a core.
+        """
+        opened = self._opened or self._opened_elsewhere() or self._open()
+        first, (index, count) = opened.source.reader.table.first, turn
+        if count == 1 and opened.rest is not None and opened.rest[0] == iteration and not step:
+            remaining = opened.rest[1]
+        else:
+            windows = self._windows(first, iteration, step)
+            if count > 1:
+                windows = order.turn(windows, self.sizes(step, (0, 1)), index, count)
+            remaining = Remaining(windows, None)
+        sizes, opened.rest = self.sizes(step, turn), None
+        more: dict[str, Any] = {"seed": self.start.seed, "for_training": self._is_training}
+        with Engine(
+            opened.source, self._rows, remaining, sizes, threads=threads or cpu_count(), pool=opened.pool, **more
+        ) as engine:
+            for number in range(1, len(sizes) + 1):
+                batch = engine.next_batch()
+                if number == len(sizes):
+                    opened.rest = (iteration + 1, engine.remaining()) if count == 1 and self._is_training else None
+                    opened.source.report()
+                yield self._arrays(batch)
+
+    def with_rows(self, convert: Callable[[RecordRows], RecordRows]) -> Self:
+        """The same with other rows, made of these."""
+        batches = copy.copy(self)
+        batches._convert, batches._rows = convert, convert(self._rows)
+        return batches
+
+    def _open(self) -> _Opened:
+        info, split, cache = (self._arguments[name] for name in ("info", "split", "cache"))
+        return _Opened(open_source(info, split, self._skips, cache), BufferPool())
+
+    def _continued(self, position: Position) -> Position:
+        """A position, continued by these hosts and batches."""
+        if not isinstance(position, Position):
+            raise UsageError(
+                f"position must be a reader.Position, such as batches.position_at(trained_steps), got {position!r}"
+            )
+        for name, meaning in (("source", "dataset or split"), ("records", "number of records")):
+            ours, given = getattr(self.start, name), getattr(position, name)
+            if ours != given:
+                raise ValueError(f"the position was made with another {meaning}: {given!r}, here it is {ours!r}")
+        return position.on(global_batch_size=self.start.global_batch_size, hosts=self.hosts)
+
+    def _sizes(self) -> list[int]:
+        """Records of each batch of an iteration."""
+        return [self.batch_size] * len(self)
+
+    def _arrays(self, batch: Batch) -> Element:
         """Images (a dict of them and the features, if any are wanted) and labels."""
         labels: npt.NDArray[Any] = batch.labels
-        if self.classes is not None:
-            labels = np.zeros((len(batch.labels), self.classes), np.float32)
+        if self.one_hot_classes is not None:
+            labels = np.zeros((len(batch.labels), self.one_hot_classes), np.float32)
             labels[np.arange(len(batch.labels)), batch.labels] = 1
         if not self.features:
             return batch.images, labels
@@ -133,74 +298,95 @@ class _Batches:
         }
         return {"image": batch.images, **values}, labels
 
+    def _steps_of(self, global_batch_size: int) -> int:
+        """Steps of an iteration in batches of this size."""
+        raise NotImplementedError
 
-class TrainBatches(_Batches):
-    """What `train_batches` returns: each iteration continues where the last one ended.
+    def _position(self, iteration: int, step: int) -> Position:
+        """Where a step of an iteration begins."""
+        raise NotImplementedError
 
-    Attributes:
-        position: where the first iteration begins.
-        batch_size: records of a batch.
-    """
+    def _windows(self, first: order.Integers, iteration: int, step: int) -> Iterator[order.Window]:
+        """The records of an iteration from a step on, in order."""
+        raise NotImplementedError
 
-    def __init__(self, info: DatasetInfo, split: str, global_batch_size: int, position: Position, **more: Any) -> None:
-        super().__init__(info, split, global_batch_size, **more)
-        warn_if_batch_exceeds(info, split, global_batch_size)
-        self.position = position
-        self._steps = info.steps_per_epoch(split, global_batch_size)
-        self._batches = self._steps * self._replicas
-        self._ended = 0  # iterations whose last batch was handed out
-        self._remaining: tuple[int, Remaining] | None = None  # what an iteration has read for the one with this number
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        begin = self._ended
-        with self._engine(self._take_remaining(begin), self.position.seed) as engine:
-            for number in range(1, self._batches + 1):
-                batch = engine.next_batch()
-                if number == self._batches:
-                    self._remaining = begin + 1, engine.remaining()
-                    self._ended = max(self._ended, begin + 1)
-                    self._source.report()
-                yield self._inputs(batch)
+def _rebuilt(build: Callable[..., Batches], arguments: Mapping[str, Any], state: Mapping[str, Any]) -> Batches:
+    """Batches in another process."""
+    batches = build(**arguments)
+    vars(batches).update(state)
+    return batches if batches._convert is None else batches.with_rows(batches._convert)
 
-    def repeat(self) -> Iterator[tuple[Any, Any]]:
+
+class TrainBatches(Batches):
+    """What `train_batches` returns: each iteration continues where the last one ended."""
+
+    _is_training = True
+
+    def position_at(self, step: Any) -> Position:
+        """The position after a global step: what a checkpoint keeps besides the weights.
+
+        Args:
+            step: steps trained since the beginning of the training, through every resume: an int, Keras'
+                `optimizer.iterations`, a NumPy or JAX scalar. Iterations that were left early don't count.
+
+        Raises:
+            UsageError: it is no whole number, or below `start.step`.
+        """
+        return self.start.at(step)
+
+    def repeat(self) -> BatchIterator:
         """Iteration after iteration, without end: what Keras' `fit` takes on JAX and PyTorch."""
-        while True:
-            yield from self
+        return BatchIterator(self, is_endless=True)
 
-    def at(self, position: Position) -> TrainBatches:
-        """The same batches from another position on: files that are open stay open, nothing is checked again."""
-        moved = copy.copy(self)
-        moved.position, moved._ended, moved._remaining = position, 0, None
-        return moved
+    def _steps_of(self, global_batch_size: int) -> int:
+        return max(1, self.start.records // global_batch_size)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_remaining": None}
+    def _position(self, iteration: int, step: int) -> Position:
+        first, trained = self._first
+        return self.start.after((iteration - first) * self.steps + step - trained)
 
-    def _take_remaining(self, iteration: int) -> Remaining:
-        kept, self._remaining = self._remaining, None
-        if kept is not None and kept[0] == iteration:
-            return kept[1]
-        position = self.position.after(iteration * self._steps)
-        return Remaining(order.train_windows(self._table.first, position, self._host), None)
+    def _windows(self, first: order.Integers, iteration: int, step: int) -> Iterator[order.Window]:
+        return order.train_windows(first, self._position(iteration, step), self.host)
 
 
-class EvalBatches(_Batches):
+class EvalBatches(Batches):
     """What `eval_batches` returns: each iteration is the same."""
 
-    def __init__(self, info: DatasetInfo, split: str, global_batch_size: int, **more: Any) -> None:
-        super().__init__(info, split, global_batch_size, **more)
-        self._batches = -(-self._table.total // global_batch_size) * self._replicas
+    _is_training = False
 
-    def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
-        start, stop = order.eval_share(self._table.total, self._hosts, self._host)
-        padding = self._batches * self.batch_size - (stop - start)
-        windows = order.eval_windows(self._table.first, start, stop, padding)
-        with self._engine(Remaining(windows, None), for_training=False) as engine:
-            for number in range(1, self._batches + 1):
-                batch = engine.next_batch()
-                if number == self._batches:
-                    self._source.report()
-                yield (*self._inputs(batch), batch.weights)
+    def without_padding(self) -> Self:
+        """The same in batches of nearly equal size, none of them padded."""
+        batches = copy.copy(self)
+        batches._is_padded = False
+        return batches
+
+    def _continued(self, position: Position) -> Position:
+        if super()._continued(position) != self.start:
+            raise UsageError("the state of an evaluation is for the same hosts and batch size only")
+        return position
+
+    def _steps_of(self, global_batch_size: int) -> int:
+        return -(-self.start.records // global_batch_size)
+
+    def _position(self, iteration: int, step: int) -> Position:
+        return self.start
+
+    def _sizes(self) -> list[int]:
+        if self._is_padded:
+            return super()._sizes()
+        start, stop = order.eval_share(self.start.records, self.hosts, self.host)
+        return [(stop - start) // len(self) + (number < (stop - start) % len(self)) for number in range(len(self))]
+
+    def _windows(self, first: order.Integers, iteration: int, step: int) -> Iterator[order.Window]:
+        start, stop = order.eval_share(self.start.records, self.hosts, self.host)
+        sizes = self._sizes()
+        begin = min(start + sum(sizes[: step * self._replicas]), stop)
+        padding = sum(sizes[step * self._replicas :]) - (stop - begin)
+        return order.eval_windows(first, begin, stop, padding)
+
+    def _arrays(self, batch: Batch) -> Element:
+        return *super()._arrays(batch), batch.weights
 
 
 def train_batches(
@@ -210,13 +396,13 @@ def train_batches(
     global_batch_size: int,
     image_size: ImageSize = None,
     resize_mode: str = "crop",
-    seed: int = 0,
+    seed: int | None = None,
     position: Position | None = None,
     host: Host = None,
     augment: Augment | None = None,
     labels: Labels = "int",
-    features: Sequence[str] = (),
-    window_runs: int = WINDOW_RUNS,
+    features: Sequence[str] | None = None,
+    window_runs: int | None = None,
     cache: Cache = None,
     on_error: OnError = "raise",
 ) -> TrainBatches:
@@ -231,18 +417,20 @@ def train_batches(
         global_batch_size: records that all hosts together read in a step.
         image_size: side or (height, width) in pixels; None for the stored size.
         resize_mode: `crop`, `stretch` or `pad`, if `image_size` isn't the stored size.
-        seed: of the order and of augmentation.
-        position: where to resume, from the trained steps: `batches.position.after(steps)`. Its own seed and window_runs
-            are used; a `seed` other than 0 that differs is an error.
-        host: which part of the records is read here: (index, count), or the `tf.distribute.InputContext` that
+        seed: of the order and of augmentation; None for the position's, or 0.
+        position: where to resume: `batches.position_at(trained_steps)`, saved with the weights. It brings its seed and
+            window_runs; if they are given as well they must agree.
+        host: which part of the records is read here: (index, count); "auto" for this process' part, as
+            torch.distributed or jax.distributed knows it; or the `tf.distribute.InputContext` that
             `distribute_datasets_from_function` gives, whose replicas then take a batch each; None for all.
         augment: `f(image, seed)`, of `reader.augment` or your own.
         labels: `int` or `one_hot`.
         features: names of further features that are wanted: a manifest's columns, or `filename`, `label`, `size`.
-        window_runs: runs of 64 records that are shuffled together; larger values mix better but use more memory.
+        window_runs: runs of 64 records that are shuffled together; larger values mix better but use more memory; None
+            for the position's, or 16.
         cache: None, `memory` or a local folder: keeps undecoded what was read from remote storage (`reader.cache`).
         on_error: `raise`, or `skip` corrupt records: another record of the split takes the row of each; they are
-            counted (`batches.skipped`, `reader.skipped(dataset)`) and logged at the end of an iteration.
+            counted (`batches.skipped`) and logged at the end of an iteration.
 
     Returns:
         Batches of uint8 [b, height, width, channels] and int64 [b] (or float32 [b, classes]), b = global_batch_size /
@@ -250,32 +438,21 @@ def train_batches(
         values; arrays of objects [b] for bytes and for lists of any length.
 
     Raises:
-        ValueError: the batch can't be divided by the hosts or replicas; another dataset's position.
+        ValueError: the batch can't be divided by the hosts or replicas; the position is of another dataset or seed.
         UsageError: no such split, mixed stored sizes without `image_size`, or an argument's value is invalid.
         ImageShardsError: a shard is missing or has another size than the manifest says.
         CorruptRecordError: while iterating, after all batches before it: names file, record and byte offset.
     """
-    info = as_info(info)
-    _, hosts, _ = share_of_host(host)
-    if position is None:
-        position = info.position(
-            split, global_batch_size=global_batch_size, hosts=hosts, seed=seed, window_runs=window_runs
-        )
-    else:
-        position = _resumed(info, split, position, global_batch_size, hosts, seed, window_runs)
-    decode = _decoder(info, image_size, resize_mode, augment)
-    return TrainBatches(
-        info,
-        split,
-        global_batch_size,
-        position,
-        host=host,
-        decode=decode,
-        labels=labels,
-        features=features,
-        on_error=on_error,
-        cache=cache,
-    )
+    arguments = _resolved(locals())
+    for name, given in (("seed", seed), ("window_runs", window_runs)):
+        used = getattr(position, name, given)
+        # A window that would hold too many bytes was cut to fewer runs.
+        capped = arguments["info"].capped_window_runs(split, given) if name == "window_runs" and given else given
+        if given is not None and used not in (given, capped):
+            raise ValueError(f"the position was made with another {name}: {used}, here it is {given}")
+    batches = TrainBatches(arguments, _beginning(arguments))
+    warn_if_batch_exceeds(arguments["info"], split, global_batch_size)
+    return batches if position is None else batches.at(position)
 
 
 def eval_batches(
@@ -287,7 +464,8 @@ def eval_batches(
     resize_mode: str = "crop",
     host: Host = None,
     labels: Labels = "int",
-    features: Sequence[str] = (),
+    features: Sequence[str] | None = None,
+    cache: Cache = None,
     on_error: OnError = "raise",
 ) -> EvalBatches:
     """Every record exactly once, in file order, as batches (images, labels, weights).
@@ -303,99 +481,57 @@ def eval_batches(
 
     Raises: as `train_batches`.
     """
-    info = as_info(info)
-    decode = _decoder(info, image_size, resize_mode, None)
-    more: dict[str, Any] = {
-        "host": host,
-        "decode": decode,
-        "labels": labels,
-        "features": features,
-        "on_error": on_error,
-    }
-    return EvalBatches(info, split, global_batch_size, **more)
+    arguments = _resolved(locals())
+    return EvalBatches(arguments, _beginning(arguments))
 
 
-class _NumpyBatches:
-    """A `tf.data.Dataset` as NumPy batches."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return int(self._dataset.cardinality())
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._dataset.as_numpy_iterator())
+TrainBatches._build, EvalBatches._build = train_batches, eval_batches
 
 
-def as_numpy(dataset: Any) -> Any:
-    """The batches of a `tf.data.Dataset` as NumPy arrays, read-only, without a copy; other batches as they are.
-
-    For datasets of `train_dataset`, `train_batches` is the shorter way.
-    """
-    return _NumpyBatches(dataset) if hasattr(dataset, "as_numpy_iterator") else dataset
-
-
-def skipped(dataset: Any) -> int:
-    """How many corrupt records `on_error="skip"` has left out of a dataset so far, each counted once.
-
-    Args:
-        dataset: of `train_dataset` or `eval_dataset` (not what `map` and the like made of it), `train_batches`,
-            `eval_batches`, or a `reader.torch.ShardDataset`.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    try:
-        batches = BEHIND.get(dataset, dataset)
-    except TypeError:  # not hashable
-        batches = dataset
-    count = getattr(batches, "skipped", None)
-    if not isinstance(count, int):
-        raise UsageError(
-            f"reader.skipped({type(dataset).__name__}): give what train_dataset, train_batches or the like returned"
-        )
-    return count
+def _resolved(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a builder, with what another process could not find out again."""
+    host = arguments["host"]
+    if host == "auto":
+        host = process_of_several()
+    if host is None and process_of_several()[1] > 1:
+        _warn_of_missing_host()
+    return {**arguments, "info": as_info(arguments["info"]), "host": host}
 
 
-def open_source(info: DatasetInfo, split: str, on_error: str = "raise", cache: Cache = None) -> Source:
+@functools.cache
+def _warn_of_missing_host() -> None:
+    """Once a process."""
+    _LOG.warning(
+        "no host= is given, so each of %d processes reads every record: give host='auto'", process_of_several()[1]
+    )
+
+
+def _beginning(arguments: Mapping[str, Any]) -> Position:
+    """Where the first epoch begins."""
+    info, split = arguments["info"], arguments["split"]
+    seed, window_runs = arguments.get("seed"), arguments.get("window_runs")
+    _, hosts, replicas = share_of_host(arguments["host"])
+    batch = integer("global_batch_size", arguments["global_batch_size"])
+    batch_size_of(batch, hosts, replicas)
+    runs = WINDOW_RUNS if window_runs is None else integer("window_runs", window_runs)
+    phase = Phase(hosts, info.capped_window_runs(split, runs))
+    seed = 0 if seed is None else integer("seed", seed)
+    return Position(info.source(split), info.records(split), seed, batch, 0, (phase,), step=0)
+
+
+def open_source(info: DatasetInfo, split: str, skips: Skips | None = None, cache: Cache = None) -> Source:
     """Find the records of a split string and check that their files are there, with the sizes of the manifest.
 
     Raises:
-        UsageError: no such split, or an argument's value is invalid.
+        UsageError: no such split, or no such cache.
         ImageShardsError: a shard is missing or has another size, unless records are skipped; or it is
             compressed.
     """
-    if on_error not in ("raise", "skip"):
-        raise UsageError(f"on_error must be raise or skip, got {on_error!r}")
     table = info.run_table(split)
     wrong = info.wrong_sizes(split)
-    if wrong and on_error == "raise":
+    if wrong and skips is None:
         more = f" (and {len(wrong) - 1} more shards)" if len(wrong) > 1 else ""
         raise ImageShardsError(f"{wrong[0]}{more}: run the job again with --repair, or read with on_error='skip'")
     for line in wrong:
         _LOG.warning("%s: the records that it lacks are skipped", line)
-    return Source(RunReader(table, open_cache(info, table, cache)), Skips() if on_error == "skip" else None)
-
-
-def _decoder(info: DatasetInfo, image_size: ImageSize, resize_mode: str, augment: Augment | None) -> ImageDecoder:
-    return ImageDecoder(info.image, image_size, resize_mode, augment, is_foreign=FOREIGN_KEY in info.manifest)
-
-
-def _resumed(
-    info: DatasetInfo, split: str, position: Position, global_batch_size: int, hosts: int, seed: int, window_runs: int
-) -> Position:
-    """`position`, read on by these hosts and batches."""
-    if not isinstance(position, Position):
-        raise UsageError(
-            f"position must be a reader.Position, such as batches.position.after(trained_steps), got {position!r}"
-        )
-    here = info.position(split, global_batch_size=global_batch_size, hosts=hosts)
-    for name, meaning in (("source", "dataset or split"), ("records", "number of records")):
-        ours, given = getattr(here, name), getattr(position, name)
-        if ours != given:
-            raise ValueError(f"the position was made with another {meaning}: {given!r}, here it is {ours!r}")
-    if seed not in (0, position.seed):
-        raise ValueError(f"the position was made with another seed: {position.seed}, here it is {seed}")
-    runs = None if window_runs == WINDOW_RUNS else window_runs
-    return position.on(global_batch_size=global_batch_size, hosts=hosts, window_runs=runs)
+    return Source(RunReader(table, open_cache(info, table, cache)), skips)

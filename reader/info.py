@@ -20,7 +20,7 @@ from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Manifest, parse_manifest
 from beam_pipeline.schema.manifest import Shard as ShardInfo
 from beam_pipeline.storage import Storage, normalize, open_storage
-from reader.position import WINDOW_RUNS, Phase, Position, batch_size_of, integer
+from reader.position import batch_size_of
 from reader.records import RunTable
 from reader.splits import RecordRange, parse_split
 from reader.unpublished import what_is_there
@@ -140,24 +140,6 @@ class DatasetInfo:
         """Batches of one iteration of a train builder: the full batches that the split's records give, at least 1."""
         return max(1, self.records(split) // batch_size_of(global_batch_size, 1))
 
-    def position(
-        self,
-        split: str,
-        *,
-        global_batch_size: int,
-        hosts: int,
-        seed: int = 0,
-        window_runs: int = WINDOW_RUNS,
-    ) -> Position:
-        """The position at which training begins; arguments as the train builders take them.
-
-        `hosts` has no default: if several hosts resumed from a position for one, records would repeat or be missed.
-        """
-        hosts, global_batch_size = integer("hosts", hosts), integer("global_batch_size", global_batch_size)
-        batch_size_of(global_batch_size, hosts)
-        phase = Phase(hosts, self.capped_window_runs(split, integer("window_runs", window_runs)))
-        return Position(self._source(split), self.records(split), integer("seed", seed), global_batch_size, 0, (phase,))
-
     def capped_window_runs(self, split: str, window_runs: int) -> int:
         """`window_runs`, or fewer if such a window would hold more than `MAX_WINDOW_BYTES` undecoded.
 
@@ -167,6 +149,17 @@ class DatasetInfo:
         run_bytes = max((-(-shard.bytes * schema.RUN_RECORDS // shard.records) for shard in shards), default=0)
         there = min(window_runs, sum(-(-shard.records // schema.RUN_RECORDS) for shard in shards))
         return window_runs if run_bytes * there <= MAX_WINDOW_BYTES else max(1, MAX_WINDOW_BYTES // run_bytes)
+
+    def source(self, split: str) -> str:
+        """Names the records of a split string, their order and their runs; a copy's are the same.
+
+        The content fingerprint alone says nothing of the order: the same images with another seed have it as well.
+        """
+        ranges = self.ranges(split)
+        runs = [self.manifest["files"].get(schema.runs_file(part.split)) for part in ranges]
+        shards = [[shard.crc32c for shard in self.splits[part.split].shards] for part in ranges]
+        text = f"{self.manifest['content_fingerprint']}\0{ranges}\0{runs}\0{shards}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def load_runs(self, split: str) -> npt.NDArray[np.void]:
         """One split's run index, an array of `schema.RUN_DTYPE` in file order (18 bytes a run of 64 records).
@@ -219,17 +212,6 @@ class DatasetInfo:
     def _names(self, split: str) -> list[str]:
         """The splits that a split string names, each once."""
         return list(dict.fromkeys(part.split for part in self.ranges(split)))
-
-    def _source(self, split: str) -> str:
-        """Names the records of a split string, their order and their runs; a copy's are the same.
-
-        The content fingerprint alone says nothing of the order: the same images with another seed have it as well.
-        """
-        ranges = self.ranges(split)
-        runs = [self.manifest["files"].get(schema.runs_file(part.split)) for part in ranges]
-        shards = [[shard.crc32c for shard in self.splits[part.split].shards] for part in ranges]
-        text = f"{self.manifest['content_fingerprint']}\0{ranges}\0{runs}\0{shards}"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def load_info(url: str | os.PathLike[str]) -> DatasetInfo:

@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-import itertools
 import reprlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from beam_pipeline.errors import UsageError
-from reader.batches import as_numpy
+from reader.batches import Batches, TrainBatches
+from reader.stream import BatchIterator, Element
 
 # One that is being copied while the next is decoded. More only costs the device's memory.
 _BATCHES_AHEAD = 2
 
 
 class JaxBatches:
-    """What `as_jax` returns: each iteration of it is one of the batches. `len()` is the number of batches."""
+    """What `as_jax` returns: each iteration of it is one of the batches. `len()` is the number of batches.
 
-    def __init__(self, batches: Any, sharding: Any) -> None:
-        self._batches = batches
+    Its iterators have `get_state` and `set_state` (Grain, Orbax), which count the batches that they handed out.
+    """
+
+    def __init__(self, batches: Batches, sharding: jax.sharding.Sharding) -> None:
+        self.batches = batches
         self._sharding = sharding
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> BatchIterator:
+        return BatchIterator(self.batches, self._ahead)
+
+    def repeat(self) -> BatchIterator:
+        """Iteration after iteration, without end."""
+        if not isinstance(self.batches, TrainBatches):
+            raise UsageError("evaluation ends: only the batches of train_batches repeat")
+        return BatchIterator(self.batches, self._ahead, is_endless=True)
+
+    def _ahead(self, batches: Iterator[Element]) -> Iterator[Element]:
         # Putting a batch on the devices only begins the copy.
-        put = (jax.tree.map(self._put, batch) for batch in self._batches)
         ahead: deque[Any] = deque()
         error: Exception | None = None
         try:
-            # Taking the last batch ends the iteration, so it isn't taken before it is asked for.
-            for arrays in itertools.islice(put, len(self) - 1):
-                ahead.append(arrays)
+            for batch in batches:
+                ahead.append(jax.tree.map(self._put, batch))
                 if len(ahead) == _BATCHES_AHEAD:
                     yield ahead.popleft()
         except Exception as raised:  # comes after the batches before it
@@ -44,12 +54,6 @@ class JaxBatches:
         yield from ahead
         if error is not None:
             raise error
-        yield from put
-
-    def repeat(self) -> Iterator[Any]:
-        """Iteration after iteration, without end."""
-        while True:
-            yield from self
 
     def _put(self, local: np.ndarray[Any, Any]) -> jax.Array:
         """One process's part of a batch → the global array, whose other parts are on other processes' devices."""
@@ -61,58 +65,41 @@ class JaxBatches:
         return jax.make_array_from_process_local_data(self._sharding, local)
 
 
-def as_jax(batches: Iterable[Any], mesh: Any) -> JaxBatches:
-    """Batches as global `jax.Array`s, copied to the devices two ahead (but for an iteration's last).
+def as_jax(batches: Batches, mesh: jax.sharding.Mesh | jax.sharding.Sharding) -> JaxBatches:
+    """Batches as global `jax.Array`s, copied to the devices two ahead.
 
-    Each process reads its own part: give the batches `host=(jax.process_index(), jax.process_count())`.
+    Each process reads its own part: give the batches `host="auto"`.
 
     Args:
-        batches: of `train_batches` or `eval_batches` (or a `tf.data.Dataset`, whose TensorFlow should then be kept off
-            the accelerators).
+        batches: what `train_batches` or `eval_batches` returned.
         mesh: `jax.sharding.Mesh`, over whose first axis the records of a batch are spread; or a `jax.sharding.Sharding`
             of a batch.
 
     Raises:
         ModuleNotFoundError: JAX isn't installed.
-        UsageError: the batch can't be spread evenly; while iterating, JAX has no array for a feature.
+        UsageError: the batches' hosts aren't the mesh's processes; the batch can't be spread evenly; while iterating,
+            JAX has no array for a feature.
     """
-    batches = as_numpy(batches)
-    if isinstance(batches, str) or not (hasattr(batches, "__len__") and hasattr(batches, "__iter__")):
-        raise UsageError(
-            f"reader.as_jax({type(batches).__name__}): give what train_batches, eval_batches or the like returned"
-        )
-    if isinstance(mesh, jax.sharding.Sharding):
-        return JaxBatches(batches, mesh)
-    if not isinstance(mesh, jax.sharding.Mesh):
+    if not isinstance(batches, Batches):
+        raise UsageError(f"reader.as_jax({type(batches).__name__}): give what train_batches or eval_batches returned")
+    if not isinstance(mesh, jax.sharding.Sharding | jax.sharding.Mesh):
         raise UsageError(
             f"mesh must be a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch, got {reprlib.repr(mesh)}"
         )
-    size = getattr(batches, "batch_size", None)
-    processes = len({device.process_index for device in mesh.devices.flat})
-    devices = mesh.devices.shape[0]
-    if size is not None and size * processes % devices:
+    devices = mesh.device_set if isinstance(mesh, jax.sharding.Sharding) else set(mesh.devices.flat)
+    processes = sorted({device.process_index for device in devices})
+    host = processes.index(jax.process_index()) if jax.process_index() in processes else -1
+    if (batches.host, batches.hosts) != (host, len(processes)):
         raise UsageError(
-            f"a batch of {size * processes} can't be spread over the {devices} devices of mesh axis "
-            f"{mesh.axis_names[0]!r}; give a global_batch_size that is a multiple of {devices}"
+            f"the batches are those of host {batches.host} of {batches.hosts}, but this is process {host} of the "
+            f"mesh's {len(processes)}, which would read equal or missing records: give host='auto'"
+        )
+    if isinstance(mesh, jax.sharding.Sharding):
+        return JaxBatches(batches, mesh)
+    size, spread = batches.batch_size * len(processes), mesh.devices.shape[0]
+    if size % spread:
+        raise UsageError(
+            f"a batch of {size} can't be spread over the {spread} devices of mesh axis {mesh.axis_names[0]!r}; give a "
+            f"global_batch_size that is a multiple of {spread}"
         )
     return JaxBatches(batches, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(mesh.axis_names[0])))
-
-
-def keep_tensorflow_off_accelerators() -> None:
-    """Let TensorFlow see no GPU and no TPU: it would reserve nearly all of their memory.
-
-    Only for programs that use both TensorFlow and JAX: `train_batches` needs no TensorFlow.
-
-    Raises:
-        UsageError: TensorFlow has begun to use them; call this before anything else of TensorFlow.
-    """
-    import tensorflow as tf
-
-    for kind in ("GPU", "TPU"):
-        try:
-            tf.config.set_visible_devices([], kind)
-        except RuntimeError:  # too late to change
-            if tf.config.get_visible_devices(kind):
-                raise UsageError(
-                    f"TensorFlow uses the {kind} already: call reader.keep_tensorflow_off_accelerators() first"
-                ) from None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -220,6 +220,18 @@ def train_windows(first: Integers, position: Position, host: int) -> Iterator[Wi
         lead = (lead + order.records) % phase.hosts
         epoch, read = epoch + 1, 0
         order = epoch_order(first, position.seed, epoch)
+
+
+def turn(windows: Iterator[Window], sizes: Sequence[int], index: int, count: int) -> Iterator[Window]:
+    """Of batches of these sizes, read from `windows` one after the other, every `count`-th from batch `index` on."""
+    ends, read = np.cumsum(sizes), 0
+    while read < ends[-1]:
+        window = next(windows)
+        batch = np.searchsorted(ends, np.arange(read, read + len(window.numbers)), "right")
+        read += len(window.numbers)
+        numbers = window.numbers[(batch % count == index) & (batch < len(ends))]
+        if len(numbers):
+            yield window._replace(numbers=numbers)
 
 
 def eval_share(records: int, hosts: int, host: int) -> tuple[int, int]:

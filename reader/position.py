@@ -1,23 +1,26 @@
 """`Position`: how far a training job has read, as a few integers; and how hosts share a step's records.
 
-    position = info.position("train", global_batch_size=1024, hosts=4, seed=0)      # the beginning
-    text = position.after(trained_steps).to_json()                                  # into the checkpoint
-    position = Position.from_json(text).on(global_batch_size=512, hosts=2)          # continue, also on other hosts
+    position = batches.position_at(trained_steps)                              # what `train_batches` returned
+    text = position.to_json()                                                  # into the checkpoint
+    position = Position.from_json(text).on(global_batch_size=512, hosts=2)     # continue, also on other hosts
 
 It counts *trained* steps, never what an iterator handed out: input pipelines read ahead.
 """
 
 from __future__ import annotations
 
+import logging
 import operator
 import reprlib
-from typing import Annotated, Any, TypeAlias
+import sys
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
-from msgspec import Meta, Struct, json
+from msgspec import Meta, Struct, json, structs
 from msgspec.structs import replace
 
 from beam_pipeline.errors import UsageError, one_line
 
+_LOG = logging.getLogger("reader")
 _SHOWN_CHARACTERS = 80
 
 # Runs of 64 records that are read and shuffled together: a batch of 64 then mixes all of them (15.7 of 16 on average),
@@ -28,7 +31,17 @@ WINDOW_RUNS = 16
 MAX_HOSTS = 1 << 20
 MAX_WINDOW_RUNS = (1 << 31) - 1
 
-Host: TypeAlias = Any  # tf.distribute.InputContext, (index, count), or None for one host
+
+class InputContext(Protocol):
+    """What is read of a `tf.distribute.InputContext`: no TensorFlow here."""
+
+    input_pipeline_id: int
+    num_input_pipelines: int
+    num_replicas_in_sync: int
+
+
+# (index, count), "auto" or a tf.distribute.InputContext; None for one host
+Host: TypeAlias = tuple[int, int] | Literal["auto"] | InputContext | None
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -62,8 +75,8 @@ class Phase(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     Attributes:
         hosts: how many hosts share the records that were unread when the phase began.
         window_runs: runs in a shuffle window.
-        lead: hosts 0 … lead - 1 read one record less of this epoch, since they had the odd records of earlier ones.
-        taken: records that each host has read, the one less not counted.
+        lead: hosts below it get one record fewer of this epoch: they took the remainder of earlier epochs.
+        taken: records that each host has read in this phase (hosts below `lead`: one fewer).
     """
 
     hosts: int
@@ -87,8 +100,19 @@ class Phase(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         return self.hosts * self.taken - self.lead
 
 
-class Position(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fields=True):
-    """How far the endless stream of epochs that the train builders read has been trained on.
+class _Position1(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fields=True):
+    """A position as release 1 wrote it: without its step."""
+
+    source: str
+    records: Annotated[int, Meta(ge=1)]
+    seed: int
+    global_batch_size: Annotated[int, Meta(ge=1)]
+    epoch: Annotated[int, Meta(ge=0)]
+    phases: Annotated[tuple[Phase, ...], Meta(min_length=1)]
+
+
+class Position(_Position1, frozen=True, tag=2):
+    """How far the endless stream of epochs that `train_batches` reads has been trained on.
 
     Attributes:
         source: names the dataset and the split, so that a position isn't used with another one.
@@ -98,14 +122,10 @@ class Position(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fi
         epoch: the first epoch that isn't read to its end.
         phases: what was read of that epoch, in order; the last one goes on. More than one only after a change of the
             number of hosts (or of window_runs) in the middle of this epoch.
+        step: the global step: steps trained since the beginning of the training, through every resume.
     """
 
-    source: str
-    records: Annotated[int, Meta(ge=1)]
-    seed: int
-    global_batch_size: Annotated[int, Meta(ge=1)]
-    epoch: Annotated[int, Meta(ge=0)]
-    phases: Annotated[tuple[Phase, ...], Meta(min_length=1)]
+    step: Annotated[int, Meta(ge=0)]
 
     @property
     def hosts(self) -> int:
@@ -122,23 +142,42 @@ class Position(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fi
         """Records that one host reads in a step."""
         return self.global_batch_size // self.hosts
 
+    @property
+    def records_read(self) -> int:
+        """Records that were read since the beginning of the training."""
+        return self.epoch * self.records + sum(phase.read for phase in self.phases)
+
+    def at(self, step: Any) -> Position:
+        """The position at a global step: an int, `optimizer.iterations`, a NumPy or JAX scalar, a variable.
+
+        Raises:
+            UsageError: `step` is no whole number, or below this position's own.
+        """
+        steps = integer("step", step) - self.step
+        if steps < 0:
+            raise UsageError(
+                f"step {self.step + steps} is before step {self.step}, where this position is: give the global step, "
+                "counted from the beginning of the training through every resume"
+            )
+        return self.after(steps)
+
     def after(self, steps: Any) -> Position:
-        """The position `steps` trained steps later; `steps` may be an array or a variable, such as a step counter.
+        """The position `steps` trained steps after this one. `at` takes the global step, which training counts anyway.
 
         Raises:
             UsageError: `steps` is negative or no whole number.
         """
-        last = self.phases[-1]
-        taken = last.taken + integer("steps", steps, 0) * self.host_batch_size
+        last, steps = self.phases[-1], integer("steps", steps, 0)
+        taken = last.taken + steps * self.host_batch_size
         left = self.records - sum(phase.read for phase in self.phases[:-1])  # of the epoch, when the last phase began
         epoch_end = last.lead + left
         if taken * last.hosts < epoch_end:
-            return replace(self, phases=(*self.phases[:-1], replace(last, taken=taken)))
+            return replace(self, phases=(*self.phases[:-1], replace(last, taken=taken)), step=self.step + steps)
         # Hosts differ by one record at most, so all have ended an epoch before one is two records into the next.
         more = (taken * last.hosts - epoch_end) // self.records
         dealt = epoch_end + more * self.records
         phase = replace(last, lead=dealt % last.hosts, taken=taken - dealt // last.hosts)
-        return replace(self, epoch=self.epoch + 1 + more, phases=(phase,))
+        return replace(self, epoch=self.epoch + 1 + more, phases=(phase,), step=self.step + steps)
 
     def on(self, *, global_batch_size: int, hosts: int, window_runs: int | None = None) -> Position:
         """This position, continued by `hosts` hosts: they share what is unread of the epoch before the next one begins.
@@ -167,21 +206,37 @@ class Position(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fi
         return json.encode(self).decode()
 
     @classmethod
-    def from_json(cls, text: str) -> Position:
+    def from_json(cls, text: str, step: Any = None) -> Position:
         """The position that `to_json` wrote.
 
+        Args:
+            text: the JSON.
+            step: the global step of a position that release 1 wrote, whose positions don't hold it. None to count the
+                records that were read, which is exact unless the batch size has changed on the way.
+
         Raises:
-            UsageError: it is something else, or no training could have got there.
+            UsageError: it is something else, or no training could have got there; or it has another step.
         """
         try:
-            position = json.decode(text, type=cls)
+            position = json.decode(text, type=Position | _Position1)
             read = sum(phase.read for phase in position.phases)
             if read >= position.records:
                 raise UsageError(f"{read} records read of an epoch of {position.records}")
-            batch_size_of(position.global_batch_size, position.hosts)
+            batch_size_of(position.global_batch_size, position.phases[-1].hosts)
         except (ValueError, TypeError, RecursionError) as error:
             shown = repr(text[:_SHOWN_CHARACTERS]) if isinstance(text, str) else reprlib.repr(text)
             raise UsageError(f"not a reader.Position: {shown}: {one_line(error)}") from None
+        if not isinstance(position, Position):
+            position = Position(**structs.asdict(position), step=0 if step is None else integer("step", step, 0))
+            if step is None and position.records_read:
+                position = replace(position, step=position.records_read // position.global_batch_size)
+                _LOG.warning(
+                    "the position was saved by release 1, without its step: it is taken as step %d, which is right if "
+                    "the batch size has always been %d; if not, give Position.from_json(text, step=…)",
+                    *(position.step, position.global_batch_size),
+                )
+        elif step is not None and integer("step", step) != position.step:
+            raise UsageError(f"the position is at step {position.step}, not {integer('step', step)}")
         return position
 
 
@@ -189,20 +244,41 @@ def share_of_host(host: Host) -> tuple[int, int, int]:
     """(index, count) of the host that reads, and how many replicas there take a batch each.
 
     Raises:
-        UsageError: `host` is neither an InputContext nor (index, count) with 0 <= index < count.
+        UsageError: `host` is no `Host`, or 0 <= index < count doesn't hold; or the processes aren't known for sure.
     """
     if host is None:
         return 0, 1, 1
-    if hasattr(host, "input_pipeline_id"):  # tf.distribute.InputContext, known by its attributes: no TensorFlow here
+    if host == "auto":
+        return *process_of_several(), 1
+    if not isinstance(host, tuple | list | str) and hasattr(host, "input_pipeline_id"):
         replicas = max(1, host.num_replicas_in_sync // host.num_input_pipelines)
         return host.input_pipeline_id, host.num_input_pipelines, replicas
     try:
-        index, count = map(operator.index, host)
+        index, count = map(operator.index, host)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         index, count = 0, 0
     if not 0 <= index < count:
-        raise UsageError(f"host must be (index, count) with 0 <= index < count, got {reprlib.repr(host)}")
+        raise UsageError(f"host must be (index, count) with 0 <= index < count, or 'auto', got {reprlib.repr(host)}")
     return index, count, 1
+
+
+def process_of_several() -> tuple[int, int]:
+    """(rank, size) of torch.distributed or jax.distributed, if one is imported and initialized; else (0, 1).
+
+    Raises:
+        UsageError: both are, with other numbers.
+    """
+    found = {}
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        found["torch.distributed"] = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    # Asked first: `process_count` starts JAX' backend, which must come after `jax.distributed.initialize`.
+    if jax is not None and jax.distributed.is_initialized():
+        found["jax.distributed"] = jax.process_index(), jax.process_count()
+    if len({*found.values()}) > 1:
+        numbers = " and ".join(f"process {index} of {count} ({name})" for name, (index, count) in found.items())
+        raise UsageError(f"this is {numbers}: give host=(index, count)")
+    return next(iter(found.values()), (0, 1))
 
 
 def batch_size_of(global_batch_size: int, hosts: int, replicas: int = 1) -> int:

@@ -1,135 +1,63 @@
-"""`train_dataset` and `eval_dataset`: the batches as `tf.data.Dataset`s; TensorFlow parses and decodes nothing."""
+"""`as_tf`: batches as a `tf.data.Dataset`, without a copy; TensorFlow parses and decodes nothing."""
 
 from __future__ import annotations
 
-import weakref
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 import tensorflow as tf
 
-from reader.augment import Augment
-from reader.batches import (
-    BEHIND,
-    Cache,
-    EvalBatches,
-    ImageSize,
-    Info,
-    Labels,
-    OnError,
-    TrainBatches,
-    eval_batches,
-    train_batches,
-)
+from reader.batches import Batches, EvalBatches, eval_batches, train_batches
 from reader.features import Feature
-from reader.position import WINDOW_RUNS, Host, Position
 
-Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
+Arguments = ParamSpec("Arguments")
 
 
-def train_dataset(
-    info: Info,
-    split: str,
-    *,
-    global_batch_size: int,
-    image_size: ImageSize = None,
-    resize_mode: str = "crop",
-    seed: int = 0,
-    position: Position | None = None,
-    host: Host = None,
-    augment: Augment | None = None,
-    labels: Labels = "int",
-    features: Sequence[str] = (),
-    window_runs: int = WINDOW_RUNS,
-    cache: Cache = None,
-    on_error: OnError = "raise",
-) -> Dataset:
-    """The batches of `train_batches` as a `tf.data.Dataset` of (images, labels), for `model.fit(train, epochs=N)`.
+def as_tf(batches: Batches) -> tf.data.Dataset:
+    """Batches as a `tf.data.Dataset`, for `model.fit(train, epochs=N)`.
 
-    Its cardinality is one iteration, `info.steps_per_epoch(split, global_batch_size)` batches; the next iteration goes
-    on where the last one that was read to its end stopped. (`fit` may read the last batches of an iteration that it
-    abandons, if it is shorter than its buffers: resume by `position`.)
+    Its cardinality is one iteration, `len(batches)`; the next iteration continues where the last one that was read to
+    its end stopped. Iterators that are alive at one time on one dataset (`interleave`, `zip` of a dataset with itself)
+    read the same iteration. To resume, save `batches.position_at(optimizer.iterations)`: a tf.data iterator reads ahead
+    of the trainer, so it has no state of its own.
 
-    Args: as `train_batches`.
+    Args:
+        batches: what `train_batches` or `eval_batches` returned.
 
     Returns:
-        uint8 [b, height, width, channels] and int64 [b] (or float32 [b, classes]), all static; with an InputContext a
-        batch for each replica. With `features`, the first is a dict of `image` and the features: [b], [b, n], ragged
-        [b, None] for lists of any length.
+        Elements as the batches have them, with static shapes: uint8 [b, height, width, channels] and int64 [b] (or
+        float32 [b, classes]), and float32 [b] weights in evaluation; with an InputContext a batch for each replica.
+        With `features`, the first is a dict of `image` and the features: [b], [b, n], ragged [b, None] for lists of any
+        length.
 
     Raises:
-        As `train_batches`; while iterating as TensorFlow's errors, whose text names file, record and byte offset.
+        While iterating, errors of the batches as TensorFlow's, whose text names file, record and byte offset.
     """
-    return _dataset(
-        train_batches(
-            info,
-            split,
-            global_batch_size=global_batch_size,
-            image_size=image_size,
-            resize_mode=resize_mode,
-            seed=seed,
-            position=position,
-            host=host,
-            augment=augment,
-            labels=labels,
-            features=features,
-            window_runs=window_runs,
-            cache=cache,
-            on_error=on_error,
-        )
-    )
+    light = batches.light()  # TensorFlow never frees a dataset's function
+    return generated(lambda: _elements(light), _signature(batches), len(batches))
 
 
-def eval_dataset(
-    info: Info,
-    split: str,
-    *,
-    global_batch_size: int,
-    image_size: ImageSize = None,
-    resize_mode: str = "crop",
-    host: Host = None,
-    labels: Labels = "int",
-    features: Sequence[str] = (),
-    on_error: OnError = "raise",
-) -> Dataset:
-    """The batches of `eval_batches` as a `tf.data.Dataset` of (images, labels, weights): every record exactly once.
+def _dataset_of(build: Callable[Arguments, Batches]) -> Callable[Arguments, tf.data.Dataset]:
+    """`as_tf` of what a builder returns, with the builder's arguments."""
 
-    Give metrics to Keras as `weighted_metrics=[…]`: plain `metrics` count the padding.
+    def dataset(*args: Arguments.args, **kwargs: Arguments.kwargs) -> tf.data.Dataset:
+        return as_tf(build(*args, **kwargs))
 
-    Args: as `eval_batches`.
-
-    Returns:
-        Images and labels as of `train_dataset`, and float32 [b] weights.
-
-    Raises: as `train_dataset`.
-    """
-    return _dataset(
-        eval_batches(
-            info,
-            split,
-            global_batch_size=global_batch_size,
-            image_size=image_size,
-            resize_mode=resize_mode,
-            host=host,
-            labels=labels,
-            features=features,
-            on_error=on_error,
-        )
-    )
-
-
-def _dataset(batches: TrainBatches | EvalBatches) -> Dataset:
-    """The batches' memory crosses into TensorFlow without a copy, since it is aligned."""
-    # TensorFlow keeps a dataset's functions forever: they refer to the batches weakly, `BEHIND` keeps these as long as
-    # the dataset, or one made of it, is in use.
-    behind = weakref.ref(batches)
-    dataset = generated(lambda: _elements(behind()), _signature(batches), len(batches))
-    BEHIND[dataset] = batches
+    name = build.__name__.replace("batches", "dataset")
+    dataset.__name__ = dataset.__qualname__ = name
+    dataset.__doc__ = f"`reader.as_tf({build.__name__}(…))`, with the same arguments.\n\n    As a `tf.data.Dataset`: "
+    dataset.__doc__ += f"{inspect.getdoc(build)}"
+    signature = inspect.signature(build)
+    vars(dataset)["__signature__"] = signature.replace(return_annotation="tf.data.Dataset")
     return dataset
 
 
-def generated(begin: Callable[[], Iterator[Any]], signature: tuple[Any, ...], length: int) -> Dataset:
+train_dataset, eval_dataset = _dataset_of(train_batches), _dataset_of(eval_batches)
+
+
+def generated(begin: Callable[[], Iterator[Any]], signature: tuple[Any, ...], length: int) -> tf.data.Dataset:
     """A dataset of so many batches, which `begin` starts in each iteration."""
     dataset = tf.data.Dataset.from_generator(begin, output_signature=signature)
     options = tf.data.Options()
@@ -141,9 +69,7 @@ def generated(begin: Callable[[], Iterator[Any]], signature: tuple[Any, ...], le
     return dataset.apply(tf.data.experimental.assert_cardinality(length)).with_options(options)
 
 
-def _elements(batches: TrainBatches | EvalBatches | None) -> Iterator[Any]:
-    if batches is None:
-        raise RuntimeError("the dataset of train_dataset or eval_dataset was dropped: keep it while it is read")
+def _elements(batches: Batches) -> Iterator[Any]:
     lists = [name for name, feature in batches.features.items() if feature.shape is None]
     for inputs, *more in batches:
         if lists:
@@ -157,12 +83,12 @@ def _ragged(lists: Sequence[Any], feature: Feature) -> Any:
     return tf.RaggedTensor.from_row_lengths(values, np.array([len(values) for values in lists], np.int64))
 
 
-def _signature(batches: TrainBatches | EvalBatches) -> tuple[Any, ...]:
+def _signature(batches: Batches) -> tuple[Any, ...]:
     rows = batches.batch_size
     images = tf.TensorSpec((rows, *batches.shape), tf.uint8)
     labels = tf.TensorSpec((rows,), tf.int64)
-    if batches.classes is not None:
-        labels = tf.TensorSpec((rows, batches.classes), tf.float32)
+    if batches.one_hot_classes is not None:
+        labels = tf.TensorSpec((rows, batches.one_hot_classes), tf.float32)
     inputs: Any = images
     if batches.features:
         inputs = {"image": images, **_feature_specs(rows, batches.features)}

@@ -1,114 +1,248 @@
-"""PyTorch without TensorFlow: the batches of `train_batches` as tensors, for ranks and `DataLoader` workers.
+"""PyTorch without TensorFlow: batches as tensors, for a loop, a `DataLoader` with or without workers, and ranks.
 
-    loader = reader.torch.loader(info, "train", batch_size=64, image_size=224, augment=reader.augment.flip_crop)
+    batches = reader.train_batches(info, "train", global_batch_size=64, augment=reader.augment.flip_crop, host="auto")
+    loader = DataLoader(reader.as_torch(batches), batch_size=None)
     for epoch in range(10):
-        loader.dataset.set_epoch(epoch)
         for images, labels in loader:
             ...
 
-The engine decodes in threads, so workers are only for transforms in Python that hold the interpreter. Each (rank,
-worker) reads as a host of its own: in an epoch each record comes at most once, and all ranks make equally many steps.
+The engine decodes in threads, so workers are only for transforms in Python that hold the interpreter. They take turns:
+the batches are the same with any number of them.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from beam_pipeline.errors import UsageError, one_line
-from beam_pipeline.schema.manifest import FOREIGN_KEY
-from reader import order
 from reader.augment import Augment, RandomResizedCrop, flip, flip_crop
-from reader.batches import Cache, ImageSize, Info, RecordRows, open_source
-from reader.buffers import BufferPool
-from reader.decode import ImageDecoder, call_user
-from reader.engine import Batch, Engine, Remaining
-from reader.features import Feature, pick_features, stacked
-from reader.info import DatasetInfo, as_info
-from reader.limits import cpu_count
-from reader.position import WINDOW_RUNS, Phase, integer, share_before
+from reader.batches import (
+    Batches,
+    Cache,
+    EvalBatches,
+    ImageSize,
+    Info,
+    OnError,
+    RecordRows,
+    TrainBatches,
+    eval_batches,
+    train_batches,
+)
+from reader.decode import call_user
+from reader.features import Feature
+from reader.position import Position, integer, process_of_several
+from reader.stream import BatchIterator, Element, State
+
+_LOG = logging.getLogger("reader")
 
 Transform = Callable[..., Any]
 
+_MAX_WORKERS = 1024
+_STATE_BYTES = 16 << 10
+# Numbers in shared memory: states that were loaded, the iteration that is next, workers that read; then for each worker
+# the iteration that it reads next.
+_LOADED, _NEXT, _WORKERS, _OF_WORKERS = range(4)
 
-class Part(Phase, kw_only=True, frozen=True):
-    """A phase of one epoch whose hosts are workers: number rank × workers + worker. They read batch by batch.
 
-    Batches are equally many for all hosts, and steps for all ranks, unless there are fewer records than batches.
+class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not follow torch
+    """What `as_torch` returns: `len()` is the batches of a full iteration.
+
+    Give it to a `DataLoader` with `batch_size=None`, or iterate over it. Which iteration is next lives in shared memory
+    and advances when the last batch was made, in workers when all have made theirs.
 
     Attributes:
-        unread: records of the epoch that were unread when the part began.
-        workers: of each rank.
-        batch_size: the most records of a batch.
-        drop_last: only full batches.
-        steps: batches that each rank trained; its workers take turns, from worker 0 on.
+        batches: that it reads.
     """
 
-    unread: int
-    workers: int
-    batch_size: int
-    drop_last: bool
-    steps: int = 0
+    def __init__(self, batches: Batches, threads: int | None = None) -> None:
+        if not isinstance(batches, Batches):
+            raise UsageError(
+                f"reader.as_torch({type(batches).__name__}): give what train_batches or eval_batches returned"
+            )
+        self.batches, self._threads = batches, threads
+        if isinstance(batches, TrainBatches):  # iterations are counted from the beginning of the training
+            begin = batches.start
+            self.batches = batches.at(begin)
+            self.batches.restore(State(begin, *divmod(begin.records_read // begin.global_batch_size, batches.steps)))
+        self._shared = torch.zeros(_OF_WORKERS + _MAX_WORKERS, dtype=torch.int64).share_memory_()
+        self._saved = torch.zeros(_STATE_BYTES, dtype=torch.uint8).share_memory_()
+        self._loaded = 0
+        self._shared[_NEXT:] = self.batches.next_up()[0]
+        self._shared[_WORKERS] = 0
+        self._begin_reading()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        integer("workers", self.workers, 1)
-        integer("batch_size", self.batch_size, 1)
-        integer("steps", self.steps, 0, self.unread + 2 * self.workers)  # a worker's own state rounds up
+    def _begin_reading(self) -> None:
+        self._where: tuple[int, int, int] | None = None  # of the last iteration in this process: see `Batches.state`
+        self._first_epoch: int | None = None  # what `set_epoch` is counted from
 
-    def sizes(self, host: int) -> list[int]:
-        """Records in each batch of a host; the last may be 0: no batch."""
-        if self.drop_last:
-            return [self.batch_size] * (self.unread // self.hosts // self.batch_size)
-        records = share_before(self.unread, self.hosts, host + 1) - share_before(self.unread, self.hosts, host)
-        count = -(-self.unread // self.hosts // self.batch_size)
-        # Larger ones first: what has no record comes last, so that the first n sizes are those of n batches.
-        return [records // count + (number < records % count) for number in range(count)]
+    def __len__(self) -> int:
+        return len(self.batches)
 
-    def batches_by(self, host: int) -> int:
-        """How many of the trained batches of a rank one of its hosts made."""
-        return self.steps // self.workers + (host % self.workers < self.steps % self.workers)
-
-    def read_by(self, host: int) -> int:
-        return sum(self.sizes(host)[: self.batches_by(host)])
+    def __iter__(self) -> BatchIterator:
+        worker = get_worker_info()
+        if worker is None:
+            self._shared[_WORKERS] = 0
+            return _TorchIterator(self, (0, 1), self._threads)
+        self._shared[_WORKERS] = worker.num_workers
+        return _TorchIterator(self, (worker.id, worker.num_workers), self._threads or 1)
 
     @property
-    def read(self) -> int:
-        return sum(map(self.read_by, range(self.hosts)))
+    def skipped(self) -> int:
+        """How many corrupt records `on_error="skip"` has left out so far in this process."""
+        return self.batches.skipped
+
+    @property
+    def iteration(self) -> int:
+        """Number of the iteration that is next, or of the one that is being read."""
+        if self._loaded != int(self._shared[_LOADED]):  # by the process that this one is a worker of, or by a worker
+            self._loaded = int(self._shared[_LOADED])
+            self.batches.restore(State.parse(bytes(self._saved.numpy()).rstrip(b"\0")))
+            self._begin_reading()
+        ended = self._shared[_OF_WORKERS : _OF_WORKERS + max(1, int(self._shared[_WORKERS]))]
+        return max(int(self._shared[_NEXT]), int(ended.min()))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Read this iteration next, from its beginning; nothing changes if it is next or was resumed within.
+
+        Nobody needs to call it: iterations follow one another. A loop that counts from 0 after a resume goes on
+        counting from there.
+
+        Raises:
+            UsageError: the iteration was read already.
+        """
+        epoch, now = integer("epoch", epoch, 0), self.iteration
+        if self._first_epoch is None:
+            resumed = self.batches.start.step > 0 and epoch < now
+            self._first_epoch = now - epoch if resumed else 0
+            if resumed:
+                _LOG.warning("set_epoch(%d): resumed in iteration %d, so epochs are counted from there", epoch, now)
+        if epoch + self._first_epoch < now:
+            raise UsageError(
+                f"set_epoch({epoch}): iteration {now} is next; to read an earlier one again, give "
+                "reader.as_torch(batches.at(position))"
+            )
+        if epoch + self._first_epoch > now:
+            self._shared[_NEXT], self._where = epoch + self._first_epoch, None
+
+    def state_dict(self, step: Any = None) -> dict[str, Any]:
+        """Where this stream stands, as JSON can hold it: position, iteration and step of the iteration.
+
+        Args:
+            step: the global step, counted from the beginning of the training through every resume; None for the batches
+                that were handed out, which are known without workers only (torchdata's `StatefulDataLoader` asks its
+                workers).
+
+        Raises:
+            UsageError: `step` is before these batches begin, or there are workers and it isn't given.
+        """
+        iteration = self.iteration
+        if step is not None:
+            return self.batches.state_at(step).to_dict()
+        if int(self._shared[_WORKERS]) and get_worker_info() is None:
+            raise UsageError(
+                "a DataLoader's workers read ahead of the training: give state_dict(step) the global step, or use "
+                "torchdata's StatefulDataLoader"
+            )
+        if self._where is None:
+            self.batches.begin(iteration)
+            return self.batches.state(*self.batches.next_up()).to_dict()
+        return self.batches.state(*self._where).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration is the rest of the one that the state was saved in, also on other ranks or batch sizes.
+
+        Raises:
+            UsageError, ValueError: it is another dataset's, or no state.
+        """
+        parsed, worker = State.parse(state), get_worker_info()
+        self.batches.restore(parsed)
+        self._begin_reading()
+        self._shared[_NEXT] = parsed.iteration
+        if worker is not None:
+            self._shared[_OF_WORKERS + worker.id] = parsed.iteration
+            if worker.id:
+                return
+        else:
+            self._shared[_OF_WORKERS:] = parsed.iteration
+        text = np.frombuffer(parsed.to_json().ljust(_STATE_BYTES, b"\0"), np.uint8)
+        self._saved.copy_(torch.from_numpy(text.copy()))
+        self._loaded = int(self._shared[_LOADED]) + 1
+        self._shared[_LOADED] = self._loaded  # last, so that nobody reads half of it
+
+    def tensors(self, batches: Iterator[Element]) -> Iterator[Element]:
+        """NumPy batches → tensors over the same memory."""
+        for inputs, *arrays in batches:
+            columns = dict(inputs) if self.batches.features else {"image": inputs}
+            columns["image"] = _images(columns["image"])
+            for name, feature in self.batches.features.items():
+                columns[name] = _column(columns[name], feature)
+            yield columns if self.batches.features else columns["image"], *map(torch.from_numpy, arrays)
 
 
-class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not follow torch
-    """The batches of one split, one epoch in each iteration; give it to a `DataLoader` with `batch_size=None`.
+class _TorchIterator(BatchIterator):
+    """An iteration in one process, which is told to the others."""
+
+    def __init__(self, dataset: TorchBatches, turn: tuple[int, int], threads: int | None) -> None:
+        super().__init__(dataset.batches, dataset.tensors, turn=turn, threads=threads)
+        self._dataset = dataset
+        dataset.batches.begin(dataset.iteration)
+
+    def __next__(self) -> Element:
+        try:
+            return super().__next__()
+        finally:
+            self._dataset._where = self.where()
+
+    def _end(self) -> None:
+        super()._end()
+        shared, (worker, workers) = self._dataset._shared, self._turn
+        shared[_OF_WORKERS + worker] = self._batches.next_up()[0]
+        shared[_NEXT] = max(shared[_NEXT], shared[_OF_WORKERS : _OF_WORKERS + workers].min())
+
+
+def as_torch(batches: Batches) -> TorchBatches:
+    """Batches as PyTorch tensors: a dataset for a `DataLoader` with `batch_size=None`, or for a plain loop.
+
+    The batches are those of every other framework, with any number of workers. An iteration is `len(batches)` batches,
+    and the next one goes on by itself; after a resume the first one is the rest of the one that was stopped.
 
     Args:
-        info, split, image_size, resize_mode, augment, features, seed, window_runs: as for `train_batches`.
-        batch_size: the most records of a step on one rank. The batches of an epoch are nearly equal and may be
-            smaller (45 records make 23 and 22 of at most 32), since no record is dropped and all ranks make equally
-            many steps. Only with batches of one record, or fewer records than ranks × workers, some ranks make one
-            step less: give `drop_last=True` if that would leave the others waiting, as under
-            `DistributedDataParallel`.
+        batches: what `train_batches` or `eval_batches` returned; with several ranks give them `host="auto"`.
+
+    Returns:
+        Elements uint8 [b, channels, height, width] (in memory channels last, the faster layout of convolutions) and
+        int64 [b] labels (or float32 [b, classes]), and float32 [b] weights in evaluation. With `features`, the first is
+        a dict of `image` and the features: tensors [b] or [b, n]; a list of bytes; a list of tensors (or of lists of
+        bytes) for lists of any length.
+    """
+    return TorchBatches(batches)
+
+
+class ShardDataset(TorchBatches):
+    """`as_torch` for slow transforms and for evaluation without padding; ranks and batch size as PyTorch counts them.
+
+    Args:
+        info, split, image_size, resize_mode, augment, features, seed, window_runs, position, on_error, cache: as for
+            `train_batches`. The cache "memory" is kept in each worker, and only if workers persist.
+        batch_size: records of a step on one rank.
         transform: after resizing and augmenting, `f(image)` of a PIL image, such as torchvision's, or `f(image, seed)`
             with the record's seed. Returns a PIL image, or anything that `default_collate` takes.
-        shuffle: False for file order: evaluation.
-        drop_last: batches of exactly `batch_size`; the up to (batch_size + 1) × ranks × workers records left over,
-            other ones each epoch, are left out.
+        shuffle: False for evaluation: every record once, in file order, in batches of nearly equal size and as many on
+            each rank (unless there are fewer records than ranks). Corrupt records that are skipped have no row.
         rank, world_size: None for those of `torch.distributed` if it is initialized, else 0 of 1.
         threads: that decode, in each worker; None for one a core without workers and one each with.
-        on_error: `raise`, or `skip` corrupt records: another record takes the row of each, or none with
-            `shuffle=False`, where a batch of nothing else is left out. `reader.skipped` counts those of this process.
-        cache: as for `train_batches`; "memory" is kept in each worker, and only if workers persist.
 
     Yields:
-        uint8 [b, channels, height, width] (in memory channels last, the faster layout of convolutions) or the collated
-        results of `transform`, and int64 [b] labels. With `features`, the first is a dict of `image` and the features:
-        tensors [b] or [b, n]; a list of bytes; a list of tensors (or of lists of bytes) for lists of any length.
+        Images, or the collated results of `transform`, and labels, as `as_torch`.
 
     Raises:
         UsageError: no such split or feature, or an argument's value is invalid.
@@ -124,240 +258,80 @@ class ShardDataset(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         resize_mode: str = "crop",
         augment: Augment | None = None,
         transform: Transform | None = None,
-        features: Sequence[str] = (),
+        features: Sequence[str] | None = None,
         shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = False,
+        seed: int | None = None,
+        position: Position | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        window_runs: int = WINDOW_RUNS,
+        window_runs: int | None = None,
         threads: int | None = None,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         cache: Cache = None,
     ) -> None:
-        info = as_info(info)
-        self._batch_size = integer("batch_size", batch_size, 1)
-        self._rank, self._world_size = _rank(rank, world_size)
-        self._features = pick_features(info, features)
-        self._rows = _rows(info, image_size, resize_mode, augment, transform, self._features)
-        self._shuffle, self._drop_last = shuffle, drop_last
-        self._threads = None if threads is None else integer("threads", threads, 1)
-        self._beginning = info.position(split, global_batch_size=1, hosts=1, seed=seed, window_runs=window_runs)
-        self._source, self._pool = open_source(info, split, on_error, cache), BufferPool()
-        # In shared memory: also workers that persist see a new epoch.
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
-        self._resumed: tuple[int, tuple[Part, ...]] = (0, ())  # an epoch, and what was trained of it in earlier runs
-        self._steps = 0  # handed out in this iteration
-        #: Workers of the `DataLoader`, which `len()` must know.
-        self.num_workers = 0
-
-    def __len__(self) -> int:
-        return self.steps_per_epoch(self.num_workers)
-
-    @property
-    def skipped(self) -> int:
-        """How many corrupt records `on_error="skip"` has left out so far in this process."""
-        return 0 if self._source.skips is None else self._source.skips.count
-
-    def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration reads: another order and other seeds. Call it before each, on every rank."""
-        epoch = integer("epoch", epoch, 0)
-        if epoch != int(self._epoch[0]):
-            self._epoch[0] = epoch
-            self._resumed, self._steps = (epoch, ()), 0
-
-    def steps_per_epoch(self, num_workers: int = 0) -> int:
-        """Batches of this rank in an epoch that is read from its beginning by a `DataLoader` with so many workers."""
-        part = self._new_part(max(1, num_workers))
-        hosts = range(self._rank * part.workers, (self._rank + 1) * part.workers)
-        return sum(size > 0 for host in hosts for size in part.sizes(host))
-
-    def state_dict(self, steps: Any = None, num_workers: int = 0) -> dict[str, Any]:
-        """The progress of training in this epoch, as JSON can hold it; the same for all ranks.
-
-        Args:
-            steps: batches that this rank has trained since the iteration began; None for those handed out, which are
-                known without workers only (and in a worker, where torchdata's `StatefulDataLoader` asks).
-            num_workers: of the `DataLoader`.
-        """
-        worker = get_worker_info()
-        workers = max(1, integer("num_workers", num_workers)) if worker is None else worker.num_workers
-        # A worker's state is for that worker: as if the others had made as many batches.
-        made = self._steps * (1 if worker is None else workers)
-        trained = made if steps is None else integer("steps", steps, 0)
-        *parts, last = self._parts(workers)
-        return {
-            "source": self._beginning.source,
-            "seed": self._beginning.seed,
-            "epoch": int(self._epoch[0]),
-            "parts": [
-                [part.hosts // part.workers, part.workers, part.batch_size, part.drop_last, part.steps]
-                for part in (*parts, replace(last, steps=last.steps + trained))
-            ],
+        rank, world_size = _rank(rank, world_size)
+        if isinstance(transform, RandomResizedCrop) or transform in (flip, flip_crop):
+            augment, transform = transform, None  # ours work on arrays
+        options: dict[str, Any] = {
+            "global_batch_size": integer("batch_size", batch_size, 1) * world_size,
+            "host": (rank, world_size),
+            "image_size": image_size,
+            "resize_mode": resize_mode,
+            "features": features,
+            "on_error": on_error,
+            "cache": cache,
         }
+        batches: Batches
+        if shuffle:
+            order: dict[str, Any] = {"seed": seed, "position": position, "window_runs": window_runs}
+            batches = train_batches(info, split, augment=augment, **order, **options)
+        else:
+            batches = eval_batches(info, split, **options).without_padding()
+        if transform is not None:
+            if not callable(transform):
+                raise UsageError(
+                    f"transform must be a function f(image) or f(image, seed) of a PIL image, got {transform!r}"
+                )
+            batches = batches.with_rows(functools.partial(_TransformRows, transform))
+        super().__init__(batches, None if threads is None else integer("threads", threads, 1))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration continues where the state was taken, also with other ranks, workers or batch sizes.
-
-        Load it before a `DataLoader` starts its workers: those that persist don't see it.
-
-        Raises:
-            UsageError: it is another dataset's or seed's, or no state.
-        """
-        try:
-            epoch, parts = integer("epoch", state["epoch"], 0), self._saved_parts(state)
-            ours = {name: (state[name], getattr(self._beginning, name)) for name in ("source", "seed")}
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise UsageError(f"not a state of a ShardDataset: {str(state)[:80]}") from None
-        for name, (saved, here) in ours.items():
-            if saved != here:
-                raise UsageError(f"the state was made with another {name}: {saved!r}, here it is {here!r}")
-        self._resumed, self._steps = (epoch, parts), 0
-        self._epoch[0] = epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        workers, number = (1, 0) if worker is None else (worker.num_workers, worker.id)
-        self._steps = 0
-        parts = self._parts(workers)
-        last = parts[-1]
-        host = self._rank * workers + (number + last.steps) % workers  # whose turn the next step is
-        sizes = last.sizes(host)
-        if not sizes and len(parts) == 1:
-            raise UsageError(
-                f"batch_size={self._batch_size} with drop_last: {self._beginning.records} records for {last.hosts} "
-                "readers (ranks x workers) fill no batch; give a smaller batch_size, or drop_last=False"
-            )
-        left = [size for size in sizes[last.batches_by(host) :] if size]
-        threads = self._threads or (cpu_count() if worker is None else 1)
-        remaining = Remaining(self._windows(parts, host), None)
-        more: dict[str, Any] = {"seed": self._beginning.seed, "for_training": self._shuffle}
-        with Engine(self._source, self._rows, remaining, left, threads=threads, pool=self._pool, **more) as engine:
-            for _ in left:
-                batch = engine.next_batch()
-                self._steps += 1
-                if batch.weights.any():  # else all its records are corrupt, and skipped
-                    yield self._tensors(batch)
-            self._source.report()
-
-    def _part(self, unread: int, ranks: int, workers: int, batch_size: int, drop_last: int, steps: int = 0) -> Part:
-        more: dict[str, Any] = {"unread": unread, "batch_size": batch_size, "drop_last": bool(drop_last)}
-        return Part(ranks * workers, self._beginning.window_runs, workers=workers, steps=steps, **more)
-
-    def _new_part(self, workers: int) -> Part:
-        """An epoch that is read from its beginning with so many workers on each rank."""
-        return self._part(self._beginning.records, self._world_size, workers, self._batch_size, self._drop_last)
-
-    def _parts(self, workers: int) -> tuple[Part, ...]:
-        """The parts of this epoch, the last one for so many workers on each rank."""
-        (epoch, before), now = self._resumed, self._new_part(workers)
-        if not before or epoch != int(self._epoch[0]):  # set by the process that this one is a worker of
-            return (now,)
-        last = before[-1]
-        if replace(now, unread=last.unread, steps=last.steps) == last:
-            return before
-        if not self._shuffle:
-            raise UsageError("with shuffle=False a state is for the same ranks, workers and batch_size only")
-        return (*before, replace(now, unread=last.unread - last.read))
-
-    def _saved_parts(self, state: Mapping[str, Any]) -> tuple[Part, ...]:
-        """What was trained of an epoch by a state. Raises TypeError, ValueError, … if no training can have made it."""
-        parts: list[Part] = []
-        for values in state["parts"]:
-            unread = self._beginning.records - sum(part.read for part in parts)
-            parts.append(self._part(unread, *map(int, values)))
-        last = parts[-1]
-        if state.get("worker") is not None:  # a worker's of release 1: whose turn it had, and the batches it made
-            turn, made = map(int, state["worker"])
-            first = last.steps % last.workers
-            made -= integer("worker", turn, 0, last.workers - 1) < first
-            parts[-1] = replace(last, steps=made * last.workers + first)
-        return tuple(part for part in parts if part.steps)
-
-    def _windows(self, parts: tuple[Part, ...], host: int) -> Iterator[order.Window]:
-        """What a host of the last part reads, from its first record that wasn't trained on."""
-        first, last = self._source.reader.table.first, parts[-1]
-        if self._shuffle:
-            return order.train_windows(first, replace(self._beginning, epoch=int(self._epoch[0]), phases=parts), host)
-        start, stop = order.eval_share(self._beginning.records, last.hosts, host)
-        return order.eval_windows(first, start + last.read_by(host), stop)
-
-    def _tensors(self, batch: Batch) -> _TorchBatch:
-        images, labels, features = batch.images, batch.labels, batch.features
-        if not batch.weights.all():  # in evaluation, corrupt records
-            rows = np.flatnonzero(batch.weights)
-            images = images[rows] if isinstance(images, np.ndarray) else [images[row] for row in rows]
-            labels, features = labels[rows], [features[row] for row in rows]
-        inputs = _images(images)
-        if self._features:
-            columns = zip(self._features.items(), zip(*features, strict=True), strict=True)
-            inputs = {"image": inputs, **{name: _column(column, feature) for (name, feature), column in columns}}
-        return _TorchBatch(inputs, torch.from_numpy(labels))
+    def tensors(self, batches: Iterator[Element]) -> Iterator[Element]:
+        if isinstance(self.batches, EvalBatches):
+            batches = filter(None, map(_valid_rows, batches))
+        return super().tensors(batches)
 
 
-class _TorchBatch(NamedTuple("_TorchBatch", [("inputs", Any), ("labels", Any)])):
-    """What an iteration yields."""
-
-    __slots__ = ()
-
-    def __new__(cls, inputs: Any, labels: Any) -> _TorchBatch:
-        if getattr(labels, "ndim", 1) != 1:  # a `DataLoader` has collated several batches into one
-            raise UsageError(
-                "a ShardDataset yields batches: give its DataLoader batch_size=None, or use reader.torch.loader"
-            )
-        return super().__new__(cls, inputs, labels)
-
-
-def loader(info: Info, split: str, *, batch_size: int, num_workers: int = 0, **more: Any) -> Any:
-    """A `DataLoader` over a `ShardDataset`, whose `len()` is the batches of an epoch.
+def loader(info: Info, split: str, *, batch_size: int, num_workers: int = 0, **options: Any) -> DataLoader[Any]:
+    """A `DataLoader` over a `ShardDataset`.
 
     Args:
         info, split, batch_size: as `ShardDataset`.
         num_workers: processes; the engine needs none, since it decodes in threads.
-        more: what `ShardDataset` takes; and of `DataLoader`, `pin_memory`, `persistent_workers`, `prefetch_factor`,
-            `multiprocessing_context`.
+        options: further arguments of `ShardDataset` and of `DataLoader`.
 
     Raises: as `ShardDataset`.
     """
-    names = ("pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context")
-    options = {name: more.pop(name) for name in names if name in more}
-    dataset = ShardDataset(info, split, batch_size=batch_size, **more)
-    dataset.num_workers = num_workers
+    names = inspect.signature(ShardDataset).parameters
+    of_dataset = {name: options.pop(name) for name in [*options] if name in names}
+    dataset = ShardDataset(info, split, batch_size=batch_size, **of_dataset)
     return DataLoader(dataset, batch_size=None, num_workers=num_workers, **options)
 
 
 class _TransformRows(RecordRows):
     """Rows that are what a user's transform returns."""
 
-    def __init__(self, transform: Transform, info: DatasetInfo, decode: ImageDecoder, features: Any) -> None:
-        super().__init__(info, decode, features)
-        self._fill, self._transform, self._takes_seed = decode, transform, _takes_seed(transform)
+    def __init__(self, transform: Transform, rows: RecordRows) -> None:
+        vars(self).update(vars(rows))
+        self._fill, self._pixels = rows.decode, rows.shape
+        self._transform, self._takes_seed = transform, _takes_seed(transform)
         self.shape, self.decode = None, self._transformed
 
     def _transformed(self, encoded: Any, row: Any, seed: int) -> Any:
-        pixels = np.empty(self._fill.shape, np.uint8)
+        pixels = np.empty(self._pixels or (), np.uint8)
         self._fill(encoded, pixels, seed)
         image = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
         result = call_user(self._transform, *((image, seed) if self._takes_seed else (image,)))
         return np.asarray(result) if isinstance(result, Image.Image) else result
-
-
-def _rows(
-    info: DatasetInfo,
-    image_size: ImageSize,
-    resize_mode: str,
-    augment: Augment | None,
-    transform: Transform | None,
-    features: Mapping[str, Feature],
-) -> RecordRows:
-    if isinstance(transform, RandomResizedCrop) or transform in (flip, flip_crop):
-        augment, transform = transform, None  # ours work on arrays
-    decode = ImageDecoder(info.image, image_size, resize_mode, augment, FOREIGN_KEY in info.manifest)
-    if transform is None:
-        return RecordRows(info, decode, features)
-    if not callable(transform):
-        raise UsageError(f"transform must be a function f(image) or f(image, seed) of a PIL image, got {transform!r}")
-    return _TransformRows(transform, info, decode, features)
 
 
 def _takes_seed(transform: Transform) -> bool:
@@ -382,19 +356,31 @@ def _images(images: Any) -> Any:
     return torch.from_numpy(images[..., None] if images.ndim == 3 else images).permute(0, 3, 1, 2)
 
 
-def _column(values: Sequence[Any], feature: Feature) -> Any:
+def _column(values: np.ndarray[Any, Any], feature: Feature) -> Any:
     """The values of one feature in a batch: a tensor if there is one that holds them, else a list."""
     if feature.dtype == "bytes":
         return list(values)
     if feature.shape is None:
         return [torch.from_numpy(value) for value in values]
-    return torch.from_numpy(stacked(values, feature))
+    return torch.from_numpy(values)
+
+
+def _valid_rows(batch: Element) -> Element | None:
+    """A batch (inputs, labels, weights) without weights and without rows of weight 0; None if no row is left."""
+    inputs, labels, weights = batch
+    rows = np.flatnonzero(weights)
+    if len(rows) == len(weights):
+        return inputs, labels
+
+    def valid(column: Any) -> Any:
+        return [column[row] for row in rows] if isinstance(column, list) else column[rows]
+
+    inputs = {name: valid(column) for name, column in inputs.items()} if isinstance(inputs, dict) else valid(inputs)
+    return (inputs, labels[rows]) if len(rows) else None
 
 
 def _rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """(rank, world size), those of torch.distributed unless given."""
-    found = (0, 1)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        found = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    found = process_of_several()
     world_size = integer("world_size", found[1] if world_size is None else world_size, 1)
     return integer("rank", found[0] if rank is None else rank, 0, world_size - 1), world_size

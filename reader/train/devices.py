@@ -176,9 +176,7 @@ def _of_jax(options: TrainOptions) -> Devices:
     import jax
 
     if "tensorflow" in sys.modules:  # Keras imports it if it is installed
-        from reader.jax_arrays import keep_tensorflow_off_accelerators
-
-        keep_tensorflow_off_accelerators()
+        _keep_tensorflow_off_accelerators()
     if options.device == "cpu":
         jax.config.update("jax_platforms", "cpu")  # before the first look at the devices
     if options.distributed:
@@ -218,3 +216,19 @@ def _join_processes() -> None:
 
 def _named(kind: str, count: int) -> str:
     return f"the {kind.upper()}" if count == 1 else f"{count} {kind.upper()} devices"
+
+
+def _keep_tensorflow_off_accelerators() -> None:
+    """Let TensorFlow see no GPU and no TPU: it would reserve nearly all of their memory.
+
+    Raises:
+        UsageError: TensorFlow has begun to use them; call this before anything else of TensorFlow.
+    """
+    import tensorflow as tf
+
+    for kind in ("GPU", "TPU"):
+        try:
+            tf.config.set_visible_devices([], kind)
+        except RuntimeError:  # too late to change
+            if tf.config.get_visible_devices(kind):
+                raise UsageError(f"TensorFlow uses the {kind} already: train in a process of its own") from None

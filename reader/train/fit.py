@@ -121,8 +121,8 @@ class _Training:
         self._saved_s, self._saved_step = time.monotonic(), 0
         self._speed, self._compiles, self._sync_calls = Speed(), True, 0
         self._metrics: list[Any] = []
-        self._begin = self._inputs.begin, 0  # where it begins here, and after which step
-        self._at = Progress(self._begin[0].to_json())
+        self._begin = self._inputs.begin
+        self._at = Progress(self._begin.to_json())
 
     def run(self) -> Trained:
         """Train what is left, and write what comes out."""
@@ -132,8 +132,8 @@ class _Training:
         if kept is not None:
             self._at, self._saved_step = kept.progress, kept.progress.step
             batch, hosts = self._recipe.batch_size, self._devices.processes
-            position = Position.from_json(self._at.position).on(global_batch_size=batch, hosts=hosts)
-            self._begin = position, self._at.step
+            position = Position.from_json(self._at.position, step=self._at.step)
+            self._begin = position.on(global_batch_size=batch, hosts=hosts)
             self._tell(f"continuing after step {self._at.step:,}")
         with self._devices.scope():
             model = build(self._info, self._recipe)
@@ -159,12 +159,8 @@ class _Training:
         if keras.backend.backend() == "jax":
             model.jax_state_sync()
         if self._devices.is_first:
-            self._at.position = self._position().to_json()
+            self._at.position = self._begin.at(self._at.step).to_json()
             checkpoint.save(self._out, self._at, model, self._metrics)
-
-    def _position(self) -> Position:
-        position, step = self._begin
-        return position.after(self._at.step - step)
 
     def _is_due(self) -> bool:
         steps = self._recipe.options.checkpoint_steps
@@ -226,7 +222,7 @@ class _Training:
             if kept is not None and kept.progress.step > epoch * steps:
                 kept.restore_sums(self._metrics)
 
-        data = self._inputs.training(self._position(), left)
+        data = self._inputs.training(self._begin.at(self._at.step), left)
         watch = StepWatch(before, at_first, self._stride)
         try:
             history = model.fit(data, verbose=0, shuffle=False, callbacks=[watch]).history

@@ -46,13 +46,15 @@ class Inputs:
         )
         self._validation = None
         if recipe.eval_split is not None:
-            self._validation = eval_batches(info, recipe.eval_split, host=devices.host, **size)
+            self._validation = eval_batches(
+                info, recipe.eval_split, cache=recipe.options.cache, host=devices.host, **size
+            )
         self.waited_s = 0.0
 
     @property
     def begin(self) -> Position:
         """Where a training begins that isn't continued."""
-        return self._train.position
+        return self._train.start
 
     def training(self, position: Position, steps: int) -> Any:
         """The next steps' batches, for `fit`; not more than an epoch's."""

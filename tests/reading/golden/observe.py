@@ -73,7 +73,9 @@ def observe_eval(info: reader.DatasetInfo, case: Case) -> list[Seen]:
 
 def position_of(info: reader.DatasetInfo, case: Case) -> reader.Position:
     """The position that the case's moves lead to, each saved and loaded on the way."""
-    position = info.position(case["split"], **case["begin"])
+    begin = dict(case["begin"])
+    host = (0, begin.pop("hosts"))
+    position = reader.train_batches(info, case["split"], host=host, **begin).start
     for name, value in case["moves"]:
         position = position.after(value) if name == "after" else position.on(**value)
         position = reader.Position.from_json(position.to_json())
@@ -85,8 +87,11 @@ def observe_position(info: reader.DatasetInfo, case: Case, position: reader.Posi
     seen = []
     for way in case["ways"]:
         for host in range(way["hosts"]):
-            options = {key: value for key, value in way.items() if key not in ("hosts", "steps")}
-            options |= {"host": (host, way["hosts"]), "seed": case["begin"]["seed"], "position": position}
+            options = {key: value for key, value in way.items() if key not in ("hosts", "steps", "window_runs")}
+            begin, hosts = position, way["hosts"]
+            if way["window_runs"] != 16:  # which release 1 took for "as before"
+                begin = begin.on(hosts=hosts, **{key: way[key] for key in ("global_batch_size", "window_runs")})
+            options |= {"host": (host, hosts), "seed": case["begin"]["seed"], "position": begin}
             seen.append(observe_train(info, {**case, "options": options, "steps": way["steps"]}))
     return seen
 
