@@ -1,4 +1,4 @@
-"""Trains with kills, in this process and in others, and compares what was read with the arithmetic of `reader.order`."""
+"""Trains with kills, in this process and in others; compares what was read with the arithmetic of `reader.order`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ import pytest
 import reader
 from beam_pipeline.schema.example import int64_feature
 from reader import order
-from tests import servers
 from tests.make import ROOT
 from tests.reading.shards import make_dataset
 from tests.soak import trainers
@@ -39,7 +38,7 @@ TRAINERS: dict[str, type[trainers.Trainer]] = {
     "torch ranks": trainers.Ranks,
     "jax": trainers.Jax,
 }
-HOSTS = {"jax": [1, 2], **dict.fromkeys(KERAS, [1])}
+HOSTS = {"jax": [1, 2], **{name: [1] for name in KERAS}}
 OWN_PROCESS = ("jax", *KERAS)
 
 
@@ -56,22 +55,26 @@ def dataset(folder: Path) -> str:
     return make_dataset(folder / "1.0.0", {"train": [200, 67, 292]}, columns=columns)
 
 
-def plan(adapter: str, url: str, folder: Path, seed: int, is_elastic: bool, sigkills: int = KILLS) -> list[Job]:
-    """A training of three epochs with five kills, so many of them of a real process; fixed by its arguments."""
+def plan(
+    adapter: str, url: str, folder: Path, seed: int, is_elastic: bool, kills: int = KILLS, sigkills: int = KILLS
+) -> list[Job]:
+    """A training of three epochs with so many kills, some of them of a real process; fixed by its arguments."""
     draw = random.Random(f"{adapter} {seed} {is_elastic}")
     counts = HOSTS.get(adapter, [1, 2, 3])
     hosts, host_batch = counts[-1] if adapter == "jax" else draw.choice(counts), 13
-    cuts = sorted(draw.sample(range(1, EPOCHS * RECORDS), KILLS))
-    killed = draw.sample(range(KILLS), sigkills)
-    jobs = []
-    for segment, records in enumerate(end - begin for begin, end in itertools.pairwise([0, *cuts, EPOCHS * RECORDS])):
+    ends = [*sorted(draw.sample(range(1, EPOCHS * RECORDS), kills)), EPOCHS * RECORDS + 3]
+    killed = draw.sample(range(kills), min(kills, sigkills))
+    jobs: list[Job] = []
+    read = 0
+    for segment, end in enumerate(ends):
         if is_elastic and segment and (segment == 1 or draw.random() < 0.5):
             hosts = draw.choice([count for count in counts if count != hosts] or counts)
             host_batch = draw.choice([size for size in (4, 7, 13, 20) if size != host_batch])
-        steps: int | None = records // (hosts * host_batch) + (segment == KILLS)
-        steps, lost = (steps if segment < KILLS else None, 0) if adapter in KERAS else (steps, draw.randrange(4))
-        place = (adapter, url, str(folder), segment, hosts * host_batch, hosts)
-        jobs.append(Job(*place, steps, lost, segment in killed))
+        batch, is_last = hosts * host_batch, segment == kills
+        steps: int | None = max(0, end - read) // batch + is_last
+        read += batch * (steps or 0)
+        steps, lost = (None if is_last else steps, 0) if adapter in KERAS else (steps, draw.randrange(4))
+        jobs.append(Job(adapter, url, str(folder), segment, batch, hosts, steps, lost, segment in killed))
     return jobs
 
 
@@ -121,6 +124,8 @@ def _run_in_processes(jobs: Sequence[Job], rows: Rows, state: Any) -> tuple[Rows
     if first.adapter in KERAS:
         environment["KERAS_BACKEND"] = first.adapter.split()[1]
     hosts = range(first.hosts) if first.adapter == "jax" else [None]
+    from tests import servers  # which the children need not wait for
+
     address = f"127.0.0.1:{servers.free_port()}"
     processes = []
     for host in hosts:
@@ -165,8 +170,15 @@ def _records(windows: Iterator[order.Window]) -> Iterator[tuple[int, int]]:
         yield from ((window.epoch, int(number)) for number in window.numbers)
 
 
+def check(rows: Rows, jobs: Sequence[Job]) -> None:
+    """Fail the test in a line that says which records are missing, double or out of order."""
+    wrong = fault(rows, jobs)
+    if wrong:
+        pytest.fail(wrong, pytrace=False)
+
+
 def fault(rows: Rows, jobs: Sequence[Job]) -> str | None:
-    """Which records are missing, double or out of order in a training, in a line; None if all is right."""
+    """What is wrong with a training; None if it read what it should have."""
     steps = expected(jobs[0].url, jobs, [segment for segment, *_ in rows])
     read, wanted = [row[1:] for row in rows], [[number for _, number in step] for step in steps]
     for number, (ours, theirs) in enumerate(zip(read, wanted, strict=True)):
@@ -182,7 +194,8 @@ def fault(rows: Rows, jobs: Sequence[Job]) -> str | None:
     for epoch in range(ended):
         often = {number: epochs[epoch, number] for number in range(RECORDS) if epochs[epoch, number] != 1}
         if often:
-            return f"epoch {epoch} hasn't each record once: {dict(itertools.islice(often.items(), 9))}, {len(often)} in all"
+            some = dict(itertools.islice(often.items(), 9))
+            return f"epoch {epoch} hasn't each record once: {some}, {len(often)} in all"
     # Keras counts iterations, which hold a little less than an epoch.
     least = EPOCHS - (jobs[0].adapter in KERAS)
     return None if ended >= least else f"only {ended} epochs were read, in {len(read)} steps"
