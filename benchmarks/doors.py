@@ -188,7 +188,7 @@ def engine(url: str, kind: str, threads: int, batch: int = BATCH) -> turns.Reade
     import reader
     from reader import batches, order
     from reader.buffers import BufferPool
-    from reader.engine import Engine, Remaining
+    from reader.engine import Cursor, Engine
 
     info = reader.load_info(url)
     source = batches.open_source(info, "train")
@@ -200,9 +200,9 @@ def engine(url: str, kind: str, threads: int, batch: int = BATCH) -> turns.Reade
 
     def read() -> Iterable[int]:
         nonlocal position
-        remaining = Remaining(order.train_windows(source.reader.table.first, position, 0), None)
+        cursor = Cursor(order.train_windows(source.reader.table.first, position, 0), None)
         position = position.after(steps)
-        with Engine(source, rows, remaining, [batch] * steps, threads=threads, pool=pool, seed=0) as taken:
+        with Engine(source, rows, cursor, [batch] * steps, threads=threads, pool=pool, seed=0) as taken:
             for _ in range(steps):
                 found = taken.next_batch().labels
                 labels[int(found[0])] += 1

@@ -26,11 +26,11 @@ from beam_pipeline.errors import UsageError
 __all__ = ["Augment", "RandomResizedCrop", "flip", "flip_crop", "random_resized_crop", "uniform"]
 
 Pixels = npt.NDArray[np.uint8]
-Augment = Callable[[Pixels, int], Any]
+Augment = Callable[[Pixels, int], Pixels]
 Window = tuple[int, int, int, int]  # top, left, height, width
 
-_FLIP, _SHIFT_Y, _SHIFT_X = range(3)  # which draw decides what
-_FIRST_CROP_DRAW = 8  # the first ones are left to `then`
+_FLIP, _SHIFT_Y, _SHIFT_X = range(3)  # number of the draw
+_FIRST_CROP_DRAW = 8  # earlier ones are left to `then`
 _TRIES = 10
 _SHIFT_DIVISOR = 8  # flip_crop shifts by up to 1/8 of each side
 
@@ -51,33 +51,34 @@ def uniform(seed: int, draw: int) -> float:
 def flip(image: Pixels, seed: int) -> Pixels:
     """Mirror half of the images, left for right."""
     if uniform(seed, _FLIP) < 0.5:
-        flat = planes(image)
+        flat = without_channel_axis(image)
         cv2.flip(flat, 1, dst=flat)
     return image
 
 
 def flip_crop(image: Pixels, seed: int) -> Pixels:
-    """Mirror half of the images, and shift each by up to 1/8 of its height and width; what comes in is black.
+    """Mirror half of the images, and shift each by up to 1/8 of its height and width; uncovered pixels are black.
 
     The same as padding by 1/8 on every side and cropping the old size at random.
     """
     height, width = image.shape[:2]
-    most_y, most_x = height // _SHIFT_DIVISOR, width // _SHIFT_DIVISOR
-    down = int(uniform(seed, _SHIFT_Y) * (2 * most_y + 1)) - most_y
-    right = int(uniform(seed, _SHIFT_X) * (2 * most_x + 1)) - most_x
+    max_y, max_x = height // _SHIFT_DIVISOR, width // _SHIFT_DIVISOR
+    down = int(uniform(seed, _SHIFT_Y) * (2 * max_y + 1)) - max_y
+    right = int(uniform(seed, _SHIFT_X) * (2 * max_x + 1)) - max_x
     kept = image[max(-down, 0) : height - max(down, 0), max(-right, 0) : width - max(right, 0)].copy()
     image[:] = 0
     inside = image[max(down, 0) : height + min(down, 0), max(right, 0) : width + min(right, 0)]
     if uniform(seed, _FLIP) < 0.5:
-        cv2.flip(planes(kept), 1, dst=planes(inside))
+        cv2.flip(without_channel_axis(kept), 1, dst=without_channel_axis(inside))
     else:
         inside[:] = kept
     return image
 
 
-@dataclass(frozen=True)
-class RandomResizedCrop:
-    """Resizes a random window of each image; `train_batches` applies it to the image at its stored size.
+def random_resized_crop(
+    scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3), then: Augment | None = None
+) -> RandomResizedCrop:
+    """An augment that resizes a random window of each image; `train_batches` applies it at the stored size.
 
     As Inception's and torchvision's: ten tries, and if none fits into the image, the largest window in the middle whose
     aspect ratio is allowed. https://pytorch.org/vision/stable/generated/torchvision.transforms.RandomResizedCrop.html
@@ -90,22 +91,25 @@ class RandomResizedCrop:
     Raises:
         UsageError: the bounds aren't in order.
     """
+    if not _are_bounds(scale) or scale[1] > 1:
+        raise UsageError(
+            f"scale must be the smallest and largest share of the area, 0 < smallest <= largest <= 1, got {scale!r}"
+        )
+    if not _are_bounds(ratio):
+        raise UsageError(
+            f"ratio must be the smallest and largest width over height, 0 < smallest <= largest, got {ratio!r}"
+        )
+    check_augment(then, "then")
+    return RandomResizedCrop(scale, ratio, then)
 
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    then: Augment | None = None
 
-    def __post_init__(self) -> None:
-        if not _are_bounds(self.scale) or self.scale[1] > 1:
-            raise UsageError(
-                f"scale must be the smallest and largest share of the area, 0 < smallest <= largest <= 1, got "
-                f"{self.scale!r}"
-            )
-        if not _are_bounds(self.ratio):
-            raise UsageError(
-                f"ratio must be the smallest and largest width over height, 0 < smallest <= largest, got {self.ratio!r}"
-            )
-        check_augment(self.then, "then")
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """What `random_resized_crop` returns, with its arguments."""
+
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    then: Augment | None
 
     def window(self, height: int, width: int, seed: int) -> Window:
         """The window (top, left, height, width) in an image of this size, by the record's seed."""
@@ -129,14 +133,11 @@ class RandomResizedCrop:
         return cropped if self.then is None else self.then(cropped, seed)
 
 
-random_resized_crop = RandomResizedCrop  # called like the functions above; `decode` knows it by its class
-
-
-def check_augment(augment: Any, name: str = "augment") -> None:
-    """Raise UsageError, with what to give, if this can't be called as f(image, seed)."""
+def check_augment(augment: object, name: str = "augment") -> None:
+    """Raise UsageError, with what to give, if this is neither None nor callable as f(image, seed)."""
     if augment is None:
         return
-    if augment is RandomResizedCrop:
+    if augment is random_resized_crop:
         raise UsageError(f"{name}=random_resized_crop: call it, {name}=reader.augment.random_resized_crop()")
     given = getattr(augment, "__name__", None) or repr(augment)[:80]
     needed = "a function f(image, seed) of a uint8 array [height, width, channels], such as reader.augment.flip"
@@ -155,15 +156,15 @@ def crop_into(image: Pixels, window: Window, out: Pixels) -> None:
     top, left, height, width = window
     shrinks = height >= out.shape[0] and width >= out.shape[1]
     cv2.resize(
-        planes(image)[top : top + height, left : left + width],
+        without_channel_axis(image)[top : top + height, left : left + width],
         (out.shape[1], out.shape[0]),
-        dst=planes(out),
+        dst=without_channel_axis(out),
         interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
     )
 
 
-def planes(image: Pixels) -> Pixels:
-    """The image as OpenCV takes it: without the channel axis if it has one channel."""
+def without_channel_axis(image: Pixels) -> Pixels:
+    """The image as OpenCV takes it: [height, width] if it has one channel."""
     return image[:, :, 0] if image.shape[2] == 1 else image
 
 

@@ -27,7 +27,7 @@ from reader.augment import Augment
 from reader.buffers import BufferPool
 from reader.cache import open_cache
 from reader.decode import ImageDecoder
-from reader.engine import Batch, Engine, Remaining, Source
+from reader.engine import Batch, Cursor, Engine, Source
 from reader.example import ImageFinder
 from reader.features import Feature, pick_features, read_features, stacked
 from reader.info import DatasetInfo, as_info, warn_if_batch_exceeds
@@ -42,7 +42,7 @@ from reader.position import (
     process_of_several,
     share_of_host,
 )
-from reader.records import InvalidRecordError, RunReader
+from reader.records import InvalidRecordError, Parsed, RunReader
 from reader.skips import Skips
 from reader.stream import BatchIterator, Element, State
 
@@ -71,7 +71,7 @@ class RecordRows:
         self.decode: Callable[[Any, Any, int], Any] = decode
         self.shape: tuple[int, int, int] | None = decode.shape
 
-    def parse(self, record: bytes) -> tuple[Any, int, tuple[Any, ...]]:
+    def parse(self, record: bytes) -> Parsed:
         """(encoded image, class id, features) of a record. Raises InvalidRecordError."""
         try:
             encoded, label = self._find(record)
@@ -88,7 +88,7 @@ class _Opened:
 
     def __init__(self, source: Source, pool: BufferPool) -> None:
         self.source, self.pool = source, pool
-        self.rest: tuple[int, Remaining] | None = None  # number of the next iteration, and what was read for it
+        self.rest: tuple[int, Cursor] | None = None  # number of the next iteration, and what was read for it
 
 
 class Batches:
@@ -239,21 +239,21 @@ class Batches:
         opened = self._opened or self._opened_elsewhere() or self._open()
         first, (index, count) = opened.source.reader.table.first, turn
         if count == 1 and opened.rest is not None and opened.rest[0] == iteration and not step:
-            remaining = opened.rest[1]
+            cursor = opened.rest[1]
         else:
             windows = self._windows(first, iteration, step)
             if count > 1:
                 windows = order.turn(windows, self.sizes(step, (0, 1)), index, count)
-            remaining = Remaining(windows, None)
+            cursor = Cursor(windows)
         sizes, opened.rest = self.sizes(step, turn), None
         more: dict[str, Any] = {"seed": self.start.seed, "for_training": self._is_training}
         with Engine(
-            opened.source, self._rows, remaining, sizes, threads=threads or cpu_count(), pool=opened.pool, **more
+            opened.source, self._rows, cursor, sizes, threads=threads or cpu_count(), pool=opened.pool, **more
         ) as engine:
             for number in range(1, len(sizes) + 1):
                 batch = engine.next_batch()
                 if number == len(sizes):
-                    opened.rest = (iteration + 1, engine.remaining()) if count == 1 and self._is_training else None
+                    opened.rest = (iteration + 1, engine.cursor()) if count == 1 and self._is_training else None
                     opened.source.report()
                 yield self._arrays(batch)
 

@@ -1,4 +1,4 @@
-"""Memory that is used again: batches and runs are large, and fresh pages cost as much CPU as reading them."""
+"""Memory that is reused: batches and runs are large, and fresh pages cost as much CPU as reading them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from reader.limits import cpu_count
 
-# TensorFlow takes over memory without a copy if it is aligned so; NumPy's own large arrays aren't.
+# TensorFlow uses memory without a copy if it is aligned to this; NumPy's own large arrays aren't.
 _ALIGNMENT = 64
-# Batches that are kept for later: what the engine has in flight at 64 records a batch, and two that the trainer held.
+# Free batches that are kept: as many as the engine has in flight at 64 records a batch, and two that the trainer held.
 _KEPT_BATCHES = 4
 _KEPT_BATCHES_A_CORE = 0.25
 _KEPT_RUN_BYTES = 96 << 20
@@ -31,7 +31,7 @@ class BufferPool:
         self._runs: deque[memoryview] = deque()
 
     def array(self, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-        """An aligned uint8 array with any content; its memory comes back when it and all views of it are dropped."""
+        """An aligned, uninitialized uint8 array; its memory comes back when it and all views of it are dropped."""
         size = math.prod(shape)
         base = _pop(self._batches)
         if base is None or len(base) != size + _ALIGNMENT:
@@ -50,15 +50,12 @@ class BufferPool:
         return buffer
 
     def take_back(self, buffers: list[memoryview]) -> None:
-        """These are no longer in use."""
+        """Reuse run buffers that nothing refers to any more."""
         kept = sum(map(len, self._runs))
         for buffer in buffers:
             kept += len(buffer)
             if kept <= _KEPT_RUN_BYTES:
                 self._runs.append(buffer)
-
-    def __reduce__(self) -> Any:
-        return BufferPool, ()  # another process has memory of its own
 
 
 def _pop(free: deque[Any]) -> Any:

@@ -3,8 +3,8 @@
 `memory` costs the split's bytes on every host until the process ends, once for all readers of the same version. DIR
 costs as much disk, and several jobs may share it; one that `python -m reader copy` made is full already.
 
-Whoever asks a cache checks the CRCs of every record, and reads and puts again what is corrupt: so nothing is noted
-next to the data, and what a crash or another process corrupted is repaired by itself.
+The reader checks the CRC of every cached record, and reads a run with a corrupt one from the source again. A cache
+therefore needs no metadata, and recovers by itself from what a crash or another process corrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError, size, some
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("reader")
 
-# Left free on the disk and in memory: for the job itself, its checkpoints and everybody else.
+# Left free on the disk and in memory: for the job itself, its checkpoints and other programs.
 RESERVE_BYTES = 1 << 30
 _FOLDER = re.compile(rf"{schema.NAME_PATTERN.pattern}-{schema.VERSION_PATTERN.pattern}-[0-9a-f]{{16}}")
 
@@ -42,9 +42,6 @@ class MemoryCache:
     def __init__(self) -> None:
         self._runs: dict[tuple[str, int, int], bytes] = {}
 
-    def __reduce__(self) -> Any:
-        return MemoryCache, ()  # another process keeps its own
-
     def get(self, path: str, start: int, stop: int) -> bytes | None:
         return self._runs.get((path, start, stop))
 
@@ -52,26 +49,23 @@ class MemoryCache:
         self._runs[path, start, start + len(data)] = data
 
     def held_bytes(self, paths: set[str]) -> int:
-        """Bytes of these shards that are here."""
+        """Cached bytes of these shards."""
         return sum(len(data) for (path, _, _), data in list(self._runs.items()) if path in paths)
 
 
 class DiskCache:
     """Keeps shards in a local folder: each a sparse file that fills as its runs are read; processes may share it.
 
-    What isn't there reads as zeros, and no record begins with zeros: the CRC of a length of 0 isn't 0.
+    A run that isn't cached yet reads as zeros, which no record begins with: the CRC of a length of 0 isn't 0.
 
     Args:
-        folder: that holds the files; it is there.
+        folder: of the files; it exists.
         names: full path of each shard → its file's name in the folder.
     """
 
     def __init__(self, folder: Path, names: Mapping[str, str]) -> None:
         self._folder, self._names, self._is_full = folder, names, False
         self._lock = threading.Lock()
-
-    def __reduce__(self) -> Any:
-        return DiskCache, (self._folder, self._names)
 
     def get(self, path: str, start: int, stop: int) -> bytes | None:
         try:
@@ -113,8 +107,8 @@ def open_cache(info: DatasetInfo, table: RunTable, cache: str | os.PathLike[str]
 
     Args:
         info: the dataset.
-        table: what is to be read of it.
-        cache: None, `memory`, or a local folder: a new one, one of caches, or a copy of the dataset.
+        table: the records to read.
+        cache: None, `memory`, or a local folder: new, used for caches before, or a copy of the dataset.
 
     Raises:
         UsageError: the folder isn't local, holds something else or can't be written; memory is too small.
@@ -123,14 +117,14 @@ def open_cache(info: DatasetInfo, table: RunTable, cache: str | os.PathLike[str]
         return None
     cache = cache_name(cache)
     if cache == "memory":
-        kept, free = _memory_cache(info.manifest["self_sha256"]), free_memory_bytes()
-        missing = int(table.bytes.sum()) - kept.held_bytes(set(table.files))
+        memory, free = _memory_cache(info.manifest["self_sha256"]), free_memory_bytes()
+        missing = int(table.bytes.sum()) - memory.held_bytes(set(table.files))
         if free is not None and missing > max(0, free - RESERVE_BYTES):
             raise UsageError(
                 f"cache={cache!r}: {size(missing)} of records are to be kept and {size(free)} of memory are free; give "
                 "a local folder instead"
             )
-        return kept
+        return memory
     try:
         folder = _folder(info, cache)
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,16 +140,16 @@ def _memory_cache(identity: str) -> MemoryCache:
 
 
 def _folder(info: DatasetInfo, cache: str) -> Path:
-    """Where the shards are: in a folder of this version's own, except in a copy."""
+    """The folder of the cached shards: one for each version, except in a copy of the dataset."""
     folder = Path(cache).expanduser().absolute()
-    there = sorted(os.listdir(folder)) if folder.exists() else []
+    names = sorted(os.listdir(folder)) if folder.exists() else []
     identity = info.manifest["self_sha256"]
-    if schema.MANIFEST_FILE in there:
+    if schema.MANIFEST_FILE in names:
         manifest = folder / schema.MANIFEST_FILE
         if open_manifest(manifest.read_bytes(), str(manifest))["self_sha256"] != identity:
             raise UsageError(f"cache={cache!r}: it holds another dataset; give a folder for caches")
         return folder
-    others = [name for name in there if not _FOLDER.fullmatch(name)]
+    others = [name for name in names if not _FOLDER.fullmatch(name)]
     if others:
         new = f"{cache.rstrip('/')}/cache"
         raise UsageError(
@@ -165,7 +159,7 @@ def _folder(info: DatasetInfo, cache: str) -> Path:
 
 
 def _names(info: DatasetInfo) -> dict[str, str]:
-    """Full path of each shard → its file's name in a cache: its own, or a made one if it is outside the dataset."""
+    """Full path of each shard → its file's name in a cache: its own, or a new one if it is outside the dataset."""
     files = [shard.file for split in info.splits.values() for shard in split.shards]
     made = {file: f"{schema.sha256(file.encode())[:8]}-{file.rpartition('/')[2]}" for file in files}
     return {info.path(file): made[file] if info.path(file) == file else file for file in files}

@@ -1,4 +1,4 @@
-"""Encoded images → pixels in a given row of a batch: JPEG by libjpeg-turbo, whatever it refuses by Pillow.
+"""Encoded images → pixels in a given row of a batch: JPEG by libjpeg-turbo, everything else by Pillow.
 
 At the stored size the pixels are exactly Pillow's (accurate DCT, fancy upsampling).
 """
@@ -26,7 +26,7 @@ from reader.records import InvalidRecordError
 Pixels = npt.NDArray[np.uint8]
 Encoded = bytes | memoryview
 
-_MOST_PIXELS = 178_956_970  # as Pillow: a forged header must not take all memory
+_MAX_PIXELS = 178_956_970  # as Pillow: a forged header must not take all memory
 
 RESIZE_MODES = ("stretch", "crop", "pad")
 
@@ -40,7 +40,7 @@ class UndecodableImageError(InvalidRecordError):
 
 
 class ImageDecoder:
-    """Decodes, resizes and augments one image after the other into rows of a batch. Thread-safe; pickles.
+    """Decodes, resizes and augments one image after the other into rows of a batch. Thread-safe.
 
     Args:
         image: how the dataset's images are stored.
@@ -71,7 +71,7 @@ class ImageDecoder:
         if self._crop is not None and image_size is None:
             raise UsageError("random_resized_crop resizes its crops: give image_size")
         self.shape = (*target_size(image, image_size), image.channels)
-        # None if sizes are mixed: then each image's header tells.
+        # None if sizes are mixed: then each image's header says it.
         self._stored = (
             (*image.min_size, image.channels) if image.min_size and image.min_size == image.max_size else None
         )
@@ -90,7 +90,7 @@ class ImageDecoder:
 
         Raises:
             UndecodableImageError: Pillow can't decode it either, or it has another size than the manifest says.
-            UsageError: the augment returned something else than an image of this shape.
+            UsageError: the augment failed, or returned something else than an image of this shape.
         """
         if self._crop is None and self._stored == self.shape:
             self._decode(encoded, row)
@@ -114,13 +114,13 @@ class ImageDecoder:
         """Decode at the stored size, into `out`."""
         pixels = decode_pixels(encoded, out.shape[2], out, self._is_foreign)
         if pixels.shape != out.shape:  # a smaller one decodes without an error
-            found, expected = (f"{height}x{width}" for height, width in (pixels.shape[:2], out.shape[:2]))
-            raise UndecodableImageError(f"the image is {found}, the manifest says {expected}")
+            actual, expected = (f"{height}x{width}" for height, width in (pixels.shape[:2], out.shape[:2]))
+            raise UndecodableImageError(f"the image is {actual}, the manifest says {expected}")
         return pixels
 
 
 class _Scratch(threading.local):
-    """Memory for images at their stored size, one a thread, used again: fresh pages cost more than resizing."""
+    """Memory for an image at its stored size, reused, one a thread: fresh pages cost more than resizing."""
 
     def __init__(self) -> None:
         self._buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -130,9 +130,6 @@ class _Scratch(threading.local):
         if size > len(self._buffer):
             self._buffer = np.empty(size, np.uint8)
         return self._buffer[:size].reshape(shape)
-
-    def __reduce__(self) -> Any:
-        return _Scratch, ()
 
 
 def decode_pixels(encoded: Encoded, channels: int, out: Pixels | None = None, is_foreign: bool = True) -> Pixels:
@@ -154,7 +151,7 @@ def decode_pixels(encoded: Encoded, channels: int, out: Pixels | None = None, is
         if not is_foreign or simplejpeg.decode_jpeg_header(encoded)[2] in _SAME_AS_PILLOW[channels]:
             pixels: Pixels = simplejpeg.decode_jpeg(encoded, _COLOUR[channels], False, False, 0, 0, 1, out, True)
             return pixels
-    except ValueError:  # no JPEG, one that it doesn't know (12 bits, arithmetic coding), or corrupt: Pillow decides
+    except ValueError:  # no JPEG, an unsupported one (12 bits, arithmetic coding), or corrupt: Pillow decides
         pass
     pixels = _decode_with_pillow(encoded, channels)
     if out is None or pixels.shape != out.shape:
@@ -169,8 +166,8 @@ def stored_shape(encoded: Encoded, channels: int) -> tuple[int, int, int]:
         height, width, *_ = simplejpeg.decode_jpeg_header(encoded)
     except ValueError:
         width, height = _opened(encoded).size
-    if height * width > _MOST_PIXELS:
-        raise UndecodableImageError(f"the image has {height}x{width} pixels, more than {_MOST_PIXELS}")
+    if height * width > _MAX_PIXELS:
+        raise UndecodableImageError(f"the image has {height}x{width} pixels, more than {_MAX_PIXELS}")
     return height, width, channels
 
 
@@ -210,7 +207,7 @@ def _decode_with_pillow(encoded: Encoded, channels: int) -> Pixels:
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         pixels: Pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
     except MemoryError:
-        raise  # no fault of the image
+        raise  # not the image's fault
     except Exception as error:  # Pillow raises a dozen types for corrupt images
         raise _undecodable(error) from None
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
@@ -228,27 +225,27 @@ def _undecodable(error: Exception) -> UndecodableImageError:
 
 
 def call_user(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a user's function returns. Raises UsageError, in a line, if it fails."""
+    """Call a user's function. Raises UsageError, of one line, if it fails."""
     try:
         return function(*arguments)
-    except Exception as error:  # a StopIteration too, which would end the reader's own loops
+    except Exception as error:  # StopIteration too, which would end the reader's own loops
         name = getattr(function, "__name__", None) or type(function).__name__
         raise UsageError(f"{name} failed: {type(error).__name__}: {one_line(error)[:200]}") from error
 
 
 def _store(image: Any, row: Pixels) -> None:
-    """Take over what an augment returned."""
+    """Copy an augment's result into the row."""
     if image is row:
         return
-    found = call_user(np.asarray, image)
-    if found.shape != row.shape or found.dtype != row.dtype:
-        kind = f"{found.dtype} {list(found.shape)}" if found.dtype != object else type(image).__name__
+    array = call_user(np.asarray, image)
+    if array.shape != row.shape or array.dtype != row.dtype:
+        kind = f"{array.dtype} {list(array.shape)}" if array.dtype != object else type(image).__name__
         raise UsageError(f"the augment returned {kind}: it has to return uint8 {list(row.shape)}, the image's shape")
-    row[:] = found
+    row[:] = array
 
 
 def check_resize_mode(mode: str) -> None:
-    """Raises UsageError if there is no such mode."""
+    """Raise UsageError unless it is one of `RESIZE_MODES`."""
     if mode not in RESIZE_MODES:
         raise UsageError(f"resize_mode must be one of {', '.join(RESIZE_MODES)}, got {mode!r}")
 

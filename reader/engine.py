@@ -1,12 +1,12 @@
-"""The engine: records in a given order become finished batches, read and decoded in threads ahead of who takes them.
+"""The engine: records in a given order become finished batches, read and decoded by threads ahead of the consumer.
 
     windows    what to read, in order (`order.train_windows`); read ahead within a bound in bytes
     pieces     up to 16 rows of a batch: the unit of decoding, so that every core works on the same few batches
     batches    handed out in order; a few are finished ahead
 
-Its threads share it under one lock. Read threads bring runs of 64 records into memory. Decode threads take the next
-piece of the current window, check each record's CRC and decode its image into its row. A corrupt record fails its
-batch, or another record takes its row.
+All threads share one lock. Read threads bring runs of 64 records into memory. Decode threads take the next piece of
+the current window, check each record's CRC and decode its image into its row. A corrupt record fails its batch, or
+another record takes its row.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ import numpy.typing as npt
 from beam_pipeline.errors import CorruptRecordError, UsageError
 from reader import order
 from reader.buffers import BufferPool
-from reader.records import InvalidRecordError, Rows, Run, RunReader
+from reader.records import InvalidRecordError, Parsed, Rows, Run, RunReader
 from reader.skips import Skips, Substitutes
 
 _LOG = logging.getLogger("reader")
 
 # Rows of a piece: a batch of 64 keeps 4 cores busy, and taking a piece costs 10 µs.
 PIECE_ROWS = 16
-# Finished batches that wait for the trainer besides those that the cores work on; 1 of large ones.
+# Finished batches that are ready for the trainer, besides those being decoded; 1 if batches are large.
 _BATCHES_AHEAD = 2
 _LARGE_BATCH_BYTES = 32 << 20
 # Undecoded bytes read ahead of decoding: remote, two or three windows, of which 32 runs are in flight: more than 20,000
 # images/s of 16 kB at 50 ms of latency; local files need two windows only, the current one and the next.
 _REMOTE_BYTES_AHEAD = 32 << 20
 _LOCAL_READS, _REMOTE_READS = 8, 32
-_PATIENCE_S = 30.0  # until it is logged what a batch waits for: under tf.data Ctrl-C has no effect meanwhile
-_EXIT_S = 0.5  # that the process' end waits for threads; those blocked on storage are abandoned
+_STALL_WARNING_S = 30.0  # then the log says what a batch waits for: under tf.data Ctrl-C has no effect meanwhile
+_JOIN_TIMEOUT_S = 0.5  # for all threads when the process exits; those blocked on storage are abandoned
 
 
 class Source(NamedTuple):
@@ -69,48 +69,53 @@ class Batch(NamedTuple):
         features: for each record the values of the features that were asked for.
     """
 
-    images: Any
+    images: npt.NDArray[np.uint8] | list[Any]
     labels: npt.NDArray[np.int64]
     weights: npt.NDArray[np.float32]
     features: list[tuple[Any, ...]]
 
 
-class Remaining(NamedTuple):
-    """The records that are left to read: windows to come, and one that is partly read, if there is one."""
+class Cursor(NamedTuple):
+    """How far the records have been read.
+
+    Attributes:
+        windows: those to come.
+        window: the one before them, if it is partly read.
+    """
 
     windows: Iterator[order.Window]
-    window: _Window | None
+    window: _Window | None = None
 
 
 class _Window:
-    """A window in flight, as lists: for each record its number, its seed, and which record of which run it is."""
+    """A window in flight. Of each record, lists have its number, its seed, its run and its index in that run."""
 
     def __init__(self, window: order.Window, reader: RunReader, seed: int) -> None:
         table = reader.table
         run, index = table.runs_of(window.numbers)
-        runs, which = np.unique(run, return_inverse=True)
+        runs, run_of = np.unique(run, return_inverse=True)
         self.epoch, self.weight = window.epoch, window.weight
         self.numbers: list[int] = window.numbers.tolist()
         self.seeds: list[int] = order.augment_seeds(window.numbers, seed, window.epoch).tolist()
-        self.run_of: list[int] = which.tolist()
+        self.run_of: list[int] = run_of.tolist()
         self.index_in_run: list[int] = index.tolist()
         self.runs: list[int] = runs.tolist()
         self.sizes: list[int] = table.bytes[runs].tolist()
         self.bytes = sum(self.sizes)
-        self.loaded: list[Any] = [None] * len(self.runs)  # Run or _Unread
+        self.loaded: list[Any] = [None] * len(self.runs)  # Run or _FailedRun
         self.buffers: list[Any] = []
-        self.missing = len(self.runs)  # runs that aren't read yet
+        self.unread = len(self.runs)
         self.taken = 0  # rows handed to decode threads
         self.unfinished = len(self.numbers)
 
     def located(self, at: int, error: CorruptRecordError | InvalidRecordError) -> CorruptRecordError:
-        """What is wrong with one of its records, with file, record and byte offset."""
+        """The error of one of its records, with file, record and byte offset."""
         run: Run = self.loaded[self.run_of[at]]
         return run.located(self.index_in_run[at], error)
 
 
-class _Unread(NamedTuple):
-    """In the list of runs, one that couldn't be read."""
+class _FailedRun(NamedTuple):
+    """Takes the place of a run that couldn't be read: every record of it raises the error."""
 
     error: BaseException
 
@@ -118,7 +123,7 @@ class _Unread(NamedTuple):
         raise self.error
 
 
-class _Filling:
+class _PendingBatch:
     """A batch in flight."""
 
     def __init__(self, size: int, shape: tuple[int, int, int] | None, pool: BufferPool) -> None:
@@ -137,7 +142,7 @@ class _Filling:
 class _Piece(NamedTuple):
     """Rows [row, row + rows) of a batch, which are records [first, first + rows) of a window."""
 
-    batch: _Filling
+    batch: _PendingBatch
     row: int
     window: _Window
     first: int
@@ -150,11 +155,11 @@ class Engine:
     Args:
         source: the records.
         rows: how each is parsed and decoded.
-        remaining: which records, in order: at least as many as the batches hold.
+        cursor: which records, in order: at least as many as the batches hold.
         sizes: records of each batch.
         seed: of the order, which augmentation and substitutes follow.
         for_training: whether a substitute counts (weight 1) or not (0: evaluation).
-        threads: that decode.
+        threads: how many decode.
         pool: where memory comes from.
     """
 
@@ -162,7 +167,7 @@ class Engine:
         self,
         source: Source,
         rows: Rows,
-        remaining: Remaining,
+        cursor: Cursor,
         sizes: Sequence[int],
         *,
         threads: int,
@@ -172,30 +177,30 @@ class Engine:
     ) -> None:
         self._reader, self._skips = source
         self._rows, self._seed, self._for_training, self._pool = rows, seed, for_training, pool
-        self._windows, self._sizes, self._decoders = remaining.windows, deque(sizes), threads
+        self._upcoming, self._sizes, self._decoders = cursor.windows, deque(sizes), threads
         self.threads: list[threading.Thread] = []
         # Reentrant: memory taken under it may start a garbage collection, which may drop this engine's own iterator.
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # for decode threads
         self._finished = threading.Condition(self._lock)  # for the consumer
         self._reads: queue.SimpleQueue[tuple[_Window, int] | None] = queue.SimpleQueue()
-        self._ahead: deque[_Window] = deque([remaining.window] if remaining.window is not None else ())
-        self._bytes_ahead = sum(window.bytes for window in self._ahead)
-        self._rows_to_request = sum(sizes) - sum(len(window.numbers) - window.taken for window in self._ahead)
-        self._batches: deque[_Filling] = deque()  # begun or finished, not handed out
-        most = max(self._sizes, default=1)
-        is_large = most * math.prod(rows.shape or ()) > _LARGE_BATCH_BYTES
-        self._max_batches = (1 if is_large else _BATCHES_AHEAD) + -(-threads * PIECE_ROWS // most)
+        self._windows: deque[_Window] = deque([cursor.window] if cursor.window is not None else ())
+        self._bytes_ahead = sum(window.bytes for window in self._windows)
+        self._rows_to_request = sum(sizes) - sum(len(window.numbers) - window.taken for window in self._windows)
+        self._batches: deque[_PendingBatch] = deque()  # begun or finished, not handed out
+        largest = max(self._sizes, default=1)
+        is_large = largest * math.prod(rows.shape or ()) > _LARGE_BATCH_BYTES
+        self._max_batches = (1 if is_large else _BATCHES_AHEAD) + -(-threads * PIECE_ROWS // largest)
         self._is_closed, self._process = False, os.getpid()
-        self._crash: BaseException | None = None
+        self._fatal: BaseException | None = None
         self._substitutes = Substitutes(self._reader, rows, seed)
         self._request()
 
     def __enter__(self) -> Engine:
         reads = _REMOTE_READS if self._reader.is_remote else _LOCAL_READS
-        targets = [self._read_runs] * reads + [self._decode_pieces] * self._decoders
+        bodies = [self._read_runs] * reads + [self._decode_pieces] * self._decoders
         # Daemons: a request that hangs must not keep the process from ending.
-        self.threads = [threading.Thread(target=one, name=f"reader{one.__name__}", daemon=True) for one in targets]
+        self.threads = [threading.Thread(target=body, name=f"reader{body.__name__}", daemon=True) for body in bodies]
         _STARTED.add(self)
         try:
             for thread in self.threads:
@@ -206,7 +211,7 @@ class Engine:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the threads: each ends with the image or the request that it is busy with."""
+        """End the threads: each finishes the image or the request that it is busy with."""
         # The interpreter's end closes twice, the second time without modules; after a fork the lock may be held.
         if self._is_closed or os.getpid() != self._process:
             return
@@ -218,10 +223,10 @@ class Engine:
 
     def _request(self) -> None:
         """Ask for as many windows as the bound in bytes allows, at least the current one and the next."""
-        most = _REMOTE_BYTES_AHEAD if self._reader.is_remote else 0
-        while self._rows_to_request > 0 and (len(self._ahead) < 2 or self._bytes_ahead < most):
-            window = _Window(next(self._windows), self._reader, self._seed)
-            self._ahead.append(window)
+        limit = _REMOTE_BYTES_AHEAD if self._reader.is_remote else 0
+        while self._rows_to_request > 0 and (len(self._windows) < 2 or self._bytes_ahead < limit):
+            window = _Window(next(self._upcoming), self._reader, self._seed)
+            self._windows.append(window)
             self._bytes_ahead += window.bytes
             self._rows_to_request -= len(window.numbers)
             for number in range(len(window.runs)):
@@ -231,17 +236,17 @@ class Engine:
         """Body of a read thread."""
         while (read := self._reads.get()) is not None and not self._is_closed:
             (window, number), buffer = read, None
-            found: Run | _Unread
+            run: Run | _FailedRun
             try:
                 if not self._reader.is_remote:  # remote clients hand out memory of their own
                     window.buffers.append(buffer := self._pool.run_buffer(window.sizes[number]))
-                found = self._reader.read(window.runs[number], buffer)
+                run = self._reader.read(window.runs[number], buffer)
             except BaseException as error:
-                found = _Unread(error)
+                run = _FailedRun(error)
             with self._lock:
-                window.loaded[number] = found
-                window.missing -= 1
-                if not window.missing and window is self._ahead[0]:
+                window.loaded[number] = run
+                window.unread -= 1
+                if not window.unread and window is self._windows[0]:
                     self._work.notify_all()
 
     def _decode_pieces(self) -> None:
@@ -250,9 +255,9 @@ class Engine:
         try:
             while (piece := self._next_piece(piece)) is not None:
                 self._decode(piece)
-        except BaseException as error:  # no record's fault: no memory for a batch, a bug
+        except BaseException as error:  # not a record's fault: out of memory, or a bug
             with self._lock:
-                self._crash = error
+                self._fatal = error
                 self._finished.notify()
 
     def _decode(self, piece: _Piece) -> None:
@@ -261,18 +266,20 @@ class Engine:
         records = range(piece.first, piece.first + piece.rows)
         try:
             # All are parsed, then all decoded: between two decodes a thread then needs the GIL for 2 µs instead of 10.
-            for at, (encoded, label, values) in zip(records, self._parse(window, records), strict=True):
+            for at, record in zip(records, self._parse(window, records), strict=True):
                 if self._is_closed:
                     return
-                try:
-                    if isinstance(encoded, CorruptRecordError):
-                        raise encoded
-                    image = decode(encoded, images[row], seeds[at])
-                except (CorruptRecordError, InvalidRecordError) as error:
-                    corrupt, number = window.located(at, error), window.numbers[at]
+                if isinstance(record, tuple):
+                    encoded, label, values = record
+                    try:
+                        image = decode(encoded, images[row], seeds[at])
+                    except InvalidRecordError as error:
+                        record = window.located(at, error)
+                if not isinstance(record, tuple):  # corrupt
                     if self._skips is None:
-                        raise corrupt from None
-                    self._skips.add(number, corrupt)
+                        raise record
+                    number = window.numbers[at]
+                    self._skips.add(number, record)
                     label, values, image = self._substitutes.fill(number, window.epoch, images[row], seeds[at])
                     batch.weights[row] = self._for_training
                 labels.append(label)
@@ -281,7 +288,7 @@ class Engine:
                 if values:
                     batch.features[row] = values
                 row += 1
-        except BaseException as error:  # for the consumer, after the batches before this one
+        except BaseException as error:  # the consumer gets it after all batches before this one
             with self._lock:
                 batch.fail(row, error)
                 self._stop_after_error()
@@ -290,15 +297,15 @@ class Engine:
         if not window.weight:
             batch.weights[piece.row : row] = 0
 
-    def _parse(self, window: _Window, records: range) -> list[tuple[Any, int, tuple[Any, ...]]]:
-        """(encoded image, class id, features) of records of a window; of a corrupt one, its error for an image."""
+    def _parse(self, window: _Window, records: range) -> list[Parsed | CorruptRecordError]:
+        """Records of a window, parsed; for each corrupt one its error."""
         parse, runs, run_of, index_in_run = self._rows.parse, window.loaded, window.run_of, window.index_in_run
-        parsed = []
+        parsed: list[Parsed | CorruptRecordError] = []
         for at in records:
             try:
                 parsed.append(parse(runs[run_of[at]].record(index_in_run[at])))
             except (CorruptRecordError, InvalidRecordError) as error:
-                parsed.append((window.located(at, error), 0, ()))
+                parsed.append(window.located(at, error))
         return parsed
 
     def _next_piece(self, done: _Piece | None) -> _Piece | None:
@@ -310,33 +317,33 @@ class Engine:
                 batch = self._open_batch()
                 if batch is None and not self._sizes:
                     break
-                if batch is not None and not self._ahead[0].missing:
-                    return self._take_rows(batch, self._ahead[0])
+                if batch is not None and not self._windows[0].unread:
+                    return self._take_rows(batch, self._windows[0])
                 self._work.wait()
             self._work.notify_all()  # the others have nothing to wait for either
             return None
 
-    def _open_batch(self) -> _Filling | None:
+    def _open_batch(self) -> _PendingBatch | None:
         """The batch that has rows left to decode, or a new one; None if there is no room or no batch is left."""
         if self._batches and self._batches[-1].taken < self._batches[-1].size:
             return self._batches[-1]
         if not self._sizes or len(self._batches) >= self._max_batches:
             return None
-        self._batches.append(_Filling(self._sizes.popleft(), self._rows.shape, self._pool))
+        self._batches.append(_PendingBatch(self._sizes.popleft(), self._rows.shape, self._pool))
         return self._batches[-1]
 
-    def _take_rows(self, batch: _Filling, window: _Window) -> _Piece:
+    def _take_rows(self, batch: _PendingBatch, window: _Window) -> _Piece:
         rows = min(PIECE_ROWS, batch.size - batch.taken, len(window.numbers) - window.taken)
         piece = _Piece(batch, batch.taken, window, window.taken, rows)
         batch.taken += rows
         window.taken += rows
         if window.taken == len(window.numbers):
-            self._ahead.popleft()
+            self._windows.popleft()
             self._request()
         return piece
 
     def _stop_after_error(self) -> None:
-        """Decode nothing behind an error, in its batch or after it; all that comes before it is begun already."""
+        """Decode nothing after an error; decoding of everything before it has begun already."""
         self._sizes.clear()
         self._rows_to_request = 0
         last = self._batches[-1]
@@ -365,11 +372,11 @@ class Engine:
         if os.getpid() != self._process:
             raise UsageError("this iteration began in another process, before a fork: begin one in this process")
         with self._lock:
-            while self._crash is None and not (self._batches and not self._batches[0].unfinished):
-                if not self._finished.wait(_PATIENCE_S):
-                    _LOG.warning("no batch for %.0f s; %s", _PATIENCE_S, self._waits_for())
-            if self._crash is not None:
-                raise self._crash
+            while self._fatal is None and not (self._batches and not self._batches[0].unfinished):
+                if not self._finished.wait(_STALL_WARNING_S):
+                    _LOG.warning("no batch for %.0f s; %s", _STALL_WARNING_S, self._waits_for())
+            if self._fatal is not None:
+                raise self._fatal
             batch = self._batches.popleft()
             self._work.notify(-(-batch.size // PIECE_ROWS))
         if batch.error is not None:
@@ -377,22 +384,22 @@ class Engine:
         return Batch(batch.images, batch.labels, batch.weights, batch.features)
 
     def _waits_for(self) -> str:
-        missing = self._ahead[0].missing if self._ahead else 0
-        return f"{missing} reads are pending, of {self._reader.table.files[0]} and others" if missing else "decoding"
+        unread = self._windows[0].unread if self._windows else 0
+        return f"{unread} reads are pending, of {self._reader.table.files[0]} and others" if unread else "decoding"
 
-    def remaining(self) -> Remaining:
-        """What is left when the last batch was handed out."""
-        return Remaining(self._windows, self._ahead[0] if self._ahead else None)
+    def cursor(self) -> Cursor:
+        """Where the next engine continues, once the last batch was handed out."""
+        return Cursor(self._upcoming, self._windows[0] if self._windows else None)
 
 
-# Engines whose threads run: they are ended before the interpreter is, since a thread that comes back from C++ or Rust
-# while that ends aborts the process.
+# Engines whose threads run. They are ended before the interpreter exits: a thread that returns from C++ or Rust while
+# it does aborts the process.
 _STARTED: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 @atexit.register
 def _end_threads() -> None:
-    deadline = time.monotonic() + _EXIT_S
+    deadline = time.monotonic() + _JOIN_TIMEOUT_S
     engines = list(_STARTED)
     for engine in engines:
         engine.__exit__()

@@ -67,7 +67,7 @@ class ImageFinder:
         return self._parse(record)
 
     def _parse(self, record: bytes) -> tuple[memoryview, int]:
-        """The same of an Example that is laid out in another way, or an error that says what is missing."""
+        """The same for an Example of any other layout; raises an error that says what is missing."""
         features = parse_example(record)
         image, label = (features.get(key, []) for key in self._keys)
         is_image = isinstance(image, list) and len(image) > 0
@@ -110,7 +110,7 @@ def _skip_length(record: bytes, at: int) -> int:
 def parse_example(record: bytes) -> dict[str, Value]:
     """The features of one serialized Example: bytes as a list, floats as float32 [n], integers as int64 [n].
 
-    An empty list has the type that it says; a feature without a list is left out, as TensorFlow takes it for missing.
+    An empty list has its own type. A feature without a list is left out: TensorFlow takes it for missing.
 
     Raises:
         ValueError: not an Example.
@@ -162,7 +162,7 @@ def _parse_list(kind: int, message: bytes) -> Value | None:
 
 
 def _parts(message: bytes, *tags: int) -> Iterator[Any]:
-    """The values of these fields, in order; others are unknown and passed over, as protobuf does."""
+    """The values of these fields, in order; unknown ones are ignored, as protobuf does."""
     return (value for tag, value in _fields(message) if tag in tags)
 
 

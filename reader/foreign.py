@@ -13,8 +13,7 @@ from beam_pipeline import storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from reader.record_files import Pattern, find_files, infer_features, is_gzip, log_skipped, read_examples
 
-Dataset = Any  # tf.data.Dataset: TensorFlow ships no types
-Tensor = Any
+Tensor = Any  # TensorFlow ships no types
 Feature = Any  # tf.io.FixedLenFeature and its like
 
 _FILES_AT_ONCE = 8
@@ -26,7 +25,7 @@ def record_dataset(
     *,
     keys: Sequence[str] | Mapping[str, Feature] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
-) -> Dataset:
+) -> tf.data.Dataset:
     """Every record of some TFRecord files of `tf.train.Example`s as a `tf.data.Dataset` of dicts.
 
     Files are read side by side: records keep their order within a file, not between files. Images stay encoded.
@@ -54,20 +53,20 @@ def record_dataset(
         raise UsageError(f"keys must be a list such as ['image'], or None for all features, got {keys!r}")
     files, skip = find_files(pattern), log_skipped if on_error == "skip" else None
     specs = dict(keys) if isinstance(keys, Mapping) else _specs(infer_features(files, keys, skip))
-    # TensorFlow reads local files. It opens no s3:// or az://, knows other credentials than we do, and with a corrupt
-    # record loses the rest of its file: these are read by our storage, in Python, for two to three times the CPU.
+    # TensorFlow reads local files. It opens no s3:// or az://, finds other credentials than our storage, and loses the
+    # rest of a file after a corrupt record. In these cases our storage reads, in Python, at two to three times the CPU.
     by_python = skip is not None or not all(map(storage.is_local, files))
 
     dataset = tf.data.Dataset.from_tensor_slices([os.fsencode(file) for file in files])
-    # Several files at once hide their latency and decompress on several cores. Whichever has records is next: no file
-    # waits for a slow one. `num_parallel_calls` is what makes interleave parallel at all.
+    # Several files at once hide latency and decompress on several cores. The next record comes from any file that has
+    # one, so none waits for a slow file. Only `num_parallel_calls` makes interleave parallel.
     dataset = dataset.interleave(
         _read_by_python(skip) if by_python else _read_by_tensorflow,
         cycle_length=min(len(files), _FILES_AT_ONCE),
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=False,
     )
-    # `deterministic` in what follows, or the records of one file would change their order.
+    # `deterministic` from here on, or the records of one file would change their order.
     if skip is None and all(isinstance(spec, tf.io.FixedLenFeature) for spec in specs.values()):
         # One call for many records: 60 µs of CPU a record of 16 kB in all, 40 of them for `unbatch`; singly 95.
         dataset = dataset.map(
@@ -84,12 +83,12 @@ def record_dataset(
         parsed: dict[str, Tensor] = tf.io.parse_single_example(record, specs, example_names=name)
         return parsed
 
-    def parse_what_fits(names: Tensor, records: Tensor) -> Dataset:
-        # Around the parsing only: what fails before it, such as a file that can't be read, must not pass unnoticed.
+    def parse_valid(names: Tensor, records: Tensor) -> tf.data.Dataset:
+        # Around the parsing only: an earlier error, such as a file that can't be read, must not be ignored.
         return tf.data.Dataset.from_tensor_slices((names, records)).map(parse).ignore_errors(log_warning=True)
 
     if skip is not None:
-        dataset = dataset.flat_map(parse_what_fits)
+        dataset = dataset.flat_map(parse_valid)
     else:
         dataset = dataset.unbatch().map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return dataset.prefetch(tf.data.AUTOTUNE)
@@ -102,12 +101,12 @@ def _specs(features: Mapping[str, tuple[str, bool]]) -> dict[str, Feature]:
     }
 
 
-def _read_by_tensorflow(file: Tensor) -> Dataset:
+def _read_by_tensorflow(file: Tensor) -> tf.data.Dataset:
     """A local file's records, many at a time: names string [b], records string [b]."""
     compression = tf.ensure_shape(tf.numpy_function(_check_start, [file], tf.string), [])
     records = tf.data.TFRecordDataset(file, compression, buffer_size=1 << 20)
-    # TensorFlow's error for a corrupt record doesn't name the file, so it is left out here, with the rest of the file;
-    # an empty batch marks the file's end, and whoever counted the bytes so far knows whether something is missing.
+    # TensorFlow's error for a corrupt record doesn't name the file, so the rest of the file is dropped here. An empty
+    # batch marks its end, where `count` compares the bytes read with the file's size.
     records = records.ignore_errors(log_warning=True).batch(_RECORDS_AT_ONCE)
     records = records.concatenate(tf.data.Dataset.from_tensors(tf.constant([], tf.string)))
 
@@ -116,12 +115,12 @@ def _read_by_tensorflow(file: Tensor) -> Dataset:
         numbers = number + tf.range(tf.size(batch, tf.int64))
         names = tf.strings.join([file, ": record ", tf.strings.as_string(numbers)])
         framed = tf.reduce_sum(tf.cast(tf.strings.length(batch), tf.int64) + 16)
-        behind = tf.cond(
+        end = tf.cond(
             tf.size(batch) > 0,
             lambda: offset + framed,
             lambda: tf.ensure_shape(tf.numpy_function(_check_end, [file, number, offset], tf.int64), []),
         )
-        return (number + tf.size(batch, tf.int64), behind), (names, batch)
+        return (number + tf.size(batch, tf.int64), end), (names, batch)
 
     return records.scan((tf.constant(0, tf.int64), tf.constant(0, tf.int64)), count)
 

@@ -13,7 +13,7 @@ _GROUP_FILES = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
 )
-# Its quota and the period that is for, both in µs.
+# CPU quota and its period, both in µs.
 _CPU_FILES = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 
 
@@ -33,15 +33,15 @@ def _quota_cores(root: str) -> int | None:
 
 
 def free_memory_bytes(root: str = "/") -> int | None:
-    """The least of what the machine and its control group have left; None if neither says (outside Linux)."""
-    found = [int(_fields(Path(root, "proc/meminfo")).get("MemAvailable:", 0)) << 10]
-    for limit, usage, statistics in _GROUP_FILES:
-        most, used = (_text(Path(root, _GROUP, file)).strip() for file in (limit, usage))
-        if most.isdecimal() and used.isdecimal():  # "max" if there is no limit
+    """Free memory of the machine or of its control group, the smaller; None if unknown (outside Linux)."""
+    free = [int(_fields(Path(root, "proc/meminfo")).get("MemAvailable:", 0)) << 10]
+    for limit_file, usage_file, statistics in _GROUP_FILES:
+        limit, used = (_text(Path(root, _GROUP, file)).strip() for file in (limit_file, usage_file))
+        if limit.isdecimal() and used.isdecimal():  # "max" if there is no limit
             fields = _fields(Path(root, _GROUP, statistics))
             pages = int(fields.get("inactive_file", fields.get("total_inactive_file", 0)))  # given back on demand
-            found.append(max(1, int(most) - int(used) + pages))
-    return min((left for left in found if left), default=None)
+            free.append(max(1, int(limit) - int(used) + pages))
+    return min(filter(None, free), default=None)
 
 
 def _fields(path: Path) -> dict[str, str]:

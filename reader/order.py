@@ -1,4 +1,4 @@
-"""The order of training as arithmetic: which records each host reads, when, and where a stopped job goes on.
+"""The order of training as arithmetic: which records each host reads, when, and where a stopped job resumes.
 
 The records of a dataset are globally shuffled already. An epoch therefore permutes runs, gives each host an equal
 contiguous share of the records in that order, and shuffles inside windows of about 16 runs of the share. Nothing is
@@ -87,7 +87,7 @@ class Spans(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What is read and shuffled together.
+    """Records that are read and shuffled together.
 
     Attributes:
         epoch: the pass over the records that it belongs to.
@@ -124,7 +124,7 @@ def share(order: Spans, lead: int, hosts: int, host: int) -> Spans:
 def window_bounds(order: Spans, window_runs: int) -> Integers:
     """How `order` is cut into windows: spans [bounds[i], bounds[i + 1]) are window i.
 
-    Windows are equal in runs and hold at least `window_runs` if there are so many: a short last one would mix badly.
+    They differ by one run at most and have `window_runs` or more if `order` does: a short last one would mix badly.
     """
     if not len(order.run):
         return np.zeros(1, np.int64)
@@ -145,10 +145,10 @@ def augment_seeds(numbers: Integers, seed: int, epoch: int) -> Keys:
 
 
 def substitute(first: Integers, seed: int, epoch: int, number: int, draw: int) -> int:
-    """The record that is read instead of corrupt record `number` in an epoch: draw `draw` from 0 on.
+    """The record that replaces corrupt record `number` in an epoch; draws count from 0.
 
-    One run is drawn for each run, so that a missing shard costs as many reads as it had runs, and an offset between
-    their records, so that even a single run has substitutes.
+    One run is drawn for each run, so a missing shard costs as many reads as it had runs; and an offset between their
+    records, so even a single run has substitutes.
     """
     run = int(np.searchsorted(first, number, "right")) - 1
     drawn, turn = map(int, splitmix64(stream_key(seed, epoch, f"substitute {run}"), [2 * draw, 2 * draw + 1]))
@@ -158,7 +158,7 @@ def substitute(first: Integers, seed: int, epoch: int, number: int, draw: int) -
 
 
 def unread(first: Integers, position: Position) -> Spans:
-    """What the position's current epoch still held when its last phase began, in the order that is dealt to hosts."""
+    """Records of the current epoch that were unread when the last phase began, in the order that hosts share."""
     order = epoch_order(first, position.seed, position.epoch)
     for phase in position.phases[:-1]:
         order = _rest(order, phase, first, position.seed, position.epoch)
@@ -166,15 +166,15 @@ def unread(first: Integers, position: Position) -> Spans:
 
 
 def _rest(order: Spans, phase: Phase, first: Integers, seed: int, epoch: int) -> Spans:
-    """What a phase left unread of `order`, host after host."""
+    """Records of `order` that a phase left unread, host after host."""
     parts = [order.slice(0, 0)]
     for host in range(phase.hosts):
-        mine = share(order, phase.lead, phase.hosts, host)
-        bounds = window_bounds(mine, phase.window_runs)
-        window, within = _find_window(mine, bounds, phase.read_by(host))
+        spans = share(order, phase.lead, phase.hosts, host)
+        bounds = window_bounds(spans, phase.window_runs)
+        window, within = _find_window(spans, bounds, phase.read_by(host))
         if window < len(bounds) - 1:
-            numbers = shuffled(mine.slice(bounds[window], bounds[window + 1]).numbers(), seed, epoch)
-            parts += [_spans(numbers[within:], first), mine.slice(bounds[window + 1], len(mine.run))]
+            numbers = shuffled(spans.slice(bounds[window], bounds[window + 1]).numbers(), seed, epoch)
+            parts += [_spans(numbers[within:], first), spans.slice(bounds[window + 1], len(spans.run))]
     return Spans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
@@ -186,7 +186,7 @@ def _find_window(order: Spans, bounds: Integers, read: int) -> tuple[int, int]:
 
 
 def _spans(numbers: Integers, first: Integers) -> Spans:
-    """The fewest spans that hold `numbers` (at least one, in any order)."""
+    """As few spans as possible for `numbers` (at least one, in any order)."""
     numbers = np.sort(numbers)
     run = np.searchsorted(first, numbers, "right") - 1
     breaks = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(run) != 0)) + 1
@@ -196,7 +196,7 @@ def _spans(numbers: Integers, first: Integers) -> Spans:
 
 
 def train_windows(first: Integers, position: Position, host: int) -> Iterator[Window]:
-    """What one host reads from `position` on: windows in training order, epoch after epoch, without end.
+    """Windows that one host reads from `position` on, in training order, epoch after epoch, without end.
 
     Args:
         first: int64 [runs + 1], the number of each run's first record, then the total; no run is empty.
@@ -209,11 +209,11 @@ def train_windows(first: Integers, position: Position, host: int) -> Iterator[Wi
     order, phase = unread(first, position), position.phases[-1]
     epoch, lead, read = position.epoch, phase.lead, phase.read_by(host)
     while True:
-        mine = share(order, lead, phase.hosts, host)
-        bounds = window_bounds(mine, phase.window_runs)
-        window, within = _find_window(mine, bounds, read)
+        spans = share(order, lead, phase.hosts, host)
+        bounds = window_bounds(spans, phase.window_runs)
+        window, within = _find_window(spans, bounds, read)
         for begin, end in zip(bounds[window:-1], bounds[window + 1 :], strict=True):
-            numbers = shuffled(mine.slice(begin, end).numbers(), position.seed, epoch)
+            numbers = shuffled(spans.slice(begin, end).numbers(), position.seed, epoch)
             if within < len(numbers):
                 yield Window(epoch, numbers[within:])
             within = 0

@@ -250,11 +250,12 @@ def share_of_host(host: Host) -> tuple[int, int, int]:
         return 0, 1, 1
     if host == "auto":
         return *process_of_several(), 1
-    if not isinstance(host, tuple | list | str) and hasattr(host, "input_pipeline_id"):
-        replicas = max(1, host.num_replicas_in_sync // host.num_input_pipelines)
-        return host.input_pipeline_id, host.num_input_pipelines, replicas
+    given: Any = host
+    if hasattr(given, "input_pipeline_id"):
+        replicas = max(1, given.num_replicas_in_sync // given.num_input_pipelines)
+        return given.input_pipeline_id, given.num_input_pipelines, replicas
     try:
-        index, count = map(operator.index, host)  # type: ignore[arg-type]
+        index, count = map(operator.index, given)
     except (TypeError, ValueError):
         index, count = 0, 0
     if not 0 <= index < count:

@@ -38,24 +38,24 @@ def find_files(pattern: Pattern) -> list[str]:
         UsageError: nothing matches; lists what is in the folder.
     """
     files: dict[str, None] = {}
-    for one in [pattern] if isinstance(pattern, str | os.PathLike) else pattern:
-        url = storage.normalize(os.fspath(one))
+    for item in [pattern] if isinstance(pattern, str | os.PathLike) else pattern:
+        url = storage.normalize(os.fspath(item))
         store = storage.open_storage(url)
         # A file name may contain brackets, which a pattern takes for a choice of letters.
-        found = [url] if "[" in url and store.stat(url) else store.glob(url)
-        found = found or [storage.join(url, name) for name in store.names(url) if schema.ShardName.parse(name)]
-        if not found:
+        matches = [url] if "[" in url and store.stat(url) else store.glob(url)
+        matches = matches or [storage.join(url, name) for name in store.names(url) if schema.ShardName.parse(name)]
+        if not matches:
             folders = {folder: store.names(folder) for folder in (url, url.rpartition("/")[0])}
-            there = next((f": {folder} holds {some(names, 5)}" for folder, names in folders.items() if names), "")
-            raise UsageError(f"no file matches {os.fspath(one)}{there}")
-        files.update(dict.fromkeys(found))
+            listing = next((f": {folder} holds {some(names, 5)}" for folder, names in folders.items() if names), "")
+            raise UsageError(f"no file matches {os.fspath(item)}{listing}")
+        files.update(dict.fromkeys(matches))
     if not files:
         raise UsageError(f"pattern must name files, such as 'folder/*.tfrec', got {pattern!r}")
     return list(files)
 
 
 class Frame(NamedTuple):
-    """One record of a file: its number, its byte offset, and its bytes or what is wrong with them."""
+    """One record of a file: its number, its byte offset, and its bytes or their error."""
 
     number: int
     offset: int
@@ -112,8 +112,8 @@ class FileScan:
     def _frames(self, number: int, offset: int, data: bytes, ends: Sequence[int]) -> Iterator[Frame]:
         for record, (begin, end) in enumerate(pairwise(ends), number):
             try:
-                (found,) = schema.unframe(data[begin:end])
-                yield Frame(record, offset + begin, found)
+                (content,) = schema.unframe(data[begin:end])
+                yield Frame(record, offset + begin, content)
             except CorruptRecordError as error:
                 yield self._lost(record, offset + begin, error.reason)
 
@@ -122,7 +122,7 @@ class FileScan:
 
 
 class _Summed:
-    """A stream of bytes, whose CRC-32C is that of what was read so far."""
+    """A stream of bytes, with the CRC-32C of those read so far."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self.crc32c = stream, 0
@@ -137,7 +137,7 @@ class _Summed:
 
 
 def _uncompressed(source: Any) -> Iterator[bytes | str]:
-    """The content of a GZIP stream, in pieces; if it is corrupt, all that can be read and then, as text, the fault."""
+    """The content of a GZIP stream, in pieces; if it is corrupt, all that can be read, then the fault as text."""
     stream, data, fault = gzip.GzipFile(fileobj=source), bytearray(), ""
     try:
         while part := stream.read1(_READ_BYTES):
@@ -220,9 +220,9 @@ def infer_features(
         for name, _, features in islice(read_examples(file, skip), _SAMPLED_RECORDS):
             first, sampled = first or name, sampled + 1
             for key, value in features.items():
-                found = "string" if isinstance(value, list) else value.dtype.name
-                if len(value) and types.setdefault(key, found) != found:
-                    raise ImageShardsError(f"{name}: feature {key!r} is {found}, in records before it {types[key]}")
+                dtype = "string" if isinstance(value, list) else value.dtype.name
+                if len(value) and types.setdefault(key, dtype) != dtype:
+                    raise ImageShardsError(f"{name}: feature {key!r} is {dtype}, in records before it {types[key]}")
                 scalars[key] += len(value) == 1
     if not sampled:
         raise ImageShardsError(f"{', '.join(files[:_SAMPLED_FILES])}: no record in {len(files)} files")

@@ -14,14 +14,14 @@ from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, StorageError
 
 Integers = npt.NDArray[np.int64]
-Buffer = bytes | bytearray | memoryview
+Parsed = tuple[Any, int, tuple[Any, ...]]  # of a record: encoded image, class id, further features
 
 _HEADER = struct.Struct("<QI")  # length, and its masked CRC-32C
 _CRC = struct.Struct("<I")
 
 
 class InvalidRecordError(ValueError):
-    """A record's CRC is valid, but what it holds isn't what the manifest says."""
+    """A record's CRC is valid, but its content isn't what the manifest says."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class RunTable:
 
     @classmethod
     def concatenate(cls, tables: Sequence[RunTable]) -> RunTable:
-        """One table behind the other: `train+validation`."""
+        """One table after the other: `train+validation`."""
         if len(tables) == 1:
             return tables[0]
         files_before = np.cumsum([0, *(len(table.files) for table in tables)])
@@ -117,20 +117,20 @@ class RunTable:
 
 
 class Rows(Protocol):
-    """What a record becomes. Thread-safe."""
+    """How records are parsed and decoded. Thread-safe."""
 
     #: (height, width, channels) of an image; None if images are objects of any kind.
     shape: tuple[int, int, int] | None
 
-    def parse(self, record: bytes) -> tuple[Any, int, tuple[Any, ...]]:
-        """(encoded image, class id, further features) of a record. Raises InvalidRecordError."""
+    def parse(self, record: bytes) -> Parsed:
+        """A record's image, class and features. Raises InvalidRecordError."""
 
     def decode(self, encoded: Any, row: Any, seed: int) -> Any:
         """Decode an image into `row`; returns None, or an object that is the image. Raises InvalidRecordError."""
 
 
 class RunCache(Protocol):
-    """What keeps runs near (`reader.cache`). Thread-safe."""
+    """A local store of runs (`reader.cache`). Thread-safe."""
 
     def get(self, path: str, start: int, stop: int) -> bytes | None:
         """Bytes [start, stop) of a shard, or None; they may be corrupt. Never raises."""
@@ -150,7 +150,7 @@ class Run:
         is_framed: whether `bounds` are those of the frames' own lengths, with valid CRCs.
     """
 
-    __slots__ = ("_bounds", "_data", "_file", "_file_record", "_is_framed", "_offset")
+    __slots__ = ("_bounds", "_data", "_file", "_file_record", "_is_checked", "_is_framed", "_offset")
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Run:
         is_framed: bool = True,
     ) -> None:
         self._data, self._bounds, self._file, self._is_framed = data, bounds, file, is_framed
-        self._file_record, self._offset = file_record, offset
+        self._file_record, self._offset, self._is_checked = file_record, offset, False
 
     def record(self, index: int) -> bytes:
         """One serialized record. Raises CorruptRecordError, which names file, record and byte offset."""
@@ -171,12 +171,22 @@ class Run:
             begin, end = bounds[index], bounds[index + 1] - 4
             if self._is_framed or schema.framed_bytes(bytes(data[begin : begin + 12])) == end + 4 - begin:
                 record = bytes(data[begin + 12 : end])
-                if _CRC.unpack_from(data, end)[0] == schema.masked_crc32c(record):
+                if self._is_checked or _CRC.unpack_from(data, end)[0] == schema.masked_crc32c(record):
                     return record
         raise self._corrupt(index, self._fault(index))
 
+    def check(self, records: int) -> bool:
+        """Whether all its records are valid; if so, `record` doesn't compute their CRCs again."""
+        try:
+            for index in range(records):
+                self.record(index)
+        except CorruptRecordError:
+            return False
+        self._is_checked = True
+        return True
+
     def located(self, index: int, error: CorruptRecordError | InvalidRecordError) -> CorruptRecordError:
-        """What is wrong with record `index`, with file, record and byte offset."""
+        """The error of record `index`, with file, record and byte offset."""
         return error if isinstance(error, CorruptRecordError) else self._corrupt(index, str(error))
 
     def _corrupt(self, index: int, reason: str) -> CorruptRecordError:
@@ -195,7 +205,7 @@ class RunReader:
     """Reads runs of a table, from the cache or the storage. Thread-safe; holds no file open.
 
     Args:
-        table: which runs there are.
+        table: where the runs are.
         cache: asked before the storage; gets the runs whose records are all valid.
     """
 
@@ -205,9 +215,6 @@ class RunReader:
         self._cache = cache
         self._text_indexes: dict[str, list[int]] = {}  # of corrupt shards
         self.is_remote = self._store.is_remote
-
-    def __reduce__(self) -> Any:
-        return RunReader, (self.table, self._cache)  # another process opens the storage itself
 
     def read(self, run: int, out: memoryview | None = None) -> Run:
         """One run.
@@ -220,21 +227,21 @@ class RunReader:
             StorageError: the file can't be read. (If it is missing or short, each record says so.)
         """
         table = self.table
-        path, start = table.files[int(table.file[run])], int(table.offset[run])
+        path, start, count = table.files[int(table.file[run])], int(table.offset[run]), int(table.records[run])
         stop = start + int(table.bytes[run])
         cached = None if self._cache is None else self._cache.get(path, start, stop)
         if cached is not None:
-            found = self._parse(run, memoryview(cached))
-            if self._is_valid(run, found):
-                return found
+            loaded = self._parse(run, memoryview(cached))
+            if loaded.check(count):
+                return loaded
         try:
             data = self._store.read_range(path, start, stop, None if out is None else out[: stop - start])
         except FileNotFoundError:
             return self._parse(run, None)
-        found = self._parse(run, memoryview(data))
-        if self._cache is not None and self._is_valid(run, found):
+        loaded = self._parse(run, memoryview(data))
+        if self._cache is not None and loaded.check(count):
             self._cache.put(path, start, bytes(data))
-        return found
+        return loaded
 
     def _parse(self, run: int, data: memoryview | None) -> Run:
         table = self.table
@@ -242,17 +249,9 @@ class RunReader:
         bounds, is_framed = [] if data is None else frame_bounds(data, count), True
         if data is not None and (len(bounds) <= count or bounds[-1] != table.bytes[run]):
             is_framed = False
-            # As many frames as there should be, but of other lengths: another file's.
+            # The right number of frames, but of other lengths: another file's.
             bounds = self._indexed_bounds(run) or (bounds if len(bounds) <= count else [0])
         return Run(data, bounds, table.files[file], int(table.file_record[run]), start, is_framed)
-
-    def _is_valid(self, run: int, found: Run) -> bool:
-        try:
-            for index in range(int(self.table.records[run])):
-                found.record(index)
-        except CorruptRecordError:
-            return False
-        return True
 
     def _indexed_bounds(self, run: int) -> list[int] | None:
         """Bounds of a run's frames by the shard's text index, if one fits: a corrupt length hides them."""
@@ -272,7 +271,7 @@ class RunReader:
             except (StorageError, ValueError):
                 rows = []
             offsets = [0, *(offset + size for offset, size in rows)][: len(rows)]
-            # Unless each record begins where the one before it ends, numbers may be shifted.
+            # Unless each record begins where the previous one ends, numbers may be shifted.
             self._text_indexes[path] = offsets if offsets == [offset for offset, _ in rows] else []
         return self._text_indexes[path]
 
@@ -292,7 +291,7 @@ def frame_bounds(data: memoryview, count: int) -> list[int]:
 
 
 def frame_fault(frame: bytes) -> str:
-    """What is wrong with the one record that `frame` should hold, in a few words."""
+    """Why `frame` isn't exactly one valid record, in a few words."""
     try:
         count = len(list(schema.unframe(frame)))
     except CorruptRecordError as error:

@@ -15,41 +15,39 @@ from reader.records import InvalidRecordError, Rows, Run, RunReader
 
 _LOG = logging.getLogger("reader")
 
-_SHOWN_RECORDS = 10  # of an iteration, in the log
-# Draws of a substitute for a corrupt record. With half of a split corrupt, one in 65,000 of them all fail.
+_SHOWN_RECORDS = 10  # in the log, of an iteration
+# Draws of a substitute for a corrupt record. If half of a split is corrupt, all fail for one record in 65,000.
 _DRAWS = 16
-_KEPT_RUNS = 16  # the records of a window draw from as many
+_KEPT_RUNS = 16  # as many as the records of a window draw from
 
 
 class Skips:
     """The records that were skipped. Thread-safe; a record counts once, however often it is read."""
 
     def __init__(self) -> None:
-        self._errors: dict[int, CorruptRecordError] = {}
-        self._reported = 0
+        self._numbers: set[int] = set()
+        self._unreported: list[str] = []  # text: an error's traceback would keep batches and windows in memory
         self._lock = threading.Lock()
 
     @property
     def count(self) -> int:
         """How many records were skipped so far."""
-        return len(self._errors)
+        return len(self._numbers)
 
     def add(self, number: int, error: CorruptRecordError) -> None:
         """Count a record by its number in the split string's selection."""
         with self._lock:
-            self._errors.setdefault(number, error)
+            if number not in self._numbers:
+                self._numbers.add(number)
+                self._unreported.append(str(error))
 
     def report(self) -> None:
         """Log what was skipped since the last report."""
         with self._lock:
-            new = list(self._errors.values())[self._reported :]
-            self._reported += len(new)
+            new, self._unreported = self._unreported, []
         if new:
-            shown = some(list(map(str, new)), _SHOWN_RECORDS)
+            shown = some(new, _SHOWN_RECORDS)
             _LOG.warning("skipped %s, %d so far: %s", plural(len(new), "corrupt record"), self.count, shown)
-
-    def __reduce__(self) -> Any:
-        return Skips, ()  # another process counts for itself
 
 
 class Substitutes:
@@ -73,7 +71,7 @@ class Substitutes:
             (class id, features, image) as `Rows` gives them.
 
         Raises:
-            ImageShardsError: all the records that are drawn are corrupt, too.
+            ImageShardsError: all records that were drawn are corrupt, too.
         """
         table = self._reader.table
         for draw in range(_DRAWS):

@@ -92,8 +92,13 @@ class BatchIterator(Iterator[Element]):
         self._handed_out += 1
         self._left -= 1
         if not self._left:
+            self.close()
             self._end()
         return element
+
+    def close(self) -> None:
+        """End the threads that read ahead; dropping the iterator does it too."""
+        self._elements = iter(())
 
     def get_state(self) -> bytes:
         """The state as JSON, under 10 kB: after the batch that was handed out last."""
@@ -117,7 +122,8 @@ class BatchIterator(Iterator[Element]):
 
     def _restore(self, saved: bytes | str | Mapping[str, Any]) -> None:
         self._batches.restore(State.parse(saved))
-        self._begin, self._elements = None, iter(())
+        self.close()
+        self._begin = None
 
     def where(self) -> tuple[int, int, int]:
         """(iteration, a step of it, batches handed out since): what `Batches.state` makes a state of."""

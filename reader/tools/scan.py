@@ -1,4 +1,4 @@
-"""What the tools share: threads that read files and check their records, and images decoded as the readers do."""
+"""Shared by the tools: threads that read files and check their records, and decoding as the readers do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Scanners:
     """Threads that read some files at once, and one per core that check their records; a context manager.
 
     Args:
-        files: how many there are.
+        files: how many are to be read.
     """
 
     def __init__(self, files: int) -> None:
@@ -48,11 +48,11 @@ class Scanners:
         self._readers.shutdown(cancel_futures=True)
 
     def files(self, read: Callable[[T], R], files: Iterable[T]) -> Iterator[R]:
-        """What `read` returns of each file, in order."""
+        """The results of `read` for each file, in order."""
         return self._readers.map(read, files)
 
     def blocks(self, check: Callable[[T], R], blocks: Iterable[T]) -> Iterator[R]:
-        """What `check` returns of each block of a file, in order; a few are in flight."""
+        """The results of `check` for each block of a file, in order; a few are in flight."""
         pending: deque[Future[R]] = deque()
         for block in blocks:
             pending.append(self._workers.submit(check, block))
@@ -66,21 +66,21 @@ def read_records(info: DatasetInfo, split: str, choose: Callable[[int], Integers
     """Some records of a split string: (number, its run, its index in that).
 
     Args:
-        choose: the numbers to read, ascending, of how many there are.
+        choose: total number of records → the numbers to read, ascending.
 
     Raises:
         UsageError: no such split.
         ImageShardsError: a shard is missing or has another size.
     """
-    table, wrong = info.run_table(split), info.wrong_sizes(split)
-    if wrong:
-        raise ImageShardsError(f"{wrong[0]}: run the job again with --repair")
+    table, faults = info.run_table(split), info.wrong_sizes(split)
+    if faults:
+        raise ImageShardsError(f"{faults[0]}: run the job again with --repair")
     reader, numbers = RunReader(table), choose(table.total)
-    last, found = -1, None
-    for number, run, index in zip(numbers.tolist(), *(one.tolist() for one in table.runs_of(numbers)), strict=True):
-        if found is None or run != last:
-            last, found = run, reader.read(run)
-        yield number, found, index
+    current, loaded = -1, None
+    for number, run, index in zip(numbers.tolist(), *(array.tolist() for array in table.runs_of(numbers)), strict=True):
+        if loaded is None or run != current:
+            current, loaded = run, reader.read(run)
+        yield number, loaded, index
 
 
 class CheckedImage(NamedTuple):

@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `verify` found; true if there is no fault.
+    """What `verify` returns; true if there is no fault.
 
     Attributes:
         dataset: its URL.
@@ -81,7 +81,7 @@ class Report:
 def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") -> Report:
     """Check a dataset to the last byte, on all cores.
 
-    Every file is there with the hash, or the size and CRC-32C, that the manifest has; the run index fits the shards;
+    Every file exists with the hash, or the size and CRC-32C, that the manifest has; the run index fits the shards;
     every record has valid CRCs and is an Example with the keys of the format, a label that its class id names, and an
     image that decodes to its size; numbers of records add up.
 
@@ -102,8 +102,8 @@ def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") ->
     info = as_info(url)
     shards = [shard.file for split in info.splits.values() for shard in split.shards]
     sizes = {file.path: file.bytes for file in info.storage.files(info.url)}
-    found = info.shard_storage.sizes(list(map(info.path, shards)))  # those of an index may be in any folder
-    sizes |= {file: size for file, size in zip(shards, found, strict=True) if size is not None}
+    shard_sizes = info.shard_storage.sizes(list(map(info.path, shards)))  # those of an index may be in any folder
+    sizes |= {file: size for file, size in zip(shards, shard_sizes, strict=True) if size is not None}
     with Scanners(len(shards)) as scanners:
         faults = _check_files(info, shards, sizes, scanners)
         corrupt = {fault.file for fault in faults}
@@ -117,16 +117,16 @@ def _of_file(file: str, what: str) -> Fault:
 
 
 def _check_files(info: DatasetInfo, shards: Iterable[str], sizes: Mapping[str, int], scanners: Scanners) -> list[Fault]:
-    """Files that are missing, don't belong or aren't the published ones; what is in the shards comes later."""
+    """Files that are missing, changed or don't belong to the dataset; the shards' content is checked later."""
     published: Mapping[str, str] = info.manifest["files"]
-    ours = {*published, *shards}
-    faults = [_of_file(info.path(file), "the file is missing") for file in sorted(ours - set(sizes))]
+    expected = {*published, *shards}
+    faults = [_of_file(info.path(file), "the file is missing") for file in sorted(expected - set(sizes))]
     files = sorted(set(published).intersection(sizes))
     hashes = scanners.files(lambda file: schema.sha256(info.storage.read(info.path(file))), files)
-    for file, found in zip(files, hashes, strict=True):
-        if found != published[file]:
+    for file, sha256 in zip(files, hashes, strict=True):
+        if sha256 != published[file]:
             faults.append(_of_file(info.path(file), "its SHA-256 isn't the one that was published"))
-    for file in sorted(set(sizes) - ours):
+    for file in sorted(set(sizes) - expected):
         if schema.ShardName.parse(file) or file.startswith(f"{schema.INDEX_FOLDER}/"):
             what = "the file doesn't belong to the dataset; move it away if --repair leaves it"
             faults.append(_of_file(info.path(file), what))
@@ -139,7 +139,7 @@ def _check_files(info: DatasetInfo, shards: Iterable[str], sizes: Mapping[str, i
 def _check_split(
     info: DatasetInfo, split: SplitInfo, sizes: Mapping[str, int], corrupt: Set[str], decode: str, scanners: Scanners
 ) -> Iterator[Fault]:
-    """Faults of a split's run index, of its shards, and of its class counts; `corrupt` has the files with a fault."""
+    """Faults of a split's run index, shards and class counts; `corrupt` are the files with a fault."""
     path, runs = info.path(schema.runs_file(split.name)), None
     if info.compression == "none" and path not in corrupt:
         try:
@@ -151,16 +151,16 @@ def _check_split(
     check = _ShardChecker(info, path, runs, sizes, decode, scanners)
     present = [(number, shard) for number, shard in enumerate(split.shards) if shard.file in sizes]
     classes, is_complete = Counter[int](), len(present) == len(split.shards)
-    for (_, shard), found in zip(present, scanners.files(check, present), strict=True):
-        yield from found.faults[:_MAX_FAULTS]
-        if (more := len(found.faults) - _MAX_FAULTS) > 0:
+    for (_, shard), checked in zip(present, scanners.files(check, present), strict=True):
+        yield from checked.faults[:_MAX_FAULTS]
+        if (more := len(checked.faults) - _MAX_FAULTS) > 0:
             left_out = f"{plural(more, 'more fault')} of this shard {'is' if more == 1 else 'are'} left out"
             yield _of_file(info.path(shard.file), left_out)
-        is_complete = is_complete and not found.faults
-        classes.update(found.classes)
-    wrong = [number for number, published in enumerate(split.class_counts) if classes[number] != published]
-    if wrong and is_complete:  # else a shard's fault explains it
-        first, more = wrong[0], len(wrong) - 1
+        is_complete = is_complete and not checked.faults
+        classes.update(checked.classes)
+    differing = [number for number, published in enumerate(split.class_counts) if classes[number] != published]
+    if differing and is_complete:  # else a shard's fault explains it
+        first, more = differing[0], len(differing) - 1
         has = f"{split.name} has {plural(classes[first], 'record')} of class {first} {info.classes[first]!r}"
         others = f"; and {plural(more, 'more class')} {'differs' if more == 1 else 'differ'}" if more else ""
         what = f"{has}, the manifest says {split.class_counts[first]:,}{others}"
@@ -170,8 +170,8 @@ def _check_split(
 # --- shards
 
 
-class _Found(NamedTuple):
-    """What is in a block of a shard, or in all: faults, records by class, offset of each, and how many are corrupt."""
+class _Checked(NamedTuple):
+    """Result for a block or a shard: faults, records of each class, offsets of records, number of corrupt ones."""
 
     faults: list[Fault]
     classes: Counter[int]
@@ -180,7 +180,7 @@ class _Found(NamedTuple):
 
 
 class _ShardChecker:
-    """Every fault of one shard; called by several threads.
+    """Finds every fault of a shard. Thread-safe.
 
     Args:
         runs_path, runs: the split's run index, None if that is missing or corrupt.
@@ -200,7 +200,7 @@ class _ShardChecker:
         self._decode, self._scanners = decode, scanners
         self._is_foreign = FOREIGN_KEY in info.manifest
 
-    def __call__(self, numbered: tuple[int, Shard]) -> _Found:
+    def __call__(self, numbered: tuple[int, Shard]) -> _Checked:
         number, shard = numbered
         path, size = self._info.path(shard.file), self._sizes[shard.file]
         runs = None if self._runs is None else self._runs[self._runs["shard"] == number]
@@ -213,7 +213,7 @@ class _ShardChecker:
         corrupt = sum(block.corrupt for block in blocks)
         if size != shard.bytes:
             faults.insert(0, _of_file(path, f"it has {plural(size, 'byte')}, the manifest says {shard.bytes:,}"))
-        elif not corrupt:  # which would explain all of these
+        elif not corrupt:  # else corrupt records explain these
             if len(offsets) != shard.records:
                 has = plural(len(offsets), "record")
                 faults.append(_of_file(path, f"it has {has}, the manifest says {shard.records:,}"))
@@ -222,29 +222,29 @@ class _ShardChecker:
             expected = schema.run_rows(number, np.diff([*offsets, shard.bytes]).tolist())
             if runs is not None and not self._is_foreign and runs.tolist() != expected:
                 faults.append(_of_file(self._runs_path, f"its runs of shard {number} aren't those of the shard"))
-        return _Found(faults, classes, [], corrupt)  # without 36 bytes a record, which nobody needs any more
+        return _Checked(faults, classes, [], corrupt)  # without the offsets, which take 36 bytes a record
 
-    def _check_block(self, path: str, spans: npt.NDArray[np.void] | None, block: Iterable[Frame]) -> _Found:
-        found = _Found([], Counter(), [], 0)
+    def _check_block(self, path: str, spans: npt.NDArray[np.void] | None, block: Iterable[Frame]) -> _Checked:
+        checked = _Checked([], Counter(), [], 0)
         corrupt = 0
         for number, offset, record in block:
             if spans is not None and not _is_in(spans, offset):
                 continue  # `index` left it out
-            found.offsets.append(offset)
+            checked.offsets.append(offset)
             if isinstance(record, CorruptRecordError):
-                found.faults.append(Fault(path, number, offset, record.reason))
+                checked.faults.append(Fault(path, number, offset, record.reason))
                 corrupt += 1
                 continue
             try:
                 features = parse_example(record)
             except ValueError as error:
-                found.faults.append(Fault(path, number, offset, str(error)))
+                checked.faults.append(Fault(path, number, offset, str(error)))
                 continue
             decode = self._decode == "all" or (self._decode == "sample" and number % schema.RUN_RECORDS == 0)
             for what in _check_record(self._info, features, decode):
-                found.faults.append(Fault(path, number, offset, what))
-            found.classes[_class_id(features, self._info)] += 1
-        return found._replace(corrupt=corrupt)
+                checked.faults.append(Fault(path, number, offset, what))
+            checked.classes[_class_id(features, self._info)] += 1
+        return checked._replace(corrupt=corrupt)
 
 
 def _is_in(spans: npt.NDArray[np.void], offset: int) -> bool:
@@ -257,43 +257,43 @@ def _is_in(spans: npt.NDArray[np.void], offset: int) -> bool:
 
 
 def _check_record(info: DatasetInfo, features: Mapping[str, Value], decode: bool) -> Iterator[str]:
-    """What is wrong with a record's features; of third-party records only image and class are known."""
-    is_ours, one_hot = FOREIGN_KEY not in info.manifest, bool(info.manifest["configuration"]["one_hot"])
-    keys = schema.RECORD_KEYS[: None if one_hot else -1] if is_ours else (info.image_key, info.class_key)
+    """Faults of a record's features; of third-party records only image and class are known."""
+    is_native, one_hot = FOREIGN_KEY not in info.manifest, bool(info.manifest["configuration"]["one_hot"])
+    keys = schema.RECORD_KEYS[: None if one_hot else -1] if is_native else (info.image_key, info.class_key)
     if missing := [key for key in keys if not len(features.get(key, ()))]:
         yield f"it lacks {', '.join(missing)}"
         return
     label = _class_id(features, info)
     if not 0 <= label < info.num_classes:
         yield f"class {label} is out of range: there are {info.num_classes}"
-    elif is_ours and features[schema.LABEL_KEY] != [schema.relative_path_bytes(info.classes[label])]:
+    elif is_native and features[schema.LABEL_KEY] != [schema.relative_path_bytes(info.classes[label])]:
         yield f"label {features[schema.LABEL_KEY]!r} isn't the name of class {label}, {info.classes[label]!r}"
     if one_hot and not np.array_equal(np.asarray(features[schema.ONE_HOT_KEY]), np.arange(info.num_classes) == label):
         yield f"{schema.ONE_HOT_KEY} isn't class {label}"
-    for column in info.manifest["features"] if is_ours else ():
+    for column in info.manifest["features"] if is_native else ():
         value = features.get(column["name"])
         if value is None:
             yield f"it lacks {column['name']}"
         elif len(value) and (type_name(value) != column["dtype"] or (len(value) > 1 and not column["list"])):
             yield f"{column['name']} has {len(value)} values of {type_name(value)}, not {column['dtype']}"
-    size = np.asarray(features[schema.SIZE_KEY]).tolist() if is_ours else None
+    size = np.asarray(features[schema.SIZE_KEY]).tolist() if is_native else None
     if decode:
         try:
             image = decode_image(only_bytes(features, info.image_key) or b"", info.image.channels)
         except InvalidRecordError as error:
             yield str(error)
             return
-        found = list(image.pixels.shape[:2])
-        if size not in (None, found):
-            yield f"the image is {found} (height, width), its size feature says {size}"
-        size = found
+        decoded = list(image.pixels.shape[:2])
+        if size not in (None, decoded):
+            yield f"the image is {decoded} (height, width), its size feature says {size}"
+        size = decoded
         if info.image.format not in (image.format, "mixed"):
             yield f"the image is {image.format}, the manifest says {info.image.format}"
-        if is_ours and image.is_grey != (info.image.channels == 1):
+        if is_native and image.is_grey != (info.image.channels == 1):
             yield f"the image has {'1 channel' if image.is_grey else '3 channels'}, not {info.image.channels}"
-    least, most = (list(one or (0, 0)) for one in (info.image.min_size, info.image.max_size))
-    if size is not None and not (len(size) == 2 and least[0] <= size[0] <= most[0] and least[1] <= size[1] <= most[1]):
-        yield f"size {size} isn't within the manifest's {least} to {most}"
+    low, high = (list(bound or (0, 0)) for bound in (info.image.min_size, info.image.max_size))
+    if size is not None and not (len(size) == 2 and low[0] <= size[0] <= high[0] and low[1] <= size[1] <= high[1]):
+        yield f"size {size} isn't within the manifest's {low} to {high}"
 
 
 def _class_id(features: Mapping[str, Value], info: DatasetInfo) -> int:

@@ -22,8 +22,8 @@ from tests.reading.without import run_without
 
 FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
 NAMES = """
-DatasetInfo Position __version__ as_jax as_numpy augment copy eval_batches eval_dataset image_files_dataset index
-keep_tensorflow_off_accelerators load_info record_dataset skipped torch train_batches train_dataset verify
+DatasetInfo Position __version__ as_jax as_tf as_torch augment copy eval_batches eval_dataset image_files_dataset index
+load_info record_dataset torch train_batches train_dataset verify
 """
 
 
@@ -57,7 +57,7 @@ def test_dir_shows_the_api_and_nothing_else() -> None:
 
 
 def test_everything_public_says_what_it_does() -> None:
-    needs = {"as_jax": "jax", "keep_tensorflow_off_accelerators": "jax", "torch": "torch"}
+    needs = {"as_jax": "jax", "as_torch": "torch", "torch": "torch"}
     absent = {name for name, module in needs.items() if importlib.util.find_spec(module) is None}
     for name in {*reader.__all__} - {"__version__"} - absent:
         thing = getattr(reader, name)
@@ -77,7 +77,7 @@ def test_everything_public_says_what_it_does() -> None:
 PROGRAM = """
 import sys
 import reader
-reader.train_batches, reader.eval_batches, reader.load_info, reader.augment.flip, reader.skipped, reader.Position
+reader.train_batches, reader.eval_batches, reader.load_info, reader.augment.flip, reader.Position
 info = reader.load_info(sys.argv[1])
 batches = reader.train_batches(info, "train", global_batch_size=8, augment=reader.augment.flip_crop)
 print(sum(len(labels) for _, labels in batches), sorted(set(sys.argv[2].split(",")) & set(sys.modules)))
@@ -147,14 +147,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"size": 2.5}, r"batch_size must be a whole number, got 2\.5"),
     ({"size": "8"}, "batch_size must be a whole number, got '8'"),
     ({"features": "filename"}, r"features='filename': give a list, such as \['filename'\]"),
-    ({"features": None}, r"features=None: give a list of names"),
+    ({"features": 3}, r"features=3: give a list of names"),
     ({"features": ["age"]}, r"features=\['age'\]: there is no 'age'; the records have class, label, size, filename"),
     ({"image_size": 0}, r"image_size must be a side or \(height, width\) in pixels, got 0"),
     ({"image_size": (1, 2, 3)}, r"image_size must be a side or .* got \(1, 2, 3\)"),
     ({"image_size": "224"}, r"image_size must be a side or .* got '224'"),
     ({"image_size": 8, "resize_mode": "shorter"}, r"resize_mode must be one of stretch, crop, pad, got 'shorter'"),
     ({"on_error": "ignore"}, r"on_error must be raise or skip, got 'ignore'"),
-    ({"host": 3}, r"host must be \(index, count\) with 0 <= index < count, got 3"),
+    ({"host": 3}, r"host must be \(index, count\) with 0 <= index < count, or 'auto', got 3"),
+    ({"host": "all"}, r"host must be \(index, count\) with 0 <= index < count, or 'auto', got 'all'"),
     ({"host": (3, 3)}, r"host must be \(index, count\) .* got \(3, 3\)"),
     ({"host": (0, 3)}, r"global_batch_size=4 can't be divided by 3 hosts; the nearest that fit: 3 or 6"),
     ({"labels": "float"}, r"labels must be int or one_hot, got 'float'"),
@@ -212,17 +213,11 @@ def test_mixed_sizes_and_gzip_say_what_to_do(tmp_path: Path) -> None:
         reader.eval_batches(gzip, "train", global_batch_size=4)
 
 
-def test_skipped_of_something_else_is_one_line() -> None:
-    for thing in (3, [1], None, np.zeros(3)):
-        with pytest.raises(UsageError, match=rf"^reader\.skipped\({type(thing).__name__}\): give what train_dataset"):
-            reader.skipped(thing)
-
-
 def test_batches_can_be_taken_from_another_position_without_opening_them_again(info: reader.DatasetInfo) -> None:
     batches = reader.train_batches(info, "train", global_batch_size=8, seed=3)
-    position = batches.position.after(2)
+    position = batches.position_at(2)
     expected = reader.train_batches(info, "train", global_batch_size=8, position=position)
     next(iter(batches))
     for (images, labels), (others, theirs) in zip(batches.at(position), expected, strict=True):
         assert np.array_equal(images, others) and np.array_equal(labels, theirs)
-    assert batches.position.after(2) == position, "the batches themselves have not moved"
+    assert batches.start.step == 0 and batches.position_at(2) == position, "the batches themselves have not moved"

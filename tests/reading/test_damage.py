@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError
 from beam_pipeline.schema.example import int64_feature
 from beam_pipeline.storage.local import LocalStorage
+from reader.skips import Skips
 from tests.reading.shards import draw, make_dataset, make_record, numbers_in, offsets
 
 RECORDS = 256
@@ -131,7 +133,7 @@ def test_damage_is_raised_in_its_position_or_costs_one_record(
     assert [one for i, one in enumerate(found) if i != at] == [one for i, one in enumerate(expected) if i != at]
     assert f"skipped 1 corrupt record, 1 so far: {place}: " in caplog.text
     numbers_in(batches)  # another epoch: the same record, counted once
-    assert reader.skipped(batches) == batches.skipped == 1
+    assert batches.skipped == 1
     evals = reader.eval_batches(str(folder), "train", global_batch_size=60, on_error="skip", features=["filename"])
     rows = [row for batch in evals for row in zip(numbers_in([batch]), batch[2], strict=True)]
     assert [row for row, (_, weight) in enumerate(rows) if not weight] == [number, *range(RECORDS, 300)]
@@ -176,7 +178,7 @@ def test_substitutes_depend_on_no_batch_host_thread_or_resume(folder: Path, monk
 
     batches = train(folder, seed=4, **augment)
     expected = rows(batches)
-    position = reader.Position.from_json(batches.position.after(5).to_json())
+    position = reader.Position.from_json(batches.position_at(5).to_json())
     assert rows(train(folder, position=position, **augment))[: RECORDS - 5 * 32] == expected[5 * 32 :]
     monkeypatch.setattr("reader.batches.cpu_count", lambda: 16)
     for hosts in (1, 2, 3, 4):
@@ -322,3 +324,12 @@ def test_a_corrupt_record_s_reason_is_one_of_these(folder: Path) -> None:
 def plain(reason: str) -> str:
     """A reason without its numbers (N and M above) and what a library says."""
     return re.sub(r" \(.*|\b(\d+|N|M|\d+x\d+|HxW)\b", "", reason).strip()
+
+
+def test_the_error_of_a_skipped_record_is_not_kept() -> None:
+    """Its traceback would keep a batch and its records in memory as long as the dataset."""
+    skips, error = Skips(), CorruptRecordError("shard", 3, 100, "the CRC of the data is wrong")
+    kept = weakref.ref(error)
+    skips.add(3, error)
+    del error
+    assert (skips.count, kept()) == (1, None)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gc
 import itertools
-import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,7 +112,7 @@ def test_memory_of_dropped_batches_is_used_again(info: reader.DatasetInfo) -> No
 # --- nothing is left over
 
 
-@pytest.mark.parametrize("how", ["dropped", "exhausted", "failed", "closed", "thrown into"])
+@pytest.mark.parametrize("how", ["dropped", "exhausted", "failed", "closed"])
 def test_threads_end_with_their_iterator(info: reader.DatasetInfo, how: str) -> None:
     def fail(image: Any, seed: int) -> Any:
         raise ValueError
@@ -134,9 +131,6 @@ def test_threads_end_with_their_iterator(info: reader.DatasetInfo, how: str) -> 
         assert len(list(iterator)) == RECORDS // 16 - 1
     elif how == "closed":
         iterator.close()
-    elif how == "thrown into":
-        with pytest.raises(KeyError):
-            iterator.throw(KeyError)
     elif how == "dropped":
         del iterator
     wait_until(lambda: ours() == 0)
@@ -237,21 +231,6 @@ def test_a_process_that_an_augment_ends_is_ended(info: reader.DatasetInfo) -> No
 
 
 # --- processes
-
-
-@pytest.mark.parametrize("cache", [None, "memory", "folder"])
-def test_batches_pickle_and_go_on_in_a_spawned_process(
-    info: reader.DatasetInfo, cache: str | None, tmp_path: Path
-) -> None:
-    more: Any = {"cache": tmp_path if cache == "folder" else cache}
-    expected = all_bytes(train(info))
-    batches = train(info, **more)
-    next(iter(batches))
-    assert all_bytes(pickle.loads(pickle.dumps(batches))) == expected
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(all_bytes, (batches,)) == expected
-    list(batches)
-    assert all_bytes(pickle.loads(pickle.dumps(batches))) == all_bytes(batches)
 
 
 def forked(work: Callable[[], None]) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError
 from beam_pipeline.schema.manifest import seal_manifest
@@ -142,7 +143,7 @@ def test_a_position_names_the_records_and_their_order(tmp_path: Path) -> None:
             return 16, 24 + (number + first) % 2
 
         info = load_info(make_dataset(tmp_path / name / "1.0.0", {"train": shards}, size_of=size))
-        return info.position(split, global_batch_size=1, hosts=1).source
+        return info.source(split)
 
     assert source("a", [70, 130]) == source("copy", [70, 130])
     others = [source("b", [100, 100]), source("c", [70, 130], first=1), source("d", [70, 130], split="train[:50%]")]
@@ -150,13 +151,13 @@ def test_a_position_names_the_records_and_their_order(tmp_path: Path) -> None:
 
 
 def test_a_position_takes_numbers_of_any_kind(dataset: str) -> None:
-    info = load_info(dataset)
-    numbers = {"global_batch_size": 4, "hosts": 2, "seed": 3, "window_runs": 8}
+    numbers: dict[str, Any] = {"global_batch_size": 4, "seed": 3, "window_runs": 8}
     arrays = {name: np.int64(number) for name, number in numbers.items()}
-    assert info.position("train", **arrays).to_json() == info.position("train", **numbers).to_json()
-    for wrong in ({"seed": None}, {"global_batch_size": 2.5}, {"window_runs": 1.5}):
+    begin = reader.train_batches(dataset, "train", **numbers).start
+    assert reader.train_batches(dataset, "train", **arrays).start.to_json() == begin.to_json()
+    for wrong in ({"seed": "x"}, {"global_batch_size": 2.5}, {"window_runs": 1.5}):
         with pytest.raises(UsageError, match="a whole number"):
-            info.position("train", **{**numbers, **wrong})
+            reader.train_batches(dataset, "train", **{**numbers, **wrong})
 
 
 def large(info: DatasetInfo, record_bytes: list[tuple[int, int]]) -> DatasetInfo:
@@ -178,10 +179,7 @@ def test_windows_of_large_records_are_cut_to_256_mb_by_the_manifest_alone(tmp_pa
     info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [3]}))
 
     def window(record_bytes: list[tuple[int, int]], window_runs: int = 16) -> int:
-        some = large(info, record_bytes)
-        position = some.position("train", global_batch_size=1, hosts=1, window_runs=window_runs)
-        assert position.window_runs == some.capped_window_runs("train", window_runs)
-        return position.window_runs
+        return large(info, record_bytes).capped_window_runs("train", window_runs)
 
     assert window([(10_000, MAX_WINDOW_BYTES // 1024)]) == 16
     assert window([(10_000, MAX_WINDOW_BYTES // 1024 + 1)]) == 15

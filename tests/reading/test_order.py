@@ -26,7 +26,7 @@ def first_of(sizes: list[int]) -> Integers:
 
 
 def start(first: Integers, *, hosts: int = 1, batch: int = 1, seed: int = 0, window_runs: int = 16) -> Position:
-    return Position("s", int(first[-1]), seed, batch * hosts, 0, (Phase(hosts, window_runs),))
+    return Position("s", int(first[-1]), seed, batch * hosts, 0, (Phase(hosts, window_runs),), step=0)
 
 
 def numbers_of(first: Integers, position: Position, host: int, count: int) -> list[tuple[int, int]]:

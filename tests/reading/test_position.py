@@ -17,7 +17,7 @@ from reader.position import MAX_HOSTS, MAX_WINDOW_RUNS, Phase, Position, batch_s
 
 
 def start(records: int, *, hosts: int = 1, batch: int = 1, seed: int = 0, window_runs: int = 16) -> Position:
-    return Position("s", records, seed, batch * hosts, 0, (Phase(hosts, window_runs),))
+    return Position("s", records, seed, batch * hosts, 0, (Phase(hosts, window_runs),), step=0)
 
 
 def test_a_position_is_small_json_however_far_and_often_training_went() -> None:
@@ -29,6 +29,32 @@ def test_a_position_is_small_json_however_far_and_often_training_went() -> None:
     assert Position.from_json(text) == Position.from_json(text.encode()) == position  # a file may be read as bytes
     far = start(10**9, hosts=64, batch=64).after(10**9)
     assert (far.epoch, far.phases[0].read) == (4096, 0)
+
+
+def test_a_position_counts_the_steps_of_the_training_through_every_resume() -> None:
+    position = start(100, hosts=2, batch=5).after(7).on(global_batch_size=9, hosts=3).after(30)
+    assert (position.step, position.records_read) == (37, 70 + 270)
+    assert Position.from_json(position.to_json()).step == 37
+    assert position.at(41) == position.at(np.int64(41)) == position.at(np.float32(41)) == position.after(4)
+    assert position.at(37) == position
+    with pytest.raises(UsageError, match=r"^step 36 is before step 37, where this position is: give the global step, c"):
+        position.at(36)
+    for wrong in (37.5, "40", None):
+        with pytest.raises(UsageError, match=r"^step must be a whole number, got "):
+            position.at(wrong)
+
+
+def test_a_position_of_release_1_gets_its_step_from_its_records(caplog: pytest.LogCaptureFixture) -> None:
+    position = start(100, hosts=2, batch=5).after(37)
+    text = json.dumps(
+        {key: one for key, one in json.loads(position.to_json()).items() if key != "step"} | {"format": 1}
+    )
+    assert Position.from_json(text, step=37) == position and not caplog.text
+    assert Position.from_json(text) == position
+    assert "saved by release 1, without its step: it is taken as step 37, which is right if the batch" in caplog.text
+    assert Position.from_json(text, step=12).at(13) == Position.from_json(text, step=12).after(1)
+    with pytest.raises(UsageError, match=r"^the position is at step 37, not 36$"):
+        Position.from_json(position.to_json(), step=36)
 
 
 # --- what is no position
@@ -73,7 +99,7 @@ def changed(**changes: Any) -> str:
         (changed(records=20), "224 records read of an epoch of 20"),
         (changed(global_batch_size=0), ">= 1"),
         (changed(source=5), "Expected `str`"),
-        (changed(format=2), "format"),
+        (changed(format=3), "format"),
     ],
     ids=lambda value: repr(value)[:60],
 )
@@ -154,6 +180,7 @@ class InputContext(NamedTuple):
         ([np.int64(0), np.int64(2)], (0, 2, 1)),
         (InputContext(1, 2, 8), (1, 2, 4)),
         (InputContext(0, 2, 1), (0, 2, 1)),
+        ("auto", (0, 1, 1)),  # no process of several
     ],
 )
 def test_hosts_are_given_by_number_or_by_input_context(host: Any, expected: tuple[int, int, int]) -> None:
@@ -162,5 +189,5 @@ def test_hosts_are_given_by_number_or_by_input_context(host: Any, expected: tupl
 
 @pytest.mark.parametrize("host", [(2, 2), (-1, 2), (0,), (0, 1, 2), 1, "01", (0.0, 1), ("x",) * 1000, {}])
 def test_an_impossible_host_is_refused(host: Any) -> None:
-    with pytest.raises(UsageError, match=r"^host must be \(index, count\) with 0 <= index < count, got .*$"):
+    with pytest.raises(UsageError, match=r"^host must be \(index, count\) with 0 <= index < count, or 'auto', got .*$"):
         share_of_host(host)

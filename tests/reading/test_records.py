@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError
-from reader.records import RunReader, RunTable, frame_bounds, frame_fault
+from reader.cache import DiskCache, MemoryCache
+from reader.records import RunCache, RunReader, RunTable, frame_bounds, frame_fault
 from tests import make
 
 
@@ -55,6 +57,24 @@ def test_any_records_in_any_order(tmp_path_factory: pytest.TempPathFactory, data
     assert table.total == len(records)
     numbers = data.draw(st.lists(st.integers(0, len(records) - 1), min_size=1, max_size=50))
     assert read(table, numbers) == [records[number] for number in numbers]
+
+
+@pytest.mark.parametrize("kind", ["no cache", "memory", "folder"])
+def test_the_crc_of_each_record_is_computed_once_a_read(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of runs that come from a cache, or that are put there."""
+    table, records = make_files(tmp_path, [70])
+    caches: dict[str, RunCache] = {"memory": MemoryCache(), "folder": DiskCache(tmp_path, {table.files[0]: "kept"})}
+    reading, computed, crc = RunReader(table, caches.get(kind)), Counter[bytes](), schema.masked_crc32c
+    monkeypatch.setattr(schema, "masked_crc32c", lambda data: (computed.update([data]), crc(data))[1])
+    for _ in range(3):  # the first fills the cache
+        computed.clear()
+        runs = [reading.read(run) for run in range(2)]
+        assert [
+            run.record(index) for run, count in zip(runs, (64, 6), strict=True) for index in range(count)
+        ] == records
+        assert {computed[record] for record in records} == {1}
 
 
 @pytest.mark.parametrize(("size", "has_index"), [(7, False), (30, False), (7, True), (300, True)])

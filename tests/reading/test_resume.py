@@ -86,7 +86,7 @@ def test_training_that_is_stopped_again_and_again_in_new_processes_misses_and_re
 ) -> None:
     """A history of 48 stops, half of them followed by another number of hosts; positions cross as JSON."""
     generator = random.Random(5)
-    position = info.position("train", global_batch_size=HOST_BATCH, hosts=1, seed=3)
+    position = reader.train_batches(info, "train", global_batch_size=HOST_BATCH, seed=3).start
     hosts, plan = 1, []
     for stop in range(48):
         steps = generator.randrange(0, max(2, 2 * RECORDS // (HOST_BATCH * hosts) // 3))
@@ -113,34 +113,41 @@ def test_training_that_is_stopped_again_and_again_in_new_processes_misses_and_re
 @pytest.mark.parametrize(("hosts", "step"), [(1, 11), (2, 7), (3, 40), (7, 5)])
 def test_the_same_hosts_go_on_with_the_same_names_and_pixels(info: reader.DatasetInfo, hosts: int, step: int) -> None:
     never_stopped = read(info.url, hosts, step + 10)
-    position = info.position("train", global_batch_size=HOST_BATCH * hosts, hosts=hosts, seed=3).after(step)
+    batches = reader.train_batches(info, "train", global_batch_size=HOST_BATCH * hosts, host=(0, hosts), seed=3)
+    position = batches.position_at(step)
     assert read(info.url, hosts, 10, position.to_json()) == [host[step * HOST_BATCH :] for host in never_stopped]
 
 
 def test_batches_carry_the_position_where_they_begin(info: reader.DatasetInfo) -> None:
     options: dict[str, Any] = {"global_batch_size": 8, "host": (1, 2), "features": ["filename"]}
     batches = reader.train_batches(info, "train", seed=9, window_runs=3, **options)
-    assert batches.position == info.position("train", global_batch_size=8, hosts=2, seed=9, window_runs=3)
+    assert batches.start == reader.train_batches(info, "train", seed=9, window_runs=3, **options).start
+    assert (batches.start.step, batches.start.hosts, batches.start.global_batch_size) == (0, 2, 8)
     stream = [inputs["filename"].tolist() for inputs, _ in itertools.islice(batches.repeat(), 30)]
-    resumed = reader.train_batches(info, "train", position=batches.position.after(13), **options)
-    assert resumed.position == batches.position.after(13)
-    assert (resumed.position.seed, resumed.position.window_runs) == (9, 3)
+    resumed = reader.train_batches(info, "train", position=batches.position_at(13), **options)
+    assert resumed.start == batches.position_at(13) and resumed.start.step == 13
+    assert (resumed.start.seed, resumed.start.window_runs) == (9, 3)
     assert [inputs["filename"].tolist() for inputs, _ in itertools.islice(resumed.repeat(), 17)] == stream[13:]
-    again = reader.train_batches(info, "train", position=resumed.position.after(np.int64(4)), seed=9, **options)
+    again = reader.train_batches(info, "train", position=resumed.position_at(np.int64(17)), seed=9, **options)
     assert next(iter(again))[0]["filename"].tolist() == stream[17]
 
 
 def test_a_position_of_something_else_is_one_line(info: reader.DatasetInfo) -> None:
-    position = info.position("train", global_batch_size=8, hosts=1, seed=4)
-    with pytest.raises(ValueError, match=r"^the position was made with another seed: 4, here it is 5$"):
-        reader.train_batches(info, "train", global_batch_size=8, position=position, seed=5)
+    position = reader.train_batches(info, "train", global_batch_size=8, seed=4, window_runs=2).start
+    for seed in (5, 0):
+        with pytest.raises(ValueError, match=rf"^the position was made with another seed: 4, here it is {seed}$"):
+            reader.train_batches(info, "train", global_batch_size=8, position=position, seed=seed)
+    for window_runs in (16, 3):
+        with pytest.raises(
+            ValueError, match=rf"^the position was made with another window_runs: 2, here .* {window_runs}$"
+        ):
+            reader.train_batches(info, "train", global_batch_size=8, position=position, window_runs=window_runs)
+    reader.train_batches(info, "train", global_batch_size=8, position=position, seed=4, window_runs=2)
     for split in ("validation", "train[:50%]"):
         with pytest.raises(ValueError, match=r"^the position was made with another dataset or split: .*$"):
             reader.train_batches(info, split, global_batch_size=8, position=position)
-    with pytest.raises(UsageError, match=r"^position must be a reader.Position, such as batches\.position\.after"):
+    with pytest.raises(UsageError, match=r"^position must be a reader.Position, such as batches\.position_at"):
         reader.train_batches(info, "train", global_batch_size=8, position="x")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"missing 1 required keyword-only argument: .hosts"):
-        info.position("train", global_batch_size=8)  # type: ignore[call-arg]
 
 
 if __name__ == "__main__":

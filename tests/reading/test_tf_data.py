@@ -125,7 +125,7 @@ def test_replicas_of_a_strategy_read_their_parts(info: reader.DatasetInfo, repli
     if len(devices) < replicas:
         pytest.skip("one logical CPU: tests/reading/conftest.py makes two if TensorFlow wasn't started yet")
     strategy = tf.distribute.MirroredStrategy([device.name for device in devices[:replicas]])
-    position = info.position("train", global_batch_size=50, hosts=1).after(2)
+    position = reader.train_batches(info, "train", global_batch_size=50).position_at(2)
     for build in (
         partial(reader.train_dataset, info, "train", global_batch_size=50),
         partial(reader.train_dataset, info, "train", global_batch_size=50, position=position),
@@ -174,7 +174,7 @@ def test_keras_fits_with_exact_validation_between_epochs(info: reader.DatasetInf
     right = np.concatenate(
         [
             (model.predict_on_batch(images).argmax(-1) == labels)[weights > 0]
-            for images, labels, weights in reader.as_numpy(evals)
+            for images, labels, weights in evals.as_numpy_iterator()
         ]
     )
     assert len(right) == 37 and abs(history["val_accuracy"][-1] - right.mean()) < 1e-6
@@ -233,22 +233,21 @@ def test_a_corrupt_record_comes_after_all_batches_before_it_and_what_follows_is_
 
 def test_skipped_counts_each_corrupt_record_once(damaged: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
     info, _ = damaged
-    train = reader.train_dataset(info, "train", global_batch_size=10, on_error="skip")
-    evals = reader.eval_dataset(info, "train", global_batch_size=10, on_error="skip")
-    assert reader.skipped(train) == reader.skipped(evals) == 0
+    train = reader.train_batches(info, "train", global_batch_size=10, on_error="skip")
+    evals = reader.eval_batches(info, "train", global_batch_size=10, on_error="skip")
+    assert train.skipped == evals.skipped == 0
     with caplog.at_level(logging.WARNING, "reader"):
-        assert sum(len(labels) for _ in range(2) for _, labels in train) == 400
-        assert sum(float(tf.reduce_sum(weights)) for _, _, weights in evals) == 199
-    assert reader.skipped(train) == reader.skipped(evals) == 1
+        dataset = reader.as_tf(train).map(lambda *batch: batch)
+        assert sum(len(labels) for _ in range(2) for _, labels in dataset) == 400
+        assert sum(float(tf.reduce_sum(weights)) for _, _, weights in reader.as_tf(evals)) == 199
+    assert train.skipped == evals.skipped == 1
     assert caplog.text.count("skipped 1 corrupt record, 1 so far: ") == 2
-    with pytest.raises(ValueError, match=r"reader\.skipped\(_MapDataset\): give what train_dataset"):
-        reader.skipped(train.map(lambda *batch: batch))
 
 
 def test_batches_cross_into_tensorflow_without_a_copy(info: reader.DatasetInfo) -> None:
     """A tensor's memory is aligned as the engine's is, and comes back to the engine when the tensor is dropped."""
-    places = []
-    for images, *_ in reader.as_numpy(reader.train_dataset(info, "train", global_batch_size=100).repeat(10)):
+    places, batches = [], reader.train_batches(info, "train", global_batch_size=100)
+    for images, *_ in reader.as_tf(batches).repeat(10).as_numpy_iterator():
         places.append(images.ctypes.data)
         assert not images.flags.writeable and places[-1] % 64 == 0
         del images

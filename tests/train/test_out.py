@@ -79,8 +79,8 @@ def test_all_that_comes_out_is_there(dataset: str, finished: Path) -> None:
 
 def test_the_losses_told_are_means_over_the_records_and_not_over_the_padding(dataset: str, finished: Path) -> None:
     """11 records at a batch of 8: Keras' own val_loss would count 5 rows of padding."""
-    evals = reader.eval_dataset(dataset, "validation", global_batch_size=1)
-    images, labels, _ = map(np.concatenate, zip(*reader.as_numpy(evals), strict=True))
+    evals = reader.eval_batches(dataset, "validation", global_batch_size=1)
+    images, labels, _ = map(np.concatenate, zip(*evals, strict=True))
     logits = keras.models.load_model(finished / "model.keras").predict(images, verbose=0).astype(np.float64)
     logits -= logits.max(1, keepdims=True)
     expected = np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(labels)), labels])
