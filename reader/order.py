@@ -112,12 +112,12 @@ def epoch_order(first: Integers, seed: int, epoch: int) -> Spans:
     return Spans(run, first[run], first[run + 1])
 
 
-def share(order: Spans, lead: int, hosts: int, host: int) -> Spans:
-    """One host's equal, contiguous share of `order`; `lead` says which hosts get the odd records (see `Phase`)."""
-    end = lead + order.records
+def share(order: Spans, offset: int, hosts: int, host: int) -> Spans:
+    """One host's equal, contiguous share of `order`; `offset` says which hosts get the odd records (see `Phase`)."""
+    end = offset + order.records
     return order.cut(
-        share_before(end, hosts, host) - share_before(lead, hosts, host),
-        share_before(end, hosts, host + 1) - share_before(lead, hosts, host + 1),
+        share_before(end, hosts, host) - share_before(offset, hosts, host),
+        share_before(end, hosts, host + 1) - share_before(offset, hosts, host + 1),
     )
 
 
@@ -169,7 +169,7 @@ def _rest(order: Spans, phase: Phase, first: Integers, seed: int, epoch: int) ->
     """Records of `order` that a phase left unread, host after host."""
     parts = [order.slice(0, 0)]
     for host in range(phase.hosts):
-        spans = share(order, phase.lead, phase.hosts, host)
+        spans = share(order, phase.offset, phase.hosts, host)
         bounds = window_bounds(spans, phase.window_runs)
         window, within = _find_window(spans, bounds, phase.read_by(host))
         if window < len(bounds) - 1:
@@ -207,9 +207,9 @@ def train_windows(first: Integers, position: Position, host: int) -> Iterator[Wi
         Windows with at least one record each.
     """
     order, phase = unread(first, position), position.phases[-1]
-    epoch, lead, read = position.epoch, phase.lead, phase.read_by(host)
+    epoch, offset, read = position.epoch, phase.offset, phase.read_by(host)
     while True:
-        spans = share(order, lead, phase.hosts, host)
+        spans = share(order, offset, phase.hosts, host)
         bounds = window_bounds(spans, phase.window_runs)
         window, within = _find_window(spans, bounds, read)
         for begin, end in zip(bounds[window:-1], bounds[window + 1 :], strict=True):
@@ -217,7 +217,7 @@ def train_windows(first: Integers, position: Position, host: int) -> Iterator[Wi
             if within < len(numbers):
                 yield Window(epoch, numbers[within:])
             within = 0
-        lead = (lead + order.records) % phase.hosts
+        offset = (offset + order.records) % phase.hosts
         epoch, read = epoch + 1, 0
         order = epoch_order(first, position.seed, epoch)
 

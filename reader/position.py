@@ -75,29 +75,29 @@ class Phase(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     Attributes:
         hosts: how many hosts share the records that were unread when the phase began.
         window_runs: runs in a shuffle window.
-        lead: hosts below it get one record fewer of this epoch: they took the remainder of earlier epochs.
-        taken: records that each host has read in this phase (hosts below `lead`: one fewer).
+        offset: hosts below it get one record fewer of this epoch: they took the remainder of earlier epochs.
+        taken: records that each host has read in this phase (hosts below `offset`: one fewer).
     """
 
     hosts: int
     window_runs: int
-    lead: int = 0
+    offset: int = 0
     taken: int = 0
 
     def __post_init__(self) -> None:
         integer("hosts", self.hosts, 1, MAX_HOSTS)
         integer("window_runs", self.window_runs, 1, MAX_WINDOW_RUNS)
-        integer("lead", self.lead, 0, self.hosts - 1)
-        integer("taken", self.taken, 1 if self.lead else 0)
+        integer("offset", self.offset, 0, self.hosts - 1)
+        integer("taken", self.taken, 1 if self.offset else 0)
 
     def read_by(self, host: int) -> int:
         """Records of this epoch that `host` has read in this phase."""
-        return self.taken - (host < self.lead)
+        return self.taken - (host < self.offset)
 
     @property
     def read(self) -> int:
         """Records of this epoch that all hosts together have read in this phase."""
-        return self.hosts * self.taken - self.lead
+        return self.hosts * self.taken - self.offset
 
 
 class _Position1(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fields=True):
@@ -170,13 +170,13 @@ class Position(_Position1, frozen=True, tag=2):
         last, steps = self.phases[-1], integer("steps", steps, 0)
         taken = last.taken + steps * self.host_batch_size
         left = self.records - sum(phase.read for phase in self.phases[:-1])  # of the epoch, when the last phase began
-        epoch_end = last.lead + left
+        epoch_end = last.offset + left
         if taken * last.hosts < epoch_end:
             return replace(self, phases=(*self.phases[:-1], replace(last, taken=taken)), step=self.step + steps)
         # Hosts differ by one record at most, so all have ended an epoch before one is two records into the next.
         more = (taken * last.hosts - epoch_end) // self.records
         dealt = epoch_end + more * self.records
-        phase = replace(last, lead=dealt % last.hosts, taken=taken - dealt // last.hosts)
+        phase = replace(last, offset=dealt % last.hosts, taken=taken - dealt // last.hosts)
         return replace(self, epoch=self.epoch + 1 + more, phases=(phase,), step=self.step + steps)
 
     def on(self, *, global_batch_size: int, hosts: int, window_runs: int | None = None) -> Position:

@@ -112,6 +112,9 @@ class BatchIterator(Iterator[Element]):
         """
         self._restore(state)
 
+    def start_prefetch(self) -> None:
+        """Grain's checkpoint handler calls this after `set_state`; reading ahead begins with the first batch."""
+
     def state_dict(self) -> dict[str, Any]:
         """As `get_state`, as a dictionary."""
         return self._batches.state(*self.where()).to_dict()
