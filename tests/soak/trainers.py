@@ -16,47 +16,34 @@ import numpy as np
 
 import reader
 
-# Not the defaults: three windows an epoch.
-ORDER: dict[str, Any] = {"seed": 7, "window_runs": 3}
+ORDER: dict[str, Any] = {"seed": 7, "window_runs": 3}  # not the defaults: three windows an epoch
 Rows = list[list[int]]
-Stream = tuple[Iterator[Any], Callable[[int], Any]]  # batches without end; the step that was trained → what is saved
+Stream = tuple[Iterator[Any], Callable[[int], Any]]  # batches without end; the global step → what is saved
 
 
 class Job(NamedTuple):
-    """What one builder reads, from a checkpoint to the next and on to its end.
-
-    Attributes:
-        adapter: key of `harness.TRAINERS`.
-        url: of the dataset.
-        folder: for checkpoints that the adapter writes.
-        segment: how often the training was stopped before.
-        batch, hosts: global batch size, and hosts that share it.
-        steps: until its checkpoint; None for Keras' last, which ends by itself.
-        lost: steps that are trained after that checkpoint.
-        is_killed: its process ends with it, by SIGKILL.
-        host, address: of several processes, which this one is, and JAX's coordinator.
-    """
+    """What one builder reads: from a checkpoint to the next, and on until it is killed."""
 
     adapter: str
     url: str
-    folder: str
-    segment: int
-    batch: int
+    folder: str  # for checkpoints that the adapter writes
+    segment: int  # how often the training was stopped before
+    batch: int  # of all hosts
     hosts: int
-    steps: int | None
-    lost: int = 0
-    is_killed: bool = False
-    host: int | None = None
-    address: str = ""
+    steps: int | None  # until its checkpoint; None for Keras' last, which ends by itself
+    lost: int = 0  # steps that are trained after that checkpoint
+    is_killed: bool = False  # its process ends with it, by SIGKILL
+    host: int | None = None  # which one this process is, if each has its own
+    address: str = ""  # of JAX's coordinator
 
-    def batches(self, host: Any = None, **more: Any) -> Any:
+    def batches(self, host: Any = None, **order: Any) -> Any:
         """What the training script builds whenever it starts."""
-        options = {"global_batch_size": self.batch, "features": ["number"], **(more or ORDER)}
+        options = {"global_batch_size": self.batch, "features": ["number"], **(order or ORDER)}
         return reader.train_batches(self.url, "train", host=host, **options)
 
 
 class Trainer:
-    """A trainer whose hosts read in turn in this process, or one of them where each has its own.
+    """A trainer whose hosts read in turn in this process, if they have none of their own.
 
     Args:
         job: what to read.
@@ -75,13 +62,11 @@ class Trainer:
         raise NotImplementedError
 
     def read(self, steps: int) -> None:
-        """Train so many steps more."""
         for _ in range(steps):
             parts = [numbers_of(next(stream)) for stream, _ in self._streams]
             self.rows.append([self.job.segment, *itertools.chain(*parts)])
 
     def save(self) -> Any:
-        """The state of each host, as JSON can hold it."""
         return [save(len(self.rows)) for _, save in self._streams]
 
 
@@ -92,9 +77,8 @@ class NumpyPosition(Trainer):
         batches = self.resumed((host, self.job.hosts), saved)
         return batches.repeat(), lambda step: batches.position_at(np.int64(step)).to_json()
 
-    def resumed(self, host: Any, saved: Any, **more: Any) -> Any:
-        """The batches after a position."""
-        begin = {"position": reader.Position.from_json(saved), **more} if saved else ORDER
+    def resumed(self, host: Any, saved: Any, **order: Any) -> Any:
+        begin = {"position": reader.Position.from_json(saved), **order} if saved else ORDER
         batches = self.job.batches(host, **begin)
         assert batches.start.step == len(self.rows)
         return batches
@@ -106,23 +90,17 @@ class TfData(NumpyPosition):
     def open(self, host: int, saved: Any) -> Stream:
         import tensorflow as tf
 
-        context = tf.distribute.InputContext(self.job.hosts, host, self.job.hosts)
-        batches = self.resumed(context, saved, **ORDER)
-        counter = tf.Variable(len(self.rows), dtype=tf.int64)
-
-        def save(step: int) -> Any:
-            counter.assign(step)
-            return batches.position_at(counter).to_json()
-
-        return iter(reader.as_tf(batches).repeat().prefetch(3)), save
+        batches = self.resumed(tf.distribute.InputContext(self.job.hosts, host, self.job.hosts), saved, **ORDER)
+        counter = tf.Variable(0, dtype=tf.int64)
+        stream = iter(reader.as_tf(batches).repeat().prefetch(3))
+        return stream, lambda step: batches.position_at(counter.assign(step)).to_json()
 
 
 class NumpyState(Trainer):
-    """The iterator's own state, as Grain and Orbax ask for it, or as a dictionary."""
+    """The state of an iterator, bytes as for Grain and Orbax or a dictionary; of one iteration or of an endless one."""
 
     def open(self, host: int, saved: Any) -> Stream:
         iterations = self.iterations(host)
-        # One iteration after the other, or the endless iterator.
         current = iterations.repeat() if self.job.segment % 2 else iter(iterations)
         if isinstance(saved, dict):
             current.load_state_dict(saved)
@@ -138,7 +116,6 @@ class NumpyState(Trainer):
         return stream(), lambda step: current.state_dict() if step % 2 else current.get_state().decode()
 
     def iterations(self, host: int) -> Any:
-        """What has iterators with a state."""
         return self.job.batches((host, self.job.hosts))
 
 
@@ -161,50 +138,45 @@ class Torch(Trainer):
     def open(self, host: int, saved: Any) -> Stream:
         from torch.utils.data import DataLoader
 
-        dataset = self.dataset(host)
+        dataset = reader.as_torch(self.job.batches((host, self.job.hosts)))
         if saved:
             dataset.load_state_dict(saved)
-        loader = DataLoader(dataset, batch_size=None, num_workers=self.workers)
-        return forever(loader), lambda step: dataset.state_dict(step)
-
-    def dataset(self, host: int) -> Any:
-        """An `IterableDataset` of batches."""
-        return reader.as_torch(self.job.batches((host, self.job.hosts)))
+        return forever(DataLoader(dataset, batch_size=None, num_workers=self.workers)), dataset.state_dict
 
 
 class TorchWorkers(Torch):
-    """Two workers, which change nothing."""
+    """The same with two workers, which change nothing."""
 
     workers = 2
 
 
-class Ranks(Torch):
-    """`ShardDataset` of each rank, whose epochs the loop numbers."""
-
-    def dataset(self, host: int) -> Any:
-        ranks = {"rank": host, "world_size": self.job.hosts, "batch_size": self.job.batch // self.job.hosts}
-        return reader.torch.ShardDataset(self.job.url, "train", **ranks, features=["number"], **ORDER)
+class Ranks(Trainer):
+    """`ShardDataset` of each rank; the loop numbers epochs, some of them from 0 after a resume."""
 
     def open(self, host: int, saved: Any) -> Stream:
-        dataset = self.dataset(host)
+        ranks = {"rank": host, "world_size": self.job.hosts, "batch_size": self.job.batch // self.job.hosts}
+        dataset = reader.torch.ShardDataset(self.job.url, "train", features=["number"], **ranks, **ORDER)
         if saved:
             dataset.load_state_dict(saved)
 
         def stream() -> Iterator[Any]:
-            for epoch in itertools.count(dataset.iteration):
+            for epoch in itertools.count(dataset.iteration if self.job.segment % 2 else 0):
                 dataset.set_epoch(epoch)
                 yield from dataset
 
-        return stream(), lambda step: dataset.state_dict(step)
+        return stream(), dataset.state_dict
 
 
-class Stateful(Torch):
-    """torchdata's `StatefulDataLoader`, which counts by itself and asks each worker."""
+class Stateful(Trainer):
+    """torchdata's `StatefulDataLoader`, which counts by itself, and asks each worker."""
+
+    workers = 0
 
     def open(self, host: int, saved: Any) -> Stream:
         from torchdata.stateful_dataloader import StatefulDataLoader
 
-        loader = StatefulDataLoader(self.dataset(host), batch_size=None, num_workers=self.workers)
+        dataset = reader.as_torch(self.job.batches((host, self.job.hosts)))
+        loader = StatefulDataLoader(dataset, batch_size=None, num_workers=self.workers)
         if saved:
             loader.load_state_dict(pickle.loads(base64.b64decode(saved)))
         return forever(loader), lambda _: base64.b64encode(pickle.dumps(loader.state_dict())).decode()
@@ -231,6 +203,6 @@ def numbers_of(batch: Any) -> list[int]:
 
 
 def _local(array: Any) -> list[Any]:
-    shards = getattr(array, "addressable_shards", None)
+    shards = getattr(array, "addressable_shards", None)  # of a global array of JAX
     parts = [array] if shards is None else [shard.data for shard in shards]
     return list(itertools.chain.from_iterable(np.asarray(part).tolist() for part in parts))
