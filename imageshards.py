@@ -11,20 +11,17 @@ defined here is ever pickled: workers unpickle `beam_pipeline`'s own modules.
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import beam_pipeline
-from beam_pipeline.errors import EXIT_OK, EXIT_USAGE, UsageError, tell
+from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, tell
 
 if TYPE_CHECKING:  # for editors
     from beam_pipeline import *  # noqa: F403
     from reader import *  # noqa: F403
-
-_WRITE = "Convert images in class folders into TFRecord shards of equal size."
 
 
 def __getattr__(name: str) -> Any:
@@ -58,47 +55,26 @@ def _reader() -> ModuleType:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """The command line, of `python -m reader` too; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments))
-    except UsageError as error:
+        if given[:1] == ["write"]:
+            beam_pipeline.require_pipeline()
+            from beam_pipeline.cli.main import command
+
+            return command(given[1:])
+        _reader()
+        from reader import commands
+
+        return commands.run(given)
+    except ImageShardsError as error:
         return tell(error)
-
-
-def _run(given: list[str]) -> int:
-    name = given[0] if given else ""
-    if name == "write":
-        beam_pipeline.require_pipeline()
-        from beam_pipeline.cli.main import command
-
-        return command(given[1:])
-    if name == "--version":
-        print(f"imageshards {beam_pipeline.__version__}")
+    except BrokenPipeError:
         return EXIT_OK
-    _reader()
-    from reader.commands.main import COMMANDS
-    from reader.commands.main import main as read
-
-    if name in COMMANDS:
-        return read(given)
-    summaries = {"write": _WRITE, **{command.name: command.summary for command in COMMANDS.values()}}
-    if name in ("", "-h", "--help"):
-        print(_help(summaries), file=sys.stdout if name else sys.stderr)
-        return EXIT_OK if name else EXIT_USAGE
-    nearest = difflib.get_close_matches(name, summaries, n=1)
-    fix = f"did you mean {nearest[0]}?" if nearest else f"choose one of {', '.join(summaries)}"
-    raise UsageError(f"unknown command {name!r}: {fix}")
-
-
-def _help(summaries: dict[str, str]) -> str:
-    lines = [
-        "usage: imageshards COMMAND …",
-        "",
-        "Write, check, read and train on datasets of images in TFRecord shards.",
-        "",
-    ]
-    lines += [f"  {name:8}{summary}" for name, summary in summaries.items()]
-    return "\n".join([*lines, "", "Each command has its own --help; imageshards --version says which release this is."])
+    except KeyboardInterrupt:
+        return tell(ImageShardsError("interrupted"))
+    except SystemExit as done:  # argparse, after --help
+        return int(done.code or EXIT_OK)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m beam_pipeline`."""
+"""`python -m beam_pipeline` is `imageshards write`."""
 
 import sys
 

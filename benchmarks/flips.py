@@ -1,9 +1,9 @@
-"""Flips bits of a published dataset: `reader verify` must find each, `--repair` must mend them all.
+"""Flips bits of a published dataset: `imageshards verify` must find each, `--repair` must mend them all.
 
     python benchmarks/flips.py [--flips 1000] [--seed 0]
 
 Draws a small dataset in a temporary folder, with every kind of file. Then, one at a time, the bits are flipped: the
-files take turns, the place in a file is drawn by the seed. After each flip the whole of `reader verify` runs, as a
+files take turns, the place in a file is drawn by the seed. After each flip the whole of `imageshards verify` runs, as a
 process would run it. In a shard it must name the record that holds the bit, and its byte offset. Afterwards `--repair`
 must restore the hash: three bits in each kind of file, the manifest included, and 100 bits all over at once.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from beam_pipeline import sample_data, schema
 from beam_pipeline.cli.main import main as write_command
-from reader.commands.main import main as reader_command
+from imageshards import main as reader_command
 from reader.tools.copy import dataset_hash
 
 
@@ -64,7 +64,7 @@ class Dataset:
         return [int(line.split()[0]) for line in lines]
 
     def verify(self) -> list[tuple[str, int | None, int | None]]:
-        """(file name, record, offset) of every fault that `reader verify` tells, and its exit code has to fit."""
+        """(file name, record, offset) of every fault that `imageshards verify` tells, and its exit code has to fit."""
         with contextlib.redirect_stdout(io.StringIO()) as out:
             code = reader_command(["verify", str(self.url), "--json"])
         faults = json.loads(out.getvalue())["faults"]

@@ -29,19 +29,25 @@ if TYPE_CHECKING:
     from reader.tf_data import as_tf as as_tf
     from reader.tf_data import eval_dataset as eval_dataset
     from reader.tf_data import train_dataset as train_dataset
+    from reader.tools.bench import bench as bench
     from reader.tools.copy import copy as copy
     from reader.tools.index import index as index
+    from reader.tools.show import show as show
     from reader.tools.verify import verify as verify
     from reader.torch import as_torch as as_torch
+    from reader.training.fit import train as train
+    from reader.training.options import TrainOptions as TrainOptions
 
 # Loaded on first use (PEP 562): what each name is a part of, "" for a module.
 _HOMES = {
     "DatasetInfo": "info",
     "Position": "position",
+    "TrainOptions": "training.options",
     "as_jax": "jax_arrays",
     "as_tf": "tf_data",
     "as_torch": "torch",
     "augment": "",
+    "bench": "tools.bench",
     "copy": "tools.copy",
     "eval_batches": "batches",
     "eval_dataset": "tf_data",
@@ -49,12 +55,27 @@ _HOMES = {
     "index": "tools.index",
     "load_info": "info",
     "record_dataset": "foreign",
+    "show": "tools.show",
     "torch": "",
+    "train": "training.fit",
     "train_batches": "batches",
     "train_dataset": "tf_data",
     "verify": "tools.verify",
 }
 __all__ = ["__version__", *_HOMES]
+
+# What `import` calls it → what people call it, and the extra that brings it.
+_PACKAGES = {
+    "PIL": ("Pillow", "reader"),
+    "cv2": ("OpenCV", "reader"),
+    "jax": ("JAX", "jax"),
+    "keras": ("Keras", "train"),
+    "matplotlib": ("Matplotlib", "train"),
+    "obstore": ("obstore", "reader"),
+    "simplejpeg": ("simplejpeg", "reader"),
+    "tensorflow": ("TensorFlow", "tensorflow"),
+    "torch": ("PyTorch", "torch"),
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -64,9 +85,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(f"reader.{home or name}")
     except ModuleNotFoundError as error:
-        from reader.words import explained
-
-        raise explained(error) from None
+        raise with_install_hint(error) from None
     value = getattr(module, name) if home else module
     globals()[name] = value
     return value
@@ -74,3 +93,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def with_install_hint(error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """The error with a text that says how to install the package, if an extra brings it; else unchanged."""
+    package = (error.name or "").partition(".")[0]
+    if package not in _PACKAGES:
+        return error
+    name, extra = _PACKAGES[package]
+    return ModuleNotFoundError(
+        f"{name} is not installed: in the clone of imageshards, pip install '.[{extra}]'", name=error.name
+    )

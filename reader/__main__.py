@@ -1,8 +1,8 @@
-"""`python -m reader`."""
+"""`python -m reader` is `imageshards`."""
 
 import sys
 
-from reader.commands.main import main
+from imageshards import main
 
 if __name__ == "__main__":
     sys.exit(main())

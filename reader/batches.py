@@ -88,7 +88,8 @@ class _Opened:
 
     def __init__(self, source: Source, pool: BufferPool) -> None:
         self.source, self.pool = source, pool
-        self.rest: tuple[int, Cursor] | None = None  # number of the next iteration, and what was read for it
+        # Where the next iteration begins, and what was read for it.
+        self.rest: tuple[Position, Cursor] | tuple[None, None] = None, None
 
 
 class Batches:
@@ -117,7 +118,8 @@ class Batches:
             raise UsageError(f"labels must be int or one_hot, got {labels!r}")
         if on_error not in ("raise", "skip"):
             raise UsageError(f"on_error must be raise or skip, got {on_error!r}")
-        self.start, self._arguments = start, arguments
+        self.start = self._beginning = start
+        self._arguments = arguments
         self.host, self.hosts, self._replicas = share_of_host(arguments["host"])
         self.batch_size = batch_size_of(start.global_batch_size, self.hosts, self._replicas)
         self.steps = self._steps_of(start.global_batch_size)
@@ -177,7 +179,6 @@ class Batches:
         """
         moved = copy.copy(self)
         moved.start = self._continued(position)
-        moved._opened = self._opened and _Opened(self._opened.source, self._opened.pool)
         iteration = moved.start.records_read // moved.start.global_batch_size // self.steps
         moved._first, moved._next = (iteration, 0), [iteration]
         return moved
@@ -219,8 +220,6 @@ class Batches:
         # With another batch size an iteration has other steps: the same share of them is trained.
         trained = -(-state.step * self.steps // self._steps_of(state.position.global_batch_size))
         self._first, self._next = (state.iteration, min(trained, self.steps)), [state.iteration]
-        if self._opened is not None:
-            self._opened.rest = None
 
     def sizes(self, step: int, turn: tuple[int, int]) -> list[int]:
         """Records of each batch that `read` yields."""
@@ -237,15 +236,13 @@ class Batches:
             threads: that decode; None for one a core.
         """
         opened = self._opened or self._opened_elsewhere() or self._open()
-        first, (index, count) = opened.source.reader.table.first, turn
-        if count == 1 and opened.rest is not None and opened.rest[0] == iteration and not step:
-            cursor = opened.rest[1]
-        else:
-            windows = self._windows(first, iteration, step)
+        sizes, (index, count) = self.sizes(step, turn), turn
+        (begin, cursor), opened.rest = opened.rest, (None, None)
+        if cursor is None or count > 1 or begin != self._position(iteration, step):
+            windows = self._windows(opened.source.reader.table.first, iteration, step)
             if count > 1:
                 windows = order.turn(windows, self.sizes(step, (0, 1)), index, count)
             cursor = Cursor(windows)
-        sizes, opened.rest = self.sizes(step, turn), None
         more: dict[str, Any] = {"seed": self.start.seed, "for_training": self._is_training}
         with Engine(
             opened.source, self._rows, cursor, sizes, threads=threads or cpu_count(), pool=opened.pool, **more
@@ -253,7 +250,8 @@ class Batches:
             for number in range(1, len(sizes) + 1):
                 batch = engine.next_batch()
                 if number == len(sizes):
-                    opened.rest = (iteration + 1, engine.cursor()) if count == 1 and self._is_training else None
+                    if count == 1 and self._is_training:
+                        opened.rest = self._position(iteration + 1, 0), engine.cursor()
                     opened.source.report()
                 yield self._arrays(batch)
 
@@ -277,6 +275,13 @@ class Batches:
             ours, given = getattr(self.start, name), getattr(position, name)
             if ours != given:
                 raise ValueError(f"the position was made with another {meaning}: {given!r}, here it is {ours!r}")
+        for name in ("seed", "window_runs"):
+            given, used = self._arguments.get(name), getattr(position, name)
+            if given is not None and used not in (
+                given,
+                getattr(self._beginning, name),
+            ):  # windows may be cut to fewer runs
+                raise ValueError(f"the position was made with another {name}: {used}, here it is {given}")
         return position.on(global_batch_size=self.start.global_batch_size, hosts=self.hosts)
 
     def _sizes(self) -> list[int]:
@@ -444,12 +449,6 @@ def train_batches(
         CorruptRecordError: while iterating, after all batches before it: names file, record and byte offset.
     """
     arguments = _resolved(locals())
-    for name, given in (("seed", seed), ("window_runs", window_runs)):
-        used = getattr(position, name, given)
-        # A window that would hold too many bytes was cut to fewer runs.
-        capped = arguments["info"].capped_window_runs(split, given) if name == "window_runs" and given else given
-        if given is not None and used not in (given, capped):
-            raise ValueError(f"the position was made with another {name}: {used}, here it is {given}")
     batches = TrainBatches(arguments, _beginning(arguments))
     warn_if_batch_exceeds(arguments["info"], split, global_batch_size)
     return batches if position is None else batches.at(position)

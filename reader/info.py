@@ -7,8 +7,9 @@ import hashlib
 import io
 import logging
 import os
+import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError
+from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError, some
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Manifest, parse_manifest
 from beam_pipeline.schema.manifest import Shard as ShardInfo
 from beam_pipeline.storage import Storage, normalize, open_storage
 from reader.position import batch_size_of
 from reader.records import RunTable
 from reader.splits import RecordRange, parse_split
-from reader.unpublished import what_is_there
 
 _LOG = logging.getLogger("reader")
-
+_MISTYPED_URL = re.compile(r"(?P<scheme>gs|gcs|s3|az|abfs|https?):?/+(?P<rest>[^/].*)")
+_IMAGE_FILE = re.compile(r".*\.(jpe?g|jfif|png|webp|gif|bmp|tiff?|heic|heif|avif)", re.IGNORECASE)
+_SEARCHED_FOLDERS = 3  # for images, at each level
 
 # Undecoded records of one shuffle window: a larger one is cut to fewer runs. Windows of 16 runs reach it at 262 kB a
 # record; several of them are in memory.
@@ -233,8 +235,39 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
     try:
         data = storage.read(path)
     except FileNotFoundError:
-        raise NotPublishedError(what_is_there(storage, url, given)) from None
+        raise NotPublishedError(_diagnose_folder(storage, url, given)) from None
     return _typed(url, *parse_manifest(data, path))
+
+
+def _diagnose_folder(storage: Storage, url: str, given: str) -> str:
+    """Why a folder without a manifest is no dataset, and what to do about it."""
+    names = storage.names(url)
+    missing = f"{url} holds no {schema.MANIFEST_FILE}, so no dataset is published there"
+    if not names:
+        mistyped = None if "://" in given else _MISTYPED_URL.fullmatch(given)
+        if mistyped:
+            return f"there is no folder {given}: did you mean {mistyped['scheme']}://{mistyped['rest']}?"
+        parent, _, name = url.rpartition("/")
+        if name in storage.names(parent):
+            return f"{url} is a file: name the folder {parent}"
+        return f"{missing}: there is no such folder, or it is empty"
+    versions = [name for name in names if schema.VERSION_PATTERN.fullmatch(name.rstrip("/"))]
+    if versions:
+        return f"{missing}; name a version: {some([f'{url}/{name}'.rstrip('/') for name in versions])}"
+    if any(schema.ShardName.parse(name) for name in names):
+        return f"{missing}, only an unfinished job's files: {some(names)}; run the same imageshards write command again"
+    if _has_images(storage, url, names):
+        write = f"imageshards write --input {given} --output DIR --name NAME"
+        return f"{url} holds images, not a dataset: write one first: {write}"
+    return f"{missing}; found {some(names)}"
+
+
+def _has_images(storage: Storage, url: str, names: Sequence[str], depth: int = 2) -> bool:
+    """Whether there are image files in a folder, or in the first few folders inside it."""
+    if any(map(_IMAGE_FILE.fullmatch, names)):
+        return True
+    folders = [f"{url}/{name}".rstrip("/") for name in names if name.endswith("/")][:_SEARCHED_FOLDERS] if depth else []
+    return any(_has_images(storage, folder, storage.names(folder), depth - 1) for folder in folders)
 
 
 def as_info(info: DatasetInfo | str | os.PathLike[str]) -> DatasetInfo:

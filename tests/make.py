@@ -83,7 +83,7 @@ def same_each_time(folder: Path) -> dict[str, bytes]:
 
 
 def dataset_hash(folder: Path) -> str:
-    """The hash of a dataset as the design defines it for `reader info --hash`."""
+    """The hash of a dataset as the design defines it for `imageshards info --hash`."""
     total = hashlib.sha256()
     contents = {name.encode(): data for name, data in files(folder).items() if name not in schema.UNHASHED_FILES}
     for name in sorted(contents):
@@ -133,7 +133,7 @@ class Finished(NamedTuple):
 
 
 def run(*arguments: object) -> Finished:
-    """`python -m beam_pipeline ARGUMENTS`, in this process: the imports cost 3 s."""
+    """`imageshards write ARGUMENTS`, in this process: the imports cost 3 s."""
     from beam_pipeline.cli.main import main as write_command
 
     out, err = io.StringIO(), io.StringIO()

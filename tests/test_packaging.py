@@ -44,7 +44,7 @@ def modules() -> set[str]:
     """Every module of the distribution, by its path."""
     paths = [path for package in ("beam_pipeline", "reader") for path in (ROOT / package).rglob("*.py")]
     found = {path.relative_to(ROOT).as_posix() for path in paths}
-    assert {"beam_pipeline/__main__.py", "reader/commands/main.py", "reader/train/fit.py"} <= found
+    assert {"beam_pipeline/__main__.py", "reader/commands.py", "reader/training/fit.py"} <= found
     return found | {"imageshards.py"}
 
 

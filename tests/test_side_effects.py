@@ -52,7 +52,9 @@ def print_changes(before: dict[str, Any]) -> None:
 
 def import_everything() -> None:
     before = state()
-    for module in ("beam_pipeline.cli.job", "beam_pipeline.cli.main", "beam_pipeline.dataset.published", "reader"):
+    for module in ("cli.job", "cli.main", "dataset.published"):
+        importlib.import_module(f"beam_pipeline.{module}")
+    for module in ("imageshards", "reader", "reader.commands"):
         importlib.import_module(module)
     print_changes(before)
 

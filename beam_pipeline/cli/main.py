@@ -37,8 +37,6 @@ The same command again resumes a job that failed. Exit codes: 0 published, 1 the
   imageshards write --input photos --output datasets --name photos --splits train=0.9,validation=0.1
   imageshards write --input gs://bucket/photos --output gs://bucket/datasets --name photos \\
       --runner DataflowRunner --project my-project --region europe-west4
-
-python -m beam_pipeline is the same command.
 """
 # A flag as similar to one of ours as this is a typo of it; Beam's most similar has 0.76 (tests/cli/test_main.py).
 _SURELY_OURS = 0.8
@@ -102,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hide_warnings()
         filterwarnings("ignore", "Your application has authenticated using end user credentials")  # the documented way
         filterwarnings("ignore", "Unrecognized JobState")  # newer than the library
-        manifest = run(config, options, ["python", "-m", "beam_pipeline", *given])
+        manifest = run(config, options, ["imageshards", "write", *given])
         if manifest is not None:
             for warning in warnings(config, manifest):
                 say(f"warning: {warning}", sys.stderr)

@@ -15,7 +15,7 @@ from beam_pipeline.errors import NotPublishedError, OtherFormatError
 from beam_pipeline.schema import NAME_PATTERN, VERSION_PATTERN, canonical_json, sha256
 
 FORMAT_VERSION = 1
-FOREIGN_KEY = "record_keys"  # `reader index` made the manifest: its shards may be anywhere
+FOREIGN_KEY = "record_keys"  # `imageshards index` made the manifest: its shards may be anywhere
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 Crc32c: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
@@ -227,7 +227,7 @@ _FULL = re.compile(rf"(/|\w+://)[^{_IN_NO_NAME}]*")
 def _check_file_names(manifest: Manifest, where: str) -> None:
     """Refuse names outside the dataset's folder: a manifest may come from anybody, and a copy writes under its names.
 
-    `reader index` also names shards elsewhere, by their full path or URL: these are only read.
+    `imageshards index` also names shards elsewhere, by their full path or URL: these are only read.
     """
     shards = [shard.file for split in manifest.splits.values() for shard in split.shards]
     if manifest.record_keys is not None:

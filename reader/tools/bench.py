@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
+import platform
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,14 +23,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import reader
-from beam_pipeline import schema
+from beam_pipeline import schema, storage
+from beam_pipeline.errors import plural
 from reader import augment
 from reader.decode import ImageDecoder
 from reader.example import ImageFinder
-from reader.info import DatasetInfo
+from reader.info import DatasetInfo, as_info
 from reader.limits import cpu_count
+from reader.position import integer
 from reader.tools.scan import read_records
-from reader.words import explained
 
 Batches = Iterator[int]  # images of each batch, without end
 Tensor = Any  # TensorFlow ships no types
@@ -97,14 +101,78 @@ class Row:
         return by_clock, by_cpu
 
 
-def prepare(info: DatasetInfo, split: str, most: int) -> list[bytes]:
-    """Up to `most` records of a split.
+@dataclass(frozen=True)
+class BenchResult:
+    """What `bench` measured; as text, a table.
+
+    Attributes:
+        title: dataset, side and machine, in a line.
+        conditions: what the rows hold for: the arguments, the dataset and the machine.
+        rows: one for each way to read.
+    """
+
+    title: str
+    conditions: dict[str, Any]
+    rows: list[Row]
+
+    def __str__(self) -> str:
+        images, repeats, split, records, originals = (
+            self.conditions[name] for name in ("images", "repeats", "split", "split_images", "against")
+        )
+        again = f" ({split} has {records:,}, read again and again)" if records < images else ""
+        runs = "1 run" if repeats == 1 else f"median of {repeats} runs in turns"
+        lines = [f"{self.title}, {plural(images, 'image')} a run{again}, {runs}"]
+        lines += [f"individual files: {originals}"] if originals else []
+        return "\n".join([*lines, table(self.rows)])
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {**self.conditions, "rows": [*map(as_json, self.rows)]}
+
+
+def bench(
+    info: DatasetInfo | str | os.PathLike[str],
+    split: str = "train",
+    *,
+    images: int = 6400,
+    batch_size: int = 64,
+    image_size: int = 224,
+    repeats: int = 7,
+    against: str | os.PathLike[str] | None = None,
+    cached: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> BenchResult:
+    """Measure how fast a dataset is read here in every common way, compared with decoding alone.
+
+    Args:
+        info: what `load_info` returned, or the URL.
+        split: TFDS split string.
+        images: how many each run reads; a smaller split is read again and again.
+        batch_size: images in a batch, at most the split's.
+        image_size: side in pixels that images are resized to.
+        repeats: runs that count, after one to warm up.
+        against: original images in class folders for the individual files; None takes the records' images.
+        cached: also read individual files from caches of decoded pixels.
+        report: is given lines of progress.
 
     Raises:
-        UsageError: no such split.
+        UsageError: no such split, or a number below 1.
         ImageShardsError: a shard is missing or truncated, or a record is corrupt.
     """
-    return [run.record(index) for _, run, index in read_records(info, split, lambda n: np.arange(min(most, n)))]
+    info, originals = as_info(info), storage.normalize(os.fspath(against)) if against else ""
+    numbers = {"images": images, "batch_size": batch_size, "image_size": image_size, "repeats": repeats}
+    for name, number in numbers.items():
+        integer(name, number, 1)
+    with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
+        found = read_records(info, split, lambda total: np.arange(min(images, total)))
+        records = [run.record(index) for _, run, index in found]
+        batch = min(batch_size, len(records))
+        rows = all_rows(info, split, records, image_size, batch, Path(scratch), originals, cached)
+        measure(rows, images, repeats, report)
+    conditions = {"dataset": info.url, "split": split, "split_images": len(records), **numbers}
+    conditions |= {"against": originals or None, "cores": cpu_count(), "python": platform.python_version()}
+    title = f"{info.name} {info.version}, {image_size} px, {plural(cpu_count(), 'core')}"
+    return BenchResult(title, conditions, rows)
 
 
 # --- the rows
@@ -234,19 +302,19 @@ def _tutorial(info: DatasetInfo, shards: Sequence[Path], size: int, batch: int |
 # --- measuring
 
 
-def measure(rows: Sequence[Row], images: int, repeats: int, tell: Callable[[str], None]) -> None:
-    """Read every row once to warm up, then all of them in turns, `images` each; `tell` is given lines of progress."""
+def measure(rows: Sequence[Row], images: int, repeats: int, report: Callable[[str], None]) -> None:
+    """Read every row once to warm up, then all of them in turns, `images` each; `report` is given lines of progress."""
     for repeat, row in itertools.product(range(repeats + 1), rows):
         if row.missing:
             continue
-        tell(f"{f'repeat {repeat} of {repeats}' if repeat else 'warm-up'}: {row.name}")
+        report(f"{f'repeat {repeat} of {repeats}' if repeat else 'warm-up'}: {row.name}")
         wall, cpu, read = time.perf_counter(), time.process_time(), 0
         batches = row.open()
         try:
             while read < images:
                 read += next(batches)
         except ModuleNotFoundError as error:
-            row.missing = str(explained(error))
+            row.missing = str(reader.with_install_hint(error))
             continue
         finally:
             batches.close()  # type: ignore[attr-defined]

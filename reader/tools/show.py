@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +11,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from reader.example import ImageFinder
-from reader.info import DatasetInfo
+from reader.info import DatasetInfo, as_info
+from reader.position import integer
 from reader.records import InvalidRecordError
 from reader.tools.scan import decode_image, read_records
 
@@ -26,13 +28,32 @@ class Shown(NamedTuple):
     size: tuple[int, int]
 
 
+def show(
+    info: DatasetInfo | str | os.PathLike[str], split: str = "train", *, count: int = 20, seed: int = 0
+) -> Image.Image:
+    """A grid of some images of a split with their labels and sizes, for a notebook or to be saved.
+
+    Args:
+        info: what `load_info` returned, or the URL.
+        split: TFDS split string.
+        count: how many images.
+        seed: decides which.
+
+    Raises:
+        UsageError: no such split, or no image is asked for.
+        ImageShardsError: a shard is missing or truncated, or one of these records is corrupt.
+    """
+    return grid(choose(as_info(info), split, count, seed))
+
+
 def choose(info: DatasetInfo, split: str, count: int, seed: int = 0) -> list[Shown]:
     """Some records of a split, drawn at random by `seed`, in file order.
 
     Raises:
-        UsageError: no such split.
+        UsageError: no such split, or `count` is below 1.
         ImageShardsError: a shard is missing or truncated, or one of these records is corrupt.
     """
+    integer("count", count, 1)
     find, shown = ImageFinder(info.image_key, info.class_key), []
     for number, run, index in read_records(
         info, split, lambda total: np.sort(random.Random(seed).sample(range(total), min(count, total)))

@@ -193,7 +193,7 @@ def test_files_that_are_skipped_are_told_and_change_no_byte_of_the_dataset(
 def test_run_json_says_how_it_went(original: Path) -> None:
     facts = json.loads((original / schema.RUN_FILE).read_bytes())
     assert (facts["runner"], facts["images"]) == ("FnApiRunner", 40)
-    assert facts["command"][:3] == ["python", "-m", "beam_pipeline"]
+    assert facts["command"][:3] == ["imageshards", "write", "--input"]
     assert facts["versions"]["imageshards"] == beam_pipeline.__version__
 
 

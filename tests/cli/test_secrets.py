@@ -43,7 +43,7 @@ def test_a_manifest_that_names_a_file_outside_its_folder_is_not_believed(name: s
         shards = copy.deepcopy(published)
         next(iter(shards["splits"].values()))["shards"][0]["file"] = name
         files = {**published, "files": {**published["files"], name: "0" * 64}, "file_sizes": {}}
-        # `reader index` names shards that are anywhere
+        # `imageshards index` names shards that are anywhere
         for hostile in (files, shards)[: 1 if kind == "indexed" and name.startswith("/") else 2]:
             with pytest.raises(NotPublishedError) as error:
                 open_manifest(seal_manifest(hostile), "m")

@@ -46,7 +46,7 @@ class Output:
             return {item["name"]: item["generation"] for item in json.load(reply).get("items", ())}
 
     def hash(self, scratch: Path) -> str:
-        """The dataset's hash as `reader info --hash` gives it."""
+        """The dataset's hash as `imageshards info --hash` gives it."""
         if self.server is None:
             return make.dataset_hash(Path(self.url) / VERSION)
         gcs = servers.Gcs(self.server)

@@ -1,4 +1,4 @@
-"""Single flipped bits: `reader verify` finds and places each, `--repair` mends them. At length: benchmarks/flips.py."""
+"""Single flipped bits: `imageshards verify` finds each, `--repair` mends them. More: benchmarks/flips.py."""
 
 from __future__ import annotations
 

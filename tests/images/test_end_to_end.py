@@ -10,7 +10,7 @@ import pytest
 
 import reader
 from beam_pipeline import schema
-from reader.commands.main import main as reader_command
+from imageshards import main as reader_command
 from tests.images.kinds import broken, every_kind
 from tests.make import class_folders, manifest, published, rejects, same_each_time, shard_files
 

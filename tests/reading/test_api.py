@@ -22,8 +22,8 @@ from tests.reading.without import run_without
 
 FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
 NAMES = """
-DatasetInfo Position __version__ as_jax as_tf as_torch augment copy eval_batches eval_dataset image_files_dataset index
-load_info record_dataset torch train_batches train_dataset verify
+DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench copy eval_batches eval_dataset
+image_files_dataset index load_info record_dataset show torch train train_batches train_dataset verify
 """
 
 
@@ -57,7 +57,7 @@ def test_dir_shows_the_api_and_nothing_else() -> None:
 
 
 def test_everything_public_says_what_it_does() -> None:
-    needs = {"as_jax": "jax", "as_torch": "torch", "torch": "torch"}
+    needs = {"train": "keras", "as_jax": "jax", "as_torch": "torch", "torch": "torch"}
     absent = {name for name, module in needs.items() if importlib.util.find_spec(module) is None}
     for name in {*reader.__all__} - {"__version__"} - absent:
         thing = getattr(reader, name)
@@ -81,7 +81,7 @@ reader.train_batches, reader.eval_batches, reader.load_info, reader.augment.flip
 info = reader.load_info(sys.argv[1])
 batches = reader.train_batches(info, "train", global_batch_size=8, augment=reader.augment.flip_crop)
 print(sum(len(labels) for _, labels in batches), sorted(set(sys.argv[2].split(",")) & set(sys.modules)))
-for name in ("train_dataset", "as_jax", "torch", "record_dataset"):
+for name in ("train_dataset", "as_jax", "torch", "record_dataset", "train"):
     try:
         getattr(reader, name)
     except ModuleNotFoundError as error:
@@ -99,6 +99,7 @@ def test_reading_needs_no_framework_and_names_the_extra_that_brings_one(
         "as_jax JAX is not installed: in the clone of imageshards, pip install '.[jax]'",
         "torch PyTorch is not installed: in the clone of imageshards, pip install '.[torch]'",
         "record_dataset TensorFlow is not installed: in the clone of imageshards, pip install '.[tensorflow]'",
+        "train Keras is not installed: in the clone of imageshards, pip install '.[train]'",
     ]
 
 
@@ -110,6 +111,16 @@ print(sorted(set("{FRAMEWORKS},numpy,PIL,cv2,simplejpeg,obstore,fsspec".split(",
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_a_verb_is_a_function_whatever_was_imported_before() -> None:
+    """A package `reader.train` would hide the function of that name from whoever has imported a part of it."""
+    import reader.commands
+    import reader.training.options
+
+    for name in ("verify", "index", "copy", "show", "bench", "train"):
+        if name != "train" or importlib.util.find_spec("keras"):
+            assert inspect.isfunction(getattr(reader, name)), name
 
 
 @BUILDERS
@@ -126,8 +137,8 @@ def test_what_is_no_dataset_is_told_in_one_line(tmp_path: Path, build: Any) -> N
     (tmp_path / "photos" / "cat").mkdir(parents=True)
     (tmp_path / "photos" / "cat" / "a.jpg").write_bytes(draw(0, (8, 8)))
     for given, message in (
-        (tmp_path / "photos", r"photos holds folders of image files, not a dataset: write one first: python -m beam_p"),
-        (tmp_path / "photos" / "cat", r"cat holds image files, not a dataset"),
+        (tmp_path / "photos", r"photos holds images, not a dataset: write one first: imageshards write --input"),
+        (tmp_path / "photos" / "cat", r"cat holds images, not a dataset"),
         (tmp_path / "nowhere", r"nowhere holds no manifest\.json, so no dataset is published there"),
         *((given, r"^no dataset: .*: give its URL or path, or what reader\.load_info returns$") for given in NO_URLS),
         ("ftp://host/photos", r"^ftp://host/photos: no such storage; use a local path, gs://, s3:// or az://"),

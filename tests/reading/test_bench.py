@@ -1,4 +1,4 @@
-"""`python -m reader bench`: every row is really measured."""
+"""`imageshards bench`: every row is really measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from reader.commands.main import main
+from imageshards import main
 from tests import make, servers
 from tests.reading.shards import make_dataset
 
@@ -66,7 +66,8 @@ def test_wrong_values_are_told(folder: str, tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "file").write_text("mine")
     chart = str(tmp_path / "file" / "c.png")
     for arguments, message in (
-        (["--images", "0"], "--images '0': give a whole number from 1"),
+        (["--images", "0"], "images must be at least 1, got 0"),
+        (["--repeats", "none"], "--repeats: invalid int value: 'none'"),
         (["--split", "test"], "there is no split 'test'"),
         (["--chart", chart], f"--chart {chart!r}: "),
     ):

@@ -1,18 +1,22 @@
-"""`python -m reader`: its help, its one-line errors, what it says if a package is missing, and `info`."""
+"""The commands that read: their help, one-line errors, what they say if a package is missing, and `info`."""
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import size
 from beam_pipeline.schema.example import int64_feature
-from reader.commands.main import COMMANDS, main
+from imageshards import main
+from reader.commands import parser
 from tests.make import ROOT
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
@@ -28,29 +32,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no command given: choose one of info, verify, show, bench, copy, index, train; see --help"),
         (["inf"], "unknown command 'inf': did you mean info?"),
-        (["--json", "info", "x"], "'--json' is no command: python -m reader COMMAND … --json"),
-        (["info"], "DATASET is missing; see --help"),
-        (["copy", "x"], "DIR is missing; see --help"),
-        (["index", "x*"], "--out is missing; see --help"),
+        (["--json", "info", "x"], f"unknown command '--json': choose one of write, {', '.join(VERBS)}"),
+        (["info"], "the following arguments are required: DATASET; see --help"),
+        (["copy", "x"], "the following arguments are required: DIR; see --help"),
+        (["index", "x*"], "the following arguments are required: --out; see --help"),
         (["show", "x", "--width", "3"], "unknown flag '--width': see --help"),
         (["show", "x", "--splt=train"], "unknown flag '--splt': did you mean --split?"),
         (["show", "x", "-o", "y"], "unknown flag '-o': see --help"),
-        (["info", "x", "y"], "unexpected argument 'y': every value belongs to a flag; see --help"),
-        (["show", "x", "--seed", "x"], "--seed 'x': give a whole number"),
-        (["show", "x", "--count", "0"], "--count '0': give a whole number from 1"),
-        (["show", "x", "--count"], "--count expected one argument"),
-        (["show", "x", "--count", "--seed", "1"], "--count expected one argument"),
-        (["show", "x", "--json=yes"], "--json ignored explicit argument 'yes'"),
+        (["show", "x", "--dataset", "y"], "unknown flag '--dataset': see --help"),
+        (["show", "x", "--coun", "1"], "unknown flag '--coun': did you mean --count?"),
+        (["info", "x", "y"], "unknown argument 'y': see --help"),
+        (["show", "x", "--seed", "x"], "--seed: invalid int value: 'x'; see --help"),
+        (["show", "DATASET", "--count", "0"], "count must be at least 1, got 0"),
+        (["show", "x", "--count"], "--count: expected one argument; see --help"),
+        (["show", "x", "--count", "--seed", "1"], "--count: expected one argument; see --help"),
+        (["show", "x", "--json=yes"], "--json: ignored explicit argument 'yes'; see --help"),
+        (["train", "x", "--epochs", "few"], "--epochs 'few': give a whole number from 1"),
+        (["train", "x", "--device", "npu"], "--device 'npu': choose one of auto, tpu, gpu, cpu"),
         (["train", "x", "--out", "y", "--learning-rate", "nan"], "--learning_rate 'nan': give a number above 0"),
         (["train", "x", "--out", "y", "--model", "vgg"], "--model 'vgg': did you mean VGG19?"),
     ],
 )
 def test_bad_usage_is_one_line_with_the_value_and_the_fix(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == 2
+    assert main([folder if one == "DATASET" else one for one in arguments]) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", f"error: {message}\n")
 
@@ -65,26 +72,32 @@ def test_flags_may_be_anywhere_with_dashes_or_an_equals_sign(folder: str, capsys
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_has_sentences_an_example_and_exit_codes(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = set()
     for flag in ("--help", "-h"):
         assert main([verb, "x", flag]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith(f"usage: python -m reader {verb} ")
-    assert f"example:\n  python -m reader {verb} " in text
+        texts.add(capsys.readouterr().out)
+    (text,) = texts
+    assert text.startswith(f"usage: imageshards {verb} ")
+    assert f"example:\n  imageshards {verb} " in text
     assert "\nexit codes: 0 " in text and "2 bad usage\n" in text
     assert "Print one JSON object." in text
     assert max(map(len, text.splitlines())) <= 120
-    for flag in COMMANDS[verb].flags:
-        assert flag.help[0].isupper() and flag.help.endswith("."), flag.name
-        assert f"  {flag.name} {flag.metavar}".rstrip() in text
+    flags = re.findall(r"^  (--\w+)(?: [A-Z]+| \S+[|,]\S+)?\s+(.*?)(?=\n\n|\n  -)", text, re.MULTILINE | re.DOTALL)
+    assert len(flags) == text.partition("\n\n")[0].count("--")
+    for name, shown in flags:
+        assert shown[0].isupper() and shown.endswith("."), (name, shown)
 
 
-def test_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines() if line.startswith("  ")] == list(VERBS)
+@pytest.mark.parametrize("verb", ["show", "bench"])
+def test_a_flag_has_the_default_of_the_function_s_argument(verb: str) -> None:
+    flags = vars(parser()[0].parse_args([verb, "x"]))
+    arguments = inspect.signature(getattr(reader, verb)).parameters
+    same = arguments.keys() & flags.keys()
+    assert len(same) >= 3
+    assert {name: flags[name] for name in same} == {name: arguments[name].default for name in same}
 
 
-LINES = "import sys; from reader.commands.main import main; print([main(line.split()) for line in sys.argv[1:]])"
+LINES = "import sys; from imageshards import main; print([main(line.split()) for line in sys.argv[1:]])"
 
 
 def test_only_training_needs_a_framework(folder: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`python -m reader copy`: every file checked, resumed where it stopped, the manifest last."""
+"""`imageshards copy`: every file checked, resumed where it stopped, the manifest last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError
-from reader.commands.main import main
+from imageshards import main
 from reader.tools.copy import dataset_hash
 from tests import make, servers
 from tests.reading.shards import make_dataset

@@ -1,4 +1,4 @@
-"""`python -m reader index`: anybody's plain TFRecords of images become a dataset like ours."""
+"""`imageshards index`: anybody's plain TFRecords of images become a dataset like ours."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from PIL import Image
 import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError
+from imageshards import main
 from reader import index, verify
-from reader.commands.main import main
 from tests import make, servers
 from tests.reading.foreign import KINDS, SIZE, example, write
 from tests.reading.shards import CLASSES, draw, make_dataset

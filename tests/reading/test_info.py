@@ -103,12 +103,12 @@ def test_an_index_that_contradicts_the_manifest_is_refused(tmp_path: Path, data:
         (["1.0.0/manifest.json", "1.1.0/manifest.json"], "name a version: .*/1.0.0, .*/1.1.0$"),
         (
             ["photos-train.tfrecord-00000-of-00001"],
-            "only an unfinished job's files: .*run the same beam_pipeline command",
+            "only an unfinished job's files: .*run the same imageshards write command again",
         ),
         (["c/a.txt", "d/a", "e", "f"], "found c/, d/, e and 1 more$"),
-        (["cat/a.JPG", "dog/a.txt", "e"], r"holds folders of image files, not a dataset: write one first: python -m b"),
-        (["a.png"], r"holds image files, not a dataset: write one first: python -m beam_pipeline --input /.* --output"),
-        (["train/cat/a.webp"], "holds folders of image files, not a dataset"),
+        (["cat/a.JPG", "dog/a.txt", "e"], r"holds images, not a dataset: write one first: imageshards write --input /"),
+        (["a.png"], r"holds images, not a dataset: write one first: imageshards write --input /.* --output DIR"),
+        (["train/cat/a.webp"], "holds images, not a dataset"),
     ],
 )
 def test_a_folder_without_a_manifest_says_what_is_there(tmp_path: Path, files: list[str], message: str) -> None:

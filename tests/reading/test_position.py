@@ -37,7 +37,9 @@ def test_a_position_counts_the_steps_of_the_training_through_every_resume() -> N
     assert Position.from_json(position.to_json()).step == 37
     assert position.at(41) == position.at(np.int64(41)) == position.at(np.float32(41)) == position.after(4)
     assert position.at(37) == position
-    with pytest.raises(UsageError, match=r"^step 36 is before step 37, where this position is: give the global step, c"):
+    with pytest.raises(
+        UsageError, match=r"^step 36 is before step 37, where this position is: give the global step, c"
+    ):
         position.at(36)
     for wrong in (37.5, "40", None):
         with pytest.raises(UsageError, match=r"^step must be a whole number, got "):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import beam_pipeline
+import imageshards
 import reader
-from reader.commands.main import main
 from tests import make
 from tests.reading.without import run_without
 
@@ -82,8 +82,8 @@ def test_recipe_runs_as_written(
             exec(compile(text, f"{DOCUMENT} ({heading})", "exec"), variables[heading])
         else:
             for line in text.splitlines():
-                _, _, module, *arguments = shlex.split(line, comments=True)
-                assert (module, main(arguments)) == ("reader", 0), line
+                program, *arguments = shlex.split(line, comments=True)
+                assert (program, imageshards.main(arguments)) == ("imageshards", 0), line
     assert printed.getvalue().strip()
 
 
@@ -96,10 +96,10 @@ def test_augmentation_runs_on_other_backends_without_tensorflow(backend: str, fo
 
 def test_the_document_shows_every_way_to_read() -> None:
     text = DOCUMENT.read_text()
-    not_shown = {"DatasetInfo", "__version__", "augment", "torch", "as_numpy", "index", "copy"}
+    not_shown = {"DatasetInfo", "__version__", "augment", "torch", "as_numpy"}
     for name in {*reader.__all__} - not_shown - {"keep_tensorflow_off_accelerators"}:
         assert f"reader.{name}" in text, name
     for layer in ("Normalization", "Discretization", "StringLookup", "Hashing", "HashedCrossing", "Embedding"):
         assert f"layers.{layer}(" in text, layer
     for verb in ("info", "copy", "index", "show", "bench"):
-        assert f"python -m reader {verb} " in text, verb
+        assert f"imageshards {verb} " in text, verb

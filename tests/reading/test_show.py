@@ -1,4 +1,4 @@
-"""`python -m reader show`: a PNG with the images, labels and sizes of a dataset."""
+"""`imageshards show`: a PNG with the images, labels and sizes of a dataset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image
 
 import reader
 from beam_pipeline import schema
-from reader.commands.main import main
+from imageshards import main
 from reader.tools.show import choose
 from tests.reading.shards import CLASSES, make_dataset
 
@@ -67,7 +67,7 @@ def test_a_missing_shard_and_a_record_of_another_dataset_name_the_fix(
     assert main(["show", str(folder)]) == 1
     assert capsys.readouterr().err == (
         f"error: {shard}: record 4 at byte {sum(len(record) + 16 for record in records[:4])}: the image doesn't decode "
-        f"(UnidentifiedImageError); python -m reader verify {folder} finds every fault\n"
+        f"(UnidentifiedImageError); imageshards verify {folder} finds every fault\n"
     )
     shard.unlink()
     assert main(["show", str(folder)]) == 1

@@ -14,8 +14,8 @@ import pytest
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.manifest import seal_manifest
+from imageshards import main
 from reader import verify
-from reader.commands.main import main
 from reader.tools.verify import Fault
 from tests import make, servers
 from tests.reading.shards import make_dataset, make_record, offsets
@@ -212,7 +212,8 @@ def test_the_command_tells_programs_and_people(folder: Path, capsys: pytest.Capt
     assert fault["file"] == f"{folder}/manifest.json"
     assert "is corrupt" in fault["what"]
     assert main(["verify", str(folder), "--decode", "most"]) == 2
-    assert capsys.readouterr().err == "error: --decode 'most': choose one of all, sample, none\n"
+    error = capsys.readouterr().err
+    assert error.startswith("error: --decode: invalid choice: 'most' (choose from ") and "sample" in error
 
 
 def test_an_index_of_other_files_is_mended_by_another_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +223,7 @@ def test_an_index_of_other_files_is_mended_by_another_one(tmp_path: Path, capsys
     capsys.readouterr()
     assert main(["verify", str(tmp_path / "index")]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == (
-        f"1 fault in {tmp_path / 'index'}; make it again with python -m reader index"
+        f"1 fault in {tmp_path / 'index'}; make it again with imageshards index"
     )
 
 

@@ -18,7 +18,7 @@ from reader.features import features_of
 from reader.info import load_info
 from tests.reading.shards import make_dataset
 
-# Written by `beam_pipeline` and `reader index` as of commit aafac01, before manifests were typed.
+# Written by `imageshards write` and `imageshards index` as of commit aafac01, before manifests were typed.
 PUBLISHED = sorted((Path(__file__).parent / "manifests").glob("*.json"))
 KINDS = pytest.mark.parametrize("file", PUBLISHED, ids=lambda path: path.stem)
 

@@ -67,8 +67,8 @@ _LISTED: dict[str, Any] = {}
 def one_step_on_one_and_two(folder: Path) -> None:
     """Train a step of all records into folder/one and, on two devices, folder/two."""
     from reader.info import load_info
-    from reader.train.fit import train
-    from reader.train.options import TrainOptions
+    from reader.training.fit import train
+    from reader.training.options import TrainOptions
 
     info = load_info(make_dataset(folder / "1.0.0", {"train": [8]}, size=(16, 16)))
     for count, name in ((1, "one"), (2, "two")):
@@ -81,8 +81,8 @@ def stop_and_continue(dataset: str, folder: Path) -> None:
     """Train into folder/plain; into folder/stopped with a SIGTERM, into folder/killed with a kill -9, and continue."""
     from beam_pipeline.errors import ImageShardsError
     from reader.info import load_info
-    from reader.train.fit import train
-    from reader.train.options import TrainOptions
+    from reader.training.fit import train
+    from reader.training.options import TrainOptions
 
     folder.mkdir(parents=True)
     (folder / "models.py").write_text(MODEL)
@@ -154,9 +154,9 @@ def make_other_dataset(folder: Path) -> str:
 def _slow_training(dataset: str, folder: Path, name: str) -> None:
     """One that is in the middle of an epoch long enough to be killed there."""
     from reader.info import load_info
-    from reader.train import checkpoint
-    from reader.train.fit import train
-    from reader.train.options import TrainOptions
+    from reader.training import checkpoint
+    from reader.training.fit import train
+    from reader.training.options import TrainOptions
 
     save = checkpoint.save
 

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from beam_pipeline.errors import ImageShardsError, UsageError
-from reader.train import devices
-from reader.train.devices import Devices, found
-from reader.train.options import TrainOptions
+from reader.training import devices
+from reader.training.devices import Devices, use_devices
+from reader.training.options import TrainOptions
 
 FAILURES = [
     ValueError("Please provide a TPU Name to connect to."),
@@ -37,13 +37,13 @@ def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_auto_falls_back_and_says_why(failing: str) -> None:
-    with found(TrainOptions()) as there:
+    with use_devices(TrainOptions()) as there:
         assert (there.kind, there.count, there.strategy) == ("cpu", 1, None)
-        assert there.said == f"the CPU (TensorFlow; no TPU: {failing}; no GPU)"
+        assert there.description == f"the CPU (TensorFlow; no TPU: {failing}; no GPU)"
 
 
 def test_a_tpu_that_was_asked_for_is_an_error_of_one_line(failing: str) -> None:
-    with pytest.raises(ImageShardsError) as caught, found(TrainOptions(device="tpu")):
+    with pytest.raises(ImageShardsError) as caught, use_devices(TrainOptions(device="tpu")):
         pass
     assert str(caught.value) == f"--device tpu: none found: {failing}"
 
@@ -58,20 +58,20 @@ def test_tpu_name_is_not_looked_up_unless_it_is_given(monkeypatch: pytest.Monkey
     monkeypatch.setenv("TPU_NAME", "node-1")
     monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", resolver)
     ignored = r"no TPU \(TPU_NAME=node-1 is not looked up: give --tpu for that\)"
-    with pytest.raises(ImageShardsError, match=ignored), found(TrainOptions(device="tpu")):
+    with pytest.raises(ImageShardsError, match=ignored), use_devices(TrainOptions(device="tpu")):
         pass
-    with pytest.raises(ImageShardsError, match="none found: node-2: no TPU"), found(TrainOptions(tpu="node-2")):
+    with pytest.raises(ImageShardsError, match="none found: node-2: no TPU"), use_devices(TrainOptions(tpu="node-2")):
         pass
     assert asked == ["local", "node-2"]
 
 
 def test_the_cpu_is_used_without_a_look_for_others() -> None:
-    with found(TrainOptions(device="cpu")) as there:
-        assert there.said == "the CPU (TensorFlow)"
+    with use_devices(TrainOptions(device="cpu")) as there:
+        assert there.description == "the CPU (TensorFlow)"
 
 
 def test_a_gpu_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(ImageShardsError, match=r"^--device gpu: none found"), found(TrainOptions(device="gpu")):
+    with pytest.raises(ImageShardsError, match=r"^--device gpu: none found"), use_devices(TrainOptions(device="gpu")):
         pass
 
 
@@ -88,19 +88,22 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
 )
 def test_several_workers_of_tensorflow_are_refused(monkeypatch: pytest.MonkeyPatch, config: str, message: str) -> None:
     monkeypatch.setenv("TF_CONFIG", config)
-    with pytest.raises(UsageError, match=message), found(TrainOptions()):
+    with pytest.raises(UsageError, match=message), use_devices(TrainOptions()):
         pass
 
 
 def test_one_worker_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}')
-    with found(TrainOptions(device="cpu")) as there:
+    with use_devices(TrainOptions(device="cpu")) as there:
         assert there.count == 1
 
 
 def test_a_backend_that_can_not_train_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices.keras.backend, "backend", lambda: "torch")
-    with pytest.raises(UsageError, match="KERAS_BACKEND=torch: train runs on tensorflow or jax"), found(TrainOptions()):
+    with (
+        pytest.raises(UsageError, match="KERAS_BACKEND=torch: train runs on tensorflow or jax"),
+        use_devices(TrainOptions()),
+    ):
         pass
 
 

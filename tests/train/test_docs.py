@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from reader.commands.train import COMMAND
-from reader.train.models import application_name
+from reader.commands import parser
+from reader.training.models import application_name
 
 ROOT = Path(__file__).parents[2]
 SHOWN = [
@@ -23,8 +23,8 @@ SHOWN = [
 
 @pytest.mark.parametrize("arguments", SHOWN)
 def test_a_command_of_the_documents_is_read(arguments: str) -> None:
-    values = COMMAND.parse(shlex.split(arguments))
-    assert application_name(values["model"])
+    values = parser()[0].parse_args(["train", *shlex.split(arguments)])
+    assert application_name(values.model)
 
 
 def test_the_documents_show_commands() -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.info import DatasetInfo, load_info
-from reader.train.compile import compile_for
-from reader.train.devices import Devices
-from reader.train.models import MODULES, Model, application_name, build
-from reader.train.options import TrainOptions, make_recipe
+from reader.training.compile import compile_for
+from reader.training.devices import Devices
+from reader.training.models import MODULES, Model, application_name, build
+from reader.training.options import TrainOptions, make_recipe
 from tests.reading.shards import make_dataset
 
 CPU = Devices("cpu", 1, "")

@@ -6,11 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from beam_pipeline.errors import UsageError
 from reader.info import DatasetInfo, load_info
-from reader.train.options import TrainOptions, make_recipe, warnings
+from reader.training.options import TrainOptions, make_recipe, warnings
 from tests.reading.shards import make_dataset
 
 
@@ -86,6 +87,13 @@ def test_values_from_python_are_checked_as_those_of_the_command(options: dict[st
     with pytest.raises(UsageError) as caught:
         TrainOptions(**options)
     assert str(caught.value) == message
+
+
+def test_text_and_paths_are_read_as_on_the_command_line() -> None:
+    options = TrainOptions(epochs="3", learning_rate="1e-3", out=Path("runs"), seed=np.int64(-1))
+    assert options == TrainOptions(epochs=3, learning_rate=0.001, out="runs", seed=-1)
+    with pytest.raises(UsageError, match="--seed 'None': give a whole number"):
+        TrainOptions(seed=None)
 
 
 def test_weights_make_two_phases(info: DatasetInfo) -> None:

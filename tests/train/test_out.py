@@ -20,17 +20,17 @@ from PIL import Image
 import reader
 from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.records import RunReader
-from reader.train import checkpoint, pictures
-from reader.train.fit import Trained, train
-from reader.train.options import TrainOptions
-from reader.train.out_folder import OutFolder
+from reader.training import checkpoint, pictures
+from reader.training.fit import TrainResult, train
+from reader.training.options import TrainOptions
+from reader.training.out_folder import OutFolder
 from tests import servers
 from tests.train import runs
 
 SMALL: dict[str, Any] = {"image_size": 16, "batch_size": 8, "epochs": 1, "seed": 5, "device": "cpu"}
 
 
-def trained(dataset: str, out: object, **options: Any) -> tuple[Trained, list[str]]:
+def trained(dataset: str, out: object, **options: Any) -> tuple[TrainResult, list[str]]:
     """A training, and the lines that it told."""
     lines: list[str] = []
     options = {**SMALL, "out": None if out is None else str(out), **options}

@@ -134,7 +134,7 @@ def _run(
 
 
 def dataset_hash(url: str) -> str:
-    """What `python -m reader info URL --hash` prints.
+    """What `imageshards info URL --hash` prints.
 
     Raises:
         Failed: the dataset can't be read.

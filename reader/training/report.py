@@ -1,4 +1,4 @@
-"""What a training tells: its beginning, progress, an epoch's line, what it waited for, and run.json."""
+"""What a run prints: a summary, progress, an epoch's line, what it waited for, and run.json."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from beam_pipeline import __version__, storage
 from beam_pipeline.errors import plural, say
 from reader.info import DatasetInfo
 from reader.limits import cpu_count
-from reader.train.devices import Devices
-from reader.train.options import Recipe
+from reader.training.devices import Devices
+from reader.training.options import Recipe
 
 _REDRAW_S = 0.5
 _NO_WAIT, _BUSY = 0.1, 0.5  # below the first share waiting is ignored; above the second the cores count as busy
 _SMALLER = 1.5  # a stored side this many times the trained one is worth storing again
 
 
-def beginning(info: DatasetInfo, recipe: Recipe, devices: Devices) -> Iterator[str]:
+def summary_lines(info: DatasetInfo, recipe: Recipe, devices: Devices) -> Iterator[str]:
     """What is trained on what, and for how long."""
     split = recipe.eval_split
     validation = f", {plural(info.records(split), 'validation image')} ({split})" if split else ""
     classes = plural(info.num_classes, "class")
     yield f"{info.name} {info.version}: {plural(info.records('train'), 'training image')}{validation}, {classes}"
-    yield f"{recipe.model} at {recipe.image_size} px on {devices.said}"
+    yield f"{recipe.model} at {recipe.image_size} px on {devices.description}"
     for phase in recipe.phases:
-        updates, rising = recipe.steps * phase.epochs, recipe.updates(phase)[0]
+        updates, warmup_steps = recipe.steps * phase.epochs, recipe.schedule(phase)[0]
         rate = f"learning rate {phase.learning_rate:.2g}"
-        rate += f" after {plural(rising, 'update')} of warm-up" if rising else ""
+        rate += f" after {plural(warmup_steps, 'update')} of warm-up" if warmup_steps else ""
         batches = f"{plural(recipe.steps, 'step')} of {recipe.batch_size} images"
         name = phase.name.replace("_", "-")
         yield f"{name}: {plural(phase.epochs, 'epoch')} of {batches}, {plural(updates, 'update')}; {rate}"
 
 
 def warn(line: str) -> None:
-    """Tell what the user should know of."""
+    """Print a warning."""
     say(f"warning: {line}", sys.stderr)
 
 
-def begun(info: DatasetInfo, recipe: Recipe, devices: Devices, command: str) -> dict[str, Any]:
-    """run.json of a training that isn't finished."""
+def run_document(info: DatasetInfo, recipe: Recipe, devices: Devices, command: str) -> dict[str, Any]:
+    """run.json of an unfinished run."""
     versions = {"imageshards": __version__, "keras": keras.__version__, "python": platform.python_version()}
     versions[keras.backend.backend()] = sys.modules[keras.backend.backend()].__version__
     return {
@@ -53,7 +53,7 @@ def begun(info: DatasetInfo, recipe: Recipe, devices: Devices, command: str) -> 
         "command": command,
         "dataset": {"url": info.url, "name": info.name, "version": info.version},
         "configuration": recipe.configuration(info),
-        "devices": devices.said,
+        "devices": devices.description,
         "dtype_policy": keras.config.dtype_policy().name,
         "versions": versions,
     }

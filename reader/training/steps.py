@@ -1,4 +1,4 @@
-"""The callback that looks at a training step by step, without making an accelerator wait for it."""
+"""Keras callback: stop, checkpoint and progress between steps, without blocking the device."""
 
 from __future__ import annotations
 

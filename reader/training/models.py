@@ -15,7 +15,7 @@ from beam_pipeline.errors import ImageShardsError, UsageError, one_line
 
 if TYPE_CHECKING:
     from reader.info import DatasetInfo
-    from reader.train.options import Recipe
+    from reader.training.options import Recipe
 
 SMALL_CNN = "small_cnn"
 # Module of `keras.applications` → its models: `--help` needn't import Keras. A test compares them.
@@ -138,7 +138,7 @@ def _small_cnn(images: Any, classes: int) -> Any:
     for number, filters in enumerate((24, 48, 96, 128)):
         size, stride = (5, 2) if number == 0 else (3, 1)
         features = layers.Conv2D(filters, size, strides=stride, padding="same", use_bias=False)(features)
-        features = layers.BatchNormalization(momentum=0.8)(features)  # short trainings: averages must catch up
+        features = layers.BatchNormalization(momentum=0.8)(features)  # short runs: averages must catch up
         features = layers.Activation("relu")(features)
         if number:
             features = layers.MaxPooling2D(padding="same")(features)

@@ -14,7 +14,7 @@ from urllib.error import URLError
 import keras
 
 from beam_pipeline.errors import ImageShardsError, UsageError, one_line, plural
-from reader.train.options import TrainOptions, check_backend
+from reader.training.options import TrainOptions, check_backend
 
 _BFLOAT16_FROM, _FLOAT16_FROM = (8, 0), (7, 0)  # compute capabilities of GPUs that are faster so
 _ADDRESS, _COUNT, _INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -22,12 +22,12 @@ _ADDRESS, _COUNT, _INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_
 
 @dataclass(frozen=True)
 class Devices:
-    """What a training runs on.
+    """What a run trains on.
 
     Attributes:
         kind: `tpu`, `gpu` or `cpu`.
         count: devices that share a batch, of all processes.
-        said: one line: what was found, and why nothing better.
+        description: one line: what was found, and why nothing better.
         process, processes: which of how many processes this is.
         strategy: a `tf.distribute.Strategy`, or None.
         capability: compute capability of a GPU.
@@ -35,7 +35,7 @@ class Devices:
 
     kind: str
     count: int
-    said: str
+    description: str
     process: int = 0
     processes: int = 1
     strategy: Any = None
@@ -43,7 +43,7 @@ class Devices:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes and tells what all of them do."""
+        """Whether this process writes and reports what all of them do."""
         return self.process == 0
 
     @property
@@ -64,7 +64,7 @@ class Devices:
 
 
 @contextmanager
-def found(options: TrainOptions) -> Iterator[Devices]:
+def use_devices(options: TrainOptions) -> Iterator[Devices]:
     """The devices, with Keras set up for them; its dtype policy and distribution are restored afterwards.
 
     Raises:
@@ -139,10 +139,9 @@ def _of_tensorflow(options: TrainOptions) -> Devices:
     devices = gpus or tf.config.list_logical_devices("CPU")
     # One device needs no strategy, which would only cost time.
     strategy = tf.distribute.MirroredStrategy([one.name for one in devices]) if len(devices) > 1 else None
-    said = f"{_named('gpu' if gpus else 'cpu', len(devices))} (TensorFlow{''.join(f'; {one}' for one in missing)})"
-    return Devices(
-        "gpu" if gpus else "cpu", len(devices), said, strategy=strategy, capability=_tensorflow_capability(tf)
-    )
+    kind = "gpu" if gpus else "cpu"
+    description = f"{_named(kind, len(devices))} (TensorFlow{''.join(f'; {one}' for one in missing)})"
+    return Devices(kind, len(devices), description, strategy=strategy, capability=_tensorflow_capability(tf))
 
 
 def _tpu_strategy(name: str | None) -> Any:
@@ -192,9 +191,9 @@ def _of_jax(options: TrainOptions) -> Devices:
     of = f", {processes} processes" if processes > 1 else ""
     is_last_choice = (kind, options.device) == ("cpu", "auto")
     missing = "; no TPU or GPU: without 'jax[tpu]' or 'jax[cuda12]' it sees none" if is_last_choice else ""
-    said = f"{_named(kind, len(devices))} (JAX{of}{missing})"
+    description = f"{_named(kind, len(devices))} (JAX{of}{missing})"
     capability = tuple(map(int, devices[0].compute_capability.split("."))) if kind == "gpu" else ()
-    return Devices(kind, len(devices), said, jax.process_index(), processes, capability=capability)
+    return Devices(kind, len(devices), description, jax.process_index(), processes, capability=capability)
 
 
 def _join_processes() -> None:

@@ -10,11 +10,11 @@ import numpy as np
 from keras import ops
 
 from reader.info import DatasetInfo
-from reader.train.devices import Devices
-from reader.train.models import Model
-from reader.train.options import Phase, Recipe
+from reader.training.devices import Devices
+from reader.training.models import Model
+from reader.training.options import Phase, Recipe
 
-LOSS = "mean_loss"  # the metric that is told as `loss`: Keras' own counts the padding of the last batch
+LOSS = "mean_loss"  # the metric that is reported as `loss`: Keras' own counts the padding of the last batch
 _EXECUTION_STEPS = 8  # on accelerators, which are faster than a look from Python at each step
 
 
@@ -41,11 +41,11 @@ def compile_for(model: Model, phase: Phase, info: DatasetInfo, recipe: Recipe, d
 
 
 def _schedule(phase: Phase, recipe: Recipe) -> Any:
-    rising, falling = recipe.updates(phase)
+    warmup_steps, decay_steps = recipe.schedule(phase)
     peak = phase.learning_rate
-    if not rising:
-        return keras.optimizers.schedules.CosineDecay(peak, falling)
-    return keras.optimizers.schedules.CosineDecay(0.0, falling, warmup_target=peak, warmup_steps=rising)
+    if not warmup_steps:
+        return keras.optimizers.schedules.CosineDecay(peak, decay_steps)
+    return keras.optimizers.schedules.CosineDecay(0.0, decay_steps, warmup_target=peak, warmup_steps=warmup_steps)
 
 
 def _loss(info: DatasetInfo, recipe: Recipe) -> Callable[[Any, Any], Any]:

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from beam_pipeline.errors import ImageShardsError
-from reader.train.out_folder import OutFolder
+from reader.training.out_folder import OutFolder
 
 _FOLDER = "checkpoints"
 _FILE = re.compile(r"step-\d{9}\.npz")

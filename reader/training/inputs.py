@@ -13,8 +13,8 @@ from reader import augment
 from reader.batches import eval_batches, train_batches
 from reader.info import DatasetInfo
 from reader.position import Position
-from reader.train.devices import Devices
-from reader.train.options import Recipe
+from reader.training.devices import Devices
+from reader.training.options import Recipe
 
 _BEGINNING_S = 0.1  # that the first batch of an epoch may take; threads begin, and a first window is read
 _AUGMENTS: dict[str, Any] = {
@@ -53,7 +53,7 @@ class Inputs:
 
     @property
     def begin(self) -> Position:
-        """Where a training begins that isn't continued."""
+        """Where a new run begins."""
         return self._train.start
 
     def training(self, position: Position, steps: int) -> Any:

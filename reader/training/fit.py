@@ -1,4 +1,4 @@
-"""The training: phase by phase, epoch by epoch, from the last checkpoint on if there is one."""
+"""`train`: phase by phase, epoch by epoch, from the last checkpoint on if there is one."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from typing import Any
 import keras
 
 from beam_pipeline.errors import ImageShardsError, from_worker, plural
-from reader.info import DatasetInfo
+from reader.info import DatasetInfo, as_info
 from reader.position import Position
-from reader.train import checkpoint, out_folder, pictures, report
-from reader.train.checkpoint import Checkpoint, Progress
-from reader.train.compile import LOSS, compile_for, steps_per_execution
-from reader.train.devices import Devices, found
-from reader.train.inputs import Inputs
-from reader.train.models import Model, build
-from reader.train.options import Phase, Recipe, TrainOptions, make_recipe, warnings
-from reader.train.out_folder import OutFolder, open_out
-from reader.train.report import Speed
-from reader.train.steps import StepWatch
+from reader.training import checkpoint, out_folder, pictures, report
+from reader.training.checkpoint import Checkpoint, Progress
+from reader.training.compile import LOSS, compile_for, steps_per_execution
+from reader.training.devices import Devices, use_devices
+from reader.training.inputs import Inputs
+from reader.training.models import Model, build
+from reader.training.options import Phase, Recipe, TrainOptions, make_recipe, warnings
+from reader.training.out_folder import OutFolder, open_out
+from reader.training.report import Speed, summary_lines, warn
+from reader.training.steps import StepWatch
 
 Tell = Callable[[str], None]
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What a training did.
+class TrainResult:
+    """Result of a run.
 
     Attributes:
         out: its folder.
@@ -60,43 +60,49 @@ class Trained:
         return f"{self.verdict}\n{accuracy}{self.out}/{out_folder.MODEL_FILE}"
 
 
-def train(info: DatasetInfo, options: TrainOptions, tell: Tell = lambda line: None, command: str = "") -> Trained:
-    """Train a model, or continue its training, and write all that comes out of it.
+def train(
+    info: DatasetInfo | str | os.PathLike[str],
+    options: TrainOptions | None = None,
+    report: Tell = lambda line: None,
+    command: str = "",
+) -> TrainResult:
+    """Train an image classifier, or resume an unfinished run, and write all that comes out of it.
 
     Args:
-        info: the dataset.
-        options: what to train and how.
-        tell: is given a line at the beginning and after each epoch.
-        command: for run.json.
+        info: what `load_info` returned, or the URL.
+        options: what to train and how; None lets the dataset decide.
+        report: is given a line at the beginning and after each epoch, such as `print`.
+        command: the command line, for run.json.
 
     Raises:
         UsageError: an option can't be used with this dataset, these devices or this folder.
-        ImageShardsError: the dataset can't be read or the folder written, or a signal stopped the training.
+        ImageShardsError: the dataset can't be read or the folder written, or a signal stopped the run.
     """
-    with found(options) as devices, _our_errors():
+    info, options = as_info(info), options or TrainOptions()
+    with use_devices(options) as devices, _our_errors():
         recipe = make_recipe(info, options, devices.count)
         out, run = open_out(options.out, info.name, recipe.configuration(info), devices.is_first)
         try:
             if run is not None and run["finished"]:
-                tell(f"{out.given}: this training is finished; choose another --out to train again")
-                return Trained(out.given, run["devices"], tuple(out.metrics()), run["best_epoch"], run["verdict"])
+                report(f"{out.given}: this training is finished; choose another --out to train again")
+                return TrainResult(out.given, run["devices"], tuple(out.metrics()), run["best_epoch"], run["verdict"])
             for line in warnings(info, recipe) if devices.is_first else ():
-                report.warn(line)
-            tell = tell if devices.is_first else _say_nothing
-            for line in report.beginning(info, recipe, devices):
-                tell(line)
-            tell(f"writing to {out.given}")
-            return _Training(info, recipe, devices, out, tell, command).run()
+                warn(line)
+            report = report if devices.is_first else _say_nothing
+            for line in summary_lines(info, recipe, devices):
+                report(line)
+            report(f"writing to {out.given}")
+            return _Training(info, recipe, devices, out, report, command).run()
         finally:
             out.close()
 
 
 def _say_nothing(line: str) -> None:
-    """What the other processes of several tell."""
+    """`report` of every process but the first."""
 
 
 class _Training:
-    """One training in this process.
+    """A run in this process.
 
     Args:
         info, recipe, devices, out: what, how, on what, to where.
@@ -116,7 +122,7 @@ class _Training:
         self._info, self._recipe, self._devices, self._out, self._tell = info, recipe, devices, out, tell
         self._stop = threading.Event()  # set by a signal
         self._inputs = Inputs(info, recipe, devices)
-        self._run = report.begun(info, recipe, devices, command)
+        self._run = report.run_document(info, recipe, devices, command)
         self._stride = steps_per_execution(recipe, devices)
         self._saved_s, self._saved_step = time.monotonic(), 0
         self._speed, self._compiles, self._sync_calls = Speed(), True, 0
@@ -124,7 +130,7 @@ class _Training:
         self._begin = self._inputs.begin
         self._at = Progress(self._begin.to_json())
 
-    def run(self) -> Trained:
+    def run(self) -> TrainResult:
         """Train what is left, and write what comes out."""
         kept = checkpoint.latest(self._out, report.warn)
         if self._devices.processes > 1:
@@ -259,7 +265,7 @@ class _Training:
 
     # --- the end
 
-    def _finish(self, model: Model) -> Trained:
+    def _finish(self, model: Model) -> TrainResult:
         out, info, lines = self._out, self._info, self._at.lines
         self._save(model.full)  # so that a disk that is full now costs nothing
         counts = self._confusion(model.full)
@@ -273,10 +279,10 @@ class _Training:
                 out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, info.classes, split))
         self._run |= {"finished": True, "best_epoch": best, "verdict": verdict, **report.mean_speed(lines)}
         out.write_run(self._run)
-        return Trained(out.given, self._devices.said, tuple(lines), best, verdict)
+        return TrainResult(out.given, self._devices.description, tuple(lines), best, verdict)
 
     def _write_model(self, model: Model) -> None:
-        """Without its optimizer, which would triple it; what continues a training is its checkpoints."""
+        """Without its optimizer, which would triple it; a run resumes from its checkpoints."""
         model.synchronize(False)  # other backends can't
         saved = keras.Model(model.full.input, model.full.output, name=model.full.name)
         with tempfile.TemporaryDirectory() as folder:
@@ -335,7 +341,7 @@ def _backend_errors() -> tuple[type[Exception], ...]:
 @contextmanager
 def _stop_signals(devices: Devices, stop: threading.Event) -> Iterator[None]:
     """Lets SIGTERM and Ctrl-C set an event; a second one ends the process as always."""
-    # Several processes of JAX must stop after the same step: its own handler of SIGTERM tells the others.
+    # Several processes of JAX must stop after the same step: its own handler of SIGTERM notifies the others.
     is_ours = devices.processes == 1 and threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGINT) if is_ours else ()
     before = {number: signal.getsignal(number) for number in numbers}

@@ -1,18 +1,17 @@
-"""What to train and how: the options of `python -m reader train`, and the numbers that follow from the dataset."""
+"""What to train and how: the options of `imageshards train`, and the numbers that follow from the dataset."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from beam_pipeline.errors import UsageError, plural, some
-from reader.commands.flags import Flag, between, positive, whole_number
 from reader.info import DatasetInfo
-from reader.train.models import MODULES, SMALL_CNN, application_name
+from reader.training.models import MODULES, SMALL_CNN, application_name
 
 _EVAL_SPLITS = ("validation", "val", "test")
 _SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
@@ -25,8 +24,8 @@ _RATES = {SMALL_CNN: 3e-3}
 _RATE = 1e-3
 
 
-# Options that decide nothing of the result: with others a training continues.
-_UNDECISIVE = (
+# Options that don't affect the result: they may change when a run resumes.
+_MAY_CHANGE = {
     "out",
     "device",
     "tpu",
@@ -35,88 +34,121 @@ _UNDECISIVE = (
     "cache",
     "checkpoint_minutes",
     "checkpoint_steps",
-)
+}
 
 
-def _flag(default: Any, metavar: str, text: str, read: Callable[[str], Any] = str) -> Any:
-    """A field that is a flag of the command: see `Flag`."""
-    return field(default=default, metadata={"flag": (metavar, text, default, read)})
+def _number(kind: type[int] | type[float], wanted: str, fits: Callable[[Any], bool]) -> Callable[[object], Any]:
+    """Reads a number, which may be text; the error says what to give."""
+
+    def read(value: object) -> Any:
+        with suppress(ValueError):
+            number = kind(str(value))
+            if fits(number):
+                return number
+        raise ValueError(f"give a {wanted}")
+
+    return read
+
+
+def _from(least: int) -> Callable[[object], int]:
+    return _number(int, f"whole number from {least}", lambda number: number >= least)
+
+
+_WHOLE = _number(int, "whole number", lambda number: True)
+_POSITIVE = _number(float, "number above 0", lambda number: 0 < number < math.inf)
+_BELOW_1 = _number(float, "number from 0 to 0.99", lambda number: 0 <= number <= 0.99)
+
+
+def _option(default: Any, metavar: str, text: str, read: Callable[[Any], Any] = os.fspath) -> Any:
+    """A field that is a flag of the command: its metavar and help, and what checks its value."""
+    return field(default=default, metadata={"metavar": metavar, "help": text, "read": read})
+
+
+def _choice(default: str, choices: str, text: str) -> Any:
+    """A field that takes one of the words `a|b|c`."""
+
+    def read(value: object) -> object:
+        if value not in choices.split("|"):
+            raise ValueError(f"choose one of {choices.replace('|', ', ')}")
+        return value
+
+    return _option(default, choices, f"{text} (default: %(default)s).", read)
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What to train and how: the flags of the command, whose help describes them. None lets the dataset decide.
+    """What to train and how: the flags of `imageshards train`, whose help describes them.
+
+    Those that are None follow from the dataset.
 
     Raises:
-        UsageError: a value is none of those that the flag takes.
+        UsageError: a value can't be used; the text of one can, as on the command line.
     """
 
-    out: str | None = _flag(None, "OUT", "Folder or URL for all that comes out (default: runs/NAME-N).")
-    model: str = _flag(SMALL_CNN, "MODEL", f"One of {SMALL_CNN}, {', '.join(MODULES)}; or package.module:function.")
-    weights: str = _flag(
+    out: str | None = _option(None, "OUT", "Folder or URL for all that comes out (default: runs/NAME-N).")
+    model: str = _option(
+        SMALL_CNN,
+        "MODEL",
+        f"One of {SMALL_CNN}, {', '.join(MODULES)}; or package.module:function (default: %(default)s).",
+    )
+    weights: str = _option(
         "none",
         "WEIGHTS",
         "One of none, imagenet, or a file (.keras, or .h5 of weights). With weights, --epochs train a new head on a "
-        "frozen model, then --fine_tune_epochs all of it but BatchNormalization.",
+        "frozen model, then --fine_tune_epochs all of it but BatchNormalization (default: %(default)s).",
     )
-    epochs: int | None = _flag(None, "N", "Epochs (default: 6, more for 150 updates).", whole_number(1))
-    fine_tune_epochs: int | None = _flag(
-        None, "N", "Epochs of fine-tuning; with --weights (default: half).", whole_number(0)
+    epochs: int | None = _option(None, "N", "Epochs (default: 6, more for 150 updates).", _from(1))
+    fine_tune_epochs: int | None = _option(
+        None, "N", "Epochs of fine-tuning; with --weights (default: half).", _from(0)
     )
-    batch_size: int | None = _flag(None, "N", "Images in a step, over all devices (default: 8 to 64).", whole_number(1))
-    image_size: int | None = _flag(
-        None,
-        "N",
-        "Side in pixels of what the model sees (default: as stored; at most 96 for small_cnn).",
-        whole_number(16),
+    batch_size: int | None = _option(None, "N", "Images in a step, over all devices (default: 8 to 64).", _from(1))
+    image_size: int | None = _option(
+        None, "N", "Side in pixels of what the model sees (default: as stored; at most 96 for small_cnn).", _from(16)
     )
-    learning_rate: float | None = _flag(None, "R", "Adam's peak learning rate (default: by model and batch).", positive)
-    label_smoothing: float = _flag(0.0, "R", "Share of each label that is given to all classes.", between(0, 0.99))
-    augment: str = _flag("flip_crop", "none|flip|flip_crop|random_resized_crop", "Augmentation of the training images.")
-    class_weights: str = _flag("none", "none|balanced", "With balanced, all classes weigh the same.")
-    mixed_precision: str = _flag(
+    learning_rate: float | None = _option(
+        None, "R", "Adam's peak learning rate (default: by model and batch).", _POSITIVE
+    )
+    label_smoothing: float = _option(
+        0.0, "R", "Share of each label given to all classes (default: %(default)s).", _BELOW_1
+    )
+    augment: str = _choice(
+        "flip_crop", "none|flip|flip_crop|random_resized_crop", "Augmentation of the training images"
+    )
+    class_weights: str = _choice("none", "none|balanced", "With balanced, all classes weigh the same")
+    mixed_precision: str = _choice(
         "auto",
         "auto|none|bfloat16|float16",
-        "With auto, bfloat16 on TPUs and new GPUs, float16 on older GPUs, none on CPUs.",
+        "With auto, bfloat16 on TPUs and new GPUs, float16 on older GPUs, none on CPUs",
     )
-    seed: int = _flag(0, "N", "Random seed of the order, the augmentation and the initial weights.", whole_number())
-    eval_split: str | None = _flag(None, "SPLIT", "To validate on (default: validation, else val, else test).")
-    early_stopping: int | None = _flag(
-        None,
-        "N",
-        "Stop after this many epochs without a lower validation loss; the last weights are kept.",
-        whole_number(1),
+    seed: int = _option(0, "N", "Of the order, the augmentation and the first weights (default: %(default)s).", _WHOLE)
+    eval_split: str | None = _option(None, "SPLIT", "To validate on (default: validation, else val, else test).")
+    early_stopping: int | None = _option(
+        None, "N", "Stop after N epochs without a lower validation loss; the last weights are kept.", _from(1)
     )
-    steps_per_execution: int | None = _flag(
-        None,
-        "N",
-        "Steps in one call, lowered to a divisor of an epoch's steps (default: 1 on CPUs, else 8).",
-        whole_number(1),
+    steps_per_execution: int | None = _option(
+        None, "N", "Steps in one call, lowered to a divisor of an epoch's steps (default: 1 on CPUs, else 8).", _from(1)
     )
-    cache: str | None = _flag(None, "DIR", "Keep what was read from remote storage in this folder; or memory.")
-    device: str = _flag("auto", "auto|tpu|gpu|cpu", "What to train on.")
-    tpu: str | None = _flag(None, "NAME", "A Cloud TPU by its name, if it isn't this machine's.")
-    distributed: bool = _flag(False, "", "This process is one of several (JAX only).")
-    checkpoint_minutes: float = _flag(10.0, "M", "How often a checkpoint is written.", positive)
-    checkpoint_steps: int | None = _flag(None, "N", "Write one every N steps instead.", whole_number(1))
+    cache: str | None = _option(None, "DIR", "Keep what was read from remote storage in this folder; or memory.")
+    device: str = _choice("auto", "auto|tpu|gpu|cpu", "What to train on")
+    tpu: str | None = _option(None, "NAME", "A Cloud TPU by its name, if it isn't this machine's.")
+    distributed: bool = _option(False, "", "This process is one of several (JAX only).", bool)
+    checkpoint_minutes: float = _option(
+        10.0, "M", "How often a checkpoint is written (default: %(default)s).", _POSITIVE
+    )
+    checkpoint_steps: int | None = _option(None, "N", "Write one every N steps instead.", _from(1))
 
     def __post_init__(self) -> None:
-        for flag in FLAGS:
-            value = getattr(self, flag.name[2:])
-            if isinstance(value, os.PathLike):
-                object.__setattr__(self, flag.name[2:], os.fspath(value))
-            try:
-                if value is not None and flag.metavar:
-                    flag.reader(str(value))
-            except argparse.ArgumentTypeError as error:
-                raise UsageError(f"{flag.name} {error}") from None
-
-
-FLAGS = tuple(Flag(f"--{one.name}", *one.metadata["flag"]) for one in fields(TrainOptions))
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if value is not None or option.default is not None:
+                try:
+                    object.__setattr__(self, option.name, option.metadata["read"](value))
+                except (TypeError, ValueError) as error:
+                    raise UsageError(f"--{option.name} {str(value)!r}: {error}") from None
 
 
 class Phase(NamedTuple):
-    """A part of the training with an optimizer of its own.
+    """A part of a run with an optimizer of its own.
 
     Attributes:
         name: `training`, or with weights `head`, then `fine_tuning`.
@@ -153,15 +185,15 @@ class Recipe:
         """Of all phases."""
         return sum(phase.epochs for phase in self.phases)
 
-    def updates(self, phase: Phase) -> tuple[int, int]:
-        """(those in which the learning rate rises to its peak, those in which it falls)."""
-        updates = self.steps * phase.epochs
-        return int(_WARM_UP * updates), updates - int(_WARM_UP * updates)
+    def schedule(self, phase: Phase) -> tuple[int, int]:
+        """(warmup steps, decay steps) of the learning rate."""
+        warmup_steps = int(_WARM_UP * self.steps * phase.epochs)
+        return warmup_steps, self.steps * phase.epochs - warmup_steps
 
     def configuration(self, info: DatasetInfo) -> dict[str, Any]:
-        """All that decides the result, as JSON: only with the same may a training be continued."""
-        decided = {name: value for name, value in asdict(self.options).items() if name not in _UNDECISIVE}
-        return decided | {
+        """Everything that affects the result, as JSON. A run resumes only if it is unchanged."""
+        given = {name: value for name, value in asdict(self.options).items() if name not in _MAY_CHANGE}
+        return given | {
             "dataset": info.manifest["self_sha256"],
             "model": self.model,
             "epochs": self.phases[0].epochs,

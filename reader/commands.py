@@ -1,0 +1,448 @@
+"""The command line: every verb but `write`, its flags, what it prints, and its exit code.
+
+`imageshards.main` calls `run` and prints its errors. From Python, the verbs are functions of `reader`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import logging
+import os
+import re
+import shlex
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from beam_pipeline import __version__, schema, storage
+from beam_pipeline.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USAGE,
+    CorruptRecordError,
+    ImageShardsError,
+    NotPublishedError,
+    UsageError,
+    one_line,
+    plural,
+    size,
+    some,
+)
+from beam_pipeline.schema.manifest import FOREIGN_KEY
+from reader import with_install_hint
+from reader.info import DatasetInfo, load_info
+from reader.tools.copy import checked_sizes, copy, dataset_hash
+from reader.training.models import application_name
+from reader.training.options import TrainOptions, check_backend
+
+_WIDTH = 100
+_SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
+
+# --- the command line
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises UsageError and takes no abbreviations."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message.removeprefix('argument ')}; see --help")
+
+
+def parser() -> tuple[Parser, list[str]]:
+    """The parser of the command line, and the names of its commands; `write` is only listed, and parsed elsewhere."""
+    root = Parser(
+        prog="imageshards",
+        description="Write, check, read and train on datasets of images in TFRecord shards.",
+        epilog="Each command has its own --help.",
+    )
+    root.add_argument("--version", action="version", version=f"imageshards {__version__}")
+    verbs = root.add_subparsers(title="commands", metavar="COMMAND")
+    verbs.add_parser("write", help="Convert images in class folders into TFRecord shards of equal size.")
+    for add in (_add_info, _add_verify, _add_show, _add_bench, _add_copy, _add_index, _add_train):
+        add(verbs)
+    return root, list(verbs.choices)
+
+
+def run(given: Sequence[str]) -> int:
+    """Run a command other than `write`; returns the exit code.
+
+    Raises:
+        UsageError: bad usage, or a package that isn't installed.
+        ImageShardsError: the command failed.
+    """
+    root, names = parser()
+    if not given:
+        root.print_help(sys.stderr)
+        return EXIT_USAGE
+    if given[0] not in (*names, "-h", "--help", "--version"):
+        raise _unknown("command", given[0], names, f"choose one of {', '.join(names)}")
+    values, rest = root.parse_known_args(list(map(_with_underscores, given)))
+    if rest:
+        name, flags = rest[0].partition("=")[0], re.findall(r"--\w+", values.parser.format_usage())
+        raise _unknown("flag" if name.startswith("-") else "argument", name, flags, "see --help")
+    values.command = shlex.join(["imageshards", *given])
+    try:
+        return int(values.run(values))
+    except CorruptRecordError as error:
+        if "dataset" not in values:  # `index`, which reads no dataset yet
+            raise
+        raise ImageShardsError(f"{error}; imageshards verify {values.dataset} finds every fault") from None
+    except ModuleNotFoundError as error:
+        hint = with_install_hint(error)
+        if hint is error:
+            raise
+        raise UsageError(hint) from None
+
+
+def _with_underscores(argument: str) -> str:
+    """`--image_size=3` for `--image-size=3`."""
+    name, equals, value = argument.partition("=")
+    return f"--{name[2:].replace('-', '_')}{equals}{value}" if name.startswith("--") else argument
+
+
+def _unknown(what: str, given: str, known: Sequence[str], otherwise: str) -> UsageError:
+    nearest = difflib.get_close_matches(given, known, n=1)
+    return UsageError(f"unknown {what} {given!r}: {f'did you mean {nearest[0]}?' if nearest else otherwise}")
+
+
+def _add(
+    verbs: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    details: str,
+    example: str,
+    exit_codes: str,
+) -> Parser:
+    parser: Parser = verbs.add_parser(
+        name,
+        help=summary,
+        description=textwrap.fill(f"{summary} {details}", _WIDTH),
+        epilog=f"example:\n  imageshards {name} {example}\n\nexit codes: {exit_codes}, 2 bad usage",
+    )
+    parser.set_defaults(run=run, parser=parser)
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    return parser
+
+
+def _print(given: argparse.Namespace, document: Any, text: str) -> None:
+    print(json.dumps(document) if given.json else text)
+
+
+# --- the verbs
+
+
+def _add_info(verbs: Any) -> None:
+    flag = _add(
+        verbs,
+        "info",
+        _info,
+        "Say what a dataset holds: counts, classes, shards, sizes.",
+        "With --hash, print one SHA-256 over every file instead, which reads every byte: equal hashes, equal datasets.",
+        "datasets/photos/1.0.0 --hash",
+        "0 done, 1 the dataset or its storage can't be read, or a file is missing",
+    ).add_argument
+    flag("dataset", metavar="DATASET")
+    flag("--hash", action="store_true", help="Print one SHA-256 over all files but run.json and report.html.")
+
+
+def _info(given: argparse.Namespace) -> int:
+    info = load_info(given.dataset)
+    if given.hash:
+        checked_sizes(info)  # without a file the hash would be of something else
+        digest = dataset_hash(given.dataset)
+        _print(given, {"hash": digest}, digest)
+    else:
+        _print(given, dict(info.manifest), _describe(info))
+    return EXIT_OK
+
+
+def _describe(info: DatasetInfo) -> str:
+    """A few lines on counts, classes, shards and sizes."""
+    return "\n".join([f"{info.name} {info.version} at {info.url}", *(f"  {line}" for line in _lines(info))])
+
+
+def _lines(info: DatasetInfo) -> Iterator[str]:
+    image, manifest = info.image, info.manifest
+    classes = plural(info.num_classes, "class")
+    yield f"{plural(manifest['records'], 'record')} of {plural(manifest['images'], 'image')}, {classes}"
+    pixels = " to ".join(
+        f"{height}x{width}" for height, width in sorted({*filter(None, (image.min_size, image.max_size))})
+    )
+    yield f"{image.format}, {plural(image.channels, 'channel')}, {pixels or 'no image'} (height x width)"
+    if manifest["features"]:
+        columns = (f"{one['name']} ({'list of ' * one['list']}{one['dtype']})" for one in manifest["features"])
+        yield f"columns: {', '.join(columns)}"
+    for split in info.splits.values():
+        sizes = [shard.bytes for shard in split.shards]
+        range_ = " to ".join(dict.fromkeys(map(size, (min(sizes), max(sizes)))))
+        yield f"{split.name}: {plural(split.records, 'record')} in {plural(len(sizes), 'shard')} of {range_}"
+    files = [shard.file for split in info.splits.values() for shard in split.shards]
+    folders = sorted({file.rpartition("/")[0] for file in files if info.path(file) == file})
+    if folders:
+        yield f"this is an index: the shards are in {some(folders)}"
+    for number, label in enumerate(info.classes[:_SHOWN_CLASSES]):
+        counts = ", ".join(f"{split.name} {split.class_counts[number]:,}" for split in info.splits.values())
+        yield f"class {number} {label!r}: {counts}"
+    if info.num_classes > _SHOWN_CLASSES:
+        yield f"… and {plural(info.num_classes - _SHOWN_CLASSES, 'more class')}; --json names them all"
+    if image.mean:
+        mean, std = (" ".join(f"{value:.4f}" for value in values) for values in (image.mean, image.std))
+        yield f"mean {mean}, std {std} (of [0, 1], from {plural(manifest['image']['sampled_images'], 'image')})"
+    rejects = manifest["rejects"]["by_reason"]
+    if rejects:
+        name = "left out" if FOREIGN_KEY in manifest else "rejected"
+        yield f"{name}: {', '.join(f'{reason} {number:,}' for reason, number in sorted(rejects.items()))}"
+
+
+def _add_verify(verbs: Any) -> None:
+    flag = _add(
+        verbs,
+        "verify",
+        _verify,
+        "Read and check every file, record and image of a dataset, on all cores.",
+        "A line for each fault names the file, and the record and its byte offset if it is a record's.",
+        "gs://bucket/datasets/photos/1.0.0 --decode sample",
+        "0 OK, 1 there is a fault",
+    ).add_argument
+    flag("dataset", metavar="DATASET")
+    text = "Which images are decoded; sample is one in 64 (default: %(default)s)."
+    flag("--decode", choices=("all", "sample", "none"), default="all", help=text)
+
+
+def _verify(given: argparse.Namespace) -> int:
+    try:
+        info = load_info(given.dataset)
+    except NotPublishedError as error:
+        if not given.json:
+            raise
+        file = storage.join(storage.normalize(given.dataset), schema.MANIFEST_FILE)
+        fault = {"file": file, "record": None, "offset": None, "what": one_line(error)}
+        _print(given, {"dataset": None, "records": None, "decode": given.decode, "faults": [fault]}, "")
+        return EXIT_FAILED
+    from reader.tools.verify import verify  # Pillow
+
+    report = verify(info, decode=given.decode)
+    faults = list(map(dataclasses.asdict, report.faults))
+    lines = list(map(str, report.faults[:_SHOWN_FAULTS]))
+    if len(faults) > _SHOWN_FAULTS:
+        lines.append(f"… and {len(faults) - _SHOWN_FAULTS:,} more; --json names them all")
+    foreign = FOREIGN_KEY in info.manifest
+    fix = "make it again with imageshards index" if foreign else "run the job again with --repair"
+    lines.append(str(report) if report else f"{report}; {fix}")
+    document = {"dataset": info.url, "records": report.records, "decode": given.decode, "faults": faults}
+    _print(given, document, "\n".join(lines))
+    return EXIT_OK if report else EXIT_FAILED
+
+
+def _add_show(verbs: Any) -> None:
+    flag = _add(
+        verbs,
+        "show",
+        _show,
+        "Draw a grid of a dataset's images with their labels and sizes.",
+        "Records are numbered from 0 in the split: train[17:18] is record 17 of train, in all commands and readers.",
+        "datasets/photos/1.0.0 --split validation --out grid.png",
+        "0 drawn, 1 the dataset or its storage can't be read",
+    ).add_argument
+    flag("dataset", metavar="DATASET")
+    flag("--split", metavar="SPLIT", default="train", help="To draw from, such as train[:100] (default: %(default)s).")
+    flag("--count", metavar="N", type=int, default=20, help="How many images are shown (default: %(default)s).")
+    flag("--seed", metavar="N", type=int, default=0, help="Decides which images are shown (default: %(default)s).")
+    flag("--out", metavar="PNG", default="show.png", help="File to write (default: %(default)s).")
+
+
+def _show(given: argparse.Namespace) -> int:
+    from reader.tools.show import choose, grid  # Pillow
+
+    records = choose(load_info(given.dataset), given.split, given.count, given.seed)
+    shown = [
+        {"record": record.number, "label": record.label, "height": record.size[0], "width": record.size[1]}
+        for record in records
+    ]
+    if not given.json:
+        with _written("--out", given.out):
+            grid(records).save(given.out, "PNG")
+    text = f"{plural(len(records), 'image')} of {given.split} in {given.out}"
+    _print(given, {"split": given.split, "records": shown}, text)
+    return EXIT_OK
+
+
+@contextmanager
+def _written(flag: str, file: str) -> Iterator[None]:
+    """Makes the folder of a file that is written. Raises UsageError if either fails."""
+    try:
+        os.makedirs(os.path.dirname(file) or ".", exist_ok=True)
+        yield
+    except OSError as error:
+        raise UsageError(f"{flag} {file!r}: {error.strerror or error}; name a file that can be written") from None
+
+
+def _add_bench(verbs: Any) -> None:
+    flag = _add(
+        verbs,
+        "bench",
+        _bench,
+        "Measure how fast a dataset is read here, compared with decoding alone.",
+        "Reads the same images in every way people read images, in turns; decoding alone is the same work on bytes in "
+        "memory. Figures worth quoting need the defaults.",
+        "datasets/photos/1.0.0 --chart bench.png",
+        "0 measured, 1 the dataset or its storage can't be read",
+    ).add_argument
+    flag("dataset", metavar="DATASET")
+    flag("--split", metavar="SPLIT", default="train", help="To read, such as train[:10000] (default: %(default)s).")
+    for name, default, text in (
+        ("images", 6400, "How many images each run reads; a smaller split is read again and again"),
+        ("batch_size", 64, "Images in a batch"),
+        ("image_size", 224, "Side in pixels that images are resized to"),
+        ("repeats", 7, "How many runs of each way count, after one to warm up"),
+    ):
+        flag(f"--{name}", metavar="N", type=int, default=default, help=f"{text} (default: {default}).")
+    flag(
+        "--against", metavar="DIR", help="Class folders of the original images (default: files of the records' images)."
+    )
+    flag("--cached", action="store_true", help="Also read individual files from caches of decoded pixels.")
+    flag("--chart", metavar="PNG", default="bench.png", help="File to draw into (default: %(default)s).")
+
+
+def _bench(given: argparse.Namespace) -> int:
+    _import_tensorflow_quietly()
+    from reader.tools import bench
+
+    info = load_info(given.dataset)
+    with _written("--chart", given.chart):  # before minutes are spent
+        Path(given.chart).touch()
+    names = ("split", "images", "batch_size", "image_size", "repeats", "against", "cached")
+    result = bench.bench(info, **{name: getattr(given, name) for name in names}, report=_show_progress)
+    try:
+        bench.chart(result.rows, result.title, given.chart)
+        drawn = f"chart: {given.chart}"
+    except ModuleNotFoundError:
+        drawn = "no chart: Matplotlib is not installed"
+    _print(given, result.as_json(), f"{result}\n{drawn}")
+    return EXIT_OK
+
+
+def _show_progress(line: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def _add_copy(verbs: Any) -> None:
+    flag = _add(
+        verbs,
+        "copy",
+        _copy,
+        "Copy a dataset to a local folder and compare every checksum.",
+        "DIR is new, empty, or of an earlier copy of the same dataset, which is checked and completed.",
+        "gs://bucket/datasets/photos/1.0.0 /data/photos",
+        "0 every file is there and valid, 1 a file can't be read or isn't the published one",
+    ).add_argument
+    flag("dataset", metavar="DATASET")
+    flag("dir", metavar="DIR")
+
+
+def _copy(given: argparse.Namespace) -> int:
+    copied = copy(given.dataset, given.dir)
+    there = "all of them" if copied.kept == copied.files else f"{copied.kept:,} of them"
+    kept = f", {there} already there" if copied.kept else ""
+    text = f"OK: {plural(copied.files, 'file')}, {size(copied.bytes)} in {copied.folder}{kept}; all checksums match"
+    _print(given, dataclasses.asdict(copied), text)
+    return EXIT_OK
+
+
+def _add_index(verbs: Any) -> None:
+    flag = _add(
+        verbs,
+        "index",
+        _index,
+        "Index existing TFRecord files so they can be used as a dataset; the files stay where they are.",
+        "Every image is decoded once. A file's split is the word train, validation, val, test … in its name.",
+        "'gs://bucket/*.tfrec' --out indexed",
+        "0 indexed, 1 a file can't be read, or holds no valid record",
+    ).add_argument
+    flag("pattern", metavar="PATTERN", nargs="+")
+    flag("--out", metavar="DIR", required=True, help="Local folder for the index, new or empty.")
+    flag("--image_key", metavar="NAME", help="Feature of the encoded image (default: image or another common name).")
+    flag("--class_key", metavar="NAME", help="Feature of the class id (default: class, label or another common name).")
+    flag("--labels_file", metavar="FILE", help="Class names, a line for each id in order (default: the records').")
+
+
+def _index(given: argparse.Namespace) -> int:
+    from reader.tools.index import index  # Pillow
+
+    names = ("image_key", "class_key", "labels_file")
+    indexed = index(given.pattern, given.out, **{name: getattr(given, name) for name in names})
+    document = {"dataset": indexed.info.url, "records": indexed.records, "left_out": dict(indexed.left_out)}
+    _print(given, document, _describe(indexed.info))
+    return EXIT_OK
+
+
+def _add_train(verbs: Any) -> None:
+    flag = _add(
+        verbs,
+        "train",
+        _train,
+        "Train an image classifier on a dataset, on a TPU if there is one, else on all GPUs, else on the CPU.",
+        "Every default fits the dataset. A run that was stopped, by SIGTERM or Ctrl-C or a crash, resumes from its "
+        "last checkpoint when the same command runs again. KERAS_BACKEND=jax trains without TensorFlow, and on several "
+        "hosts. OUT gets model.keras, classes.txt, metrics.jsonl (a line for each epoch), run.json, curves.png and "
+        "confusion.png.",
+        "datasets/photos/1.0.0 --model MobileNetV2 --weights imagenet",
+        "0 trained, 1 stopped, or the dataset, its storage or the device failed",
+    ).add_argument
+    flag("dataset", metavar="DATASET")
+    for option in dataclasses.fields(TrainOptions):
+        text, metavar = option.metadata["help"], option.metadata["metavar"]
+        how: dict[str, Any] = {"metavar": metavar, "default": option.default} if metavar else {"action": "store_true"}
+        flag(f"--{option.name}", help=text, **how)
+
+
+def _train(given: argparse.Namespace) -> int:
+    options = TrainOptions(**{option.name: getattr(given, option.name) for option in dataclasses.fields(TrainOptions)})
+    application_name(options.model)  # a typo is reported before anything else
+    check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
+    info = load_info(given.dataset)
+    if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None and find_spec("jax") is not None:
+        os.environ["KERAS_BACKEND"] = "jax"  # Keras' own default is TensorFlow
+    _import_tensorflow_quietly()
+    from reader.training.fit import train  # Keras and its backend, seconds: only for this command
+
+    logging.getLogger("reader").setLevel(logging.ERROR)  # `train` warns of a batch larger than the split itself
+    warnings.filterwarnings("ignore", module="keras")
+    if given.json:
+        with redirect_stdout(sys.stderr):  # downloads print their progress
+            result = train(info, options, command=given.command)
+    else:
+        result = train(info, options, lambda line: print(line, flush=True), given.command)
+    _print(given, dataclasses.asdict(result), str(result))
+    return EXIT_OK
+
+
+def _import_tensorflow_quietly() -> None:
+    """Import TensorFlow, if it is installed, without the lines that its C++ side writes to stderr at any log level."""
+    if find_spec("tensorflow") is None:
+        return
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        import tensorflow
+
+        tensorflow.config.list_physical_devices()
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)

@@ -1,1 +1,0 @@
-"""`python -m reader`: a thin file for each verb, and how they read their command lines."""

@@ -1,1 +1,0 @@
-"""`python -m reader train`: a training entrypoint for TPU, GPU or CPU."""
