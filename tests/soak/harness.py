@@ -82,16 +82,14 @@ def train(jobs: Sequence[Job]) -> tuple[Rows, Any]:
     """What was trained on in the end, and the last state. Processes are killed after a job that says so."""
     rows: Rows = []
     state: Any = None
-    done = 0
-    for number, job in enumerate(jobs, 1):
-        is_last = number == len(jobs)
-        if job.adapter not in OWN_PROCESS and not job.is_killed:
-            rows, state = run([job], rows, state)
-        elif job.is_killed or is_last or job.adapter == "jax":  # Keras' others go on in one process
-            rows, state = _run_in_processes(jobs[done:number], rows, state)
-        else:
-            continue
-        done = number
+    together: list[Job] = []
+    for job in jobs:
+        together.append(job)
+        if job.adapter in KERAS and not job.is_killed and job is not jobs[-1]:
+            continue  # the next fit is in the same process
+        is_here = not job.is_killed and job.adapter not in OWN_PROCESS
+        rows, state = (run if is_here else _run_in_processes)(together, rows, state)
+        together = []
     return rows, state
 
 
@@ -138,10 +136,8 @@ def _run_in_processes(jobs: Sequence[Job], rows: Rows, state: Any) -> tuple[Rows
     for (_, process), output in zip(processes, outputs, strict=True):
         assert process.returncode == (-signal.SIGKILL if last.is_killed else 0), f"{last}\n{output[-4000:]}"
     saved = [json.loads(path.read_text()) for path, _ in processes if path.exists()]
-    if not saved:  # Keras' kill comes in the middle of `fit`: its checkpoint is in the folder
-        return rows, state
-    if len(saved) == 1:
-        return saved[0][0], saved[0][1]
+    if len(saved) < 2:  # none after Keras' kill, which comes in the middle of `fit`: its checkpoint is in the folder
+        return saved[0] if saved else (rows, state)
     parts = zip(*(rows_of_host[len(rows) :] for rows_of_host, _ in saved), strict=True)
     merged = [[step[0][0], *itertools.chain(*(part[1:] for part in step))] for step in parts]
     return rows + merged, [one for _, state in saved for one in state]
@@ -208,12 +204,8 @@ def _count(steps: list[list[int]]) -> Counter[int]:
 def main(path: Path) -> None:
     """The process that is killed: jobs from a file; what is saved goes to one beside it."""
     jobs, rows, state = json.loads(path.read_text())
-    run(
-        [Job(*job) for job in jobs],
-        rows,
-        state,
-        lambda *saved: path.with_suffix(".saved").write_text(json.dumps(saved)),
-    )
+    saved = path.with_suffix(".saved")
+    run([Job(*job) for job in jobs], rows, state, lambda *both: saved.write_text(json.dumps(both)))
 
 
 if __name__ == "__main__":
