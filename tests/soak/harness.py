@@ -23,7 +23,7 @@ from reader import order
 from tests.make import ROOT
 from tests.reading.shards import make_dataset
 from tests.soak import trainers
-from tests.soak.trainers import ORDER, Job, Rows
+from tests.soak.trainers import Job, Rows
 
 RECORDS, EPOCHS, KILLS = 559, 3, 5
 KERAS = ("keras tensorflow", "keras jax", "keras torch")
@@ -146,18 +146,15 @@ def _run_in_processes(jobs: Sequence[Job], rows: Rows, state: Any) -> tuple[Rows
 def expected(url: str, jobs: Sequence[Job], segments: Iterable[int]) -> list[list[tuple[int, int]]]:
     """(epoch, record number) of all hosts in each step, by arithmetic alone; `segments`: in which job each step was.
 
-    As long as hosts and batch stay the same this is one uninterrupted sequence: no position is made.
+    While hosts and batch stay the same this is one uninterrupted sequence: no position is made.
     """
-    info = reader.load_info(url)
-    first = info.run_table("train").first
-    begin: dict[str, Any] = ORDER
+    first = reader.load_info(url).run_table("train").first
+    position = jobs[0].batches().start
     steps: list[list[tuple[int, int]]] = []
     for (batch, hosts), group in itertools.groupby((jobs[segment].batch, jobs[segment].hosts) for segment in segments):
-        options: dict[str, Any] = {"global_batch_size": batch, "host": (0, hosts)}
-        batches = reader.train_batches(info, "train", **options, **begin)
-        streams = [_records(order.train_windows(first, batches.start, host)) for host in range(hosts)]
+        position = position.at(len(steps)).on(global_batch_size=batch, hosts=hosts)
+        streams = [_records(order.train_windows(first, position, host)) for host in range(hosts)]
         steps += [[next(stream) for stream in streams for _ in range(batch // hosts)] for _ in group]
-        begin = {"position": batches.position_at(len(steps))}
     return steps
 
 
