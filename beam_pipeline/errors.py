@@ -140,18 +140,25 @@ def one_line(error: BaseException) -> str:
     return text or type(error).__name__
 
 
-def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
+def printable(text: str) -> str:
+    """Lines of text, but what `repr` escapes as it does: a name in it may hold what a terminal obeys."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
+
+
+def say(text: str, stream: TextIO | None = None, end: str = "\n", wipe: bool = False) -> None:
     """Print; a reader who has gone, or reads no Unicode, doesn't fail the command.
 
     Args:
-        text: one or more lines.
+        text: one or more lines; printed as `printable` has them.
         stream: stdout if it is None.
         end: printed behind the text.
+        wipe: whether to clear a terminal's line before.
     """
     stream = stream or sys.stdout
     if stream is None:  # closed when the process began
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
+    text = ("\r\x1b[K" if wipe else "") + printable(text)
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, end=end, flush=True)
     except (OSError, ValueError):

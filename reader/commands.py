@@ -33,6 +33,7 @@ from beam_pipeline.errors import (
     UsageError,
     one_line,
     plural,
+    say,
     size,
     some,
 )
@@ -137,7 +138,7 @@ def _add(
 
 
 def _print(given: argparse.Namespace, document: Any, text: str) -> None:
-    print(json.dumps(document) if given.json else text)
+    say(json.dumps(document) if given.json else text)
 
 
 # --- the verbs
@@ -336,7 +337,7 @@ def _bench(given: argparse.Namespace) -> int:
 
 def _show_progress(line: str) -> None:
     if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        say(line, sys.stderr, end="", wipe=True)
 
 
 def _add_copy(verbs: Any) -> None:
@@ -425,7 +426,7 @@ def _train(given: argparse.Namespace) -> int:
         with redirect_stdout(sys.stderr):  # downloads print their progress
             result = train(info, options, command=given.command)
     else:
-        result = train(info, options, lambda line: print(line, flush=True), given.command)
+        result = train(info, options, say, given.command)
     _print(given, dataclasses.asdict(result), str(result))
     return EXIT_OK
 

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 import google_crc32c
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError, some
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError, printable, some
 from reader.example import Value, parse_example
 from reader.records import frame_bounds
 
@@ -193,7 +193,7 @@ def read_examples(url: str, skip: Callable[[CorruptRecordError], object] | None 
 
 def log_skipped(error: CorruptRecordError) -> None:
     """Log a record that `read_examples` skips."""
-    logging.getLogger(__name__).warning("skipped: %s", error)
+    logging.getLogger(__name__).warning("skipped: %s", printable(str(error)))
 
 
 def infer_features(

@@ -94,6 +94,11 @@ def test_counts() -> None:
     assert [errors.plural(count, "class") for count in (1, 2)] == ["1 class", "2 classes"]
 
 
+def test_what_a_terminal_would_obey_is_printed_as_repr_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    errors.say("größe \x1b[31m\x9b \u202e\ttwo\nlines 🐈", wipe=True)
+    assert capsys.readouterr().out == "\r\x1b[Kgröße \\x1b[31m\\x9b \\u202e\\ttwo\nlines 🐈\n"
+
+
 SAYS = "import sys; from beam_pipeline.errors import say; say('größe'); say('\\udcff', sys.stderr)"
 
 

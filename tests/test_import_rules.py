@@ -97,11 +97,11 @@ def test_pure_modules_know_no_storage() -> None:
         assert "storage" not in ours(names), name
 
 
-def test_the_reader_takes_schema_errors_and_storage_of_the_write_side_and_nothing_else() -> None:
+def test_the_reader_takes_schema_errors_storage_and_images_of_the_write_side_and_nothing_else() -> None:
     for path in (ROOT / "reader").rglob("*.py"):
         names = {name for name in imported(path) if name.startswith("beam_pipeline")}
         taken = {".".join(name.split(".")[:2]) for name in names} - {"beam_pipeline", "beam_pipeline.__version__"}
-        assert taken <= {"beam_pipeline.schema", "beam_pipeline.errors", "beam_pipeline.storage"}, path
+        assert taken <= {f"beam_pipeline.{name}" for name in ("schema", "errors", "storage", "images")}, path
         assert "apache_beam" not in roots(imported(path))
 
 
@@ -128,7 +128,7 @@ HEAVY = {"apache_beam", "gcsfs", "fsspec", *FRAMEWORKS}
 
 
 def test_importing_both_packages_loads_neither_tensorflow_nor_beam() -> None:
-    found = loaded_after("import beam_pipeline, reader\nbeam_pipeline.Config")
+    found = loaded_after("import beam_pipeline, reader, reader.tools.index\nbeam_pipeline.Config")
     assert {"beam_pipeline", "reader"} <= found
     assert not found & HEAVY
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+import imageshards
 from beam_pipeline import schema
+from beam_pipeline.schema.manifest import seal_manifest
 from tests import make
 from tests.servers import Gcs
 
@@ -116,6 +119,41 @@ def test_a_manifest_s_labels_are_only_ever_content(tmp_path: Path) -> None:
     assert finished.code == 0, finished.err
     assert make.manifest(tmp_path / "out" / VERSION)["classes"] == labels
     assert_confined(make.files(tmp_path))
+
+
+# A name that turns a terminal red, and one that titles its window.
+ESCAPES = ("\x1b[31mred", "\x9b31mred", "\x1b]0;title\x07")
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_no_name_reaches_a_terminal_as_an_escape_sequence(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    make.class_folders(tmp_path / "in", {"cat": 3})
+    (tmp_path / "in" / "cat" / f"x.{name}").touch()
+    finished = make.job(tmp_path / "in", tmp_path / "out")
+    shown = repr(name)[1:-1]
+    assert f"1 file skipped: not an image suffix (.{shown} 1)" in finished.out
+    version = tmp_path / "out" / VERSION
+    (shard,) = make.shard_files(version)
+    shutil.copyfile(shard, tmp_path / f"{name}.tfrecord")
+    flipped = tmp_path / f"{name} flipped.tfrecord"
+    shutil.copyfile(shard, flipped)
+    make.flip_byte(flipped, -6)
+    manifest = make.manifest(version)
+    manifest["files"][name] = "0" * 64
+    (version / "manifest.json").write_bytes(seal_manifest(manifest))
+    for command, said in (
+        (["verify", str(version)], f"{version}/{shown}: the file is missing"),
+        (["copy", str(version), str(tmp_path / "copy")], f"{version}/{shown} is missing"),
+        (["index", f"{tmp_path}/*.tfrecord", "--out", str(tmp_path / "index")], "5 records of 6 images"),
+    ):
+        imageshards.main(command)
+        out, err = capsys.readouterr()
+        assert said in out + err
+        assert "".join((out + err).split("\n")).isprintable()
+    (left_out,) = caplog.messages
+    assert left_out.startswith(f"left out: {tmp_path}/{shown} flipped.tfrecord: record 2 at byte ")
 
 
 def test_a_manifest_s_split_that_could_be_a_path_stops_the_job(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from collections.abc import Iterable
 
 from beam_pipeline import images, storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.fetch import MemoryBudget
 from beam_pipeline.conversion.isolation import DEATHS, IsolatedDecoder
 from beam_pipeline.errors import Reject
 from beam_pipeline.images import EncodedImage, ImageOptions
+from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget
 from beam_pipeline.schema import RejectReason, ShardName, canonical_json
 
 # The decoder of an image hangs after 239 s with the default --max_pixels. Pillow decodes and resizes a pixel in about
@@ -32,7 +32,7 @@ LEAST_S = 60.0
 SECONDS_A_PIXEL = 1e-6
 _LOOK_EVERY_S = 1.0
 # Large images share what one may take at the default --max_pixels; one that takes more has it alone.
-_MEMORY = MemoryBudget(1 << 30)
+_MEMORY = MemoryBudget(LEAST_BOUND)
 
 
 class Attempts:
@@ -124,8 +124,7 @@ class Decoder:
 
             def reserve(size: int) -> None:
                 _unwatch()  # a thread that waits for memory doesn't hang
-                _MEMORY.reserve(size)
-                held.callback(_MEMORY.release, size)
+                held.enter_context(_MEMORY.held(size))
                 _watch(path, self._limit_s)
 
             _watch(path, self._limit_s)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -21,6 +20,7 @@ from beam_pipeline import images, storage
 from beam_pipeline.config import Config
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import EncodedImage
+from beam_pipeline.images.memory import MemoryBudget
 from beam_pipeline.inputs.references import ImageRef, image_url
 from beam_pipeline.schema import RejectReason, example
 
@@ -141,31 +141,6 @@ def listed_md5(ref: ImageRef) -> bytes | None:
 
 
 # --- the threads
-
-
-class MemoryBudget:
-    """Bytes that threads may hold together; more than all of it is given when nobody else holds any."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._reserved = 0
-        self._changed = threading.Condition()
-
-    def reserve(self, size: int, wait: bool = True) -> bool:
-        """Reserve bytes; returns whether they were free. A caller that holds some mustn't wait, maybe for itself."""
-        with self._changed:
-            while self._reserved and self._reserved + size > self._limit:
-                if not wait:
-                    return False
-                self._changed.wait()
-            self._reserved += size
-            return True
-
-    def release(self, size: int) -> None:
-        """Give bytes back."""
-        with self._changed:
-            self._reserved -= size
-            self._changed.notify_all()
 
 
 class Pool:

@@ -27,7 +27,6 @@ _DATAGRAM_BYTES = 4096
 _SEND_EVERY_S = 0.25
 _REDRAW_EVERY_S = 0.5
 _LOG_LINE_EVERY_S = 15.0
-_WIPE = "\r\033[K"
 _lock = threading.Lock()
 _counts: dict[str, int] = {}  # what this process did for the job in _sender
 _sender = ("", 0)
@@ -77,7 +76,7 @@ class StatusLine:
         self._shown = text
         if self._terminal:
             self._shown = text[: shutil.get_terminal_size().columns - 1]  # what wraps can't be wiped
-            say(f"{_WIPE}{self._shown}", self._stream, end="")
+            say(self._shown, self._stream, end="", wipe=True)
         elif time.monotonic() - self._last_line > self._log_every_s:
             self._last_line = time.monotonic()
             say(text, self._stream)
@@ -86,11 +85,11 @@ class StatusLine:
         """Leave nothing of it on a terminal."""
         self._shown = ""
         if self._terminal:
-            say(_WIPE, self._stream, end="")
+            say("", self._stream, end="", wipe=True)
 
     def tell(self, text: str) -> None:
         """Print a line that stays, above this one."""
-        say(f"{_WIPE}{text}" if self._terminal else text, self._stream)
+        say(text, self._stream, wipe=self._terminal)
         if self._terminal:
             say(self._shown, self._stream, end="")
 

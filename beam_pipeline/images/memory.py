@@ -8,7 +8,8 @@ of 15: a JPEG is decoded row by row and smaller than it is, libwebp and libavif 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from PIL import ImageFile
@@ -26,7 +27,7 @@ Reserve = Callable[[int], None]
 # What one image may take: as much as --max_pixels pixels of 6 bytes, a JPEG that isn't resized. At the default limit
 # that is 1 GiB too; a lower one is meant for pixels, not for memory.
 _BYTES_OF_A_PERMITTED_PIXEL = 6
-_LEAST_BOUND = 1 << 30
+LEAST_BOUND = 1 << 30
 # Images that take less needn't wait for each other.
 LARGE = 100 << 20
 _MOST_BYTES_A_PIXEL = 50
@@ -51,9 +52,43 @@ _TIFF_ROWS, _TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT = 278, 322, 323
 _YCBCR = 6  # which Pillow has libtiff make RGBA of
 
 
+class MemoryBudget:
+    """Bytes that threads may hold together; more than all of it is given when nobody else holds any."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._reserved = 0
+        self._changed = threading.Condition()
+
+    def reserve(self, size: int, wait: bool = True) -> bool:
+        """Reserve bytes; returns whether they were free. A caller that holds some mustn't wait, maybe for itself."""
+        with self._changed:
+            while self._reserved and self._reserved + size > self._limit:
+                if not wait:
+                    return False
+                self._changed.wait()
+            self._reserved += size
+            return True
+
+    def release(self, size: int) -> None:
+        """Give bytes back."""
+        with self._changed:
+            self._reserved -= size
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        """Reserve bytes for a `with` block."""
+        self.reserve(size)
+        try:
+            yield
+        finally:
+            self.release(size)
+
+
 def bound(options: ImageOptions) -> int:
     """Bytes that one image may take."""
-    return max(_LEAST_BOUND, _BYTES_OF_A_PERMITTED_PIXEL * options.max_pixels)
+    return max(LEAST_BOUND, _BYTES_OF_A_PERMITTED_PIXEL * options.max_pixels)
 
 
 def check(
@@ -74,7 +109,7 @@ def check(
     # Quickly, for nearly all images. The tiles of a TIFF may be larger than it is.
     if (size[0] * size[1] + target) * _MOST_BYTES_A_PIXEL < LARGE and image.format != "TIFF":
         return
-    needed = _to_decode(image, data, size[0] * size[1]) + _to_store(image, size, options)
+    needed = to_decode(image, data, size[0] * size[1]) + _to_store(image, size, options)
     if needed > bound(options):
         what = f"{size[0]}x{size[1]} pixels of {image.format} {image.mode} take {needed >> 20} MiB"
         limit = f"--max_pixels {options.max_pixels} permits {bound(options) >> 20} MiB"
@@ -83,7 +118,8 @@ def check(
         reserve(needed)
 
 
-def _to_decode(image: ImageFile.ImageFile, data: bytes, pixels: int) -> int:
+def to_decode(image: ImageFile.ImageFile, data: bytes, pixels: int) -> int:
+    """Bytes that an opened image of so many pixels in its file takes at most until it has 8 bits a channel."""
     a_pixel = _WHOLE_PICTURES.get(str(image.format)) or _BY_MODE.get(image.mode, _OTHER_MODES)
     if "transparency" in image.info:
         a_pixel = max(a_pixel, _WITH_TRANSPARENT_COLOUR)

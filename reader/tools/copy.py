@@ -136,6 +136,9 @@ def _check_folder(target: Path, manifest: bytes, files: Mapping[str, _File]) -> 
     there = {path.name for path in target.glob("[!.]*")}
     if others := [name for name in there if not {name, name.removesuffix(_PART)} & ours]:
         raise UsageError(f"{target}: {min(others)!r} isn't the dataset's; choose an empty folder")
+    folders = {target / folder for file in files for folder in Path(file).parents if folder.name}
+    if links := [folder for folder in folders if folder.is_symlink()]:
+        raise UsageError(f"{min(links)}: it is a link to another folder; delete it")
 
 
 def _copy_file(file: _File, target: Path) -> bool:
@@ -146,7 +149,8 @@ def _copy_file(file: _File, target: Path) -> bool:
         if has_size and file.expected in (None, _digest(file, storage.open_storage(str(target)), str(target))):
             return True
         target.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as output:
+        part.unlink(missing_ok=True)  # if somebody has put a link there, the file it leads to isn't ours
+        with part.open("xb") as output:
             digest = _digest(file, storage.open_storage(file.source), file.source, output.write)
             output.flush()
             os.fsync(output.fileno())

@@ -16,21 +16,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError, printable
 from beam_pipeline.schema.manifest import FOREIGN_KEY, FORMAT_VERSION, open_manifest, seal_manifest
-from reader.example import parse_example
+from reader.example import Value, parse_example
 from reader.info import DatasetInfo, load_info
-from reader.record_files import FileScan, Frame, PathLike, Pattern, find_files, is_gzip
+from reader.record_files import FileScan, Frame, PathLike, Pattern, find_files, is_gzip, read_examples
 from reader.records import InvalidRecordError
-from reader.tools.keys import Keys, find_keys
-from reader.tools.scan import Scanners, decode_image, only_bytes, only_integer, type_name
+from reader.tools.scan import Scanners, check_image, only_bytes, only_integer, type_name
 
 _LOG = logging.getLogger("reader")
 
@@ -40,6 +40,13 @@ _SPLIT = re.compile(r"(?:^|[^a-z0-9])(train|training|validation|valid|val|dev|ev
 _SAMPLED_IMAGES = 512  # that mean and std come from: as many as the write side samples
 _MAX_CLASSES = 1_000_000
 _KEPT_ERRORS = 10  # of a file's records that are left out
+
+# Names in use for the image, its class id and its class name: ours and the TFRecord tutorial's, TFDS', TF-Slim's and
+# the object detection API's, then what people write by hand. The first that a file has is taken.
+IMAGE_KEYS = (schema.IMAGE_KEY, "image/encoded", "image_raw", "image_bytes", "img", "jpeg", "jpg", "png")
+CLASS_KEYS = (schema.CLASS_KEY, "label", "image/class/label", "class_id", "label_id", "cls", "target")
+NAME_KEYS = (schema.LABEL_KEY, "image/class/text", "class_name", "label_name", schema.CLASS_KEY)
+_SEARCHED_RECORDS = 100  # in which the names are looked for: a first one may lack its class
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +121,46 @@ def _folder(out: str) -> Path:
     if manifest.exists() and FOREIGN_KEY not in open_manifest(manifest.read_bytes(), str(manifest)):
         raise UsageError(f"--out {out}: a dataset is published there; choose another folder")
     return folder
+
+
+# --- which features hold the image, its class id and its class name
+
+
+class Keys(NamedTuple):
+    """Which features hold an image, its class id, and its class name ("" if none does)."""
+
+    image: str
+    label: str
+    name: str
+
+
+def find_keys(files: Sequence[str], image_key: str | None, class_key: str | None) -> Keys:
+    """The keys of image and class in the first record that has both."""
+    first: tuple[str, dict[str, Value]] | None = None
+    errors: list[CorruptRecordError] = []
+    for file in files:
+        for _, _, features in islice(read_examples(file, errors.append), _SEARCHED_RECORDS):
+            image, label, name = _keys_in(features, image_key, class_key)
+            if image and label:
+                return Keys(image, label, name)
+            first = first or (file, features)
+    if first is None:
+        raise errors[0] if errors else ImageShardsError(f"{files[0]}: no record in {len(files)} files")
+    file, features = first
+    image, *_ = _keys_in(features, image_key, class_key)
+    missing = "a class id (one int64 value)" if image else "an image (one bytes value)"
+    flag = "--class_key" if image else "--image_key"
+    there = ", ".join(f"{key} ({type_name(value)}, {len(value)})" for key, value in sorted(features.items()))
+    raise UsageError(f"{file}: no feature is known to hold {missing}; name it by {flag} among: {there or 'nothing'}")
+
+
+def _keys_in(features: Mapping[str, Value], image_key: str | None, class_key: str | None) -> Keys:
+    """The features that hold these things in one record, "" for those that it lacks."""
+    texts = [key for key in features if only_bytes(features, key) is not None]
+    numbers = [key for key in features if only_integer(features, key) is not None]
+    image = next((key for key in ([image_key] if image_key else IMAGE_KEYS) if key in texts), "")
+    label = next((key for key in ([class_key] if class_key else CLASS_KEYS) if key in numbers), "")
+    return Keys(image, label, next((key for key in NAME_KEYS if key in texts and key != image), ""))
 
 
 # --- class names
@@ -199,7 +246,7 @@ class _Contents:
         if label is None or label < 0:
             return "no_image_or_class", f"its {keys.label!r} isn't one class id"
         try:
-            image = decode_image(encoded)
+            image = check_image(encoded, with_sums=is_sampled)
         except InvalidRecordError as error:
             return "decode_error", str(error)
         self.classes[label] += 1
@@ -207,10 +254,9 @@ class _Contents:
             self.names.add((label, name))
         own = (keys.image, keys.label)
         self.features.update((key, type_name(one), min(len(one), 2)) for key, one in features.items() if key not in own)
-        self.images.add((image.format, image.is_grey, *image.pixels.shape[:2]))
-        if is_sampled:
-            pixels = image.pixels.reshape(-1, 3).astype(np.int64)
-            self.moments += np.stack([np.full(3, len(pixels)), pixels.sum(0), (pixels**2).sum(0)])
+        self.images.add((image.format, image.is_grey, image.height, image.width))
+        if sums := image.sums:
+            self.moments += [np.broadcast_to(one, 3) for one in (sums.count, sums.totals, sums.squares)]
             self.sampled += 1
         self.digest += int.from_bytes(hashlib.blake2b(record, digest_size=16).digest(), "big")
         return "", ""
@@ -249,9 +295,9 @@ def _scan_file(keys: Keys, sampled: int, scanners: Scanners, path: str) -> _File
             else:
                 runs.append((offset, size, 1))
     for error in contents.errors:
-        _LOG.warning("left out: %s", error)
+        _LOG.warning("left out: %s", printable(str(error)))
     if contents.left_out.total() > len(contents.errors):
-        _LOG.warning("%s: %d records are left out", path, contents.left_out.total())
+        _LOG.warning("%s: %d records are left out", printable(path), contents.left_out.total())
     return _File(path, storage.open_storage(path).size(path), scan.crc32c, contents, runs)
 
 

@@ -12,17 +12,21 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from beam_pipeline.errors import ImageShardsError
-from reader.decode import Encoded, Pixels, decode_pixels, stored_shape
+from beam_pipeline.errors import ImageShardsError, size
+from beam_pipeline.images.codec import ChannelSums, channel_sums
+from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget, to_decode
+from reader.decode import UndecodableImageError, decode_pixels
 from reader.example import Value
 from reader.info import DatasetInfo
 from reader.limits import cpu_count
-from reader.records import Integers, Run, RunReader
+from reader.records import Integers, InvalidRecordError, Run, RunReader
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _FILES_AT_ONCE = 8
+_LARGE_PIXELS = 1 << 24  # of a JPEG that Pillow decodes too: an array beside its image would double what it takes
+_MEMORY = MemoryBudget(LEAST_BOUND)  # of all images that Pillow decodes at a time
 _GREY_MODES = ("1", "L", "I", "I;16", "F")
 
 
@@ -89,23 +93,47 @@ class CheckedImage(NamedTuple):
     Attributes:
         format: `jpeg`, `png` or what else Pillow calls it, in lower case.
         is_grey: whether it is stored without colour.
-        pixels: uint8 [height, width, channels].
+        height, width: in pixels.
+        sums: of its pixels, if they were asked for.
     """
 
     format: str
     is_grey: bool
-    pixels: Pixels
+    height: int
+    width: int
+    sums: ChannelSums | None
 
 
-def decode_image(encoded: Encoded, channels: int = 3) -> CheckedImage:
+def check_image(encoded: bytes, channels: int = 3, with_sums: bool = False) -> CheckedImage:
     """Decode an image as the readers do. Raises UndecodableImageError."""
-    stored_shape(encoded, channels)  # which refuses a header that would take all memory
     try:
-        kind, is_grey = "jpeg", simplejpeg.decode_jpeg_header(encoded)[2] == "Gray"
+        height, width, colour, _ = simplejpeg.decode_jpeg_header(encoded)
     except ValueError:
-        with Image.open(io.BytesIO(encoded)) as opened:
-            kind, is_grey = str(opened.format).lower(), opened.mode in _GREY_MODES
-    return CheckedImage(kind, is_grey, decode_pixels(encoded, channels))
+        height, width, colour = 0, 0, ""
+    if colour and height * width < _LARGE_PIXELS:
+        pixels = decode_pixels(encoded, channels)
+        sums = channel_sums(Image.fromarray(pixels)) if with_sums else None
+        return CheckedImage("jpeg", colour == "Gray", height, width, sums)
+    try:
+        image: Image.Image = (opened := Image.open(io.BytesIO(encoded)))
+        kind, is_grey = "jpeg" if colour else str(opened.format).lower(), opened.mode in _GREY_MODES
+        needed = to_decode(opened, encoded, opened.width * opened.height)
+        if needed > LEAST_BOUND:
+            takes = f"takes {size(needed)} of memory to decode, more than {size(LEAST_BOUND)}"
+            raise UndecodableImageError(f"the image of {opened.height}x{opened.width} pixels {takes}")
+        with _MEMORY.held(needed):
+            image.load()
+            if image.mode.startswith("I"):  # 16 bits, which `convert` would clip at 255
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            if image.mode not in ("L", "RGB"):
+                image = image.convert("RGB")
+            return CheckedImage(kind, is_grey, image.height, image.width, channel_sums(image) if with_sums else None)
+    except (InvalidRecordError, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise UndecodableImageError("the image has over 178,956,970 pixels") from error
+    except Exception as error:  # Pillow raises a dozen types for corrupt images
+        raise UndecodableImageError(f"the image doesn't decode ({type(error).__name__})") from None
 
 
 def type_name(value: Value) -> str:

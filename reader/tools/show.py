@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from reader.decode import decode_pixels, stored_shape
 from reader.example import ImageFinder
 from reader.info import DatasetInfo, as_info
 from reader.position import integer
 from reader.records import InvalidRecordError
-from reader.tools.scan import decode_image, read_records
+from reader.tools.scan import read_records
 
 _TILE, _CAPTION, _GAP, _FONT_SIZE = 160, 32, 8, 11  # pixels; a caption is below its tile
 
@@ -61,7 +62,8 @@ def choose(info: DatasetInfo, split: str, count: int, seed: int = 0) -> list[Sho
         record = run.record(index)
         try:
             encoded, label = find(record)
-            pixels = decode_image(encoded, info.image.channels).pixels
+            stored_shape(encoded, info.image.channels)  # which refuses a header that would take all memory
+            pixels = decode_pixels(encoded, info.image.channels)
         except ValueError as error:  # an InvalidRecordError too
             raise run.located(index, InvalidRecordError(str(error))) from None
         name = info.classes[label] if 0 <= label < info.num_classes else f"class {label}"

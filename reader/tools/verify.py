@@ -19,7 +19,7 @@ from reader.example import Value, parse_example
 from reader.info import DatasetInfo, SplitInfo, as_info
 from reader.record_files import FileScan, Frame
 from reader.records import InvalidRecordError
-from reader.tools.scan import Scanners, decode_image, only_bytes, only_integer, type_name
+from reader.tools.scan import Scanners, check_image, only_bytes, only_integer, type_name
 
 DECODE = ("all", "sample", "none")
 _MAX_FAULTS = 100  # of a shard
@@ -279,11 +279,11 @@ def _check_record(info: DatasetInfo, features: Mapping[str, Value], decode: bool
     size = np.asarray(features[schema.SIZE_KEY]).tolist() if is_native else None
     if decode:
         try:
-            image = decode_image(only_bytes(features, info.image_key) or b"", info.image.channels)
+            image = check_image(only_bytes(features, info.image_key) or b"", info.image.channels)
         except InvalidRecordError as error:
             yield str(error)
             return
-        decoded = list(image.pixels.shape[:2])
+        decoded = [image.height, image.width]
         if size not in (None, decoded):
             yield f"the image is {decoded} (height, width), its size feature says {size}"
         size = decoded

@@ -16,9 +16,13 @@ from typing import Any
 
 import keras
 import numpy as np
+from msgspec import Struct, convert
 
 from beam_pipeline.errors import ImageShardsError
-from reader.training.out_folder import OutFolder
+from reader.position import Position
+from reader.training.compile import LOSS
+from reader.training.options import Recipe
+from reader.training.out_folder import Line, OutFolder
 
 _FOLDER = "checkpoints"
 _FILE = re.compile(r"step-\d{9}\.npz")
@@ -58,17 +62,36 @@ def save(out: OutFolder, progress: Progress, model: Any, metrics: Sequence[Any])
         out.delete(name)
 
 
-class Checkpoint:
-    """A checkpoint that was read: all of it is in memory."""
+class _Document(Struct):
+    """What is in a checkpoint: path and shape of each variable, then how many sums of metrics."""
 
-    def __init__(self, name: str, data: bytes) -> None:
+    progress: Progress
+    variables: list[tuple[str, tuple[int, ...]]]
+    sums: int
+
+
+class Checkpoint:
+    """A checkpoint that was read: all of it is in memory.
+
+    Raises:
+        ValueError, KeyError, TypeError, …: no training of the recipe wrote it.
+    """
+
+    def __init__(self, name: str, data: bytes, recipe: Recipe) -> None:
         self.name = name
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            document = json.loads(bytes(file["document"]))
-            self.progress = Progress(**document["progress"])
-            self._variables: list[list[Any]] = document["variables"]
-            count = len(self._variables) + document["sums"]
+            document = convert(json.loads(bytes(file["document"])), _Document)
+            self.progress, self._variables = document.progress, document.variables
+            count = len(self._variables) + document.sums
             self._arrays = [file[f"{number:05}"] for number in range(count)]
+        at, lines = self.progress, convert(self.progress.lines, list[Line])
+        Position.from_json(at.position)
+        shapes = [shape for _, shape in self._variables]
+        is_there = 0 <= at.phase < len(recipe.phases) and 0 <= at.step - len(lines) * recipe.steps <= recipe.steps
+        has_logs = at.logs is None or at.logs.keys() >= {LOSS, "accuracy"}
+        if not (is_there and has_logs and shapes == [array.shape for array in self._arrays[: len(shapes)]]):
+            raise ValueError
+        self.has_nan = any(np.isnan(array).any() for array in self._arrays)
 
     def restore(self, model: Any) -> None:
         """Assign all variables of a compiled model.
@@ -77,17 +100,21 @@ class Checkpoint:
             ImageShardsError: they are of another one.
         """
         state = _state(model)
-        here = [[_NUMBER.sub("", one.path), list(one.shape)] for one in state]
-        if here != [[_NUMBER.sub("", path), shape] for path, shape in self._variables]:
-            raise ImageShardsError(f"{self.name} is of another model or another Keras; choose another --out")
-        _assign(state, self._arrays[: len(state)])
+        is_same = [_NUMBER.sub("", one.path) for one in state] == [_NUMBER.sub("", path) for path, _ in self._variables]
+        self._assign(state, self._arrays[: len(self._variables)], is_same)
 
     def restore_sums(self, metrics: Sequence[Any]) -> None:
-        """Assign what the metrics have added up in this epoch."""
-        _assign(_sums(metrics), self._arrays[len(self._variables) :])
+        """Assign what the metrics have added up in this epoch. Raises ImageShardsError as `restore`."""
+        self._assign(_sums(metrics), self._arrays[len(self._variables) :])
+
+    def _assign(self, variables: Sequence[Any], arrays: Sequence[Any], is_same: bool = True) -> None:
+        if not is_same or [tuple(one.shape) for one in variables] != [array.shape for array in arrays]:
+            raise ImageShardsError(f"{self.name} is of another model or another Keras; choose another --out")
+        for variable, array in zip(variables, arrays, strict=True):
+            variable.assign(array)
 
 
-def latest(out: OutFolder, warn: Callable[[str], None]) -> Checkpoint | None:
+def latest(out: OutFolder, recipe: Recipe, warn: Callable[[str], None]) -> Checkpoint | None:
     """The valid checkpoint with the most steps; `warn` is given a line about each later one that is corrupt.
 
     Raises:
@@ -98,13 +125,16 @@ def latest(out: OutFolder, warn: Callable[[str], None]) -> Checkpoint | None:
         if reason:
             warn(f"{reason}: continuing from the one before")
         try:
-            return Checkpoint(name, out.read(name) or b"")
+            found = Checkpoint(name, out.read(name) or b"", recipe)
         except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error):
             reason = f"{out.given}/{name} is corrupt"
+            continue
+        if not found.has_nan:
+            return found
+        reason = f"{out.given}/{name} holds NaN"  # the loss would stay NaN, however often it continues
     if reason:
-        raise ImageShardsError(
-            f"no checkpoint in {out.given}/{_FOLDER} can be read: delete them to start again, or choose another --out"
-        )
+        fix = "delete them to start again, or choose another --out"
+        raise ImageShardsError(f"{reason}: no checkpoint in {out.given}/{_FOLDER} can be read: {fix}")
     return None
 
 
@@ -124,8 +154,3 @@ def _numpy(variable: Any) -> np.ndarray[Any, Any]:
     """A variable's value; bfloat16, which NumPy's files can't hold, as float32."""
     array: np.ndarray[Any, Any] = keras.ops.convert_to_numpy(variable)
     return array.astype(np.float32) if array.dtype.kind == "V" else array
-
-
-def _assign(variables: Sequence[Any], arrays: Sequence[Any]) -> None:
-    for variable, array in zip(variables, arrays, strict=True):
-        variable.assign(array)

@@ -132,7 +132,7 @@ class _Training:
 
     def run(self) -> TrainResult:
         """Train what is left, and write what comes out."""
-        kept = checkpoint.latest(self._out, report.warn)
+        kept = checkpoint.latest(self._out, self._recipe, report.warn)
         if self._devices.processes > 1:
             _check_same_step(kept.progress.step if kept else 0, self._out.given)
         if kept is not None:

@@ -8,7 +8,9 @@ import os
 import re
 from contextlib import suppress
 from itertools import chain, count
-from typing import Any
+from typing import Any, NotRequired, TypedDict
+
+from msgspec import Struct, convert
 
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
@@ -17,6 +19,33 @@ from beam_pipeline.storage.causes import explained
 RUN_FILE, METRICS_FILE, MODEL_FILE, LABELS_FILE = "run.json", "metrics.jsonl", "model.keras", "classes.txt"
 CURVES_FILE, CONFUSION_FILE = "curves.png", "confusion.png"
 _DEFAULT = "runs"
+
+
+class Line(TypedDict):
+    """An epoch in metrics.jsonl: some values are known with validation only, or if a step of it was timed."""
+
+    epoch: int
+    phase: str
+    step: int
+    loss: float
+    accuracy: float
+    val_loss: NotRequired[float]
+    val_accuracy: NotRequired[float]
+    images_per_s: NotRequired[float]
+    wait_share: NotRequired[float]
+
+
+class _Run(Struct):
+    """What is read of run.json."""
+
+    configuration: dict[str, Any]
+    finished: bool
+
+
+class _FinishedRun(_Run):
+    devices: str
+    best_epoch: int
+    verdict: str
 
 
 class BusyError(UsageError):
@@ -107,11 +136,9 @@ class OutFolder:
             return None
         try:
             run = json.loads(data)
-            run["configuration"].keys(), run["finished"]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UsageError(
-                f"--out {self.given!r}: its {RUN_FILE} was not written by train; choose a new folder"
-            ) from None
+            convert(run, _FinishedRun if convert(run, _Run).finished else _Run)
+        except ValueError:
+            raise self._not_ours(RUN_FILE) from None
         self._store.delete_temporaries(self.url)  # of a process that was killed
         return dict(run)
 
@@ -120,8 +147,16 @@ class OutFolder:
         self.write(RUN_FILE, (json.dumps(document, indent=1) + "\n").encode())
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
-        return [json.loads(line) for line in (self.read(METRICS_FILE) or b"").splitlines()]
+        """The lines of metrics.jsonl. Raises UsageError as `run`."""
+        try:
+            lines = [json.loads(line) for line in (self.read(METRICS_FILE) or b"").splitlines()]
+            convert(lines, list[Line])
+        except ValueError:
+            raise self._not_ours(METRICS_FILE) from None
+        return lines
+
+    def _not_ours(self, name: str) -> UsageError:
+        return UsageError(f"--out {self.given!r}: its {name} was not written by train; choose a new folder")
 
     def write_metrics(self, lines: list[dict[str, Any]]) -> None:
         """Replace metrics.jsonl."""

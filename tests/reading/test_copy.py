@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import imageshards
 import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError
@@ -72,6 +73,25 @@ def test_a_folder_that_holds_something_else_is_left_alone(source: Path, tmp_path
     ):
         with pytest.raises(UsageError, match=message):
             reader.copy(info, str(folder))
+
+
+def test_a_link_in_the_folder_is_never_written_through(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim, outside, target = tmp_path / "victim", tmp_path / "outside", tmp_path / "copy"
+    victim.write_text("mine")
+    outside.mkdir()
+    target.mkdir()
+    (target / f"{SHARD}.copying").symlink_to(victim)
+    (target / "class.labels.txt").symlink_to(victim)
+    (target / "index").symlink_to(outside)
+    assert imageshards.main(["copy", str(source), str(target)]) == 2
+    assert capsys.readouterr().err == f"error: {target}/index: it is a link to another folder; delete it\n"
+    assert not list(outside.iterdir())
+    (target / "index").unlink()
+    reader.copy(source, target)
+    assert make.files(target) == make.files(source)
+    assert victim.read_text() == "mine" and not [path for path in target.rglob("*") if path.is_symlink()]
 
 
 def test_a_copy_of_an_index_brings_its_shards(tmp_path: Path) -> None:

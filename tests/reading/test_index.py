@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +222,56 @@ def test_images_of_any_kind_that_decodes_are_indexed(tmp_path: Path) -> None:
     assert (indexed.records, indexed.left_out, indexed.info.image.format) == (3, {"decode_error": 2}, "mixed")
     ((pixels, *_),) = reader.eval_batches(indexed.info, "train", global_batch_size=3)
     assert pixels.shape == (3, *SIZE, 3)
+
+
+def drawn(format: str, mode: str = "RGB", side: int = 10_000, **options: Any) -> bytes:
+    """A picture of one colour: the larger it is, the more it unpacks to."""
+    buffer = io.BytesIO()
+    Image.new(mode, (side, side), 90).save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def peak_bytes(*arguments: str) -> int:
+    """The most memory that a command held; it must succeed."""
+    program = (
+        "import re, sys; from imageshards import main; assert main(sys.argv[1:]) == 0; "
+        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
+    )
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, cwd=make.ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return int(done.stdout.splitlines()[-1]) * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures by Linux' /proc")
+def test_no_image_takes_more_memory_than_the_write_side_permits(tmp_path: Path) -> None:
+    """A PNG of 10,000 pixels high and wide takes 400 MB, a WebP 1.7 GB; 14,000 are over the limit of pixels."""
+    images = draw(0, SIZE), drawn("PNG"), drawn("WEBP"), drawn("PNG", "L", 14_000)
+    write_examples(tmp_path / "a", *(example(image=image, label=0) for image in images))
+    out = str(tmp_path / "index")
+    assert peak_bytes("index", f"{tmp_path}/a", "--out", out) < (1024 + 100) << 20
+    info = reader.load_info(out)
+    assert info.manifest["rejects"]["by_reason"] == {"decode_error": 2}
+    assert info.image.max_size == (10_000, 10_000) and info.manifest["image"]["sampled_images"] == 2
+    assert peak_bytes("verify", out) < (1024 + 100) << 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures by Linux' /proc")
+def test_a_huge_record_is_in_memory_three_times_at_most(tmp_path: Path) -> None:
+    """As a piece of its file, as a record, and as an image."""
+    write_examples(tmp_path / "a", example(image=draw(0, SIZE) + bytes(128 << 20), label=0))
+    assert peak_bytes("index", f"{tmp_path}/a", "--out", str(tmp_path / "index")) < (3 * 128 + 100) << 20
+
+
+def test_mean_and_deviation_are_those_of_the_pixels_that_the_readers_give(tmp_path: Path) -> None:
+    deep = Image.fromarray(np.arange(0, 60_000, 250, dtype=np.uint16).reshape(SIZE))
+    images = [draw(0, SIZE), draw(1, SIZE, "png"), make.encoded(deep, "PNG")]
+    images += [make.encoded(make.picture(SIZE[1], SIZE[0]).convert(mode), "PNG") for mode in ("P", "LA", "RGBA", "1")]
+    write_examples(tmp_path / "a", *(example(image=image, label=0) for image in images))
+    info = index(tmp_path / "a", tmp_path / "index").info
+    ((pixels, *_),) = reader.eval_batches(info, "train", global_batch_size=len(images))
+    assert info.manifest["image"]["sampled_images"] == len(images)
+    np.testing.assert_allclose(info.image.mean, pixels.mean((0, 1, 2)) / 255, atol=1e-6)
+    np.testing.assert_allclose(info.image.std, pixels.std((0, 1, 2)) / 255, atol=1e-6)
 
 
 def test_an_index_of_remote_files(tmp_path: Path, gcs: servers.Gcs) -> None:

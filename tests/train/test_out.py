@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,90 @@ def test_nothing_but_corrupt_checkpoints_is_an_error(dataset: str, finished: Pat
         file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ImageShardsError, match=r"no checkpoint in .*/out/checkpoints can be read: delete them"):
         trained(dataset, out)
+
+
+def edit(out: Path, change: Callable[[dict[str, Any], dict[str, Any]], object], *names: str) -> None:
+    """Change the document and the arrays of checkpoints, as somebody might by hand; of all without names."""
+    for file in [out / f"checkpoints/{name}" for name in names] or list((out / "checkpoints").iterdir()):
+        with np.load(file) as opened:
+            arrays = dict(opened)
+        document = json.loads(bytes(arrays.pop("document")))
+        change(document, arrays)
+        np.savez(file, document=np.frombuffer(json.dumps(document).encode(), np.uint8), **arrays)
+
+
+BY_HAND: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
+    "lines that are none": lambda document, _: document["progress"].update(lines="none"),
+    "lines without a phase": lambda document, _: document["progress"].update(lines=[{"epoch": 1, "loss": 0.5}]),
+    "lines of words": lambda document, _: document["progress"].update(lines=[LINE | {"val_loss": "low"}]),
+    "lines of epochs to come": lambda document, _: document["progress"]["lines"].extend([LINE] * 3),
+    "a step of another epoch": lambda document, _: document["progress"].update(step=10**9),
+    "a step before the first": lambda document, _: document["progress"].update(step=-1),
+    "a phase that isn't there": lambda document, _: document["progress"].update(phase=7),
+    "logs without a loss": lambda document, _: document["progress"].update(logs={"accuracy": 0.5}),
+    "a position that is none": lambda document, _: document["progress"].update(position="{}"),
+    "more variables": lambda document, _: document["variables"].append(["more", [2]]),
+    "a number of sums that is none": lambda document, _: document.update(sums="2"),
+    "an array of another shape": lambda _, arrays: arrays.update({"00000": arrays["00000"][..., :1]}),
+    "no document": lambda document, _: document.clear(),
+}
+LINE = {"epoch": 1, "phase": "train", "step": 5, "loss": 0.5, "accuracy": 0.5}
+
+
+@pytest.mark.parametrize("kind", BY_HAND)
+def test_checkpoints_that_no_training_wrote_are_an_error_of_one_line(
+    dataset: str, finished: Path, tmp_path: Path, kind: str
+) -> None:
+    out = copied(finished, tmp_path)
+    edit(out, BY_HAND[kind])
+    with pytest.raises(ImageShardsError) as error:
+        trained(dataset, out)
+    assert str(error.value) == (
+        f"{out}/checkpoints/step-000000004.npz is corrupt: no checkpoint in {out}/checkpoints can be read: delete them "
+        "to start again, or choose another --out"
+    )
+    assert error.value.exit_code == 1
+
+
+def test_a_checkpoint_with_nan_is_left_for_the_one_before_and_none_but_such_name_the_fix(
+    dataset: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diverge(_: Any, arrays: dict[str, Any]) -> None:
+        arrays["00000"].fill(np.nan)
+
+    out = copied(finished, tmp_path)
+    edit(out, diverge, "step-000000005.npz")
+    assert "continuing after step 4" in trained(dataset, out)[1]
+    said = f"warning: {out}/checkpoints/step-000000005.npz holds NaN: continuing from the one before\n"
+    assert said in capsys.readouterr().err
+    assert runs.metrics_of(out) == runs.metrics_of(finished)
+    unfinish(out)
+    edit(out, diverge)
+    with pytest.raises(ImageShardsError, match=r"4.npz holds NaN: no checkpoint in .* can be read: delete them"):
+        trained(dataset, out)
+
+
+def test_sums_of_another_shape_are_those_of_another_model(dataset: str, finished: Path, tmp_path: Path) -> None:
+    out = copied(finished, tmp_path)
+    (out / "checkpoints/step-000000005.npz").unlink()
+    edit(out, lambda document, arrays: arrays.update({f"{len(document['variables']):05}": np.zeros(3)}))
+    with pytest.raises(ImageShardsError, match=r"step-000000004.npz is of another model or another Keras; choose"):
+        trained(dataset, out)
+
+
+def test_a_finished_training_without_its_end_was_not_written_by_train(
+    dataset: str, finished: Path, tmp_path: Path
+) -> None:
+    out = copied(finished, tmp_path)
+    run = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({"finished": True, "configuration": run["configuration"]}))
+    with pytest.raises(UsageError, match=r"its run.json was not written by train; choose a new folder"):
+        trained(dataset, out)
+    (out / "run.json").write_text(json.dumps(run | {"finished": True}))
+    for text in ("{", '{"epoch": 1}\n'):
+        (out / "metrics.jsonl").write_text(text)
+        with pytest.raises(UsageError, match=r"its metrics.jsonl was not written by train; choose a new folder"):
+            trained(dataset, out)
 
 
 def test_checkpoints_that_are_due_at_the_end_of_an_epoch_are_written(
