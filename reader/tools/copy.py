@@ -26,7 +26,7 @@ _PART = ".copying"
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyResult:
     """What a copy did.
 
     Attributes:
@@ -50,7 +50,7 @@ class _File(NamedTuple):
     expected: bytes | None
 
 
-def copy(url: DatasetInfo | str | os.PathLike[str], dir: str | os.PathLike[str]) -> Copied:
+def copy(url: DatasetInfo | str | os.PathLike[str], dir: str | os.PathLike[str]) -> CopyResult:
     """Copy every file of a dataset, or what is missing of it.
 
     Args:
@@ -80,7 +80,7 @@ def copy(url: DatasetInfo | str | os.PathLike[str], dir: str | os.PathLike[str])
     else:
         storage.open_storage(str(path)).write(str(path), manifest)
     total = sum(file.size for file in files.values()) + len(manifest)
-    return Copied(len(files) + 1, total, kept, str(target))
+    return CopyResult(len(files) + 1, total, kept, str(target))
 
 
 def _copied_manifest(info: DatasetInfo) -> tuple[bytes, dict[str, str]]:

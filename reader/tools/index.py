@@ -50,7 +50,7 @@ _SEARCHED_RECORDS = 100  # in which the names are looked for: a first one may la
 
 
 @dataclass(frozen=True, slots=True)
-class Indexed:
+class IndexResult:
     """What `index` did.
 
     Attributes:
@@ -72,7 +72,7 @@ def index(
     image_key: str | None = None,
     class_key: str | None = None,
     labels_file: PathLike | None = None,
-) -> Indexed:
+) -> IndexResult:
     """Index some TFRecord files into a folder; the files stay where they are. Every image is decoded once.
 
     A file's split is the word train, validation, val, test … in its name; files without one are `train`. Records that
@@ -110,7 +110,7 @@ def index(
     if not total.records:
         raise ImageShardsError(str(total.errors[0]) if total.errors else f"{files[0]}: no record in {len(files)} files")
     _write(folder, scans, total, _class_names(files[0], total, given, labels_file), keys)
-    return Indexed(load_info(str(folder)), total.records, dict(total.left_out))
+    return IndexResult(load_info(str(folder)), total.records, dict(total.left_out))
 
 
 def _folder(out: str) -> Path:

@@ -127,14 +127,14 @@ def latest(out: OutFolder, recipe: Recipe, warn: Callable[[str], None]) -> Check
         try:
             found = Checkpoint(name, out.read(name) or b"", recipe)
         except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error):
-            reason = f"{out.given}/{name} is corrupt"
+            reason = f"{out.as_given}/{name} is corrupt"
             continue
         if not found.has_nan:
             return found
-        reason = f"{out.given}/{name} holds NaN"  # the loss would stay NaN, however often it continues
+        reason = f"{out.as_given}/{name} holds NaN"  # the loss would stay NaN, however often it continues
     if reason:
         fix = "delete them to start again, or choose another --out"
-        raise ImageShardsError(f"{reason}: no checkpoint in {out.given}/{_FOLDER} can be read: {fix}")
+        raise ImageShardsError(f"{reason}: no checkpoint in {out.as_given}/{_FOLDER} can be read: {fix}")
     return None
 
 

@@ -84,14 +84,16 @@ def train(
         out, run = open_out(options.out, info.name, recipe.configuration(info), devices.is_first)
         try:
             if run is not None and run["finished"]:
-                report(f"{out.given}: this training is finished; choose another --out to train again")
-                return TrainResult(out.given, run["devices"], tuple(out.metrics()), run["best_epoch"], run["verdict"])
+                report(f"{out.as_given}: this training is finished; choose another --out to train again")
+                return TrainResult(
+                    out.as_given, run["devices"], tuple(out.metrics()), run["best_epoch"], run["verdict"]
+                )
             for line in warnings(info, recipe) if devices.is_first else ():
                 warn(line)
             report = report if devices.is_first else _say_nothing
             for line in summary_lines(info, recipe, devices):
                 report(line)
-            report(f"writing to {out.given}")
+            report(f"writing to {out.as_given}")
             return _Training(info, recipe, devices, out, report, command).run()
         finally:
             out.close()
@@ -134,7 +136,7 @@ class _Training:
         """Train what is left, and write what comes out."""
         kept = checkpoint.latest(self._out, self._recipe, report.warn)
         if self._devices.processes > 1:
-            _check_same_step(kept.progress.step if kept else 0, self._out.given)
+            _check_same_step(kept.progress.step if kept else 0, self._out.as_given)
         if kept is not None:
             self._at, self._saved_step = kept.progress, kept.progress.step
             batch, hosts = self._recipe.batch_size, self._devices.processes
@@ -187,7 +189,7 @@ class _Training:
 
     def _save_and_stop(self, model: Any) -> None:
         self._save(model)
-        how = f"the same command with --out {self._out.given} continues"
+        how = f"the same command with --out {self._out.as_given} continues"
         raise ImageShardsError(f"stopped after step {self._at.step:,}, which is saved; {how}")
 
     # --- epochs
@@ -279,7 +281,7 @@ class _Training:
                 out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, info.classes, split))
         self._run |= {"finished": True, "best_epoch": best, "verdict": verdict, **report.mean_speed(lines)}
         out.write_run(self._run)
-        return TrainResult(out.given, self._devices.description, tuple(lines), best, verdict)
+        return TrainResult(out.as_given, self._devices.description, tuple(lines), best, verdict)
 
     def _write_model(self, model: Model) -> None:
         """Without its optimizer, which would triple it; a run resumes from its checkpoints."""

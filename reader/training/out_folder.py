@@ -65,7 +65,7 @@ class OutFolder:
     """
 
     def __init__(self, url: str, is_written: bool = True) -> None:
-        self.given, self.url = url, storage.normalize(url)
+        self.as_given, self.url = url, storage.normalize(url)
         if why := "it is empty" if not url else storage.why_unusable(self.url):
             raise UsageError(f"--out {url!r}: {why}")
         self._is_local, self._is_written = storage.is_local(self.url), is_written
@@ -87,7 +87,7 @@ class OutFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise BusyError(f"--out {self.given!r}: another process is training there; choose another") from None
+            raise BusyError(f"--out {self.as_given!r}: another process is training there; choose another") from None
         except OSError:  # a file system without locks
             pass
 
@@ -132,7 +132,7 @@ class OutFolder:
         data = self.read(RUN_FILE)
         if data is None:
             if others := [name for name in self.names() if not name.startswith(".")]:
-                raise UsageError(f"--out {self.given!r}: it holds {others[0]}, not a training; choose a new folder")
+                raise UsageError(f"--out {self.as_given!r}: it holds {others[0]}, not a training; choose a new folder")
             return None
         try:
             run = json.loads(data)
@@ -156,7 +156,7 @@ class OutFolder:
         return lines
 
     def _not_ours(self, name: str) -> UsageError:
-        return UsageError(f"--out {self.given!r}: its {name} was not written by train; choose a new folder")
+        return UsageError(f"--out {self.as_given!r}: its {name} was not written by train; choose a new folder")
 
     def write_metrics(self, lines: list[dict[str, Any]]) -> None:
         """Replace metrics.jsonl."""

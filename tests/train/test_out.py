@@ -120,9 +120,9 @@ def test_a_folder_of_something_else_is_refused(dataset: str, tmp_path: Path) -> 
 def test_a_folder_in_which_another_process_trains_is_refused(dataset: str, finished: Path, tmp_path: Path) -> None:
     out = OutFolder(str(copied(finished, tmp_path)))
     with pytest.raises(UsageError, match=r"--out '.*/out': another process is training there; choose another"):
-        trained(dataset, out.given)
+        trained(dataset, out.as_given)
     out.close()
-    assert trained(dataset, out.given)[0].epochs
+    assert trained(dataset, out.as_given)[0].epochs
 
 
 def test_without_out_each_training_gets_the_next_number_and_an_unfinished_one_continues(
