@@ -180,7 +180,9 @@ def test_workers_of_a_loader_that_was_left_early_count_for_nothing_in_the_next_o
 ) -> None:
     one = dataset(info, batch_size=50)  # 6 batches an iteration
     left = iter(loader(one, 4, prefetch_factor=1))  # each makes one, which is the last one of workers 2 and 3
+    deadline = time.monotonic() + 60
     while one._of_workers[:4, 1].tolist() != [0, 0, 1, 1]:
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     del left
     stream = of_numpy(info, 12, global_batch_size=50)
