@@ -137,8 +137,8 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
 
         Args:
             step: the global step, counted from the beginning of the training through every resume; None for the batches
-                that were handed out, which are known without workers only (torchdata's `StatefulDataLoader` asks its
-                workers).
+                that were handed out, which are known without workers only. (torchdata's `StatefulDataLoader` asks its
+                workers; their states are for the same ranks and batch size.)
 
         Raises:
             UsageError: `step` is before these batches begin, or there are workers and it isn't given.
@@ -163,6 +163,12 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
             UsageError, ValueError: it is another dataset's, or no state.
         """
         parsed, worker = State.parse(state), get_worker_info()
+        before, now = parsed.position, self.batches.start
+        if worker is not None and (before.global_batch_size, before.hosts) != (now.global_batch_size, now.hosts):
+            raise UsageError(  # each worker knows its own batches only
+                "what a StatefulDataLoader's workers saved is for the same ranks and batch size: for other ones save "
+                "dataset.state_dict(step)"
+            )
         self.batches.restore(parsed)
         self._begin_reading()
         self._shared[_NEXT] = parsed.iteration
