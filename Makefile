@@ -3,7 +3,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench engines constraints clean
+.PHONY: help setup demo test soak lint format bench engines constraints clean
 .DELETE_ON_ERROR:
 
 # What .venv holds; .ci/run adds the frameworks that only some users have.
@@ -30,6 +30,9 @@ demo: $(STAMP) ## Draw images, write shards, check them, train on them: into bui
 
 test: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST)
+
+soak: $(STAMP) ## Kill trainings on every framework, again and again (a quarter of an hour)
+	$(BIN)/python -m pytest -n 2 tests/soak $(PYTEST)
 
 lint: $(STAMP) ## Check format, style and types
 	$(BIN)/ruff format --check .

@@ -194,13 +194,13 @@ def engine(url: str, kind: str, threads: int, batch: int = BATCH) -> turns.Reade
     source = batches.open_source(info, "train")
     rows = batches.RecordRows(info, StubDecoder(kind), {})
     steps = info.steps_per_epoch("train", batch)
-    position = info.position("train", global_batch_size=batch, hosts=1)
+    position = reader.train_batches(info, "train", global_batch_size=batch).start
     pool = BufferPool()
     labels = [0] * info.num_classes
 
     def read() -> Iterable[int]:
         nonlocal position
-        cursor = Cursor(order.train_windows(source.reader.table.first, position, 0), None)
+        cursor = Cursor(order.train_windows(source.reader.table.first, position, 0))
         position = position.after(steps)
         with Engine(source, rows, cursor, [batch] * steps, threads=threads, pool=pool, seed=0) as taken:
             for _ in range(steps):

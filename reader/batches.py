@@ -175,7 +175,8 @@ class Batches:
         """The same batches from another position on: files that are open stay open, nothing is checked again.
 
         Raises:
-            ValueError: it is another dataset's position; or the batch can't be divided by the hosts.
+            ValueError: it is another dataset's position, or of another seed than was given; or the batch can't be
+                divided by the hosts.
         """
         moved = copy.copy(self)
         moved.start = self._continued(position)
@@ -216,10 +217,12 @@ class Batches:
         Raises:
             UsageError, ValueError: it was saved by other batches.
         """
-        self.start = self._continued(state.position)
+        start, steps = self._continued(state.position), self._steps_of(state.position.global_batch_size)
+        if state.step > steps:
+            raise UsageError(f"not a state of batches: step {state.step} of an iteration of {steps}")
+        self.start = start
         # With another batch size an iteration has other steps: the same share of them is trained.
-        trained = -(-state.step * self.steps // self._steps_of(state.position.global_batch_size))
-        self._first, self._next = (state.iteration, min(trained, self.steps)), [state.iteration]
+        self._first, self._next = (state.iteration, -(-state.step * self.steps // steps)), [state.iteration]
 
     def sizes(self, step: int, turn: tuple[int, int]) -> list[int]:
         """Records of each batch that `read` yields."""
@@ -277,10 +280,7 @@ class Batches:
                 raise ValueError(f"the position was made with another {meaning}: {given!r}, here it is {ours!r}")
         for name in ("seed", "window_runs"):
             given, used = self._arguments.get(name), getattr(position, name)
-            if given is not None and used not in (
-                given,
-                getattr(self._beginning, name),
-            ):  # windows may be cut to fewer runs
+            if given is not None and used not in (given, getattr(self._beginning, name)):  # windows may be cut
                 raise ValueError(f"the position was made with another {name}: {used}, here it is {given}")
         return position.on(global_batch_size=self.start.global_batch_size, hosts=self.hosts)
 
@@ -341,7 +341,7 @@ class TrainBatches(Batches):
         return self.start.at(step)
 
     def repeat(self) -> BatchIterator:
-        """Iteration after iteration, without end: what Keras' `fit` takes on JAX and PyTorch."""
+        """Iteration after iteration, without end."""
         return BatchIterator(self, is_endless=True)
 
     def _steps_of(self, global_batch_size: int) -> int:
@@ -367,7 +367,8 @@ class EvalBatches(Batches):
         return batches
 
     def _continued(self, position: Position) -> Position:
-        if super()._continued(position) != self.start:
+        super()._continued(position)
+        if position != self.start:
             raise UsageError("the state of an evaluation is for the same hosts and batch size only")
         return position
 

@@ -14,6 +14,8 @@ from reader.position import Position
 if TYPE_CHECKING:
     from reader.batches import Batches
 
+MAX_ITERATION = (1 << 53) - 1  # far above any training; a number above it is a mistake
+
 Element = tuple[Any, ...]  # of a batch: inputs, labels, and in evaluation weights
 
 
@@ -27,7 +29,7 @@ class State(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     position: Position
-    iteration: Annotated[int, Meta(ge=0)]
+    iteration: Annotated[int, Meta(ge=0, le=MAX_ITERATION)]
     step: Annotated[int, Meta(ge=0)]
 
     @classmethod
@@ -108,7 +110,7 @@ class BatchIterator(Iterator[Element]):
         """Go on after the state: this iterator with the rest of its iteration, the batches with what follows it.
 
         Raises:
-            UsageError: it is no state, or another dataset's or seed's.
+            UsageError, ValueError: it is no state, or another dataset's or seed's.
         """
         self._restore(state)
 

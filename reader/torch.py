@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ from reader.batches import (
 from reader.decode import call_user
 from reader.features import Feature
 from reader.position import Position, integer, process_of_several
-from reader.stream import BatchIterator, Element, State
+from reader.stream import MAX_ITERATION, BatchIterator, Element, State
 
 _LOG = logging.getLogger("reader")
 
@@ -48,9 +48,8 @@ Transform = Callable[..., Any]
 
 _MAX_WORKERS = 1024
 _STATE_BYTES = 16 << 10
-# Numbers in shared memory: states that were loaded, the iteration that is next, workers that read; then for each worker
-# the iteration that it reads next.
-_LOADED, _NEXT, _WORKERS, _OF_WORKERS = range(4)
+# Numbers in shared memory: states that were loaded, the iteration that is next, workers that read.
+_LOADED, _NEXT, _WORKERS = range(3)
 
 
 class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not follow torch
@@ -73,11 +72,11 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
             begin = batches.start
             self.batches = batches.at(begin)
             self.batches.restore(State(begin, *divmod(begin.records_read // begin.global_batch_size, batches.steps)))
-        self._shared = torch.zeros(_OF_WORKERS + _MAX_WORKERS, dtype=torch.int64).share_memory_()
+        self._shared = torch.tensor([0, self.batches.next_up()[0], 0]).share_memory_()
+        # For each worker: the loader that it is one of, and the iteration that it reads next.
+        self._of_workers = torch.zeros((_MAX_WORKERS, 2), dtype=torch.int64).share_memory_()
         self._saved = torch.zeros(_STATE_BYTES, dtype=torch.uint8).share_memory_()
         self._loaded = 0
-        self._shared[_NEXT:] = self.batches.next_up()[0]
-        self._shared[_WORKERS] = 0
         self._begin_reading()
 
     def _begin_reading(self) -> None:
@@ -91,9 +90,10 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         worker = get_worker_info()
         if worker is None:
             self._shared[_WORKERS] = 0
-            return _TorchIterator(self, (0, 1), self._threads)
+            return _TorchIterator(self, self._threads)
         self._shared[_WORKERS] = worker.num_workers
-        return _TorchIterator(self, (worker.id, worker.num_workers), self._threads or 1)
+        # The seed that a loader draws tells its workers from those of a loader that was left early.
+        return _TorchIterator(self, self._threads or 1, (worker.id, worker.num_workers), worker.seed - worker.id)
 
     @property
     def skipped(self) -> int:
@@ -103,12 +103,11 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
     @property
     def iteration(self) -> int:
         """Number of the iteration that is next, or of the one that is being read."""
-        if self._loaded != int(self._shared[_LOADED]):  # by the process that this one is a worker of, or by a worker
+        if self._loaded < int(self._shared[_LOADED]):  # by the process that this one is a worker of, or by a worker
             self._loaded = int(self._shared[_LOADED])
             self.batches.restore(State.parse(bytes(self._saved.numpy()).rstrip(b"\0")))
             self._begin_reading()
-        ended = self._shared[_OF_WORKERS : _OF_WORKERS + max(1, int(self._shared[_WORKERS]))]
-        return max(int(self._shared[_NEXT]), int(ended.min()))
+        return int(self._shared[_NEXT])
 
     def set_epoch(self, epoch: int) -> None:
         """Read this iteration next, from its beginning; nothing changes if it is next or was resumed within.
@@ -119,7 +118,7 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         Raises:
             UsageError: the iteration was read already.
         """
-        epoch, now = integer("epoch", epoch, 0), self.iteration
+        epoch, now = integer("epoch", epoch, 0, MAX_ITERATION), self.iteration
         if self._first_epoch is None:
             resumed = self.batches.start.step > 0 and epoch < now
             self._first_epoch = now - epoch if resumed else 0
@@ -138,8 +137,8 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
 
         Args:
             step: the global step, counted from the beginning of the training through every resume; None for the batches
-                that were handed out, which are known without workers only (torchdata's `StatefulDataLoader` asks its
-                workers).
+                that were handed out, which are known without workers only. (torchdata's `StatefulDataLoader` asks its
+                workers; their states are for the same ranks and batch size.)
 
         Raises:
             UsageError: `step` is before these batches begin, or there are workers and it isn't given.
@@ -164,49 +163,80 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
             UsageError, ValueError: it is another dataset's, or no state.
         """
         parsed, worker = State.parse(state), get_worker_info()
+        before, now = parsed.position, self.batches.start
+        if worker is not None and (before.global_batch_size, before.hosts) != (now.global_batch_size, now.hosts):
+            raise UsageError(  # each worker knows its own batches only
+                "what a StatefulDataLoader's workers saved is for the same ranks and batch size: for other ones save "
+                "dataset.state_dict(step)"
+            )
         self.batches.restore(parsed)
         self._begin_reading()
         self._shared[_NEXT] = parsed.iteration
-        if worker is not None:
-            self._shared[_OF_WORKERS + worker.id] = parsed.iteration
-            if worker.id:
-                return
-        else:
-            self._shared[_OF_WORKERS:] = parsed.iteration
+        if worker is None:
+            self._shared[_WORKERS] = 0
+            self._loaded = int(self._shared[_LOADED])
+        self._loaded += 1  # in every worker: each has a state of its own, and worker 0's is no news to the others
+        if worker is not None and worker.id:
+            return
         text = np.frombuffer(parsed.to_json().ljust(_STATE_BYTES, b"\0"), np.uint8)
         self._saved.copy_(torch.from_numpy(text.copy()))
-        self._loaded = int(self._shared[_LOADED]) + 1
         self._shared[_LOADED] = self._loaded  # last, so that nobody reads half of it
 
-    def tensors(self, batches: Iterator[Element]) -> Iterator[Element]:
-        """NumPy batches → tensors over the same memory."""
-        for inputs, *arrays in batches:
-            columns = dict(inputs) if self.batches.features else {"image": inputs}
-            columns["image"] = _images(columns["image"])
-            for name, feature in self.batches.features.items():
-                columns[name] = _column(columns[name], feature)
-            yield columns if self.batches.features else columns["image"], *map(torch.from_numpy, arrays)
+    def tensors(self, batch: Element) -> Element | None:
+        """A NumPy batch → tensors over the same memory; None if no row of it is left."""
+        inputs, *arrays = batch
+        columns = dict(inputs) if self.batches.features else {"image": inputs}
+        columns["image"] = _images(columns["image"])
+        for name, feature in self.batches.features.items():
+            columns[name] = _column(columns[name], feature)
+        return columns if self.batches.features else columns["image"], *map(torch.from_numpy, arrays)
 
 
 class _TorchIterator(BatchIterator):
-    """An iteration in one process, which is told to the others."""
+    """An iteration in one process, which is told to the others.
 
-    def __init__(self, dataset: TorchBatches, turn: tuple[int, int], threads: int | None) -> None:
-        super().__init__(dataset.batches, dataset.tensors, turn=turn, threads=threads)
-        self._dataset = dataset
+    Args:
+        dataset: that is read.
+        threads, turn: as of `BatchIterator`.
+        loader: of which this process is a worker; 0 without workers.
+    """
+
+    def __init__(
+        self, dataset: TorchBatches, threads: int | None, turn: tuple[int, int] = (0, 1), loader: int = 0
+    ) -> None:
+        super().__init__(dataset.batches, functools.partial(map, dataset.tensors), turn=turn, threads=threads)
+        self._dataset, self._loader = dataset, loader
         dataset.batches.begin(dataset.iteration)
+        self._tell()
 
     def __next__(self) -> Element:
         try:
-            return super().__next__()
+            while (element := super().__next__()) is None:
+                pass
+            return element
         finally:
             self._dataset._where = self.where()
 
+    def _restore(self, saved: bytes | str | Mapping[str, Any]) -> None:
+        super()._restore(saved)
+        iteration, step = self._batches.next_up()
+        self._dataset._shared[_NEXT] = iteration
+        if not self._batches.sizes(step, self._turn):  # told at once: torchdata doesn't read an iteration that ended
+            self._start()
+        self._dataset._where = self.where()
+
     def _end(self) -> None:
         super()._end()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Which iteration this process reads next: it is the dataset's once all workers of a loader have come there."""
         shared, (worker, workers) = self._dataset._shared, self._turn
-        shared[_OF_WORKERS + worker] = self._batches.next_up()[0]
-        shared[_NEXT] = max(shared[_NEXT], shared[_OF_WORKERS : _OF_WORKERS + workers].min())
+        of_workers = self._dataset._of_workers[:workers]
+        of_workers[worker] = torch.tensor([self._loader, self._batches.next_up()[0]])
+        is_late = self._dataset._loaded < int(shared[_LOADED])  # a state was loaded since
+        if not is_late and bool((of_workers[:, 0] == self._loader).all()):
+            shared[_NEXT] = max(shared[_NEXT], of_workers[:, 1].min())
 
 
 def as_torch(batches: Batches) -> TorchBatches:
@@ -295,10 +325,9 @@ class ShardDataset(TorchBatches):
             batches = batches.with_rows(functools.partial(_TransformRows, transform))
         super().__init__(batches, None if threads is None else integer("threads", threads, 1))
 
-    def tensors(self, batches: Iterator[Element]) -> Iterator[Element]:
-        if isinstance(self.batches, EvalBatches):
-            batches = filter(None, map(_valid_rows, batches))
-        return super().tensors(batches)
+    def tensors(self, batch: Element) -> Element | None:
+        valid = _valid_rows(batch) if isinstance(self.batches, EvalBatches) else batch
+        return None if valid is None else super().tensors(valid)
 
 
 def loader(info: Info, split: str, *, batch_size: int, num_workers: int = 0, **options: Any) -> DataLoader[Any]:

@@ -37,6 +37,7 @@ _SLOW_FILES = (
     "test_faults.py",
     "test_tf_data.py",
     "test_torch.py",
+    "test_torch_states.py",
 )
 
 

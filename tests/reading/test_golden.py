@@ -48,14 +48,8 @@ def infos(tmp_path_factory: pytest.TempPathFactory) -> Infos:
     return {name: reader.load_info(make_dataset(folder / name / "1.0.0", name)) for name in DATASETS}
 
 
-def needs(package: str) -> None:
-    pytest.importorskip(package, reason=f"{package} is not installed: see the extras in pyproject.toml")
-
-
 @golden(*observe.SEEN)
-def test_hosts_and_ranks_read_these_records_in_this_order_with_these_seeds(infos: Infos, kind: str, one: Any) -> None:
-    if kind == "torch":
-        needs("torch")
+def test_hosts_read_these_records_in_this_order_with_these_seeds(infos: Infos, kind: str, one: Any) -> None:
     assert observe.SEEN[kind](infos[one["case"]["dataset"]], one["case"]) == one["seen"]
 
 
@@ -67,19 +61,9 @@ def test_a_saved_position_goes_on_with_these_records(infos: Infos, kind: str, on
     assert observe.observe_position(info, one["case"], saved) == one["seen"]
 
 
-@golden("states")
-def test_a_saved_state_goes_on_with_these_batches(infos: Infos, kind: str, one: Any) -> None:
-    needs("torch")
-    info = infos[one["case"]["dataset"]]
-    made = observe.state_of(info, one["case"])
-    for state in (one["state"],) if made == one["state"] else (one["state"], made):
-        assert observe.observe_ways(info, one["case"], state) == one["seen"]
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning:torchdata")  # its own deprecated call, its advice on workers
-@golden("torchdata")
-def test_a_state_that_torchdata_saved_goes_on_with_these_batches(infos: Infos, kind: str, one: Any) -> None:
-    needs("torchdata")
+@golden("iterators")
+def test_a_state_that_an_iterator_saved_goes_on_with_these_records(infos: Infos, kind: str, one: Any) -> None:
     info, case = infos[one["case"]["dataset"]], one["case"]
-    for state in (one["state"], observe.torchdata_state(info, case)):
-        assert observe.observe_torchdata(info, case, state) == one["seen"]
+    made = observe.state_of(info, case)
+    for state in {one["state"], made}:
+        assert observe.observe_state(info, case, state) == one["seen"]

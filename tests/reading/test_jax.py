@@ -1,7 +1,13 @@
-"""`as_jax` and `as_numpy`; and Keras on JAX and PyTorch, for users who have no TensorFlow."""
+"""`as_jax`; and Keras on JAX and PyTorch, for users who have no TensorFlow."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +18,8 @@ import pytest
 import reader
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.example import float_feature, int64_feature
+from reader.training import devices
+from tests.make import ROOT
 from tests.reading.shards import flipped, make_dataset
 from tests.reading.without import run_without
 
@@ -68,35 +76,37 @@ def lines(call):
         print(error)
 
 lines(lambda: reader.as_jax(reader.train_batches(url, "train", global_batch_size=5), mesh))
+lines(lambda: reader.as_jax(train(host=(1, 2)), mesh))
+lines(lambda: reader.as_jax(evals, mesh).repeat())
 for name in ("filename", "scores"):
     lines(lambda: next(iter(reader.as_jax(train(features=[name]), mesh))))
-lines(lambda: reader.as_jax([1, 2], "data"))
+lines(lambda: reader.as_jax(train(), "data"))
 lines(lambda: reader.as_jax(train().repeat(), mesh)); lines(lambda: reader.as_jax("gs://b", mesh))
 
-class Slow:
+class Counting(reader.batches.TrainBatches):
     \"\"\"Batches that tell how many were taken.\"\"\"
     taken = 0
-    def __len__(self):
-        return 6
-    def __iter__(self):
-        for number in range(6):
-            self.taken = number + 1
-            yield (np.zeros((4, 2)),)
+    def read(self, *arguments):
+        for self.taken, batch in enumerate(super().read(*arguments), 1):
+            yield batch
 
-slow = Slow()
-print([slow.taken for _ in reader.as_jax(slow, mesh)])
+counting = train()
+counting.__class__ = Counting
+print([counting.taken for _ in reader.as_jax(counting, mesh)])
 
-class Broken(Slow):
-    def __iter__(self):
-        yield from itertools.islice(super().__iter__(), 4)
-        raise OSError("no more")
-
+damaged = reader.train_batches(sys.argv[2], "train", global_batch_size=2, seed=4)
+wanted = 0
+try:
+    for _ in damaged:
+        wanted += 1
+except reader.batches.ImageShardsError as error:
+    print(wanted > 3, str(error).rpartition("/")[2])
 count = 0
 try:
-    for _ in reader.as_jax(Broken(), mesh):
+    for _ in reader.as_jax(damaged, mesh):
         count += 1
-except OSError as error:
-    print(count, error)
+except reader.batches.ImageShardsError as error:
+    print(count == wanted, str(error).rpartition("/")[2])
 """
 
 
@@ -104,21 +114,135 @@ except OSError as error:
 def test_batches_are_spread_over_a_mesh_two_ahead_the_last_and_errors_at_their_turn(
     info: reader.DatasetInfo, tmp_path: Path
 ) -> None:
+    damaged, where = flipped(tmp_path / "1.0.0", [40], 33)
     flags = "--xla_force_host_platform_device_count=4"
-    done = run_without("tensorflow,torch", MESH_PROGRAM, tmp_path, info.url, XLA_FLAGS=flags)
+    done = run_without("tensorflow,torch", MESH_PROGRAM, tmp_path, info.url, damaged, XLA_FLAGS=flags)
     no_array = "a feature holds strings or lists, for which JAX has no array: leave it out of features=, or use "
     assert done.stdout.splitlines() == [
         "200.0",
         "(20, 16, 24, 3)",
         "a batch of 5 can't be spread over the 2 devices of mesh axis 'data'; give a global_batch_size that is a "
         "multiple of 2",
+        "the batches are those of host 1 of 2, but this is process 0 of the mesh's 1, which would read equal or "
+        "missing records: give host='auto'",
+        "evaluation ends: only the batches of train_batches repeat",
         *[f"{no_array}reader.train_batches"] * 2,
         "mesh must be a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch, got 'data'",
-        "reader.as_jax(generator): give what train_batches, eval_batches or the like returned",
-        "reader.as_jax(str): give what train_batches, eval_batches or the like returned",
-        "[2, 3, 4, 5, 5, 6]",
-        "4 no more",
+        "reader.as_jax(BatchIterator): give what train_batches or eval_batches returned",
+        "reader.as_jax(str): give what train_batches or eval_batches returned",
+        "[2, 3, 4, 5, 5]",
+        *[f"True {where}"] * 2,
     ]
+
+
+@needs_jax
+def test_batches_of_another_host_are_refused(info: reader.DatasetInfo) -> None:
+    import jax
+
+    device = jax.devices("cpu")[0]
+    meshes = jax.sharding.Mesh([device], ("data",)), jax.sharding.SingleDeviceSharding(device)
+    for mesh, host, build in itertools.product(meshes, (0, 2), (reader.train_batches, reader.eval_batches)):
+        batches = build(info, "train", global_batch_size=30, host=(host, 3))
+        with pytest.raises(UsageError, match=rf"^the batches are those of host {host} of 3, but this is process 0 of"):
+            reader.as_jax(batches, mesh)
+    assert len(reader.as_jax(reader.train_batches(info, "train", global_batch_size=30, host=(0, 1)), meshes[0])) == 3
+
+
+@needs_jax
+def test_a_state_counts_what_was_handed_out_and_resumes_exactly(info: reader.DatasetInfo) -> None:
+    import jax
+
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+    options: dict[str, Any] = {"global_batch_size": 9, "features": ["number"]}  # 11 batches and a record
+
+    def arrays() -> Any:
+        return reader.as_jax(reader.train_batches(info, "train", **options), sharding)
+
+    def numbers(batches: Any) -> list[list[int]]:
+        return [np.asarray(inputs["number"]).tolist() for inputs, _ in batches]
+
+    stream = numbers(itertools.islice(reader.train_batches(info, "train", **options).repeat(), 44))
+    for steps in (0, 1, 4, 10, 11):
+        iterator = iter(arrays())
+        assert numbers(itertools.islice(iterator, steps)) == stream[:steps]
+        state = iterator.get_state()
+        position = reader.train_batches(info, "train", **options).position_at(steps)
+        assert json.loads(state) == {"position": json.loads(position.to_json()), "iteration": 0, "step": steps}
+        assert len(state) < 10_000
+        for batches in (arrays(), reader.train_batches(info, "train", **options)):  # of one stream
+            resumed = iter(batches)
+            resumed.set_state(state)
+            assert resumed.get_state() == state
+            assert numbers(resumed) == stream[steps:11] and numbers(batches) == stream[11:22]
+    endless = arrays().repeat()
+    assert numbers(itertools.islice(endless, 25)) == stream[:25]
+    state = endless.state_dict()
+    assert (state["iteration"], state["step"]) == (2, 3)
+    assert numbers(itertools.islice(endless, 3)) == stream[25:28]
+    endless.load_state_dict(state)  # back
+    assert numbers(itertools.islice(endless, 12)) == stream[25:37]
+    with pytest.raises(UsageError, match="not a state of batches: "):
+        endless.set_state(b"{}")
+    assert numbers(itertools.islice(endless, 5)) == stream[37:42]
+
+
+PROCESSES_PROGRAM = """
+import sys
+import jax, numpy as np, reader
+from jax.sharding import Mesh
+
+url, address, process = sys.argv[1], sys.argv[2], int(sys.argv[3])
+jax.distributed.initialize(address, 2, process)
+mesh = Mesh(np.array(jax.devices()), ("data",))
+own = Mesh(np.array(jax.local_devices()), ("data",))
+
+def train(**options):
+    return reader.train_batches(url, "train", global_batch_size=20, features=["number"], **options)
+
+def numbers(array):
+    return [shard.data.tolist() for shard in array.addressable_shards]
+
+for host in (None, (1 - process, 2)):
+    try:
+        reader.as_jax(train(host=host), mesh)
+    except ValueError as error:
+        print(error)
+print([numbers(inputs["number"]) for inputs, _ in reader.as_jax(train(host="auto"), mesh)])
+print([numbers(inputs["number"]) for inputs, _ in reader.as_jax(train(), own)])
+inputs, labels = next(iter(reader.as_jax(train(host="auto"), mesh)))
+print(inputs["image"].shape, labels.shape)
+"""
+
+
+@needs_jax
+def test_each_process_puts_its_own_part_of_a_batch_on_its_devices(info: reader.DatasetInfo, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROCESSES_PROGRAM)
+    with socket.create_server(("localhost", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+    command = [sys.executable, "-W", "ignore", str(tmp_path / "program.py"), info.url, address]
+    flags = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": flags}
+    processes = [subprocess.Popen([*command, str(process)], cwd=ROOT, **pipes) for process in range(2)]
+    done = [process.communicate(timeout=200) for process in processes]
+    for process, (said, errors) in enumerate(done):
+        assert processes[process].returncode == 0, errors[-3000:]
+
+        def of_numpy(devices: int, **options: Any) -> str:
+            options = {"global_batch_size": 20, "features": ["number"], **options}
+            batches = reader.train_batches(info, "train", **options)
+            return str([inputs["number"].reshape(devices, -1).tolist() for inputs, _ in batches])
+
+        refused = "the batches are those of host {}, but this is process {} of the mesh's 2, which would read equal or "
+        assert said.splitlines() == [
+            *[
+                refused.format(host, process) + "missing records: give host='auto'"
+                for host in ("0 of 1", f"{1 - process} of 2")
+            ],
+            of_numpy(2, host=(process, 2)),
+            of_numpy(2),
+            "(20, 16, 24, 3) (20,)",
+        ]
+        assert errors.count("no host= is given, so each of 2 processes reads every record: give host='auto'") == 1
 
 
 KERAS_PROGRAM = """
@@ -133,8 +257,8 @@ evals = reader.eval_batches(info, "train", global_batch_size=32)
 layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(info.num_classes)]
 model = keras.Sequential([keras.Input((16, 24, 3)), *layers])
 model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), weighted_metrics=["accuracy"])
-model.fit(train.repeat(), steps_per_epoch=len(train), epochs=2, verbose=0)
-accuracy = model.evaluate(iter(evals), steps=len(evals), verbose=0, return_dict=True)["accuracy"]
+model.fit((batch for batch in train.repeat()), steps_per_epoch=len(train), epochs=2, verbose=0)
+accuracy = model.evaluate((batch for batch in evals), steps=len(evals), verbose=0, return_dict=True)["accuracy"]
 right = np.concatenate([
     (np.asarray(model.predict_on_batch(images)).argmax(-1) == labels)[weights > 0] for images, labels, weights in evals
 ])
@@ -232,27 +356,14 @@ def test_keras_without_tensorflow_trains_and_evaluates_each_record_once(
     ]
 
 
-def test_numpy_batches_of_a_dataset_are_its_own(info: reader.DatasetInfo) -> None:
-    pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")
-    evals = reader.eval_dataset(info, "train", global_batch_size=30)
-    batches = reader.as_numpy(evals)
-    assert len(batches) == 4
-    for ours, theirs in zip(batches, evals, strict=True):
-        assert all(isinstance(array, np.ndarray) for array in ours)
-        assert all(np.array_equal(array, tensor.numpy()) for array, tensor in zip(ours, theirs, strict=True))
-    same = reader.eval_batches(info, "train", global_batch_size=30)
-    assert reader.as_numpy(same) is same
-
-
 def test_tensorflow_that_uses_an_accelerator_already_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("jax", reason="JAX is not installed: pip install '.[jax]'")
     tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")
 
     def too_late(devices: list[Any], kind: str) -> None:
         raise RuntimeError("Visible devices cannot be modified after being initialized")
 
     monkeypatch.setattr(tf.config, "set_visible_devices", too_late)
-    reader.keep_tensorflow_off_accelerators()  # it sees none
+    devices._keep_tensorflow_off_accelerators()  # it sees none
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["GPU:0"] if kind == "GPU" else [])
-    with pytest.raises(UsageError, match="TensorFlow uses the GPU already: call"):
-        reader.keep_tensorflow_off_accelerators()
+    with pytest.raises(UsageError, match="TensorFlow uses the GPU already: train in a process of its own"):
+        devices._keep_tensorflow_off_accelerators()

@@ -1,9 +1,12 @@
-"""`reader.torch`: ranks, workers and epochs; transforms; states; what a `DataLoader` may be asked for."""
+"""`reader.as_torch` and `reader.torch`: NumPy's batches for ranks and workers, transforms, and what is refused."""
 
 from __future__ import annotations
 
+import itertools
+import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,11 +18,15 @@ import reader
 from beam_pipeline.errors import CorruptRecordError, UsageError
 from tests import servers
 from tests.make import ROOT
-from tests.reading.shards import flipped, make_dataset
+from tests.reading.shards import flipped, make_dataset, numbers_in
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[torch]'")
 
-RECORDS = 301
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than cores
+
+RECORDS, BATCH = 301, 8
+STEPS = RECORDS // BATCH  # 37, and 5 records that open the next iteration
+WORKERS = [(0, None, False), (2, "fork", False), (2, "fork", True), (2, "spawn", True), (3, "fork", False)]
 
 
 @pytest.fixture(scope="module")
@@ -29,62 +36,103 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
 
 
 def dataset(info: Any, **options: Any) -> Any:
-    return reader.torch.ShardDataset(info, "train", **{"batch_size": 8, "features": ["filename"], **options})
+    return reader.torch.ShardDataset(info, "train", **{"batch_size": BATCH, "features": ["filename"], **options})
 
 
 def loader(one: Any, workers: int, **options: Any) -> Any:
     return torch.utils.data.DataLoader(one, batch_size=None, num_workers=workers, **options)
 
 
+def of_numpy(info: Any, count: int, **options: Any) -> list[list[int]]:
+    """The record numbers of so many batches of `train_batches`."""
+    options = {"global_batch_size": BATCH, "features": ["filename"], **options}
+    stream = reader.train_batches(info, "train", **options).repeat()
+    return [numbers_in([batch]) for batch in itertools.islice(stream, count)]
+
+
 def seen(batches: Iterable[Any]) -> list[list[int]]:
     """The record numbers of each batch; checks shapes and labels on the way."""
     found = []
     for inputs, labels in batches:
-        numbers = [int(name[-10:-4]) for name in inputs["filename"]]
-        assert labels.dtype == torch.int64 and labels.tolist() == [number % 3 for number in numbers]
+        found.append(numbers_in([(inputs,)]))
+        assert labels.dtype == torch.int64 and labels.tolist() == [number % 3 for number in found[-1]]
         assert inputs["image"].dtype == torch.uint8 and inputs["image"].shape == (len(labels), 3, 16, 24)
         assert inputs["image"].is_contiguous(memory_format=torch.channels_last)
-        found.append(numbers)
     return found
 
 
-def flat(batches: list[list[int]]) -> list[int]:
+def flat(batches: Iterable[list[int]]) -> list[int]:
     return [number for batch in batches for number in batch]
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize(
-    ("workers", "context", "persistent"),
-    [(0, None, False), (2, "fork", False), (2, "fork", True), (2, "spawn", True)],
-)
-def test_two_epochs_hold_each_record_once_with_any_workers(
-    info: reader.DatasetInfo, workers: int, context: str | None, persistent: bool, drop_last: bool
+@pytest.mark.parametrize(("workers", "context", "persistent"), WORKERS)
+def test_iterations_are_numpys_batch_for_batch_with_any_workers(
+    info: reader.DatasetInfo, workers: int, context: str | None, persistent: bool
 ) -> None:
-    one = dataset(info, drop_last=drop_last)
-    options = {"multiprocessing_context": context, "persistent_workers": persistent}
-    batches = loader(one, workers, **options if workers else {})
-    epochs = []
-    for epoch in range(2):
-        one.set_epoch(epoch)
-        epochs.append(seen(batches))
-        read = flat(epochs[-1])
-        assert len(set(read)) == len(read) == (RECORDS if not drop_last else len(epochs[-1]) * 8)
-        assert len(read) > RECORDS - 9 * max(1, workers)
-        assert len(epochs[-1]) == one.steps_per_epoch(workers)
-    assert epochs[0] != epochs[1]
+    options: dict[str, Any] = {"global_batch_size": BATCH, "features": ["filename"], "augment": reader.augment.flip}
+    expected = reader.train_batches(info, "train", **options).repeat()
+    batches = reader.as_torch(reader.train_batches(info, "train", **options))
+    of_workers = {"multiprocessing_context": context, "persistent_workers": persistent}
+    read = loader(batches, workers, **of_workers if workers else {})
+    assert len(read) == len(batches) == STEPS
+    for _ in range(3):
+        count = 0
+        for count, ((inputs, labels), (images, ids)) in enumerate(zip(read, expected), 1):  # noqa: B905
+            assert inputs["filename"] == images["filename"].tolist()
+            assert np.array_equal(labels.numpy(), ids) and labels.dtype == torch.int64
+            assert np.array_equal(inputs["image"].permute(0, 2, 3, 1).numpy(), images["image"])
+            if count == STEPS:
+                break
+        assert count == STEPS
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_ranks_make_equally_many_steps_and_share_all_records(
-    info: reader.DatasetInfo, shuffle: bool, workers: int
+def test_the_remainder_of_a_pass_opens_the_next_iteration(info: reader.DatasetInfo, workers: int) -> None:
+    batches = loader(dataset(info), workers)
+    first, second = seen(batches), seen(batches)
+    assert [len(batch) for batch in first + second] == [BATCH] * 2 * STEPS
+    stream = flat(first + second)
+    assert sorted(stream[:RECORDS]) == list(range(RECORDS)) and len(set(stream[RECORDS:])) == len(stream) - RECORDS
+    assert first + second == of_numpy(info, 2 * STEPS)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_train_on_each_record_once_a_pass_in_equally_many_steps(info: reader.DatasetInfo, workers: int) -> None:
+    ranks = []
+    for rank in range(3):
+        batches = loader(dataset(info, rank=rank, world_size=3), workers)
+        ranks.append(seen(batches) + seen(batches))
+        assert ranks[-1] == of_numpy(info, 2 * len(batches), global_batch_size=3 * BATCH, host=(rank, 3))
+    shares = [flat(batches)[: (RECORDS + 2 - rank) // 3] for rank, batches in enumerate(ranks)]
+    assert sorted(flat(shares)) == list(range(RECORDS))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_has_each_record_once_in_file_order_in_equally_many_steps(
+    info: reader.DatasetInfo, workers: int
 ) -> None:
-    ranks = [seen(loader(dataset(info, shuffle=shuffle, rank=rank, world_size=3), workers)) for rank in range(3)]
-    assert len({len(batches) for batches in ranks}) == 1
-    read = [number for batches in ranks for number in flat(batches)]
-    assert sorted(read) == list(range(RECORDS))
-    if not shuffle and not workers:
-        assert read == list(range(RECORDS))
+    ranks = [loader(dataset(info, shuffle=False, rank=rank, world_size=3), workers) for rank in range(3)]
+    for _ in range(2):
+        read = [seen(batches) for batches in ranks]
+        assert {len(batches) for batches in (*read, *ranks)} == {-(-RECORDS // (3 * BATCH))}
+        assert {len(batch) for batches in read for batch in batches} == {7, 8}
+        assert flat(flat(batches) for batches in read) == list(range(RECORDS))
+    few = {"batch_size": 4, "shuffle": False, "world_size": 9, "features": ["filename"]}  # fewer records than ranks
+    read = [seen(loader(reader.torch.ShardDataset(info, "train[:7]", rank=r, **few), workers)) for r in range(9)]
+    assert read == [*([[number]] for number in range(7)), [], []]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_evaluation_have_weights(info: reader.DatasetInfo, workers: int) -> None:
+    options: dict[str, Any] = {"global_batch_size": 40, "host": (1, 2), "labels": "one_hot"}
+    evals = reader.eval_batches(info, "train", **options)
+    batches = loader(reader.as_torch(evals), workers)
+    for _ in range(2):
+        for ours, theirs in zip(batches, reader.eval_batches(info, "train", **options), strict=True):
+            assert [tensor.dtype for tensor in ours] == [torch.uint8, torch.float32, torch.float32]
+            images, labels, weights = (tensor.numpy() for tensor in ours)
+            assert all(map(np.array_equal, (images.transpose(0, 2, 3, 1), labels, weights), theirs))
+    assert weights.tolist() == [1] * 10 + [0] * 10
 
 
 def test_ranks_of_torch_distributed_are_found(info: reader.DatasetInfo, tmp_path: Path) -> None:
@@ -92,8 +140,12 @@ def test_ranks_of_torch_distributed_are_found(info: reader.DatasetInfo, tmp_path
 import sys, torch, reader
 rank = int(sys.argv[2])
 torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[3], rank=rank, world_size=2)
-loader = reader.torch.loader(sys.argv[1], "train", batch_size=8, features=["filename"])
+names = {"features": ["filename"]}
+loader = reader.torch.loader(sys.argv[1], "train", batch_size=8, num_workers=2, **names)
 print(len(loader), *(name[-10:-4].decode() for inputs, _ in loader for name in inputs["filename"]))
+batches = reader.train_batches(sys.argv[1], "train", global_batch_size=16, host="auto", **names)
+batches = reader.as_torch(batches)
+print(len(batches), *(name[-10:-4].decode() for inputs, _ in batches for name in inputs["filename"]))
 torch.distributed.destroy_process_group()
 """
     command = [sys.executable, "-W", "ignore", "-c", program, info.url]
@@ -101,9 +153,40 @@ torch.distributed.destroy_process_group()
         subprocess.Popen([*command, str(rank), str(tmp_path / "store")], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    outputs = [process.communicate(timeout=120)[0].split() for process in processes]
-    assert [output[0] for output in outputs] == ["19", "19"]
-    assert sorted(int(number) for output in outputs for number in output[1:]) == list(range(RECORDS))
+    for rank, process in enumerate(processes):
+        lines = process.communicate(timeout=120)[0].splitlines()
+        wanted = [18, *flat(of_numpy(info, 18, global_batch_size=16, host=(rank, 2)))]
+        assert [[int(word) for word in line.split()] for line in lines] == [wanted] * 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iteration_that_is_left_early_begins_again(info: reader.DatasetInfo, workers: int) -> None:
+    one = dataset(info)
+    begun = iter(loader(one, workers))
+    first = seen(itertools.islice(begun, 3))
+    del begun
+    assert first == of_numpy(info, 3) and seen(loader(one, workers)) == of_numpy(info, STEPS)
+
+
+def test_loaders_with_other_workers_go_on_with_one_dataset(info: reader.DatasetInfo) -> None:
+    one, stream = dataset(info), of_numpy(info, 5 * STEPS)
+    read = [seen(loader(one, workers)) for workers in (2, 0, 3, 2, 0)]
+    assert flat(read) == stream
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_workers_of_a_loader_that_was_left_early_count_for_nothing_in_the_next_one(
+    info: reader.DatasetInfo, workers: int
+) -> None:
+    one = dataset(info, batch_size=50)  # 6 batches an iteration
+    left = iter(loader(one, 4, prefetch_factor=1))  # each makes one, which is the last one of workers 2 and 3
+    deadline = time.monotonic() + 60
+    while one._of_workers[:4, 1].tolist() != [0, 0, 1, 1]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    del left
+    stream = of_numpy(info, 12, global_batch_size=50)
+    assert seen(loader(one, workers)) + seen(loader(one, 0)) == stream
 
 
 def test_a_loader_has_a_length_and_takes_its_own_options(info: reader.DatasetInfo) -> None:
@@ -111,18 +194,24 @@ def test_a_loader_has_a_length_and_takes_its_own_options(info: reader.DatasetInf
     for workers in (0, 2):
         batches = reader.torch.loader(info.url, "train", num_workers=workers, persistent_workers=workers > 0, **options)
         assert batches.persistent_workers == (workers > 0)
-        assert len(batches) == len(batches.dataset) == len(seen(batches)) == 16
+        assert len(batches) == len(batches.dataset) == len(seen(batches)) == 15
 
 
-def test_batches_of_batches_are_refused(info: reader.DatasetInfo) -> None:
-    for workers, options in ((0, {}), (0, {"batch_size": 8}), (1, {"batch_size": 4})):
-        nested = torch.utils.data.DataLoader(dataset(info), num_workers=workers, **options)
-        with pytest.raises(UsageError, match="yields batches: give its DataLoader batch_size=None, or use"):
-            next(iter(nested))
+def test_a_pickled_dataset_goes_on_by_itself(info: reader.DatasetInfo) -> None:
+    stream = of_numpy(info, 3 * STEPS, seed=5, window_runs=1)
+    saved = dataset(info, seed=5, window_runs=1)
+    seen(itertools.islice(saved, 30))
+    for one in (dataset(info, seed=5), dataset(info, window_runs=1), dataset(info)):
+        one.load_state_dict(saved.state_dict())
+        assert seen(one) == stream[30:STEPS]
+        other = pickle.loads(pickle.dumps(one))
+        assert other.state_dict() == one.state_dict()
+        assert seen(other) == stream[STEPS : 2 * STEPS]
+        assert seen(one) + seen(one) == stream[STEPS:]  # which the copy hasn't moved
 
 
 def first(info: reader.DatasetInfo, transform: Any, **options: Any) -> Any:
-    return next(iter(dataset(info, transform=transform, features=(), drop_last=True, **options)))[0]
+    return next(iter(dataset(info, transform=transform, features=(), **options)))[0]
 
 
 class _CallsWithImage:
@@ -157,6 +246,15 @@ def test_transforms_of_every_kind_are_called_as_they_expect(info: reader.Dataset
         assert torch.equal(first(info, ours, **options), first(info, None, augment=ours, **options))
 
 
+def test_transforms_run_in_workers_and_after_pickling(info: reader.DatasetInfo) -> None:
+    one = dataset(info, transform=_ForwardsInputs(), seed=3)
+    for other in (loader(one, 2), pickle.loads(pickle.dumps(one))):
+        for ours, theirs in zip(other, dataset(info, transform=_ForwardsInputs(), seed=3), strict=True):
+            assert ours[0]["filename"] == theirs[0]["filename"]
+            assert torch.equal(ours[0]["image"], theirs[0]["image"]) and torch.equal(ours[1], theirs[1])
+        one.load_state_dict(dataset(info, seed=3).state_dict())
+
+
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
@@ -175,40 +273,21 @@ def test_a_transform_of_the_wrong_shape_is_one_line(info: reader.DatasetInfo, tr
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"epoch": -1},
-        {"parts": []},
-        {"parts": "x"},
-        {"parts": [[1, 1, 8, 0, 10**9]]},
-        {"parts": [[10**9, 1, 8, 0, 1]]},
-        {"worker": [5, 0]},
-    ],
-)
-def test_an_impossible_state_is_one_line(info: reader.DatasetInfo, change: dict[str, Any]) -> None:
-    one = dataset(info)
-    before = one.state_dict()
-    with pytest.raises(UsageError, match=r"^not a state of a ShardDataset: .*$"):
-        one.load_state_dict({**before, **change})
-    assert one.state_dict() == before  # nothing of it was taken over
-
-
 def test_wrong_arguments_are_named_before_a_worker_starts(info: reader.DatasetInfo) -> None:
     for options, message in (
         ({"threads": -1}, "threads must be at least 1, got -1"),
         ({"threads": "2"}, "threads must be a whole number, got '2'"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"rank": 2, "world_size": 2}, "rank must be at most 1, got 2"),
+        ({"features": ["nothing"]}, "nothing"),
     ):
         with pytest.raises(UsageError, match=message):
             dataset(info, **options)
-    for epoch in (-1, 2.5, "a"):
-        with pytest.raises(UsageError, match="epoch must be"):
-            dataset(info).set_epoch(epoch)
-    with pytest.raises(UsageError, match="made with another seed: 1, here it is 0"):
-        dataset(info).load_state_dict(dataset(info, seed=1).state_dict())
-    with pytest.raises(UsageError, match=r"batch_size=302 with drop_last: 301 records for 1 readers .* fill no batch"):
-        next(iter(dataset(info, batch_size=302, drop_last=True)))
+    for thing in (info, [1, 2], iter(reader.train_batches(info, "train", global_batch_size=8))):
+        with pytest.raises(UsageError, match=rf"^reader.as_torch\({type(thing).__name__}\): give what train_batches"):
+            reader.as_torch(thing)
+    with pytest.raises(TypeError, match="drop_last"):
+        dataset(info, drop_last=True)
 
 
 def test_a_corrupt_record_is_raised_or_skipped_also_in_workers(
@@ -219,11 +298,13 @@ def test_a_corrupt_record_is_raised_or_skipped_also_in_workers(
     for workers, error in ((0, CorruptRecordError), (2, RuntimeError)):
         with pytest.raises(error, match=where):
             list(loader(dataset(damaged), workers))
-        assert len(flat(seen(loader(dataset(damaged, on_error="skip"), workers)))) == 70
-        assert len(flat(seen(loader(dataset(damaged, on_error="skip", shuffle=False), workers)))) == 69
-    one = dataset(damaged, on_error="skip")
+        skipping = dataset(damaged, on_error="skip")
+        assert flat(seen(loader(skipping, workers))) == flat(seen(dataset(damaged, on_error="skip")))
+        read = flat(seen(loader(dataset(damaged, on_error="skip", shuffle=False), workers)))
+        assert read == [number for number in range(70) if number != 35]
+    one = dataset(damaged, on_error="skip", batch_size=10)
     with caplog.at_level("WARNING", "reader"):
-        assert len(list(one)) == 9 and reader.skipped(one) == 1
+        assert len(flat(seen(one))) == 70 and one.skipped == one.batches.skipped == 1
     assert "skipped 1 corrupt record" in caplog.text
 
 

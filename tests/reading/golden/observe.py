@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -96,81 +96,44 @@ def observe_position(info: reader.DatasetInfo, case: Case, position: reader.Posi
     return seen
 
 
-def state_of(info: reader.DatasetInfo, case: Case) -> dict[str, Any]:
-    """The state that a case's runs lead to, each saved and loaded on the way; the same on all ranks."""
-    state: dict[str, Any] | None = None
+def state_of(info: reader.DatasetInfo, case: Case) -> str:
+    """The state that iterators save after a case's runs, each resumed from the one before; the same on all hosts.
+
+    Of each iteration of a run so many batches are read; null reads to its end.
+    """
+    saved: str | None = None
     for run in case["runs"]:
-        texts = set()
-        for rank in range(run["ranks"]):
-            dataset = _shard_dataset(info, {**case, **run}, rank)
-            if state is None:
-                dataset.set_epoch(case["epoch"])
-            else:
-                dataset.load_state_dict(state)
-            texts.add(json.dumps(dataset.state_dict(run["steps"], run["workers"])))
-        assert len(texts) == 1, texts
-        state = json.loads(texts.pop())
-    assert state is not None
-    return state
+        states = set()
+        for host in range(run["hosts"]):
+            batches = _of_host(info, case, run, host)
+            iterator = iter(batches)
+            if saved is not None:
+                iterator.set_state(saved)
+            for number, count in enumerate(run["iterations"]):
+                iterator = iter(batches) if number else iterator
+                for _ in itertools.islice(iterator, count):
+                    pass
+            states.add(iterator.get_state().decode())
+        (saved,) = states
+    assert saved is not None
+    return saved
 
 
-def observe_torch(info: reader.DatasetInfo, case: Case, state: Mapping[str, Any] | None = None) -> list[Seen]:
-    """An epoch, or the rest of one and the epoch after it, as each rank's `DataLoader` gives it."""
-    from torch.utils.data import DataLoader
-
+def observe_state(info: reader.DatasetInfo, case: Case, state: str) -> list[list[Seen]]:
+    """What each host reads from a state on, for each of the case's ways: the rest of an iteration, and the next one."""
     seen = []
-    for rank in range(case["ranks"]):
-        dataset = _shard_dataset(info, case, rank)
-        batches = DataLoader(dataset, batch_size=None, num_workers=case["workers"]) if case["workers"] else dataset
-        epochs: Sequence[int] = [case["epoch"]]
-        if state is None:
-            dataset.set_epoch(case["epoch"])
-        else:
-            dataset.load_state_dict(state)
-            epochs = [case["epoch"], case["epoch"] + 1]
-        steps = dataset.steps_per_epoch(case["workers"])
-        for epoch in epochs:
-            dataset.set_epoch(epoch)
-            seen.append({"steps_per_epoch": steps, **summary(batches)})
+    for way in case["ways"]:
+        for host in range(way["hosts"]):
+            batches = _of_host(info, case, way, host)
+            iterator = iter(batches)
+            iterator.set_state(state)
+            seen.append([summary(iterator), summary(batches)])
     return seen
 
 
-def observe_ways(info: reader.DatasetInfo, case: Case, state: Mapping[str, Any]) -> list[list[Seen]]:
-    """How each of a case's ways goes on from a state."""
-    return [observe_torch(info, {**case, **way}, state) for way in case["ways"]]
-
-
-def _shard_dataset(info: reader.DatasetInfo, case: Case, rank: int) -> Any:
-    options = {"rank": rank, "world_size": case["ranks"], "features": ["filename"]}
-    return reader.torch.ShardDataset(
-        info, case["split"], batch_size=case["batch_size"], **options, **case.get("options", {})
-    )
-
-
-def torchdata_state(info: reader.DatasetInfo, case: Case) -> dict[str, Any]:
-    """What torchdata's loader saves after some steps of an epoch."""
-    loader = _stateful_loader(info, case)
-    for _ in itertools.islice(loader, case["steps"]):
-        pass
-    state: dict[str, Any] = loader.state_dict()
-    return state
-
-
-def observe_torchdata(info: reader.DatasetInfo, case: Case, state: Mapping[str, Any]) -> Seen:
-    """The rest of the epoch, as torchdata's loader gives it from a state on."""
-    loader = _stateful_loader(info, case)
-    loader.load_state_dict(state)
-    return summary(loader)
-
-
-def _stateful_loader(info: reader.DatasetInfo, case: Case) -> Any:
-    import torch
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    torch.manual_seed(0)  # part of torchdata's own state, and of nothing here
-    dataset = _shard_dataset(info, case, rank=case["ranks"] - 1)
-    dataset.set_epoch(case["epoch"])
-    return StatefulDataLoader(dataset, batch_size=None, num_workers=case["workers"], snapshot_every_n_steps=1)
+def _of_host(info: reader.DatasetInfo, case: Case, run: Case, host: int) -> Any:
+    options = {**run.get("options", {}), "global_batch_size": run["global_batch_size"], "host": (host, run["hosts"])}
+    return open_split(info, case["work"], case["split"], **options)
 
 
 def write_seed(image: Any, seed: int) -> Any:
@@ -232,5 +195,4 @@ SEEN: dict[str, Callable[[reader.DatasetInfo, Any], Any]] = {
     "eval": observe_eval,
     "seeds": observe_seeds,
     "augments": observe_augment,
-    "torch": observe_torch,
 }

@@ -16,20 +16,19 @@ from tests.reading.golden import observe
 from tests.reading.golden.dataset import DATASETS, make_dataset
 
 FOLDER = Path(__file__).parent
-KINDS = (*observe.SEEN, "positions", "torchdata", "states")
+KINDS = (*observe.SEEN, "positions", "iterators")
 
 
-def record(info: reader.DatasetInfo, kind: str, case: dict[str, Any]) -> dict[str, Any]:
-    """A case with what is seen of it, and with what a user would have saved."""
+def record(info: reader.DatasetInfo, kind: str, one: dict[str, Any]) -> dict[str, Any]:
+    """A case with what is seen of it, and with what a user would have saved; what one has saved stays."""
+    case = one["case"]
     if kind == "positions":
         position = observe.position_of(info, case)
-        return {"case": case, "text": position.to_json(), "seen": observe.observe_position(info, case, position)}
-    if kind == "torchdata":
-        state = observe.torchdata_state(info, case)
-        return {"case": case, "state": state, "seen": observe.observe_torchdata(info, case, state)}
-    if kind == "states":
-        state = observe.state_of(info, case)
-        return {"case": case, "state": state, "seen": observe.observe_ways(info, case, state)}
+        text = one.get("text", position.to_json())
+        return {"case": case, "text": text, "seen": observe.observe_position(info, case, position)}
+    if kind == "iterators":
+        state = one.get("state") or observe.state_of(info, case)
+        return {"case": case, "state": state, "seen": observe.observe_state(info, case, state)}
     return {"case": case, "seen": observe.SEEN[kind](info, case)}
 
 
@@ -39,8 +38,8 @@ def main() -> None:
         infos = {name: reader.load_info(make_dataset(Path(folder, name, "1.0.0"), name)) for name in DATASETS}
         for kind in KINDS:
             path = FOLDER / f"{kind}.json"
-            cases = [one["case"] for one in json.loads(path.read_text())]
-            recorded = (record(infos[case["dataset"]], kind, case) for case in cases)
+            cases = json.loads(path.read_text())
+            recorded = (record(infos[one["case"]["dataset"]], kind, one) for one in cases)
             path.write_text("[\n" + ",\n".join(json.dumps(one, separators=(",", ":")) for one in recorded) + "\n]\n")
 
 

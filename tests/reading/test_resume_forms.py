@@ -1,0 +1,47 @@
+"""Each documented way to resume: a training that is killed reads on as if it hadn't been. `make soak` has many more."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.soak import harness
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return harness.dataset(tmp_path_factory.mktemp("forms"))
+
+
+@pytest.mark.parametrize("adapter", harness.TRAINERS)
+def test_every_record_comes_once_an_epoch_and_in_order_through_kills_and_other_hosts(
+    url: str, tmp_path: Path, adapter: str
+) -> None:
+    harness.skip_without(adapter)
+    kills = {"jax": 2, "torch workers": 3, "torchdata workers": 3}.get(adapter, 5)  # these start processes each time
+    jobs = harness.plan(adapter, url, tmp_path, seed=100, is_elastic=True, kills=kills, sigkills=1)
+    rows, _ = harness.train(jobs)
+    harness.check(rows, jobs)
+
+
+@pytest.mark.parametrize("adapter", harness.KERAS)
+def test_keras_ends_with_the_weights_of_a_fit_without_kills(url: str, tmp_path: Path, adapter: str) -> None:
+    harness.skip_without(adapter)
+    jobs = harness.plan(adapter, url, tmp_path, seed=100, is_elastic=False, sigkills=1)
+    rows, (weights, uninterrupted) = harness.train(jobs)
+    harness.check(rows, jobs)
+    assert weights == uninterrupted
+
+
+def test_a_wrong_order_and_a_record_that_is_missing_or_double_are_told(url: str, tmp_path: Path) -> None:
+    jobs = harness.plan("numpy position", url, tmp_path, seed=100, is_elastic=False)
+    steps = harness.expected(url, jobs, itertools.repeat(0, -(-harness.EPOCHS * harness.RECORDS // jobs[0].batch) + 1))
+    rows = [[0, *(number for _, number in step)] for step in steps]
+    assert harness.fault(rows, jobs) is None
+    rows[7][1], rows[7][2] = rows[7][2], rows[7][1]
+    assert ", step 7: read [" in str(harness.fault(rows, jobs))
+    assert "0 records missing [], 0 too often []" in str(harness.fault(rows, jobs))
+    rows[7][1] = rows[8][1]
+    assert f"1 records missing [{steps[7][1][1]}], 1 too often [{rows[8][1]}]" in str(harness.fault(rows, jobs))
