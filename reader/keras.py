@@ -22,6 +22,8 @@ from reader.model_state import CORRUPT, PackedState, pack_state, set_torch_rando
 from reader.position import Position, integer
 from reader.stream import Element
 
+__all__ = ["Resume", "Stream"]
+
 _LOG = logging.getLogger("reader")
 _PEEKS = 3  # batches that Keras looks at before it trains: two for TensorFlow's signature, two ahead on accelerators
 _FILE = re.compile(r"step-\d{9}\.npz")
@@ -112,7 +114,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves a training every so many steps and at its end; made again, it continues from the last save.
 
         resume = reader.keras.Resume("runs/1", batches)
-        model.fit(resume.data, epochs=10, initial_epoch=resume.initial_epoch, shuffle=False, callbacks=[resume])
+        epochs = {"epochs": resume.epochs(10), "initial_epoch": resume.initial_epoch}
+        model.fit(resume.data, **epochs, shuffle=False, callbacks=[resume])
 
     However often it is stopped, the training sees the same batches and ends at the same step, 10 · `len(batches)`, with
     the same weights, to the bit if its steps are deterministic. If it has ended, the model gets its weights and `fit`
@@ -168,6 +171,10 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     def initial_epoch(self) -> int:
         """Epochs trained so far, for `fit`."""
         return self._trained // len(self._batches)
+
+    def epochs(self, count: int) -> int:
+        """The `epochs` of a `fit` that ends after so many in all: no fewer than are trained."""
+        return max(integer("count", count, 1), self.initial_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restore: here the model is built, or can be."""
