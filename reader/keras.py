@@ -1,4 +1,4 @@
-"""Keras' `fit` on any backend: `Stream` hands it the batches, `Resume` continues a training that was stopped.
+"""Keras' `fit` on any backend: `Stream` hands it the batches, `Resume` continues a run that was stopped.
 
 resume = reader.keras.Resume("runs/1", batches)
 model.fit(resume.data, epochs=10, initial_epoch=resume.initial_epoch, shuffle=False, callbacks=[resume])
@@ -111,13 +111,13 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
 
 
 class Resume(keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves a training every so many steps and at its end; made again, it continues from the last save.
+    """Saves a run every so many steps and at its end; made again, it continues from the last save.
 
         resume = reader.keras.Resume("runs/1", batches)
         epochs = {"epochs": resume.epochs(10), "initial_epoch": resume.initial_epoch}
         model.fit(resume.data, **epochs, shuffle=False, callbacks=[resume])
 
-    However often it is stopped, the training sees the same batches and ends at the same step, 10 · `len(batches)`, with
+    However often it is stopped, the run sees the same batches and ends at the same step, 10 · `len(batches)`, with
     the same weights, to the bit if its steps are deterministic. If it has ended, the model gets its weights and `fit`
     does nothing. A save is one file, written in one step, with all variables of model and optimizer, random seeds
     included, and the position; the last two are kept.
@@ -131,7 +131,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     then records read // global batch size // `len(batches)`, and training ends after 10 epochs of that count.
 
     Args:
-        folder: of this training only, or its URL. All hosts read it, host 0 writes.
+        folder: of this run only, or its URL. All hosts read it, host 0 writes.
         batches: what `train_batches` returned, with the arguments of the beginning but for batch size and host.
         every_steps: steps between saves. Keras calls back after `steps_per_execution` steps, which must divide
             `len(batches)`.
@@ -141,7 +141,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         step: steps trained since the beginning, through every resume.
 
     Raises:
-        UsageError: the folder's training has another dataset, split, seed or (in `fit`) model, or `fit` isn't called as
+        UsageError: the folder's run has another dataset, split, seed or (in `fit`) model, or `fit` isn't called as
             above; after a `fit` that was interrupted, make a new `Resume`.
         ImageShardsError: no save is valid. If only the last is corrupt or holds NaN, that is logged.
     """
@@ -162,7 +162,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         try:
             self._batches = batches.at(position)
         except ValueError as error:
-            raise UsageError(f"{self._given} holds another training: {error}; choose another folder") from None
+            raise UsageError(f"{self._given} holds another run: {error}; choose another folder") from None
         self.step = self._saved_step = position.step
         self.data = Stream(self._batches)
         self._is_fitting, self._random = False, list[Any]()
@@ -196,7 +196,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             if not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
             if not self._packed.restore(model):
-                raise UsageError(f"{self._given} holds a training of another model; choose another folder")
+                raise UsageError(f"{self._given} holds a run of another model; choose another folder")
             self._random, self._packed = self._packed.more, None
         self.data.move(self._batches.at(self._position))
         self._last = self.step - self._trained + params["epochs"] * steps
