@@ -45,7 +45,7 @@ def reading() -> str:
 
 # What trainers do with `train` and `info`.
 _TRAINERS = """
-images, labels = next(iter(imageshards.as_numpy(train)))
+images, labels = next(train.as_numpy_iterator())
 assert images.shape == (64, 96, 96, 3) and labels.shape == (64,)
 import keras
 layers = keras.layers
