@@ -67,8 +67,7 @@ def plan(
     jobs: list[Job] = []
     read = 0
     for segment, end in enumerate(ends):
-        # What torchdata's workers save is for the same ranks and batch size.
-        if is_elastic and adapter != "torchdata workers" and segment and (segment == 1 or draw.random() < 0.5):
+        if is_elastic and segment and (segment == 1 or draw.random() < 0.5):
             hosts = draw.choice([count for count in counts if count != hosts] or counts)
             host_batch = draw.choice([size for size in (4, 7, 13, 20) if size != host_batch])
         batch, is_last = hosts * host_batch, segment == kills
