@@ -17,6 +17,7 @@ from beam_pipeline import __version__
 
 if TYPE_CHECKING:
     from reader import augment as augment
+    from reader import keras as keras
     from reader import torch as torch
     from reader.batches import eval_batches as eval_batches
     from reader.batches import train_batches as train_batches
@@ -53,6 +54,7 @@ _HOMES = {
     "eval_dataset": "tf_data",
     "image_files_dataset": "files",
     "index": "tools.index",
+    "keras": "",
     "load_info": "info",
     "record_dataset": "foreign",
     "show": "tools.show",

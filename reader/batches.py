@@ -332,7 +332,7 @@ class TrainBatches(Batches):
         """The position after a global step: what a checkpoint keeps besides the weights.
 
         Args:
-            step: steps trained since the beginning of the training, through every resume: an int, Keras'
+            step: steps trained since the run first began, through every resume: an int, Keras'
                 `optimizer.iterations`, a NumPy or JAX scalar. Iterations that were left early don't count.
 
         Raises:

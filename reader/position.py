@@ -122,7 +122,7 @@ class Position(_Position1, frozen=True, tag=2):
         epoch: the first epoch that isn't read to its end.
         phases: what was read of that epoch, in order; the last one goes on. More than one only after a change of the
             number of hosts (or of window_runs) in the middle of this epoch.
-        step: the global step: steps trained since the beginning of the training, through every resume.
+        step: the global step: steps trained since the run first began, through every resume.
     """
 
     step: Annotated[int, Meta(ge=0)]
@@ -144,7 +144,7 @@ class Position(_Position1, frozen=True, tag=2):
 
     @property
     def records_read(self) -> int:
-        """Records that were read since the beginning of the training."""
+        """Records that were read since the run first began."""
         return self.epoch * self.records + sum(phase.read for phase in self.phases)
 
     def at(self, step: Any) -> Position:
@@ -157,7 +157,7 @@ class Position(_Position1, frozen=True, tag=2):
         if steps < 0:
             raise UsageError(
                 f"step {self.step + steps} is before step {self.step}, where this position is: give the global step, "
-                "counted from the beginning of the training through every resume"
+                "counted from the beginning of the run through every resume"
             )
         return self.after(steps)
 

@@ -68,7 +68,7 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
                 f"reader.as_torch({type(batches).__name__}): give what train_batches or eval_batches returned"
             )
         self.batches, self._threads = batches, threads
-        if isinstance(batches, TrainBatches):  # iterations are counted from the beginning of the training
+        if isinstance(batches, TrainBatches):  # iterations are counted from the beginning of the run
             begin = batches.start
             self.batches = batches.at(begin)
             self.batches.restore(State(begin, *divmod(begin.records_read // begin.global_batch_size, batches.steps)))
@@ -136,7 +136,7 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         """Where this stream stands, as JSON can hold it: position, iteration and step of the iteration.
 
         Args:
-            step: the global step, counted from the beginning of the training through every resume; None for the batches
+            step: the global step, counted from the beginning of the run through every resume; None for the batches
                 that were handed out, which are known without workers only. (torchdata's `StatefulDataLoader` asks its
                 workers; their states are for the same ranks and batch size.)
 
@@ -148,7 +148,7 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
             return self.batches.state_at(step).to_dict()
         if int(self._shared[_WORKERS]) and get_worker_info() is None:
             raise UsageError(
-                "a DataLoader's workers read ahead of the training: give state_dict(step) the global step, or use "
+                "a DataLoader's workers read ahead of the trainer: give state_dict(step) the global step, or use "
                 "torchdata's StatefulDataLoader"
             )
         if self._where is None:

@@ -23,7 +23,7 @@ from tests.reading.without import run_without
 FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
 NAMES = """
 DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench copy eval_batches eval_dataset
-image_files_dataset index load_info record_dataset show torch train train_batches train_dataset verify
+image_files_dataset index keras load_info record_dataset show torch train train_batches train_dataset verify
 """
 
 
@@ -57,7 +57,7 @@ def test_dir_shows_the_api_and_nothing_else() -> None:
 
 
 def test_everything_public_says_what_it_does() -> None:
-    needs = {"train": "keras", "as_jax": "jax", "as_torch": "torch", "torch": "torch"}
+    needs = {"train": "keras", "keras": "keras", "as_jax": "jax", "as_torch": "torch", "torch": "torch"}
     absent = {name for name, module in needs.items() if importlib.util.find_spec(module) is None}
     for name in {*reader.__all__} - {"__version__"} - absent:
         thing = getattr(reader, name)

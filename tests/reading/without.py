@@ -42,7 +42,8 @@ def run_without(
 if __name__ == "__main__":
     packages = sys.argv[1].split(",")
     finder: Any = Without(packages)
-    sys.meta_path[:] = [one for one in sys.meta_path if one is not importlib.machinery.PathFinder] + [finder]
+    # In its place: behind it may stand what finds another checkout, which is installed.
+    sys.meta_path[:] = [finder if one is importlib.machinery.PathFinder else one for one in sys.meta_path]
     sys.argv[:] = sys.argv[2:]
     runpy.run_path(sys.argv[0], run_name="__main__")
     assert not set(packages) & set(sys.modules)

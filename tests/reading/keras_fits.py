@@ -1,0 +1,243 @@
+"""Fits of Keras on one backend, for test_keras.py: python -m tests.reading.keras_fits URL FOLDER [kill]
+
+Prints what was trained on and the weights' hashes as JSON. With `kill` it kills itself within the training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+from keras import ops
+
+import reader
+from beam_pipeline.errors import UsageError
+
+RECORDS, EPOCHS, BATCH = 37, 3, 6
+STEPS = RECORDS // BATCH * EPOCHS
+CASES = [(37, 1), (18, 1), (12, 1), (9, 1), (4, 1), (4, 4)]  # global batch size, steps_per_execution
+BACKEND = keras.backend.backend()
+Rows = list[list[int]]
+
+
+class Seen(keras.metrics.Metric):
+    """Which records each step of an epoch, or of a validation, was made on: their labels are their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(name="seen")
+        self.counts = self.add_variable((40, RECORDS), "zeros", name="counts")
+        self.step = self.add_variable((), "zeros", name="step")
+
+    def update_state(self, labels: Any, logits: Any, sample_weight: Any = None) -> None:
+        one_hot = ops.one_hot(ops.reshape(ops.cast(labels, "int32"), (-1,)), RECORDS)
+        if sample_weight is not None:
+            one_hot *= ops.reshape(ops.cast(sample_weight, "float32"), (-1, 1))
+        here = ops.cast(ops.equal(ops.arange(40, dtype="float32"), self.step), "float32")
+        self.counts.assign(self.counts + here[:, None] * ops.sum(one_hot, axis=0)[None])
+        self.step.assign(self.step + 1)
+
+    def result(self) -> Any:
+        return self.step * 1
+
+    def rows(self) -> Rows:
+        """The records of each step, sorted."""
+        counts = ops.convert_to_numpy(self.counts).astype(int)[: int(self.step)]
+        return [[record for record, count in enumerate(row) for _ in range(count)] for row in counts]
+
+
+class Log(keras.callbacks.Callback):
+    """Keeps what each epoch and each validation of a fit saw; stops it after a step of an epoch."""
+
+    def __init__(self, seen: Seen, stop: int | None = None) -> None:
+        super().__init__()
+        self.seen, self.stop = seen, stop
+        self.epochs: list[Rows] = []
+        self.validations: list[Rows] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.stop is not None and batch >= self.stop:
+            self.model.stop_training = True
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        _ = self.model  # on JAX this brings the variables up to date
+        self.epochs.append(self.seen.rows())
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.validations.append(self.seen.rows())
+
+
+class Do(keras.callbacks.Callback):
+    """Does something after a global step."""
+
+    def __init__(self, resume: Any, step: int, act: Callable[[], Any]) -> None:
+        super().__init__()
+        self.resume, self.step, self.act = resume, step, act
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.resume.step == self.step:
+            self.act()
+
+
+def small(seen: Seen, steps_per_execution: int = 1) -> Any:
+    """A model without state of its own."""
+    layers = keras.layers
+    model = keras.Sequential([layers.Rescaling(1 / 255), layers.GlobalAveragePooling2D(), layers.Dense(RECORDS)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, weighted_metrics=[seen], steps_per_execution=steps_per_execution)
+    return model
+
+
+def stateful(width: int = 4, metrics: Any = ()) -> Any:
+    """A model with all kinds of state; TensorFlow builds it in its first step."""
+    keras.utils.set_random_seed(5)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            layers.RandomFlip(),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(width, 3, strides=2),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(RECORDS),
+        ]
+    )
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.01, STEPS))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, weighted_metrics=list(metrics))
+    return model
+
+
+def digest(model: Any) -> str:
+    """Of all variables."""
+    arrays = [ops.convert_to_numpy(one) for one in [*model.variables, *model.optimizer.variables]]
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+
+
+def error_of(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def streams(url: str) -> dict[str, Any]:
+    """Per case: epochs and validations of two fits, the epoch after one that was stopped, what evaluation saw."""
+    found: dict[str, Any] = {}
+    metrics = {execution: Seen() for execution in (1, 4)}
+    models = {execution: small(seen, execution) for execution, seen in metrics.items()}
+    for batch, execution in CASES:
+        if execution > 1 and BACKEND == "torch":
+            continue  # Keras can't there
+        model, seen = models[execution], metrics[execution]
+        train = reader.train_batches(url, "train", global_batch_size=batch, augment=reader.augment.flip)
+        data = reader.keras.Stream(train)
+        evals = reader.keras.Stream(reader.eval_batches(url, "validation", global_batch_size=4))
+        options: dict[str, Any] = {"shuffle": False, "verbose": 0, "validation_data": evals}
+        logs = [Log(seen), Log(seen, stop=0), Log(seen, stop=max(0, len(train) - 2)), Log(seen)]
+        for log in logs:
+            model.fit(data, epochs=2, callbacks=[log], **options)
+        model.evaluate(data, verbose=0)
+        found[f"{batch} {execution}"] = {
+            "epochs": [log.epochs for log in logs],
+            "validations": [one for log in logs for one in log.validations],
+            "evaluated": seen.rows(),
+            "predicted": len(model.predict(evals, verbose=0)),
+        }
+    data = reader.keras.Stream(reader.train_batches(url, "train", global_batch_size=4))
+    random.seed(1)  # Keras shuffles with it
+    found["shuffled"] = error_of(lambda: models[1].fit(data, verbose=0))
+    return found
+
+
+class Trainings:
+    """Trainings with `Resume`."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+
+    def resume(self, name: str, every_steps: int = 2, **options: Any) -> Any:
+        arguments = {"global_batch_size": BATCH, "seed": 3, "augment": reader.augment.flip_crop, **options}
+        batches = reader.train_batches(self.url, "train", **arguments)
+        return reader.keras.Resume(self.folder / name, batches, every_steps)
+
+    def fit(self, resume: Any, model: Any = None, callbacks: Any = (), epochs: int = EPOCHS, **options: Any) -> Any:
+        """Train to the end; returns (hash of the variables, epochs that were trained)."""
+        model = model or stateful()
+        evals = reader.keras.Stream(reader.eval_batches(self.url, "validation", global_batch_size=4))
+        arguments = {"initial_epoch": resume.initial_epoch, "shuffle": False, "verbose": 0, "validation_data": evals}
+        history = model.fit(resume.data, epochs=epochs, callbacks=[resume, *callbacks], **{**arguments, **options})
+        return digest(model), len(history.history.get("loss", []))
+
+    def names(self, name: str) -> list[str]:
+        return sorted(path.name for path in (self.folder / name).iterdir())
+
+
+def stopped_at() -> tuple[int, int]:
+    """Two steps: of the first kill, and of the second, later."""
+    generator = random.Random(BACKEND)
+    first = generator.randrange(2, STEPS // 2)
+    return first, generator.randrange(first + 1, STEPS)
+
+
+def resumes(trainings: Trainings) -> dict[str, Any]:
+    """The hashes and errors of many trainings."""
+    fit, resume, found = trainings.fit, trainings.resume, dict[str, Any]()
+    found["plain"] = fit(resume("plain", 1000))
+    again = resume("killed")
+    found["continued at"] = again.step
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    try:
+        fit(again, callbacks=[Do(again, stopped_at()[1], stop)])
+    except KeyboardInterrupt:
+        found["interrupted again"] = error_of(lambda: fit(again))
+    found["killed"] = fit(resume("killed"))
+    found["files"] = trainings.names("killed")
+    model = stateful()
+    found["finished"] = fit(resume("killed"), model)
+    found["without initial_epoch"] = error_of(lambda: fit(resume("killed"), model, initial_epoch=0))
+
+    newest = trainings.folder / "killed" / found["files"][-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    found["corrupt"] = fit(resume("killed"))
+    found["other model"] = error_of(lambda: fit(resume("killed"), stateful(5)))
+    found["other seed"] = error_of(lambda: resume("killed", seed=4))
+    found["other data"] = error_of(lambda: fit(resume("new"), model, steps_per_epoch=2))
+    found["execution"] = error_of(lambda: fit(resume("new"), small(Seen(), 4))) if BACKEND != "torch" else ""
+    for path in (trainings.folder / "killed").iterdir():
+        path.write_bytes(b"")
+    found["all corrupt"] = error_of(lambda: resume("killed"))
+
+    half = resume("batch")
+    fit(half, callbacks=[Do(half, 9, lambda: setattr(half.model, "stop_training", True))])
+    seen, other = Seen(), resume("batch", global_batch_size=BATCH // 2)
+    log = Log(seen)
+    found["other batch"] = [other.step, other.initial_epoch]
+    fit(other, stateful(metrics=[seen]), [log])
+    found["other batch"] += [other.step, log.epochs]
+    return found
+
+
+def main(url: str, folder: str, kill: str = "") -> None:
+    trainings = Trainings(url, Path(folder))
+    if kill:
+        resume = trainings.resume("killed")
+        trainings.fit(resume, callbacks=[Do(resume, stopped_at()[0], lambda: os.kill(os.getpid(), signal.SIGKILL))])
+        raise UsageError("not killed")
+    print(json.dumps({"streams": streams(url), "resumes": resumes(trainings)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,134 @@
+"""`reader.keras` on each backend of Keras: what `fit` is trained on, and that a training which was killed goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import reader
+from beam_pipeline.schema.example import image_example
+from tests.make import ROOT
+from tests.reading.shards import draw, make_dataset
+from tests.reading.without import run_without
+
+BACKENDS = {"tensorflow": "jax,torch", "jax": "tensorflow,torch", "torch": "tensorflow,jax"}  # and what it runs without
+RECORDS, EPOCHS, BATCH, STEPS = 37, 3, 6, 18
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A dataset each of whose records has a class of its own."""
+
+    def record(split: str, number: int) -> tuple[int, bytes]:
+        image, size = draw(number, (16, 24)), (16, 24)
+        return number, image_example(image=image, size=size, class_id=number, label=str(number), path=f"{number}.jpg")
+
+    folder, classes = tmp_path_factory.mktemp("keras") / "1.0.0", [str(number) for number in range(RECORDS)]
+    return make_dataset(folder, {"train": [20, 17], "validation": [9]}, classes=classes, record=record)
+
+
+@pytest.fixture(scope="module", params=list(BACKENDS))
+def fits(request: pytest.FixtureRequest, url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What keras_fits.py found on a backend, in a process after one that was killed."""
+    backend: str = request.param
+    for package in ("keras", backend):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install '.[train,{backend}]'")
+    folder = tmp_path_factory.mktemp(backend)
+    options = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "TF_DETERMINISTIC_OPS": "1"}
+    # The same model is compiled seven times, at 4 s each.
+    options |= {"JAX_COMPILATION_CACHE_DIR": str(folder / "jax"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.reading.keras_fits", url, str(folder), "kill"]
+    killed = subprocess.run(command, cwd=ROOT, env={**os.environ, **options}, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    program = "import sys\nfrom tests.reading.keras_fits import main\nmain(*sys.argv[1:])"
+    done = run_without(BACKENDS[backend], program, folder, url, folder, **options)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {"backend": backend, "said": done.stderr, **found}
+
+
+def records(batches: Any) -> list[list[int]]:
+    """The records of each batch of an iteration, sorted; without padding."""
+    return [sorted(label for label, *weight in zip(*more, strict=True) if weight != [0]) for _, *more in batches]
+
+
+def test_each_epoch_is_an_iteration_of_the_batches_and_each_validation_sees_every_record_once(
+    url: str, fits: dict[str, Any]
+) -> None:
+    validation = [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    cases = [key for key in fits["streams"] if key != "shuffled"]
+    assert len(cases) == (5 if fits["backend"] == "torch" else 6)
+    for case in cases:
+        batch, execution = map(int, case.split())
+        train = reader.train_batches(url, "train", global_batch_size=batch)
+        first, second, third, fourth, fifth = (records(train) for _ in range(5))
+        saw, steps = fits["streams"][case], len(train)
+        stops = [stop // execution * execution + execution for stop in (0, max(0, steps - 2))]
+        # Two epochs, then two that were stopped and begun again, two more, and an evaluation.
+        expected = [[first, second], *([third[:stop]] for stop in stops), [third, fourth]]
+        assert (case, saw["epochs"]) == (case, expected)
+        assert (case, saw["evaluated"]) == (case, fifth)
+        assert saw["validations"] == [validation] * 6
+        assert saw["predicted"] == 12
+
+
+def test_a_shuffled_fit_is_an_error_that_says_what_to_give(fits: dict[str, Any]) -> None:
+    assert "give fit(…, shuffle=False)" in fits["streams"]["shuffled"]
+
+
+def test_a_training_that_was_killed_and_interrupted_ends_with_the_same_bits(fits: dict[str, Any]) -> None:
+    found = fits["resumes"]
+    assert 0 < found["continued at"] < STEPS
+    assert found["killed"][0] == found["plain"][0] and found["plain"][1] == EPOCHS
+    assert len(found["files"]) == 2 and found["files"][-1] == f"step-{STEPS:09}.npz"
+    assert found["interrupted again"].startswith("UsageError: the last fit was interrupted: make a new Resume")
+
+
+def test_a_finished_training_gets_its_weights_and_no_step(fits: dict[str, Any]) -> None:
+    assert fits["resumes"]["finished"] == [fits["resumes"]["plain"][0], 0]
+
+
+def test_the_save_before_a_corrupt_one_continues_to_the_same_bits(fits: dict[str, Any]) -> None:
+    found = fits["resumes"]
+    assert found["corrupt"] == [found["plain"][0], 1]
+    assert f"{found['files'][-1]} is corrupt or holds NaN: continuing from the save before" in fits["said"]
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("without initial_epoch", "UsageError: 3 epochs are trained: give fit initial_epoch=resume.initial_epoch"),
+        ("other model", "/killed holds a run of another model; choose another folder"),
+        ("other seed", "/killed holds another run: the position was made with another seed: 3, here it is 4; "),
+        ("other data", "UsageError: an epoch of this fit has 2 batches, not 6: give it resume.data"),
+        ("execution", "UsageError: steps_per_execution=4, but len(batches) is 6: it must be divided"),
+        ("all corrupt", "/killed can be read: delete them to start again"),
+    ],
+)
+def test_what_cannot_continue_is_one_line(what: str, said: str, fits: dict[str, Any]) -> None:
+    if what == "execution" and fits["backend"] == "torch":
+        pytest.skip("Keras on PyTorch makes one step at a time")
+    error = fits["resumes"][what]
+    assert said in error and "\n" not in error
+
+
+def test_another_batch_size_trains_on_what_is_unread_and_ends_after_as_many_records(
+    url: str, fits: dict[str, Any]
+) -> None:
+    step, epochs, end, saw = fits["resumes"]["other batch"]
+    steps = RECORDS // (BATCH // 2)
+    assert (step, epochs, end) == (9, 9 * 2 // steps, 9 + EPOCHS * steps - 9 * 2)
+    before = reader.train_batches(url, "train", global_batch_size=BATCH, seed=3)
+    trained = list(itertools.chain(*records(itertools.islice(before.repeat(), 9)), *itertools.chain(*saw)))
+    counts = Counter(trained)
+    assert len(trained) == EPOCHS * steps * (BATCH // 2)
+    assert len(counts) == RECORDS and max(counts.values()) <= EPOCHS and sum(counts.values()) >= RECORDS * EPOCHS - 3
