@@ -79,7 +79,7 @@ class KerasFit:
         with contextlib.suppress(_Killed):
             self._model.fit(
                 resume.data,
-                epochs=EPOCHS,
+                epochs=resume.epochs(EPOCHS),
                 initial_epoch=resume.initial_epoch,
                 shuffle=False,
                 callbacks=[resume, _Kill(steps, self._job.is_killed)],
