@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from reader.foreign import record_dataset as record_dataset
     from reader.info import DatasetInfo as DatasetInfo
     from reader.info import load_info as load_info
-    from reader.jax_arrays import as_jax as as_jax
+    from reader.jax import as_jax as as_jax
     from reader.position import Position as Position
-    from reader.tf_data import as_tf as as_tf
-    from reader.tf_data import eval_dataset as eval_dataset
-    from reader.tf_data import train_dataset as train_dataset
+    from reader.tensorflow import as_tf as as_tf
+    from reader.tensorflow import eval_dataset as eval_dataset
+    from reader.tensorflow import train_dataset as train_dataset
     from reader.tools.bench import bench as bench
     from reader.tools.copy import copy as copy
     from reader.tools.index import index as index
@@ -44,14 +44,14 @@ _HOMES = {
     "DatasetInfo": "info",
     "Position": "position",
     "TrainOptions": "training.options",
-    "as_jax": "jax_arrays",
-    "as_tf": "tf_data",
+    "as_jax": "jax",
+    "as_tf": "tensorflow",
     "as_torch": "torch",
     "augment": "",
     "bench": "tools.bench",
     "copy": "tools.copy",
     "eval_batches": "batches",
-    "eval_dataset": "tf_data",
+    "eval_dataset": "tensorflow",
     "image_files_dataset": "files",
     "index": "tools.index",
     "keras": "",
@@ -61,7 +61,7 @@ _HOMES = {
     "torch": "",
     "train": "training.fit",
     "train_batches": "batches",
-    "train_dataset": "tf_data",
+    "train_dataset": "tensorflow",
     "verify": "tools.verify",
 }
 __all__ = ["__version__", *_HOMES]

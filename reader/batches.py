@@ -31,7 +31,7 @@ from reader.engine import Batch, Cursor, Engine, Source
 from reader.example import ImageFinder
 from reader.features import Feature, pick_features, read_features, stacked
 from reader.info import DatasetInfo, as_info, warn_if_batch_exceeds
-from reader.limits import cpu_count
+from reader.machine import cpu_count
 from reader.position import (
     WINDOW_RUNS,
     Host,

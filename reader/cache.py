@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError, size, some
 from beam_pipeline.schema.manifest import open_manifest
-from reader.limits import free_memory_bytes
+from reader.machine import free_memory_bytes
 from reader.records import RunCache, RunTable
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.cache import cache_name
 from reader.decode import ImageDecoder, Pixels, UndecodableImageError, checked_size
 from reader.info import ImageInfo
-from reader.limits import cpu_count
+from reader.machine import cpu_count
 
 _SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png")
 _FILES_AT_ONCE, _BATCHES_AT_ONCE = 32, 2  # a batch is fetched while the last images of another are decoded

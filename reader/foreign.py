@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from beam_pipeline import storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
-from reader.record_files import Pattern, find_files, infer_features, is_gzip, log_skipped, read_examples
+from reader.tfrecord_files import Pattern, find_files, infer_features, is_gzip, log_skipped, read_examples
 
 Tensor = Any  # TensorFlow ships no types
 Feature = Any  # tf.io.FixedLenFeature and its like

@@ -35,8 +35,10 @@ _SLOW_FILES = (
     "test_bench.py",
     "test_defaults.py",
     "test_faults.py",
-    "test_tf_data.py",
+    "test_tensorflow.py",
     "test_torch.py",
+    "test_keras.py",
+    "test_resume_forms.py",
     "test_torch_states.py",
 )
 

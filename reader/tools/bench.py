@@ -29,9 +29,9 @@ from reader import augment
 from reader.decode import ImageDecoder
 from reader.example import ImageFinder
 from reader.info import DatasetInfo, as_info
-from reader.limits import cpu_count
+from reader.machine import cpu_count
 from reader.position import integer
-from reader.tools.scan import read_records
+from reader.tools.checks import read_records
 
 Batches = Iterator[int]  # images of each batch, without end
 Tensor = Any  # TensorFlow ships no types

@@ -28,9 +28,9 @@ from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageEr
 from beam_pipeline.schema.manifest import FOREIGN_KEY, FORMAT_VERSION, open_manifest, seal_manifest
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo, load_info
-from reader.record_files import FileScan, Frame, PathLike, Pattern, find_files, is_gzip, read_examples
 from reader.records import InvalidRecordError
-from reader.tools.scan import Scanners, check_image, only_bytes, only_integer, type_name
+from reader.tfrecord_files import FileScan, Frame, PathLike, Pattern, find_files, is_gzip, read_examples
+from reader.tools.checks import Scanners, check_image, only_bytes, only_integer, type_name
 
 _LOG = logging.getLogger("reader")
 

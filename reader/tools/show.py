@@ -15,7 +15,7 @@ from reader.example import ImageFinder
 from reader.info import DatasetInfo, as_info
 from reader.position import integer
 from reader.records import InvalidRecordError
-from reader.tools.scan import read_records
+from reader.tools.checks import read_records
 
 _TILE, _CAPTION, _GAP, _FONT_SIZE = 160, 32, 8, 11  # pixels; a caption is below its tile
 

@@ -17,9 +17,9 @@ from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageEr
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo, SplitInfo, as_info
-from reader.record_files import FileScan, Frame
 from reader.records import InvalidRecordError
-from reader.tools.scan import Scanners, check_image, only_bytes, only_integer, type_name
+from reader.tfrecord_files import FileScan, Frame
+from reader.tools.checks import Scanners, check_image, only_bytes, only_integer, type_name
 
 DECODE = ("all", "sample", "none")
 _MAX_FAULTS = 100  # of a shard

@@ -80,7 +80,7 @@ class Inputs:
             return _Epoch(begin, length)
         import tensorflow as tf
 
-        from reader.tf_data import generated
+        from reader.tensorflow import generated
 
         rows, side = self._recipe.batch_size, self._recipe.image_size
         images = tf.TensorSpec((rows, side, side, self._info.image.channels), tf.uint8)

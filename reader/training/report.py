@@ -14,7 +14,7 @@ import keras
 from beam_pipeline import __version__, storage
 from beam_pipeline.errors import plural, say
 from reader.info import DatasetInfo
-from reader.limits import cpu_count
+from reader.machine import cpu_count
 from reader.training.devices import Devices
 from reader.training.options import Recipe
 

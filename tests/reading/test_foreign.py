@@ -17,7 +17,7 @@ import tensorflow as tf
 import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
-from reader.record_files import FileScan
+from reader.tfrecord_files import FileScan
 from tests import make, servers
 from tests.reading import foreign
 

@@ -18,7 +18,7 @@ from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget, to_decode
 from reader.decode import UndecodableImageError, decode_pixels
 from reader.example import Value
 from reader.info import DatasetInfo
-from reader.limits import cpu_count
+from reader.machine import cpu_count
 from reader.records import Integers, InvalidRecordError, Run, RunReader
 
 T = TypeVar("T")

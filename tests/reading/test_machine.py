@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reader.limits import cpu_count, free_memory_bytes
+from reader.machine import cpu_count, free_memory_bytes
 
 
 @pytest.mark.parametrize(
