@@ -61,16 +61,16 @@ def plan(
     """A training of three epochs with so many kills, some of them of a real process; fixed by its arguments."""
     draw = random.Random(f"{adapter} {seed} {is_elastic}")
     counts = HOSTS.get(adapter, [1, 2, 3])
-    hosts, host_batch = counts[-1] if adapter == "jax" else draw.choice(counts), 13
+    sizes = (20, 31, 43) if adapter in KERAS else (4, 7, 20, 13)  # the last divides the records
+    hosts, host_batch = counts[-1] if adapter == "jax" else draw.choice(counts), sizes[-1]
     ends = [*sorted(draw.sample(range(1, EPOCHS * RECORDS), kills)), EPOCHS * RECORDS + 3]
     killed = draw.sample(range(kills), min(kills, sigkills))
     jobs: list[Job] = []
     read = 0
     for segment, end in enumerate(ends):
-        # What torchdata's workers save is for the same ranks and batch size.
-        if is_elastic and adapter != "torchdata workers" and segment and (segment == 1 or draw.random() < 0.5):
+        if is_elastic and segment and (segment == 1 or draw.random() < 0.5):
             hosts = draw.choice([count for count in counts if count != hosts] or counts)
-            host_batch = draw.choice([size for size in (4, 7, 13, 20) if size != host_batch])
+            host_batch = draw.choice([size for size in sizes if size != host_batch])
         batch, is_last = hosts * host_batch, segment == kills
         steps: int | None = max(0, end - read) // batch + is_last
         read += batch * (steps or 0)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import reader
+from beam_pipeline.errors import UsageError
 from tests.soak import harness
 from tests.soak.trainers import Job, numbers_of
 
@@ -55,3 +56,21 @@ def test_a_state_that_torchdata_saves_between_epochs_is_followed_by_a_whole_epoc
         steps = harness.expected(url, [job], [0] * 9 * (epoch + 1))[-9:]
         assert read == [[number for _, number in step] for step in steps], f"epoch {epoch}: {len(read)} batches of 9"
         state = copy.deepcopy(loader.state_dict())
+
+
+def test_what_the_workers_of_torchdata_saved_is_refused_with_another_batch_size(url: str, tmp_path: Path) -> None:
+    harness.skip_without("torchdata")
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    job = Job("torchdata workers", url, str(tmp_path), segment=0, batch=60, hosts=1, steps=None)
+    first, other = (
+        StatefulDataLoader(reader.as_torch(one.batches()), batch_size=None, num_workers=2)
+        for one in (job, job._replace(batch=30))
+    )
+    batches = iter(first)
+    assert [len(numbers_of(next(batches))) for _ in range(3)] == [60] * 3
+    other.load_state_dict(first.state_dict())
+    with pytest.raises(
+        UsageError, match=r"is for the same ranks and batch size: for other ones save dataset\.state_dict"
+    ):
+        next(iter(other))

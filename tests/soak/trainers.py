@@ -168,7 +168,7 @@ class Ranks(Trainer):
 
 
 class Stateful(Trainer):
-    """torchdata's `StatefulDataLoader`, which counts by itself, and asks each worker."""
+    """torchdata's `StatefulDataLoader`, which counts by itself."""
 
     workers = 0
 
@@ -177,13 +177,23 @@ class Stateful(Trainer):
 
         dataset = reader.as_torch(self.job.batches((host, self.job.hosts)))
         loader = StatefulDataLoader(dataset, batch_size=None, num_workers=self.workers)
-        if saved:
-            loader.load_state_dict(pickle.loads(base64.b64decode(saved)))
-        return forever(loader), lambda _: base64.b64encode(pickle.dumps(loader.state_dict())).decode()
+        place = [self.job.batch, self.job.hosts]
+        if (
+            saved and self.workers and saved["place"] != place
+        ):  # what workers saved is for the same ranks and batch size
+            dataset.load_state_dict(saved["dataset"])
+        elif saved:
+            loader.load_state_dict(pickle.loads(base64.b64decode(saved["loader"])))
+
+        def save(step: int) -> Any:
+            state = base64.b64encode(pickle.dumps(loader.state_dict())).decode()
+            return {"loader": state, "dataset": dataset.state_dict(step), "place": place}
+
+        return forever(loader), save
 
 
 class StatefulWorkers(Stateful):
-    """The same with two workers."""
+    """The same, which asks two workers."""
 
     workers = 2
 
