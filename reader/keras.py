@@ -119,8 +119,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
 
     However often it is stopped, the run sees the same batches and ends at the same step, 10 · `len(batches)`, with
     the same weights, to the bit if its steps are deterministic. If it has ended, the model gets its weights and `fit`
-    does nothing. A save is one file, written in one step, with all variables of model and optimizer, random seeds
-    included, and the position; the last two are kept.
+    does nothing. A save is one file, written in one step, with all variables of model and optimizer, random
+    seeds of layers included, and the position; the last two are kept.
 
     After a stop within an epoch, `fit` counts its epochs of `len(batches)` steps from there, and the last is shorter.
     So these act at other steps, and none remembers what it saw: validation, History, EarlyStopping, ReduceLROnPlateau,
@@ -217,11 +217,12 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save if it is time; stop where the last epoch would have ended."""
         before, self.step = self.step, self._first + batch + 1
-        if batch + 1 == len(self._batches):
-            self._random = torch_random()  # a DataLoader draws one when the next epoch begins
-        if self.step >= self._last:
+        is_last = self.step >= self._last
+        if is_last or batch + 1 == len(self._batches):
+            self._random = torch_random()  # PyTorch's DataLoader draws one when the next epoch begins
+        if is_last:
             self.model.stop_training = True
-        if self.step >= self._last or self.step // self._every > before // self._every:
+        if is_last or self.step // self._every > before // self._every:
             self._save()
 
     def on_train_end(self, logs: Any = None) -> None:

@@ -174,8 +174,9 @@ class Trainings:
         """Train to the end; returns (hash of the variables, epochs that were trained)."""
         model = model or stateful()
         evals = reader.keras.Stream(reader.eval_batches(self.url, "validation", global_batch_size=4))
-        arguments = {"initial_epoch": resume.initial_epoch, "shuffle": False, "verbose": 0, "validation_data": evals}
-        history = model.fit(resume.data, epochs=epochs, callbacks=[resume, *callbacks], **{**arguments, **options})
+        arguments = {"epochs": resume.epochs(epochs), "initial_epoch": resume.initial_epoch, "validation_data": evals}
+        arguments |= {"shuffle": False, "verbose": 0, "callbacks": [resume, *callbacks], **options}
+        history = model.fit(resume.data, **arguments)
         return digest(model), len(history.history.get("loss", []))
 
     def names(self, name: str) -> list[str]:

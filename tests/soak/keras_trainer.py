@@ -15,7 +15,7 @@ from keras import ops
 import reader
 from tests.soak.trainers import Job, Rows
 
-EPOCHS, EVERY_STEPS, MOST_STEPS, MOST_RECORDS = 3, 5, 200, 64
+EPOCHS, EVERY_STEPS, MOST_STEPS, MOST_RECORDS = 3, 5, 500, 64
 
 
 class _Recorder(keras.layers.Layer):  # type: ignore[misc]
