@@ -114,7 +114,7 @@ def test_a_global_step_makes_the_state_that_training_is_at_whatever_workers_read
     assert seen(itertools.islice(reading, 5)) == stream[STEPS : STEPS + 5]
     step = STEPS + 5
     if workers:
-        with pytest.raises(UsageError, match=r"^a DataLoader's workers read ahead of the training: give state_dict\("):
+        with pytest.raises(UsageError, match=r"^a DataLoader's workers read ahead of the trainer: give state_dict\("):
             one.state_dict()
     else:
         assert one.state_dict() == one.state_dict(step)
