@@ -180,7 +180,7 @@ class Batches:
         """
         moved = copy.copy(self)
         moved.start = self._continued(position)
-        iteration = moved.start.records_read // moved.start.global_batch_size // self.steps
+        iteration = moved.start.batches_read // self.steps
         moved._first, moved._next = (iteration, 0), [iteration]
         return moved
 

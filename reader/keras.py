@@ -238,7 +238,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     @property
     def _trained(self) -> int:
         """Batches of this size that the records read so far fill."""
-        return self._position.records_read // self._position.global_batch_size
+        return self._position.batches_read
 
     def _names(self) -> list[str]:
         return [name for name in self._store.names(self._url) if _FILE.fullmatch(name)]

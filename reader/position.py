@@ -147,6 +147,11 @@ class Position(_Position1, frozen=True, tag=2):
         """Records that were read since the run first began."""
         return self.epoch * self.records + sum(phase.read for phase in self.phases)
 
+    @property
+    def batches_read(self) -> int:
+        """Batches of this size that the records read so far fill: exactly `step` unless the size has changed."""
+        return self.records_read // self.global_batch_size
+
     def at(self, step: Any) -> Position:
         """The position at a global step: an int, `optimizer.iterations`, a NumPy or JAX scalar, a variable.
 
@@ -229,7 +234,7 @@ class Position(_Position1, frozen=True, tag=2):
         if not isinstance(position, Position):
             position = Position(**structs.asdict(position), step=0 if step is None else integer("step", step, 0))
             if step is None and position.records_read:
-                position = replace(position, step=position.records_read // position.global_batch_size)
+                position = replace(position, step=position.batches_read)
                 _LOG.warning(
                     "the position was saved by release 1, without its step: it is taken as step %d, which is right if "
                     "the batch size has always been %d; if not, give Position.from_json(text, step=…)",

@@ -71,7 +71,7 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         if isinstance(batches, TrainBatches):  # iterations are counted from the beginning of the run
             begin = batches.start
             self.batches = batches.at(begin)
-            self.batches.restore(State(begin, *divmod(begin.records_read // begin.global_batch_size, batches.steps)))
+            self.batches.restore(State(begin, *divmod(begin.batches_read, batches.steps)))
         self._shared = torch.tensor([0, self.batches.next_up()[0], 0]).share_memory_()
         # For each worker: the loader that it is one of, and the iteration that it reads next.
         self._of_workers = torch.zeros((_MAX_WORKERS, 2), dtype=torch.int64).share_memory_()

@@ -96,8 +96,8 @@ def test_augmentation_runs_on_other_backends_without_tensorflow(backend: str, fo
 
 def test_the_document_shows_every_way_to_read() -> None:
     text = DOCUMENT.read_text()
-    not_shown = {"DatasetInfo", "__version__", "augment", "torch", "as_numpy"}
-    for name in {*reader.__all__} - not_shown - {"keep_tensorflow_off_accelerators"}:
+    not_shown = {"DatasetInfo", "__version__", "augment", "torch"}
+    for name in {*reader.__all__} - not_shown:
         assert f"reader.{name}" in text, name
     for layer in ("Normalization", "Discretization", "StringLookup", "Hashing", "HashedCrossing", "Embedding"):
         assert f"layers.{layer}(" in text, layer
