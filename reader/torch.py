@@ -175,8 +175,8 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         if worker is None:
             self._shared[_WORKERS] = 0
             self._loaded = int(self._shared[_LOADED])
-        self._loaded += 1  # in every worker: each has a state of its own, and worker 0's is no news to the others
-        if worker is not None and worker.id:
+        self._loaded += 1  # in every worker: each has a state of its own, and the last one's is no news to the others
+        if worker is not None and worker.id < worker.num_workers - 1:  # that has handed out the fewest batches
             return
         text = np.frombuffer(parsed.to_json().ljust(_STATE_BYTES, b"\0"), np.uint8)
         self._saved.copy_(torch.from_numpy(text.copy()))

@@ -450,3 +450,23 @@ def test_set_epoch_and_torchdata_go_together(
         one.set_epoch(epoch)
         at = epoch - first + 1
         assert seen(batches) == stream[at * STEPS + 4 * (at == 1) : (at + 1) * STEPS]
+
+
+def test_the_state_of_a_step_is_known_right_after_torchdata_resumed(
+    info: reader.DatasetInfo, stream: list[list[int]]
+) -> None:
+    """Workers save their own next batches, of which some are ahead of the trained step."""
+    saving = stateful(dataset(info), workers := 2)
+    for trained in (3, 4):
+        begun = iter(saving)
+        state = [seen(itertools.islice(begun, trained)), saving.state_dict()][1]
+        one = dataset(info)
+        batches = stateful(one, workers)
+        batches.load_state_dict(state)
+        resumed = iter(batches)  # starts the workers, which load their states
+        first = seen(itertools.islice(resumed, 1))
+        assert first == stream[trained : trained + 1]
+        again = dataset(info)
+        again.load_state_dict(one.state_dict(trained))
+        assert seen(again)[:1] == first
+        saving = stateful(dataset(info), workers)
