@@ -82,6 +82,12 @@ def _version(value: str) -> str:
     return value
 
 
+def _base(value: str) -> str:
+    if value not in ("", "none") and not VERSION_PATTERN.fullmatch(value):
+        raise ValueError("name a version such as 1.0.0, or none")
+    return value
+
+
 def _extensions(value: str | Iterable[str]) -> frozenset[str]:
     """`jpg,.PNG` or a list of suffixes: in lower case, without dots."""
     given = value.split(",") if isinstance(value, str) else tuple(value)
@@ -335,6 +341,9 @@ class Config:
     io_deadline: Fractional = Flag(
         _JOB, storage.DEFAULT_DEADLINE_S, _between(float, 0, 86_400),
         "how long a storage request that fails is retried", "SECONDS")
+    base: Text = Flag(
+        _JOB, "", _base, "published version that unchanged images are taken from, with the same bytes as if they were "
+        "converted, or none (default: the newest one with the same image flags and --seed)", "N.N.N")
     plan_only: Switch = Flag(_JOB, False, _switch, "print the plan and write no dataset")
     repair: Switch = Flag(_JOB, False, _switch, "read every byte of a published version and rewrite what is corrupt")
     overwrite: Switch = Flag(_JOB, False, _switch, "delete a published version and rewrite it")
@@ -348,10 +357,11 @@ class Config:
     # Resolved by the launcher: lines of `labels_file`, column names of `manifest`; no flags of their own.
     labels: tuple[str, ...] | None = None
     header: tuple[str, ...] = ()
-    # Of one run, set by the launcher: which job it is, how many images a local runner has memory for, and the versions
-    # that the workers of a cluster must have.
+    # Of one run, set by the launcher: which job it is, how many images a local runner has memory for, the versions that
+    # the workers of a cluster must have, and the `self_sha256` of the base's manifest.
     most_references: int | None = dataclasses.field(default=None, compare=False)
     launcher: Mapping[str, str] | None = dataclasses.field(default=None, compare=False, repr=False)
+    base_sha256: str = dataclasses.field(default="", compare=False, repr=False)
     run_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -384,6 +394,11 @@ class Config:
     def dataset_url(self) -> str:
         """Where the version is published."""
         return storage.join(storage.join(self.output, self.name), self.version)
+
+    @property
+    def base_url(self) -> str:
+        """The version that `base` names."""
+        return storage.join(storage.join(self.output, self.name), self.base)
 
     @property
     def states_url(self) -> str:

@@ -92,6 +92,10 @@ def published_text(manifest: Manifest) -> str:
     lines.append(f"{plural(manifest.images, 'image')} listed = {records} + {rejects}{reasons}")
     with suppress(AttributeError, TypeError, ValueError):  # no hash covers run.json: anything may be in it
         lines += _skipped(manifest.run.get("skipped", {}))
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        base = manifest.run["base"]
+        gone = f", {base['gone']:,} gone" if "gone" in base else ""
+        lines.append(f"{base['encoded']:,} encoded, {base['taken']:,} taken from {base['version']}{gone}")
     passed = data["image"].get("passed_through", {})
     if stored := sum(passed.values()):
         unchanged = f"{passed.get('whole', 0):,} byte for byte"

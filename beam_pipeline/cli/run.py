@@ -17,6 +17,7 @@ from beam_pipeline import schema, storage
 from beam_pipeline.cli.messages import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates, published
+from beam_pipeline.dataset.base import choose_base
 from beam_pipeline.dataset.output import check_places, check_unpublished
 from beam_pipeline.dataset.state import JobState, at_once
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, UsageError, say
@@ -94,6 +95,8 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         return None
     job = job or _job(None, config)
     config = job.configured(config)
+    if found is None:
+        config = _with_base(config)
     with _sole_writer(config):
         if manifest is not None and found is not None:
             say(f"repairing {found.damage}", sys.stderr)
@@ -120,9 +123,18 @@ def _job(options: PipelineOptions | None, config: Config) -> Job:
 
 
 def _plan(config: Config, job: Job) -> None:
-    config = job.configured(config)
+    config = _with_base(job.configured(config))
     if job.write(config):
         say(plan_text(JobState(config).take_plan_only()))
+
+
+def _with_base(config: Config) -> Config:
+    """The configuration with its base, which is told."""
+    with _nothing_begun():
+        config, line = choose_base(config)
+    if line:
+        say(line, sys.stderr)
+    return config
 
 
 @contextmanager

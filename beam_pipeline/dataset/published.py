@@ -213,6 +213,15 @@ def shards_of(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]
     }
 
 
+def tables_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Path → size and sums of each record table; older versions have none."""
+    return {
+        schema.table_file(shard["file"]): table
+        for shard in shards_of(manifest).values()
+        if (table := shard.get("table"))
+    }
+
+
 _SIZES, _SIZES_AND_CRCS = "sizes", "sizes and CRCs"
 
 
@@ -221,13 +230,13 @@ def _find_damage(config: Config, manifest: dict[str, Any]) -> tuple[Damage, str]
     store = storage.open_storage(config.output, config.io_deadline)
     found = {file.path: file for file in store.files(config.dataset_url)}
     shards = shards_of(manifest)
-    expected = manifest["file_sizes"] | {one["file"]: one for one in shards.values()}
+    expected = manifest["file_sizes"] | {one["file"]: one for one in shards.values()} | tables_of(manifest)
     corrupt = set()
     for name, one in expected.items():
         url = storage.join(config.dataset_url, name)
         if not storage.is_intact(store, url, found.get(name), one["bytes"], one["crc32c"], read=config.repair):
             corrupt.add(name)
-    damaged = {key for key, one in shards.items() if one["file"] in corrupt}
+    damaged = {key for key, one in shards.items() if corrupt & {one["file"], schema.table_file(one["file"])}}
     if schema.REJECTS_FILE in corrupt:  # its lines come from the shards that had rejects
         damaged |= {key for key, one in shards.items() if one["records"] < one["images"]}
     not_expected = [name for name in found.keys() - expected.keys() if is_ours(name, config.name)]

@@ -218,9 +218,13 @@ class JobState:
             reads: whether to read a shard whose CRC the store doesn't tell, even if it has the etag or mtime that its
                 writer recorded. Its index, which is small, is always read then.
         """
-        for kind, file, expected in (("shard", name.file, sidecar), ("index", name.index_file, sidecar["index"])):
+        for kind, file, expected in (
+            ("shard", name.file, sidecar),
+            ("index", name.index_file, sidecar["index"]),
+            ("record table", name.table_file, sidecar["table"]),
+        ):
             if expected is None:
-                continue  # a compressed shard has no index
+                continue  # a compressed shard has no index, one of an older version no table
             listed, url = found(file), join(self._config.dataset_url, file)
             unchanged = not reads and listed is not None and bool(listed.etag) and listed.etag == expected.get("etag")
             read = False if unchanged else None

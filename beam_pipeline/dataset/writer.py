@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import IO, Any
+
+import numpy as np
 
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.conversion.fetch import convert_all, record_of
 from beam_pipeline.conversion.versions import check_versions
+from beam_pipeline.dataset.base import stored_images
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.published import shards_of
 from beam_pipeline.dataset.result import ShardResult, SummedFile
@@ -26,7 +31,7 @@ from beam_pipeline.errors import ImageShardsError, Reject, StorageError
 from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.planning.plan import JobPlan
-from beam_pipeline.schema import ShardName
+from beam_pipeline.schema import ShardName, example, table
 from beam_pipeline.storage import ListedFile
 
 _GZIP_LEVEL = 6
@@ -130,25 +135,26 @@ class ShardWriter:
     ) -> ShardResult:
         result = ShardResult(plan=self._plan_hash, file=name.file)
         one_hot_classes = len(self._class_ids) if self._config.one_hot else 0
-        record_bytes: list[int] = []
+        rows = TableRows(self._plan.columns)
         rejected: list[dict[str, str]] = []
 
-        def convert(ref: ImageRef, data: bytes, md5: bytes) -> EncodedImage:
-            image = decoder().convert(ref.path, data, md5)
+        def convert(ref: ImageRef, data: bytes, md5: bytes, stored: EncodedImage | None = None) -> EncodedImage:
+            image = stored or decoder().convert(ref.path, data, md5)
             record = record_of(ref, image, self._class_ids[ref.label], one_hot_classes, self._plan.columns)
             return image._replace(data=schema.frame(record))
 
         with self._state.temporary_file() as file:
             out = SummedFile(file, with_sha256=False)
             with self._compressed(out) as records:
-                for one in convert_all(self._config, refs, convert):
+                for one in convert_all(self._config, refs, convert, stored_images(self._config, refs)):
                     self._check_stopped()
-                    result.add(one, self._class_ids.get(one.ref.label, -1))
+                    class_id = self._class_ids.get(one.ref.label, -1)
+                    result.add(one, class_id)
                     if isinstance(one.result, Reject):
                         reject = one.result
                         rejected.append({"path": one.ref.path, "reason": reject.reason, "detail": reject.detail})
                     else:
-                        record_bytes.append(records.write(one.result.data))
+                        rows.add(one.ref, one.result, one.md5, class_id, records.write(one.result.data))
                     self._done += 1
                     report(images=1)
             result.bytes, result.crc32c = out.bytes, out.crc32c
@@ -159,12 +165,18 @@ class ShardWriter:
                     "use --overwrite"
                 )
             self._publish(file, name, result, found)
-        calls: list[Callable[[], Any]] = [lambda: self._target.stat(self._url(name.file))]
+        small = {}
         if self._config.compression == "none":  # else there is no index: records can't be read from the middle
-            index = index_text(record_bytes)
-            calls.append(lambda: self._target.write(self._url(name.index_file), index))
-            result.runs, result.index = schema.run_rows(name.index, record_bytes), schema.file_sums(index)
-        written = at_once(*calls)[0]
+            small[name.index_file] = index_text(rows.bytes)
+            result.runs, result.index = (
+                schema.run_rows(name.index, rows.bytes),
+                schema.file_sums(small[name.index_file]),
+            )
+        if published is None or "table" in published:
+            small[name.table_file] = rows.table()
+            result.table = schema.file_sums(small[name.table_file])
+        writes = [partial(self._target.write, self._url(file), data) for file, data in small.items()]
+        written = at_once(lambda: self._target.stat(self._url(name.file)), *writes)[0]
         result.etag = written.etag if written else ""
         self._state.save_sidecar(name, {**result.to_json(), "rejected": rejected})
         return result
@@ -211,6 +223,47 @@ class ShardWriter:
         # No name and no time in the header: the same records give the same bytes.
         with gzip.GzipFile(filename="", mode="wb", compresslevel=_GZIP_LEVEL, fileobj=out, mtime=0) as file:
             yield file
+
+
+class TableRows:
+    """The rows of a shard's record table, 60 bytes each.
+
+    Args:
+        features: the manifest's columns.
+    """
+
+    def __init__(self, features: Sequence[Mapping[str, Any]]) -> None:
+        self._types = table.COLUMNS | table.numeric(features)
+        self._columns: dict[str, array[Any]] = {
+            name: array(np.dtype(kind).base.char) for name, kind in self._types.items()
+        }
+        self._features = [table.column_name(one["name"]) for one in features]
+        self.bytes = self._columns["bytes"]
+
+    def add(self, ref: ImageRef, image: EncodedImage, md5: bytes, class_id: int, record_bytes: int) -> None:
+        """Add the record of an image, of so many framed bytes."""
+        source, passthrough = image.source, image.passthrough
+        self._columns["source_md5"].frombytes(md5)
+        values: dict[str, Any] = {
+            "order_key": ref.order_key,
+            "bytes": record_bytes,
+            "class": class_id,
+            "source_bytes": ref.source_bytes,
+            "source_height": source.height,
+            "source_width": source.width,
+            "source_format": table.SOURCE_FORMATS.index(source.format),
+            "passthrough": table.PASSTHROUGH.index(passthrough) + 1 if passthrough else 0,
+            "name": table.name_hash(ref.path),
+        }
+        for name, feature in zip(self._features, ref.features, strict=True):
+            if name in self._columns:
+                values[name] = example.numbers_of(feature)[0]
+        for name, value in values.items():
+            self._columns[name].append(value)
+
+    def table(self) -> bytes:
+        """The bytes of the table."""
+        return table.table_bytes(self._types, self._columns)
 
 
 def index_text(record_bytes: Iterable[int]) -> bytes:

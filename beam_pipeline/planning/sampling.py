@@ -65,7 +65,7 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
 
     with ThreadPoolExecutor(1) as thread:
         decoder = thread.submit(begin)  # while the first images are fetched
-        for ref, result, _, _ in convert_all(config, refs, convert):
+        for ref, result, *_ in convert_all(config, refs, convert):
             reject = result if isinstance(result, Reject) else None
             record_bytes, sums = (0, None) if isinstance(result, Reject) else result
             yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject)
