@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError, some
-from beam_pipeline.schema.manifest import FOREIGN_KEY, Manifest, parse_manifest
+from beam_pipeline.schema.manifest import FOREIGN_KEY, FileSums, Manifest, parse_manifest
 from beam_pipeline.schema.manifest import Shard as ShardInfo
+from beam_pipeline.schema.table import Table, read_table
 from beam_pipeline.storage import Storage, normalize, open_storage
 from reader.position import batch_size_of
 from reader.records import RunTable
@@ -162,6 +163,26 @@ class DatasetInfo:
         shards = [[shard.crc32c for shard in self.splits[part.split].shards] for part in ranges]
         text = f"{self.manifest['content_fingerprint']}\0{ranges}\0{runs}\0{shards}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def tables(self) -> dict[str, FileSums]:
+        """Path of each shard's record table in the dataset's folder → its size and sums; older versions have none."""
+        shards = (shard for split in self.splits.values() for shard in split.shards)
+        return {schema.table_file(shard.file): shard.table for shard in shards if shard.table}
+
+    def load_table(self, shard: ShardInfo) -> Table:
+        """The record table of a shard: `table["class"]` has a value for each record, in file order.
+
+        Raises:
+            ImageShardsError: the version is an older one that has none, or the file isn't the one that was published.
+        """
+        if shard.table is None:
+            raise ImageShardsError(f"{self.url} has no record tables, since an older release wrote it: write it again")
+        path = self.path(schema.table_file(shard.file))
+        data = self.storage.read(path)
+        if schema.sha256(data) != shard.table.sha256:
+            raise ImageShardsError(f"{path} isn't the record table that was published; run the job with --repair")
+        return read_table(data)
 
     def load_runs(self, split: str) -> npt.NDArray[np.void]:
         """One split's run index, an array of `schema.RUN_DTYPE` in file order (18 bytes a run of 64 records).

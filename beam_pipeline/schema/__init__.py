@@ -148,8 +148,10 @@ _SHARD_FILE = re.compile(
 
 
 def table_file(shard: str) -> str:
-    """Path of a shard's record table (see `schema.table`) inside the version folder."""
-    return f"{INDEX_FOLDER}/{shard}.records.npy"
+    """Path of a shard's record table (see `schema.table`) inside the version folder; it may be a third-party file."""
+    folder, _, name = shard.rpartition("/")
+    unique = f"{sha256(relative_path_bytes(shard))[:8]}-" if folder else ""
+    return f"{INDEX_FOLDER}/{unique}{name}.records.npy"
 
 
 def runs_file(split: str) -> str:
