@@ -70,7 +70,7 @@ def parser() -> tuple[Parser, list[str]]:
     root.add_argument("--version", action="version", version=f"imageshards {__version__}")
     verbs = root.add_subparsers(title="commands", metavar="COMMAND")
     verbs.add_parser("write", help="Convert images in class folders into TFRecord shards of equal size.")
-    for add in (_add_info, _add_verify, _add_show, _add_bench, _add_copy, _add_index, _add_train):
+    for add in (_add_info, _add_verify, _add_show, _add_bench, _add_copy, _add_diff, _add_index, _add_train):
         add(verbs)
     return root, list(verbs.choices)
 
@@ -361,6 +361,28 @@ def _copy(given: argparse.Namespace) -> int:
     text = f"OK: {plural(copied.files, 'file')}, {size(copied.bytes)} in {copied.folder}{kept}; all checksums match"
     _print(given, dataclasses.asdict(copied), text)
     return EXIT_OK
+
+
+def _add_diff(verbs: Any) -> None:
+    flag = _add(
+        verbs,
+        "diff",
+        _diff,
+        "Show what differs between two versions of a dataset: images, classes, flags.",
+        "An image that moved to another folder is neither added nor gone.",
+        "datasets/photos/1.0.0 datasets/photos/1.1.0",
+        "0 they hold the same images, 1 they differ",
+    ).add_argument
+    flag("dataset", metavar="A")
+    flag("other", metavar="B")
+
+
+def _diff(given: argparse.Namespace) -> int:
+    from reader.tools.diff import diff
+
+    difference = diff(given.dataset, given.other)
+    _print(given, dataclasses.asdict(difference), str(difference))
+    return EXIT_FAILED if difference else EXIT_OK
 
 
 def _add_index(verbs: Any) -> None:

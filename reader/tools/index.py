@@ -292,11 +292,6 @@ class _File:
     runs: list[tuple[int, int, int]]
     columns: dict[str, array[int]]
 
-    @property
-    def table(self) -> bytes:
-        """Its record table, with what is known of records that we didn't write."""
-        return table_bytes({name: COLUMNS[name] for name in self.columns}, self.columns)
-
 
 def _scan_file(keys: Keys, sampled: int, scanners: Scanners, path: str) -> _File:
     """Read a file from start to end; mean and std come from its first `sampled` records."""
@@ -354,7 +349,7 @@ def _write(folder: Path, scans: dict[str, list[_File]], total: _Contents, classe
     manifest = _manifest(folder, scans, total, classes, keys)
     manifest["files"] = {path: schema.sha256(data) for path, data in contents.items()}
     for file in (one for found in scans.values() for one in found):
-        contents[schema.table_file(_name_in(folder, file))] = file.table
+        contents[schema.table_file(_name_in(folder, file))] = _table(file)
     contents[schema.MANIFEST_FILE] = seal_manifest(manifest)
     for path, data in contents.items():
         storage.open_storage(str(folder)).write(f"{folder}/{path}", data)
@@ -423,7 +418,7 @@ def _split(folder: Path, files: Sequence[_File], classes: int) -> dict[str, Any]
             "images": one.contents.records + one.contents.left_out.total(),
             "listing_fingerprint": f"{one.contents.digest:032x}",
             "content_fingerprint": f"{one.contents.digest:032x}",
-            "table": schema.file_sums(one.table),
+            "table": schema.file_sums(_table(one)),
         }
         for one in files
     ]
@@ -438,6 +433,11 @@ def _split(folder: Path, files: Sequence[_File], classes: int) -> dict[str, Any]
 def _name_in(folder: Path, file: _File) -> str:
     """A file as the manifest names it."""
     return file.path.removeprefix(f"{folder}/")
+
+
+def _table(file: _File) -> bytes:
+    """The record table of a file, with what is known of records that we didn't write."""
+    return table_bytes({name: COLUMNS[name] for name in file.columns}, file.columns)
 
 
 def _mean_and_std(moments: npt.NDArray[np.int64]) -> tuple[list[str], list[str]]:
