@@ -416,10 +416,10 @@ def test_the_warning_of_boxes_says_what_each_resize_mode_moves_before_the_job_be
     assert finished.code == 0
     (line,) = finished.err.splitlines()
     assert line == (
-        "warning: 'box', 'place' look like boxes, stored as given, but --resize_mode pad moves the pixels: in pixels "
-        "a box is wrong after every mode; as fractions of width and height it is valid after stretch, shorter and longer, wrong "
-        "after crop and pad; --image_size none keeps it valid; images are stored upright: a box must be of the image "
-        "as EXIF turns it"
+        "warning: 'box', 'place' look like boxes, stored as given, but --resize_mode pad moves the pixels: "
+        "in pixels a box is wrong after every mode; "
+        "as fractions of width and height it is valid after stretch, shorter and longer, wrong after crop and pad; "
+        "--image_size none keeps it valid; images are stored upright: a box must be of the image as EXIF turns it"
     )
     finished = make.run("--input", photos, "--output", tmp_path / "own", "--name", "d", *flags, "--image_size", "none")
     assert "resize_mode" not in finished.err and "images are stored upright" in finished.err
