@@ -9,7 +9,6 @@ import gc
 import glob
 import logging
 import os
-import re
 import signal
 import sys
 import tempfile
