@@ -275,7 +275,7 @@ class Config:
     manifest: Place = Flag(
         _PLACES, "", _file, "CSV or JSONL file for --layout manifest, with columns path and label. Columns split, "
         "bytes and md5 are optional. Any other column becomes a feature of the records, of the type in its name: "
-        "age:int64, score:float32, caption:bytes, box:float32[]. Paths are relative to --input (the file's folder) or "
+        "age:int64, score:float32, caption:bytes, tags:bytes[]. Paths are relative to --input (the file's folder) or "
         "full URLs", "FILE")
     labels_file: Place = Flag(
         _PLACES, "", _file, "class names in the order of their ids, one a line (default: sorted folder names)", "FILE")

@@ -14,11 +14,12 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from warnings import filterwarnings
 
 from beam_pipeline.cli.messages import published_text, warnings
@@ -44,27 +45,36 @@ _OURS = {f"--{name}": flag for name, flag in FLAGS.items()}
 
 
 def command(arguments: Sequence[str] | None = None) -> int:
-    """`main` in a process of its own, which Ctrl-C ends at once: Beam's threads and workers would go on for minutes."""
-    if threading.current_thread() is threading.main_thread():
-        before = signal.getsignal(signal.SIGINT)
-        if before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, _end)
-            try:
-                return main(arguments)
-            finally:
-                signal.signal(signal.SIGINT, before)
-    return main(arguments)
+    """`main` in a process of its own, which Ctrl-C and SIGTERM end at once, its workers too: they would go on."""
+    defaults: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    is_main = threading.current_thread() is threading.main_thread()
+    ours = [number for number, default in defaults.items() if is_main and signal.getsignal(number) is default]
+    for number in ours:
+        signal.signal(number, _end)
+    try:
+        return main(arguments)
+    finally:
+        for number in ours:
+            signal.signal(number, defaults[number])
 
 
-def _end(*_: object) -> NoReturn:
+def _end(number: int, *_: object) -> NoReturn:
     """Nothing needs to be undone: whatever a job has done when it is killed, the same command resumes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for process in _descendants("self"):
-        with suppress(OSError):  # it has ended
-            os.kill(int(process), signal.SIGTERM)
+    for other in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(other, lambda *_: None)  # a process that is started meanwhile would inherit SIG_IGN
     wipe = b"\r\033[K" if os.isatty(2) else b""  # the progress line
     with suppress(OSError):
         os.write(2, wipe + f"error: {_INTERRUPTED}\n".encode())
+    # Stopped, they start no others while Beam's threads may be starting some: each is found before any has ended.
+    for pause_s, numbers in ((0.0, [signal.SIGSTOP]), (0.1, [signal.SIGSTOP]), (0.1, [signal.SIGTERM, signal.SIGCONT])):
+        time.sleep(pause_s)
+        for process in _descendants("self"):
+            for each in numbers:
+                with suppress(OSError):  # it has ended
+                    os.kill(int(process), each)
+    if number == signal.SIGTERM:  # whoever sent it is told so by the exit status
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     os._exit(_INTERRUPTED.exit_code)
 
 
@@ -205,10 +215,11 @@ def beams_parser() -> tuple[argparse.ArgumentParser, list[str]]:
     """A parser of every option of Beam, and their flags: `PipelineOptions` only warns about unknown ones."""
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    found: list[argparse.ArgumentParser] = []
-    PipelineOptions([]).get_all_options(add_extra_args_fn=found.append)
-    found[0].exit_on_error = False
-    return found[0], re.findall(r"(?:^  |, )(--[\w-]+)", found[0].format_help(), re.MULTILINE)
+    parsers: list[argparse.ArgumentParser] = []
+    PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
+    parsers[0].exit_on_error = False
+    # argparse has no public list of its flags.
+    return parsers[0], re.findall(r"(?:^  |, )(--[\w-]+)", parsers[0].format_help(), re.MULTILINE)
 
 
 def _unknown(argument: str, flags: Collection[str]) -> UsageError:

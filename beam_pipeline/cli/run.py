@@ -105,7 +105,7 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
             return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
         # In an object store the job itself finds that another one has published meanwhile.
         if config.overwrite or not storage.is_local(config.output) or read_manifest(config) is None:
-            if notice := duplicates.notice(config):
+            for notice in filter(None, (duplicates.notice(config), manifest_rows.box_notice(config))):
                 say(f"warning: {notice}", sys.stderr)
             if not job.write(config, command):
                 return None

@@ -101,12 +101,17 @@ def convert_all(
         ref, stored = item
         md5 = (ref.duplicate_of and listed_md5(ref)) or b""
         data = b""
+        again = functools.partial(_fetch, config, options, ref)
         try:
-            data = fetched()
             if stored and stored.is_unchanged:
-                return Converted(ref, convert(ref, data, stored.md5, stored.image), stored.md5, 0, stored)
-            md5 = hashlib.md5(data, usedforsecurity=False).digest()
-            _check_unchanged(ref, md5, data)
+                return Converted(ref, convert(ref, b"", stored.md5, stored.image), stored.md5, 0, stored)
+            for read in (fetched, again, again):  # a bit may have flipped on its way
+                data = read()
+                md5 = hashlib.md5(data, usedforsecurity=False).digest()
+                if not (change := _change(ref, md5, data)):
+                    break
+            else:
+                raise Reject(RejectReason.CHANGED, change)
             known = [stored.image] if stored and stored.md5 == md5 and stored.image else []
             return Converted(ref, convert(ref, data, md5, *known), md5, len(data), stored)
         except Reject as reject:
@@ -156,15 +161,16 @@ def record_of(
     )
 
 
-def _check_unchanged(ref: ImageRef, md5: bytes, data: bytes) -> None:
-    """Reject an image that isn't what was listed."""
+def _change(ref: ImageRef, md5: bytes, data: bytes) -> str:
+    """How an image differs from what was listed; "" if it doesn't."""
     if len(data) != ref.source_bytes:
-        raise Reject(RejectReason.CHANGED, f"listed with {ref.source_bytes} bytes, read {len(data)}")
+        return f"listed with {ref.source_bytes} bytes, read {len(data)}"
     kind, _, listed = ref.etag.removeprefix(_UNCONFIRMED).partition(":")
     if kind == "md5" and listed != md5.hex():
-        raise Reject(RejectReason.CHANGED, f"listed with MD5 {listed}, read {md5.hex()}")
+        return f"listed with MD5 {listed}, read {md5.hex()}"
     if kind == "crc32c" and int(listed, 16) != google_crc32c.value(data):
-        raise Reject(RejectReason.CHANGED, f"listed with CRC-32C {listed}, read {google_crc32c.value(data):08x}")
+        return f"listed with CRC-32C {listed}, read {google_crc32c.value(data):08x}"
+    return ""
 
 
 def listed_md5(ref: ImageRef) -> bytes | None:

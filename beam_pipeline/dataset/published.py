@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -222,6 +223,13 @@ def tables_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+def _check_place(config: Config, url: str) -> None:
+    """Check that a file can be written where one is missing; a folder there may hold somebody's work."""
+    for path, is_other, kind in ((url, os.path.isdir, "folder"), (os.path.dirname(url), os.path.isfile, "file")):
+        if storage.is_local(url) and is_other(path):
+            raise UsageError(f"--output {config.output!r}: {path} is a {kind}; move it away")
+
+
 _SIZES, _SIZES_AND_CRCS = "sizes", "sizes and CRCs"
 
 
@@ -236,6 +244,7 @@ def _find_damage(config: Config, manifest: dict[str, Any]) -> tuple[Damage, str]
         url = storage.join(config.dataset_url, name)
         if not storage.is_intact(store, url, found.get(name), one["bytes"], one["crc32c"], read=config.repair):
             corrupt.add(name)
+            _check_place(config, url)
     damaged = {key for key, one in shards.items() if corrupt & {one["file"], schema.table_file(one["file"])}}
     if schema.REJECTS_FILE in corrupt:  # its lines come from the shards that had rejects
         damaged |= {key for key, one in shards.items() if one["records"] < one["images"]}

@@ -156,7 +156,8 @@ def convert(
         raise
     except Exception as error:
         raise formats.why_broken(data, name, size, error) from None
-    passthrough = PASSTHROUGH[own_pixels != data] if own_pixels else None
+    whole, without_metadata = PASSTHROUGH
+    passthrough = (whole if own_pixels == data else without_metadata) if own_pixels else None
     return EncodedImage(stored, pixels.height, pixels.width, source, passthrough, sums)
 
 

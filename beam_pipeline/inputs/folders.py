@@ -88,7 +88,8 @@ class ListingSummary:
     def merge(self, other: ListingSummary) -> None:
         """Add all that another part found and skipped."""
         self.class_counts.update(other.class_counts)
-        self.smallest = smallest(chain(self.smallest, other.smallest))
+        if other.smallest:
+            self.smallest = smallest(chain(self.smallest, other.smallest))
         self.counts.update(other.counts)
         self.references.merge(other.references)
         for suffix, files in other.suffixes.items():

@@ -74,18 +74,24 @@ def _list_class_folders(_: Any, config: Config) -> Iterator[Any]:
 
 
 def _list_folders(group: tuple[int, Iterable[ClassFolder]], config: Config) -> Iterator[Any]:
-    """The images of each class folder; the first pages of all folders are fetched at the same time."""
+    """The images of some class folders; the first pages of all of them are fetched at the same time."""
+    total = ListingSummary()  # one for all: 100,000 summaries of a folder each take longer than its listing
+
+    def refs() -> Iterator[ImageRef]:
+        for part, first, rest in listings:
+            yield from chain(first.result(), rest)
+            total.merge(part)
+            if not first.result():
+                counter(elements.CLASSES_EMPTY).inc()
+
     with ThreadPoolExecutor(_FOLDERS_AT_A_TIME) as threads:
         listings = []
         for folder in group[1]:
-            summary = ListingSummary()
-            summary.class_counts[folder.label] = 0  # a folder without images is a class, too
-            refs = folders.list_images(config, folder, summary)
-            listings.append((summary, threads.submit(_first_page, refs), refs))
-        for summary, first, refs in listings:
-            yield from _pages(chain(first.result(), refs), summary, config)
-            if not summary.images:
-                counter(elements.CLASSES_EMPTY).inc()
+            total.class_counts[folder.label] += 0  # a folder without images is a class, too
+            part = ListingSummary()  # of skipped files, which threads count
+            images = folders.list_images(config, folder, part)
+            listings.append((part, threads.submit(_first_page, images), images))
+        yield from _pages(refs(), total, config)
 
 
 def _first_page(refs: Iterator[ImageRef]) -> list[ImageRef]:

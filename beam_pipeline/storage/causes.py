@@ -68,6 +68,7 @@ _CAUSES: tuple[Cause, ...] = (
     Cause("the server is busy or failing", r"HTTP (408|429|5\d\d)|SlowDown", passes=True),
     Cause("no answer in time", "TimedOut|timed out|Timeout", passes=True),
     Cause("the answer is incomplete", _INCOMPLETE, passes=True),
+    Cause("the listing is corrupt", "invalid list response", "check the URL and the network", passes=True),
     Cause("no connection", _NO_CONNECTION, "check the URL and the network", passes=True),
     Cause("", ""),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -131,6 +132,27 @@ def test_a_truncated_shard_is_written_again_with_the_same_bytes(photos: Path, or
     assert finished.out.startswith(f"repaired {version}\n")
     few = "fewer than 5 records of 3 classes in split 'validation': 'ant' 3, 'bee' 4, 'cat' 4"
     assert finished.err == f"repairing 1 corrupt shard\nwarning: {few}\n"
+
+
+@pytest.mark.parametrize("flags", [(), ("--repair",)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("class.labels.txt", "folder"), ("photos-train.tfrecord-00000-of-00002", "folder"), ("index", "file")],
+)
+def test_a_folder_in_the_place_of_a_file_is_told_before_a_repair_begins(
+    photos: Path, version: Path, name: str, kind: str, flags: tuple[str, ...]
+) -> None:
+    (version / name).rename(version.parent / "moved")
+    (version / name).write_text("mine") if kind == "file" else (version / name / "mine").mkdir(parents=True)
+    with unchanged(version):
+        refused(
+            again(photos, version, *flags),
+            2,
+            f"--output '{version.parent.parent}': {version}/{name} is a {kind}; move it away",
+        )
+    shutil.rmtree(version / name) if kind == "folder" else (version / name).unlink()
+    finished = again(photos, version, *flags)
+    assert (finished.code, finished.out.partition(" ")[0]) == (0, "repaired"), finished.err
 
 
 @pytest.mark.parametrize("skipped", [None, [], {"suffixes": 5}])

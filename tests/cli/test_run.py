@@ -278,6 +278,21 @@ def test_ctrl_c_ends_the_command_soon_with_one_line(many: Path, tmp_path: Path, 
     assert said == f"{line}\n" if mode == "in_memory" else line in said  # Beam's workers print, too
 
 
+@pytest.mark.parametrize("wait_s", [0.0, 0.1, 1.0])
+def test_a_launcher_that_is_terminated_leaves_no_worker(photos: Path, tmp_path: Path, wait_s: float) -> None:
+    command = [sys.executable, "-m", "beam_pipeline", f"--input={photos}", f"--output={tmp_path}", "--name=x"]
+    command += ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+    with subprocess.Popen(command, cwd=make.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        tasks = Path(f"/proc/{process.pid}/task")
+        while process.poll() is None and not any(file.read_text() for file in tasks.glob("*/children")):
+            time.sleep(0.01)
+        time.sleep(wait_s)
+        process.terminate()
+        said, _ = process.communicate(timeout=20)  # its workers hold stdout: it ends with the last of them
+    assert process.returncode == -signal.SIGTERM
+    assert b"error: interrupted; the same command resumes\n" in said
+
+
 def test_an_unforeseen_error_is_one_line_that_names_its_traceback(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ LOSE = "the server does it, the reply is lost"
 DELAY = "it takes a moment longer"
 EXPIRED = "401: the credentials have expired"
 FORBIDDEN = "403: this account may not"
+FLIP = "a bit of an image flips on its way"
 SILENCE = "no answer ever comes"
 FAULTS = (BUSY, DROP, RESET, TRUNCATE, SHORT, LOSE, DELAY)
 FAILURES = (BUSY, DROP, RESET, TRUNCATE, LOSE)
@@ -137,6 +138,8 @@ class _Handler(Handler):
             if name.lower() not in _HOP_BY_HOP
         }
         cut = chance.randrange(len(data)) if data else 0
+        if fault == FLIP and data.startswith(b"\xff\xd8"):
+            data = data[:cut] + bytes([data[cut] ^ 1 << chance.randrange(8)]) + data[cut + 1 :]
         if fault == LOSE or (fault == TRUNCATE and not data):
             self._hang_up()
         elif fault == TRUNCATE:

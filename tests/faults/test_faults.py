@@ -185,6 +185,17 @@ def test_at_ten_percent_faults_the_job_writes_the_same_bytes_and_loses_no_image(
     assert failing.happened.total() >= 5, "of some 140 requests"
 
 
+def test_an_image_of_which_a_bit_flips_on_its_way_is_read_again(
+    gcs: Gcs, photos: Path, through: Through, reference: dict[str, bytes], tmp_path: Path
+) -> None:
+    gcs.put_folder(bucket := gcs.new_bucket(), "in", photos)
+    failing = through(0.1, faults=(proxy.FLIP,))
+    finished = make.job(f"gs://{bucket}/in", tmp_path, *make.TWO_SPLITS)
+    assert finished.code == 0, finished.err
+    assert make.same_each_time(tmp_path / "photos/1.0.0") == reference
+    assert failing.happened[proxy.FLIP] >= 5
+
+
 @pytest.mark.parametrize("fault", [proxy.EXPIRED, proxy.FORBIDDEN], ids=["expired", "forbidden"])
 def test_credentials_that_expire_end_the_job_with_one_line(
     gcs: Gcs, photos: Path, through: Through, fault: str

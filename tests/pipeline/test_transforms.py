@@ -87,6 +87,19 @@ def test_list_images_gives_every_image_once_and_one_summary(
         assert_that(facts, equal_to([(40, ("ant", "bee", "cat"), smallest)]), "summary")
 
 
+def test_many_class_folders_share_pages_and_summaries(tmp_path: Path) -> None:
+    make.class_folders(tmp_path / "in", {f"c{number:02}": 1 for number in range(31)} | {"empty": 0})
+    some = config(tmp_path / "in", tmp_path / "out")
+    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
+        keyed, summary = job | "List" >> ListImages(some)
+        lengths = keyed | beam.FlatMap(lambda pair: map(len, pair[1]))
+        assert_that(lengths, equal_to([16, 15]), "pages")
+        counts = summary | beam.Map(lambda one: (one.images, len(one.classes), one.class_counts["empty"]))
+        assert_that(counts, equal_to([(31, 32, 0)]), "summary")
+    (empty,) = job.result.metrics().query(MetricsFilter().with_name(elements.CLASSES_EMPTY))["counters"]
+    assert empty.committed == 1
+
+
 def manifest_of(photos: Path, folder: Path) -> Path:
     (folder / "m.jsonl").write_text("\n".join(json.dumps({"path": name, "label": "x"}) for name in make.files(photos)))
     return folder / "m.jsonl"
