@@ -6,28 +6,22 @@ import argparse
 import atexit
 import difflib
 import gc
-import glob
 import logging
 import os
 import re
-import signal
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Collection, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import NoReturn
 from warnings import filterwarnings
 
+from beam_pipeline.cli.command import INTERRUPTED
 from beam_pipeline.cli.messages import published_text, warnings
 from beam_pipeline.cli.run import run
 from beam_pipeline.config import FLAGS, REMOVED, Config
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, one_line, say, tell
 from beam_pipeline.images.formats import hide_warnings
 
-_INTERRUPTED = ImageShardsError("interrupted; the same command resumes")
 _USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
 _EPILOG = """\
 Any option of Beam works too: --runner, --project, --region, --temp_location, --direct_num_workers, ...
@@ -41,41 +35,6 @@ The same command again resumes a job that failed. Exit codes: 0 published, 1 the
 # A flag as similar to one of ours as this is a typo of it; Beam's most similar has 0.76 (tests/cli/test_main.py).
 _SURELY_OURS = 0.8
 _OURS = {f"--{name}": flag for name, flag in FLAGS.items()}
-
-
-def command(arguments: Sequence[str] | None = None) -> int:
-    """`main` in a process of its own, which Ctrl-C ends at once: Beam's threads and workers would go on for minutes."""
-    if threading.current_thread() is threading.main_thread():
-        before = signal.getsignal(signal.SIGINT)
-        if before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, _end)
-            try:
-                return main(arguments)
-            finally:
-                signal.signal(signal.SIGINT, before)
-    return main(arguments)
-
-
-def _end(*_: object) -> NoReturn:
-    """Nothing needs to be undone: whatever a job has done when it is killed, the same command resumes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for process in _descendants("self"):
-        with suppress(OSError):  # it has ended
-            os.kill(int(process), signal.SIGTERM)
-    wipe = b"\r\033[K" if os.isatty(2) else b""  # the progress line
-    with suppress(OSError):
-        os.write(2, wipe + f"error: {_INTERRUPTED}\n".encode())
-    os._exit(_INTERRUPTED.exit_code)
-
-
-def _descendants(process: str) -> list[str]:
-    """Ids of all descendants of a process: Beam starts its workers in shells."""
-    found: list[str] = []
-    for children in glob.glob(f"/proc/{process}/task/*/children"):
-        with suppress(OSError):  # the thread has ended
-            for child in Path(children).read_text().split():
-                found += [child, *_descendants(child)]
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImageShardsError as error:
         return tell(error)
     except KeyboardInterrupt as error:  # its text says that a job on Dataflow runs on
-        return tell(ImageShardsError(str(error)) if str(error) else _INTERRUPTED)
+        return tell(ImageShardsError(str(error)) if str(error) else INTERRUPTED)
     finally:
         logging.root.setLevel(level)
 

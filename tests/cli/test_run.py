@@ -278,6 +278,33 @@ def test_ctrl_c_ends_the_command_soon_with_one_line(many: Path, tmp_path: Path, 
     assert said == f"{line}\n" if mode == "in_memory" else line in said  # Beam's workers print, too
 
 
+# A process that gets Ctrl-C as it begins to import a module.
+_INTERRUPTED_BY_IMPORT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path, target=None):
+        if name == os.environ["AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+"""
+
+
+@pytest.mark.parametrize("module", ["beam_pipeline.cli.main", "PIL.Image", "apache_beam"])
+@pytest.mark.parametrize("program", [["-m", "beam_pipeline"], [str(make.ROOT / "imageshards.py"), "write"]], ids=str)
+def test_ctrl_c_while_the_command_is_being_imported_is_the_same_line(
+    program: list[str], module: str, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_INTERRUPTED_BY_IMPORT)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{make.ROOT}", "AT": module}
+    flags = ["--input", str(photos), "--output", str(tmp_path / "out"), "--name=x"]
+    done = subprocess.run(
+        [sys.executable, *program, *flags], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (1, "error: interrupted; the same command resumes\n")
+
+
 def test_an_unforeseen_error_is_one_line_that_names_its_traceback(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
