@@ -43,9 +43,10 @@ def _end(*_: object) -> NoReturn:
     for process in _descendants("self"):
         with suppress(OSError):  # it has ended
             os.kill(int(process), signal.SIGTERM)
-    wipe = b"\r\033[K" if os.isatty(2) else b""  # the progress line
-    with suppress(OSError):
-        os.write(2, wipe + f"error: {INTERRUPTED}\n".encode())
+    with suppress(OSError, ValueError, AttributeError):  # closed
+        stderr = sys.stderr.fileno()  # not always 2, see `only_our_lines`
+        wipe = b"\r\033[K" if os.isatty(stderr) else b""  # the progress line
+        os.write(stderr, wipe + f"error: {INTERRUPTED}\n".encode())
     os._exit(INTERRUPTED.exit_code)
 
 

@@ -13,10 +13,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from warnings import filterwarnings
 
 from beam_pipeline.cli.command import INTERRUPTED
 from beam_pipeline.cli.messages import published_text, warnings
+from beam_pipeline.cli.quiet import only_our_lines
 from beam_pipeline.cli.run import run
 from beam_pipeline.config import FLAGS, REMOVED, Config
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, one_line, say, tell
@@ -46,20 +48,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     level = logging.root.level
     try:
         config, beam_arguments = parse(given)
-        options, prints_errors = None, True
+        options, prints_errors, has_workers = None, True, False
         if beam_arguments:
             from apache_beam.options.pipeline_options import PipelineOptions
 
             from beam_pipeline.cli import job
 
             options = PipelineOptions(beam_arguments)
-            prints_errors = job.is_local(options) or job.is_dataflow(options)
+            has_workers = job.is_local(options)
+            prints_errors = has_workers or job.is_dataflow(options)
         if prints_errors:
             logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
         hide_warnings()
         filterwarnings("ignore", "Your application has authenticated using end user credentials")  # the documented way
         filterwarnings("ignore", "Unrecognized JobState")  # newer than the library
-        manifest = run(config, options, ["imageshards", "write", *given])
+        with only_our_lines() if has_workers else nullcontext():
+            manifest = run(config, options, ["imageshards", "write", *given])
         if manifest is not None:
             for warning in warnings(config, manifest):
                 say(f"warning: {warning}", sys.stderr)

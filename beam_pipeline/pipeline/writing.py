@@ -24,7 +24,7 @@ from beam_pipeline.dataset.result import ShardResult
 from beam_pipeline.dataset.writer import ShardWriter
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.pipeline import elements
-from beam_pipeline.pipeline.elements import Page, ShardId, by_key, counter, grouped
+from beam_pipeline.pipeline.elements import Page, ShardId, by_key, counter, grouped, reports_errors
 from beam_pipeline.planning.plan import JobPlan
 
 _COUNT_EVERY_S = 5.0  # a shard takes minutes, and those of a job may all be in work at once
@@ -67,6 +67,7 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
         self._threads = ThreadPoolExecutor(self._most, "shard")
         self._stopped = threading.Event()
 
+    @reports_errors
     def process(self, shard: tuple[ShardId, Iterable[Page]], plan: JobPlan) -> Iterator[ShardId]:
         writer = ShardWriter(self._config, plan, self._repaired, self._stopped)
         with self._all_or_none():
@@ -75,6 +76,7 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
             finished = [self._finish_one()] if len(self._in_work) == self._most else []
         yield from finished
 
+    @reports_errors
     def finish_bundle(self) -> Iterator[Any]:
         with self._all_or_none():
             finished = [self._finish_one() for _ in range(len(self._in_work))]
@@ -122,6 +124,7 @@ def _write(writer: ShardWriter, shard: ShardId, refs: list[ImageRef]) -> tuple[S
     return shard, result, time.monotonic() - start
 
 
+@reports_errors
 def publish_dataset(
     plan: JobPlan,
     config: Config,
