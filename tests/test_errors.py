@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 
 import pytest
@@ -25,15 +24,6 @@ def test_exit_codes_and_that_a_reject_is_no_error_of_the_job() -> None:
     assert {error: error.exit_code for error in KINDS} == KINDS
     assert all(issubclass(error, ImageShardsError) for error in KINDS)
     assert not issubclass(errors.Reject, ImageShardsError)
-
-
-def told(error: ImageShardsError) -> str:
-    """A worker's traceback of it."""
-    try:
-        with errors.errors_as_tokens():
-            raise error
-    except ImageShardsError:
-        return traceback.format_exc().rstrip() + " [while running 'a/b-12']\n"
 
 
 ODD = "a\\new.jpg, a\nb, 'one' \"two\", größe, \udcff, %20, \\\\, {x} [while running 'c']"
@@ -55,7 +45,9 @@ ODD = "a\\new.jpg, a\nb, 'one' \"two\", größe, \udcff, %20, \\\\, {x} [while r
 def test_an_error_of_ours_comes_out_of_any_text_of_a_runner_as_it_was(
     error: ImageShardsError, quoted: Callable[[str], str]
 ) -> None:
-    found = errors.from_worker(RuntimeError(quoted(told(UsageError("an earlier one")) + told(error))))
+    found = errors.from_worker(
+        RuntimeError(quoted(make.told_by_worker(UsageError("an earlier one")) + make.told_by_worker(error)))
+    )
     assert type(found) is type(error)
     assert (str(found), vars(found)) == (str(error), vars(error))
 
@@ -77,7 +69,8 @@ def test_versions_that_differ_are_told_of_beams_own_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "ValueError: x", "imageshards-error:", "imageshards-error:%7B", told(UsageError("cut"))[:-50]]
+    "text",
+    ["", "ValueError: x", "imageshards-error:", "imageshards-error:%7B", make.told_by_worker(UsageError("cut"))[:-50]],
 )
 def test_other_texts_hold_no_error_of_ours(text: str) -> None:
     assert errors.from_worker(Exception(text)) is None

@@ -40,6 +40,7 @@ def command(arguments: Sequence[str] | None = None) -> int:
 def _end(*_: object) -> NoReturn:
     """Nothing needs to be undone: whatever a job has done when it is killed, the same command resumes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.excepthook = lambda _: None  # Beam's threads would print that their workers are gone
     for process in _descendants("self"):
         with suppress(OSError):  # it has ended
             os.kill(int(process), signal.SIGTERM)

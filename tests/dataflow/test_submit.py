@@ -16,6 +16,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 import beam_pipeline
 from beam_pipeline.cli import dataflow, watch
 from beam_pipeline.cli.main import parse
+from beam_pipeline.errors import StorageError
 from tests import make
 from tests.dataflow.api import RESET, FakeDataflow, Message, Step
 from tests.dataflow.cloud import IMAGE, Cloud, told
@@ -211,7 +212,7 @@ def test_a_plan_is_printed_when_its_job_is_done_by_the_command_that_submitted_it
 
 
 def test_a_plan_that_failed_is_not_said_to_have_started_nothing(api: FakeDataflow, one: Cloud) -> None:
-    text = "Traceback (most recent call last):\nbeam_pipeline.errors.StorageError: gs://in: permission denied"
+    text = make.told_by_worker(StorageError("gs://in: permission denied"))
     api.steps = [Step("FAILED", (Message("ERROR", text),))]
     finished = one.run("--plan_only")
     assert (finished.code, told(finished.err)[-1]) == (1, "error: gs://in: permission denied")
