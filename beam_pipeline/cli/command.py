@@ -38,16 +38,20 @@ def command(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end(*_: object) -> NoReturn:
-    """Nothing needs to be undone: whatever a job has done when it is killed, the same command resumes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.excepthook = lambda _: None  # Beam's threads would print that their workers are gone
-    for process in _descendants("self"):
-        with suppress(OSError):  # it has ended
-            os.kill(int(process), signal.SIGTERM)
     with suppress(OSError, ValueError, AttributeError):  # closed
         stderr = sys.stderr.fileno()  # not always 2, see `only_our_lines`
         wipe = b"\r\033[K" if os.isatty(stderr) else b""  # the progress line
         os.write(stderr, wipe + f"error: {INTERRUPTED}\n".encode())
+    end_process()
+
+
+def end_process() -> NoReturn:
+    """Nothing needs to be undone: whatever a job has done when it is killed, the same command resumes it."""
+    threading.excepthook = lambda _: None  # Beam's threads would print that their workers are gone
+    for process in _descendants("self"):
+        with suppress(OSError):  # it has ended
+            os.kill(int(process), signal.SIGTERM)
     os._exit(INTERRUPTED.exit_code)
 
 
