@@ -40,6 +40,7 @@ class SampleImages(beam.PTransform):  # type: ignore[misc]
 
 
 def _chunks(summary: ListingSummary) -> Iterator[tuple[int, Page]]:
+    report(now=True, images_to_sample=len(summary.smallest))
     for start in range(0, len(summary.smallest), _SAMPLE_CHUNK):
         yield keyed(Page(summary.smallest[start : start + _SAMPLE_CHUNK]))
 
@@ -48,7 +49,10 @@ def _chunks(summary: ListingSummary) -> Iterator[tuple[int, Page]]:
 def _measure(chunk: tuple[int, Iterable[Page]], config: Config, summary: ListingSummary) -> Iterator[Measurement]:
     refs = list(chain.from_iterable(chunk[1]))
     counter(elements.IMAGES_SAMPLED).inc(len(refs))
-    yield from sampling.measure(config, len(summary.classes), refs)
+    for measurement in sampling.measure(config, len(summary.classes), refs):
+        report(images_sampled=1)
+        yield measurement
+    report(now=True)
 
 
 @dataclasses.dataclass

@@ -16,6 +16,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 import beam_pipeline
 from beam_pipeline.cli import dataflow, watch
 from beam_pipeline.cli.main import parse
+from beam_pipeline.conversion import fetch
 from beam_pipeline.errors import StorageError
 from tests import make
 from tests.dataflow.api import RESET, FakeDataflow, Message, Step
@@ -209,6 +210,18 @@ def test_a_plan_is_printed_when_its_job_is_done_by_the_command_that_submitted_it
     assert told(finished.err) == [*begun, "12:02:00 running", "12:04:00 done after 4 min 00 s"]
     assert finished.out.startswith("train: 10 images in 1 shard of about ")
     assert (finished.code, finished.out.splitlines()[1:]) == (0, ["5 classes; nothing was written"])
+
+
+@pytest.mark.parametrize(("flags", "threads"), [((), 2), (("--decode_threads=5",), 5)])
+def test_a_process_decodes_with_few_threads_as_there_is_one_for_each_core(
+    api: FakeDataflow, one: Cloud, flags: tuple[str, ...], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = set()
+    make.before(monkeypatch, fetch, "_shared_pool", lambda _, decode_threads: used.add(decode_threads))
+    api.steps = [Step("RUNNING", act=one.work), Step("DONE")]
+    finished = one.run(*flags)
+    assert (finished.code, used) == (0, {threads})
+    assert ("  --decode_threads=2" in finished.err.splitlines()) is (not flags)
 
 
 def test_a_plan_that_failed_is_not_said_to_have_started_nothing(api: FakeDataflow, one: Cloud) -> None:
