@@ -77,15 +77,18 @@ def grouped(pages: Any, label: str, key: Any = int) -> Any:
 
 def reports_errors(function: Called) -> Called:
     """A function that Beam calls, whose errors reach the launcher as they are, also from another process."""
-    if inspect.isgeneratorfunction(function):
 
-        @functools.wraps(function)
-        def generate(*args: Any, **more: Any) -> Iterator[Any]:
-            with errors_as_tokens():
-                yield from function(*args, **more)
+    @functools.wraps(function)
+    def call(*args: Any, **more: Any) -> Any:
+        with errors_as_tokens():
+            return function(*args, **more)
 
-        return cast(Called, generate)
-    return cast(Called, functools.wraps(function)(errors_as_tokens()(function)))
+    @functools.wraps(function)
+    def generate(*args: Any, **more: Any) -> Iterator[Any]:
+        with errors_as_tokens():
+            yield from function(*args, **more)
+
+    return cast(Called, generate if inspect.isgeneratorfunction(function) else call)
 
 
 def merge_all(parts: Iterable[Part], empty: Callable[[], Part]) -> Part:
