@@ -337,7 +337,8 @@ class Config:
     fetch_concurrency: Whole = Flag(
         _JOB, 32, _between(int, 1, 1024), "concurrent requests of a worker process", "N")
     decode_threads: Whole = Flag(
-        _JOB, 0, _between(int, 0, 1024), "images that a worker process decodes at a time (default: one per core)", "N")
+        _JOB, 0, _between(int, 0, 1024),
+        "images that a worker process decodes at a time (default: one per core; 2 on Dataflow)", "N")
     io_deadline: Fractional = Flag(
         _JOB, storage.DEFAULT_DEADLINE_S, _between(float, 0, 86_400),
         "how long a storage request that fails is retried", "SECONDS")

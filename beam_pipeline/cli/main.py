@@ -6,29 +6,24 @@ import argparse
 import atexit
 import difflib
 import gc
-import glob
 import logging
 import os
 import re
-import signal
 import sys
 import tempfile
-import threading
-import time
 import traceback
 from collections.abc import Collection, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, NoReturn
+from contextlib import nullcontext
 from warnings import filterwarnings
 
+from beam_pipeline.cli.command import INTERRUPTED
 from beam_pipeline.cli.messages import published_text, warnings
+from beam_pipeline.cli.quiet import only_our_lines
 from beam_pipeline.cli.run import run
 from beam_pipeline.config import FLAGS, REMOVED, Config
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, one_line, say, tell
 from beam_pipeline.images.formats import hide_warnings
 
-_INTERRUPTED = ImageShardsError("interrupted; the same command resumes")
 _USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
 _EPILOG = """\
 Any option of Beam works too: --runner, --project, --region, --temp_location, --direct_num_workers, ...
@@ -44,50 +39,6 @@ _SURELY_OURS = 0.8
 _OURS = {f"--{name}": flag for name, flag in FLAGS.items()}
 
 
-def command(arguments: Sequence[str] | None = None) -> int:
-    """`main` in a process of its own, which Ctrl-C and SIGTERM end at once, its workers too: they would go on."""
-    defaults: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    is_main = threading.current_thread() is threading.main_thread()
-    ours = [number for number, default in defaults.items() if is_main and signal.getsignal(number) is default]
-    for number in ours:
-        signal.signal(number, _end)
-    try:
-        return main(arguments)
-    finally:
-        for number in ours:
-            signal.signal(number, defaults[number])
-
-
-def _end(number: int, *_: object) -> NoReturn:
-    """Nothing needs to be undone: whatever a job has done when it is killed, the same command resumes it."""
-    for other in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(other, lambda *_: None)  # a process that is started meanwhile would inherit SIG_IGN
-    wipe = b"\r\033[K" if os.isatty(2) else b""  # the progress line
-    with suppress(OSError):
-        os.write(2, wipe + f"error: {_INTERRUPTED}\n".encode())
-    # Stopped, they start no others while Beam's threads may be starting some: each is found before any has ended.
-    for pause_s, numbers in ((0.0, [signal.SIGSTOP]), (0.1, [signal.SIGSTOP]), (0.1, [signal.SIGTERM, signal.SIGCONT])):
-        time.sleep(pause_s)
-        for process in _descendants("self"):
-            for each in numbers:
-                with suppress(OSError):  # it has ended
-                    os.kill(int(process), each)
-    if number == signal.SIGTERM:  # whoever sent it is told so by the exit status
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    os._exit(_INTERRUPTED.exit_code)
-
-
-def _descendants(process: str) -> list[str]:
-    """Ids of all descendants of a process: Beam starts its workers in shells."""
-    found: list[str] = []
-    for children in glob.glob(f"/proc/{process}/task/*/children"):
-        with suppress(OSError):  # the thread has ended
-            for child in Path(children).read_text().split():
-                found += [child, *_descendants(child)]
-    return found
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -97,20 +48,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     level = logging.root.level
     try:
         config, beam_arguments = parse(given)
-        options, prints_errors = None, True
+        options, prints_errors, has_workers = None, True, False
         if beam_arguments:
             from apache_beam.options.pipeline_options import PipelineOptions
 
             from beam_pipeline.cli import job
 
             options = PipelineOptions(beam_arguments)
-            prints_errors = job.is_local(options) or job.is_dataflow(options)
+            has_workers = job.is_local(options)
+            prints_errors = has_workers or job.is_dataflow(options)
         if prints_errors:
             logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
         hide_warnings()
         filterwarnings("ignore", "Your application has authenticated using end user credentials")  # the documented way
         filterwarnings("ignore", "Unrecognized JobState")  # newer than the library
-        manifest = run(config, options, ["imageshards", "write", *given])
+        with only_our_lines() if has_workers else nullcontext():
+            manifest = run(config, options, ["imageshards", "write", *given])
         if manifest is not None:
             for warning in warnings(config, manifest):
                 say(f"warning: {warning}", sys.stderr)
@@ -123,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImageShardsError as error:
         return tell(error)
     except KeyboardInterrupt as error:  # its text says that a job on Dataflow runs on
-        return tell(ImageShardsError(str(error)) if str(error) else _INTERRUPTED)
+        return tell(ImageShardsError(str(error)) if str(error) else INTERRUPTED)
     finally:
         logging.root.setLevel(level)
 

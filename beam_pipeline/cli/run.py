@@ -10,10 +10,11 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import beam_pipeline
 from beam_pipeline import schema, storage
+from beam_pipeline.cli import notebook
 from beam_pipeline.cli.messages import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates, published
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
 def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
     """Convert the images of `config.input` and publish the dataset.
 
-    A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
-    same call in a new one resumes, and decodes that image in isolation); if the caller must survive that, call this in
-    a process of its own. Ctrl-C raises KeyboardInterrupt at once; with `--direct_running_mode=multi_processing` Beam
-    first waits for its workers, which may take minutes. The command ends at once. On Dataflow the job runs on, which
-    the exception's text says.
+    Where IPython is active (Jupyter, Colab) all of it happens in a process of its own, whose output is printed here.
+    Elsewhere a local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the
+    process (the same call in a new one resumes, and decodes that image in isolation); if the caller must survive that,
+    call this in a process of its own. Ctrl-C raises KeyboardInterrupt at once; with
+    `--direct_running_mode=multi_processing` Beam first waits for its workers, which may take minutes. The command ends
+    at once. On Dataflow the job runs on, which the exception's text says.
 
     Args:
         config: what to convert and how.
@@ -52,6 +54,8 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         ImageShardsError: the job failed; nothing is published, and the same call resumes.
     """
     beam_pipeline.require_pipeline()
+    if notebook.is_active():
+        return cast(Manifest | None, notebook.run_elsewhere(config, beam_options, command))
     config = dataclasses.replace(config, run_id=uuid.uuid4().hex)
     handlers = list(logging.root.handlers)
     try:

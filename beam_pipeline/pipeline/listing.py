@@ -19,7 +19,7 @@ from beam_pipeline.inputs import folders, manifest_rows
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary
 from beam_pipeline.inputs.references import ImageRef, sample_size
 from beam_pipeline.pipeline import elements, limits
-from beam_pipeline.pipeline.elements import PAGE_REFS, Page, by_key, counter, grouped, keyed, merge_all
+from beam_pipeline.pipeline.elements import PAGE_REFS, Page, by_key, counter, grouped, keyed, merge_all, reports_errors
 
 _FOLDERS, _SUMMARIES = "folders", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
@@ -64,6 +64,7 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
         return pages, parts
 
 
+@reports_errors
 def _list_class_folders(_: Any, config: Config) -> Iterator[Any]:
     """(group, class folder); files outside them are in the summary."""
     check_versions(config)  # long before anything is decoded
@@ -73,6 +74,7 @@ def _list_class_folders(_: Any, config: Config) -> Iterator[Any]:
     yield _counted(summary)
 
 
+@reports_errors
 def _list_folders(group: tuple[int, Iterable[ClassFolder]], config: Config) -> Iterator[Any]:
     """The images of some class folders; the first pages of all of them are fetched at the same time."""
     total = ListingSummary()  # one for all: 100,000 summaries of a folder each take longer than its listing
@@ -117,6 +119,7 @@ def _counted(summary: ListingSummary) -> beam.pvalue.TaggedOutput:
     return beam.pvalue.TaggedOutput(_SUMMARIES, summary)
 
 
+@reports_errors
 def _read_rows(_: Any, config: Config) -> Iterator[Any]:
     """(bucket, `Page`) of a manifest's rows; to the output `_FOLDERS` (folder whose sizes are listed, buckets).
 
@@ -135,6 +138,7 @@ def _read_rows(_: Any, config: Config) -> Iterator[Any]:
         yield bucket, page
 
 
+@reports_errors
 def _list_sizes(to_list: tuple[str, int], config: Config) -> Iterator[tuple[int, Page]]:
     folder, buckets = to_list
     return _by_bucket(manifest_rows.listed_refs(config, folder), buckets)
@@ -146,6 +150,7 @@ def _by_bucket(refs: Iterator[ImageRef], buckets: int) -> Iterator[tuple[int, Pa
         yield from by_key(some, lambda ref: ref.order_key % buckets).items()
 
 
+@reports_errors
 def _join_sizes(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[Any]:
     """Keyed `Page`s of the rows of one bucket, with the sizes of its listed files, and their summary.
 
@@ -172,6 +177,7 @@ def _repeated(config: Config, *rows: ImageRef) -> UsageError:
     )
 
 
+@reports_errors
 def complete(summary: ListingSummary, config: Config) -> ListingSummary:
     """The summary of a complete listing, with its classes and a sample of the right size.
 

@@ -11,17 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
-from beam_pipeline.errors import ImageShardsError, StorageError
+from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
 
 T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _RESUMES = "the same command resumes"
-
-
-class MissingFileError(StorageError, FileNotFoundError):
-    """There is no such file, or no such bucket."""
 
 
 class Incomplete(Exception):

@@ -15,9 +15,9 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import IO
 
-from beam_pipeline.errors import StorageError
+from beam_pipeline.errors import MissingFileError, StorageError
 from beam_pipeline.storage import Data, ListedFile, Storage
-from beam_pipeline.storage.causes import MissingFileError, explained
+from beam_pipeline.storage.causes import explained
 
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
 # Of a link that leads nowhere, or round in circles, and of a file that has gone since its folder was read.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import random
+import re
 import shutil
 from collections import Counter
 from itertools import islice
@@ -19,6 +21,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import beam_pipeline
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError
@@ -158,6 +161,16 @@ def test_a_class_folder_without_images_is_a_class_and_no_image_at_all_stops_the_
         listing.complete(total, config(Path("/in"), Path("/out")))
     total.add([ImageRef("a/1", 1, "", "a", "train", 5)])
     assert listing.complete(total, config(Path("/in"), Path("/out"))).classes == ("a", "empty")
+
+
+def test_a_worker_logs_each_shard_as_it_is_begun_and_published(
+    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "imageshards"):
+        beam_pipeline.run(config(photos, tmp_path, num_shards=2))
+    lines = [record.getMessage() for record in caplog.records if record.name == "imageshards"]
+    begun, published = "shard train-N: begun, N images", "shard train-N: published, N records, N rejects, N kB, N s"
+    assert sorted(re.sub(r"\d[\d.,]*", "N", line) for line in lines) == [begun] * 2 + [published] * 2
 
 
 def test_references_are_assigned_to_shards_without_loss(photos: Path, tmp_path: Path) -> None:
