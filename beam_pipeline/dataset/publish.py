@@ -88,7 +88,7 @@ def _publish(
             manifest["duplicates"] = duplicates.totals(saved)
         manifest["files"] = {file: one["sha256"] for file, one in sums.items()}
         manifest["file_sizes"] = {file: {"bytes": one["bytes"], "crc32c": one["crc32c"]} for file, one in sums.items()}
-        files[schema.RUN_FILE] = canonical_json({**run, **totals.run_totals()})
+        files[schema.RUN_FILE] = canonical_json({**run, "inputs": plan.inputs, **totals.run_totals()})
         last = [(file, files.pop(file)) for file in (schema.DATASET_INFO_FILE,) if file in files]
         at_once(*(partial(put, *one) for one in files.items()))
     at_once(partial(state.check, plan.sha256), *(partial(put, *one) for one in last))

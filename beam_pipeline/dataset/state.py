@@ -180,11 +180,10 @@ class JobState:
         if isinstance(after, StorageError) and not isinstance(after, FileNotFoundError):
             return None
         manifest = self._manifest()
-        if manifest is None or published.plan_of(manifest, plan.references).sha256 != plan.sha256:
+        if manifest is None or published.plan_of(manifest, plan.inputs, plan.dropped).sha256 != plan.sha256:
             return None
-        # Etags and mtimes of the images are not in the manifest.
-        inputs = str(published.run_facts(self._config).get("inputs", ""))
-        return manifest if plan.references.startswith(inputs) else None
+        # Etags and mtimes of the images are not in the manifest: without run.json it may be that of other images.
+        return manifest if published.run_facts(self._config).get("inputs") == plan.inputs else None
 
     def _manifest(self) -> dict[str, Any] | None:
         try:

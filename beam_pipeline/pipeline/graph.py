@@ -47,7 +47,7 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
     if groups is not None:
         saved = AsIter(groups | "SaveDuplicates" >> beam.Map(duplicates.save, config, AsSingleton(plan)))
         # lines of duplicates.jsonl, in the state
-    facts = summary | "RunFacts" >> beam.Map(lambda one: {**run, "skipped": one.skipped, "inputs": str(one.references)})
+    facts = summary | "RunFacts" >> beam.Map(lambda one: {**run, "skipped": one.skipped})
     plan | "PublishDataset" >> beam.Map(publish_dataset, config, AsIter(written), saved, AsSingleton(facts))
 
 

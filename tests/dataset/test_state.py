@@ -26,9 +26,16 @@ from tests import make
 from tests.servers import Gcs
 
 PLAN = JobPlan(
-    {"seed": 0}, ("a",), (), {"train": SplitPlan(9, 90, (5, 1 << 63))}, {"mean": ["0.1"]}, "9-abc", {"pillow": "1"}
+    {"seed": 0},
+    ("a",),
+    (),
+    {"train": SplitPlan(9, 90, (5, 1 << 63))},
+    {"mean": ["0.1"]},
+    "9-abc",
+    "0-",
+    {"pillow": "1"},
 )
-OTHER = dataclasses.replace(PLAN, references="other")
+OTHER = dataclasses.replace(PLAN, inputs="other")
 NAME = ShardName("photos", "train", 1, 3)
 STATE = "photos/_state/1.0.0"
 EMPTY = {f"{STATE}/claim.json", f"{STATE}/plan.json"}
@@ -91,11 +98,12 @@ def test_every_part_of_a_plan_is_in_its_hash() -> None:
     # fmt: off
     others = {
         "configuration": {"seed": 1}, "classes": ("b",), "columns": ({"name": "x"},), "statistics": {},
-        "splits": {"train": SplitPlan(9, 90, (6, 1 << 63))}, "references": "9-abd", "codec": {"pillow": "2"},
+        "splits": {"train": SplitPlan(9, 90, (6, 1 << 63))}, "inputs": "9-abd", "dropped": "1-abd",
+        "codec": {"pillow": "2"},
     }
     # fmt: on
     assert set(others) == {field.name for field in dataclasses.fields(JobPlan)}
-    assert len({PLAN.sha256, *(dataclasses.replace(PLAN, **{key: others[key]}).sha256 for key in others)}) == 8
+    assert len({PLAN.sha256, *(dataclasses.replace(PLAN, **{key: others[key]}).sha256 for key in others)}) == 9
 
 
 # --- making the output ready

@@ -151,7 +151,7 @@ def test_references_are_assigned_to_shards_without_loss(photos: Path, tmp_path: 
     refs = list(all_images(config(photos, tmp_path, splits="train=0.5,validation=0.5")))
     numbers = random.Random(1)
     cuts = tuple(sorted(numbers.getrandbits(64) for _ in range(5)))
-    plan = JobPlan({}, (), (), {"train": SplitPlan(1, 1, cuts), "validation": SplitPlan(1, 1, ())}, {}, "", {})
+    plan = JobPlan({}, (), (), {"train": SplitPlan(1, 1, cuts), "validation": SplitPlan(1, 1, ())}, {}, "", "", {})
     parts = dict(assign_shards((0, [Page(refs[:9]), Page(refs[9:])]), plan))
     assert sorted(ref for part in parts.values() for ref in part) == sorted(refs)
     for (split, index), part in parts.items():
