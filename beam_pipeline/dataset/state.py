@@ -28,9 +28,8 @@ from beam_pipeline.storage import ListedFile, Storage, join
 from beam_pipeline.storage.causes import explained
 
 _PLAN_FILE = "plan.json"
-# A job that begins from nothing doesn't delete these: an image that killed decoders will do so again, and the sample's
-# markers are deleted when it ends.
-_KEPT = (CLAIM_FILE, "inflight/rejected/", "inflight/sampling/")
+# A job that begins from nothing doesn't delete these: an image that killed decoders will do so again.
+_KEPT = (CLAIM_FILE, "inflight/rejected/")
 _DELETES_IN_FLIGHT = 32
 
 

@@ -374,7 +374,7 @@ def test_plan_only_leaves_its_plan_once_and_nothing_else(local: Config, remote: 
         state.attempts.begin_sampling([])
         assert state.has_leftovers()
         assert not state.exists(), "the next job would delete files of another program"
-        state.attempts.end_sampling()
+        state.attempts.end_sampling([])
         state.save_plan_only(PLAN)
         assert state.take_plan_only() == json.loads(json.dumps(PLAN.document()))
         assert files(config) == set()

@@ -27,6 +27,7 @@ from beam_pipeline.inputs.references import ImageRef, order_key, sample_size
 from beam_pipeline.pipeline import elements, graph, listing, writing
 from beam_pipeline.pipeline.elements import Page, PageCoder
 from beam_pipeline.pipeline.listing import ListImages
+from beam_pipeline.pipeline.planning import PlanShards, SampleImages
 from beam_pipeline.pipeline.writing import assign_shards
 from beam_pipeline.planning.plan import JobPlan, SplitPlan
 from tests import make
@@ -145,6 +146,20 @@ def test_a_class_folder_without_images_is_a_class_and_no_image_at_all_stops_the_
         listing.complete(total, config(Path("/in"), Path("/out")))
     total.add([ImageRef("a/1", 1, "", "a", "train", 5)])
     assert listing.complete(total, config(Path("/in"), Path("/out"))).classes == ("a", "empty")
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "gs"])
+def test_sampling_and_planning_in_another_pipeline_leave_nothing(
+    photos: Path, tmp_path: Path, gcs: Gcs, remote: bool
+) -> None:
+    some = Config(input=str(photos), output=f"gs://{gcs.new_bucket()}" if remote else str(tmp_path), name="photos")
+    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as pipeline:
+        pages, summary = pipeline | "ListImages" >> ListImages(some)
+        sample = summary | "SampleImages" >> SampleImages(some)
+        plan = pages | "PlanShards" >> PlanShards(some, summary, sample)
+        assert_that(plan | beam.Map(lambda plan: plan.images), equal_to([40]))
+    assert not list(tmp_path.iterdir())
+    assert not remote or not gcs.names(some.output.removeprefix("gs://"))
 
 
 def test_references_are_assigned_to_shards_without_loss(photos: Path, tmp_path: Path) -> None:
