@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import IO, Any
+from functools import partial
+from typing import Any
 
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
@@ -27,9 +28,12 @@ from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName
+from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.storage import ListedFile
 
 _GZIP_LEVEL = 6
+
+Seen = Mapping[str, ListedFile | None]  # URL → what was there before the claim was looked at
 
 
 class ShardWriter:
@@ -76,13 +80,13 @@ class ShardWriter:
         """
         name = ShardName(self._config.name, split, index, self._plan.splits[split].shards)
         try:
-            sidecar, found, _ = at_once(
-                lambda: self._state.sidecar(name), lambda: self._target.stat(self._url(name.file)), self._check
-            )
+            urls = [self._url(name.file), self._url(name.index_file), self._state.sidecar_url(name)]
+            looks = (partial(self._target.stat, url) for url in urls)
+            sidecar, _, *stats = at_once(partial(self._state.sidecar, name), self._check, *looks)
             result = self._finished(name, sidecar)
             if result is None:
                 in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
-                result = self._write(name, in_order, found)
+                result = self._write(name, in_order, dict(zip(urls, stats, strict=True)))
         except ImageShardsError as error:
             if self._repaired is not None or self._state.published_manifest(self._plan, after=error) is None:
                 raise
@@ -106,7 +110,7 @@ class ShardWriter:
         )
         return None if is_different else ShardResult.from_json({**sidecar, "kept": True})
 
-    def _write(self, name: ShardName, refs: list[ImageRef], found: ListedFile | None) -> ShardResult:
+    def _write(self, name: ShardName, refs: list[ImageRef], seen: Seen) -> ShardResult:
         # A repair's attempts share no plan: no marker tells what an earlier one died of.
         attempts = self._state.attempts if self._repaired is None else None
 
@@ -117,7 +121,7 @@ class ShardWriter:
         with ThreadPoolExecutor(1) as thread:
             begun = thread.submit(begin)  # while the first images are fetched
             try:
-                return self._convert(name, refs, found, lambda: begun.result()[1])
+                return self._convert(name, refs, seen, lambda: begun.result()[1])
             except StorageError:
                 raise
             except Exception:
@@ -126,8 +130,9 @@ class ShardWriter:
                 raise
 
     def _convert(
-        self, name: ShardName, refs: list[ImageRef], found: ListedFile | None, decoder: Callable[[], Decoder]
+        self, name: ShardName, refs: list[ImageRef], seen: Seen, decoder: Callable[[], Decoder]
     ) -> ShardResult:
+        url, sidecar_url = self._url(name.file), self._state.sidecar_url(name)
         result = ShardResult(plan=self._plan_hash, file=name.file)
         one_hot_classes = len(self._class_ids) if self._config.one_hot else 0
         record_bytes: list[int] = []
@@ -158,15 +163,19 @@ class ShardWriter:
                     f"shard {name.file} comes out with other bytes than were published: {self._why_changed()}; "
                     "use --overwrite"
                 )
-            self._publish(file, name, result, found)
-        calls: list[Callable[[], Any]] = [lambda: self._target.stat(self._url(name.file))]
+            self._check()
+            there = seen[url]
+            if there is None or (there.bytes, there.crc32c) != (out.bytes, out.crc32c):
+                self._state.put(url, file, there, self._check)
+        calls: list[Callable[[], Any]] = [partial(self._target.stat, url), self._check]
         if self._config.compression == "none":  # else there is no index: records can't be read from the middle
-            index = index_text(record_bytes)
-            calls.append(lambda: self._target.write(self._url(name.index_file), index))
+            index, index_url = index_text(record_bytes), self._url(name.index_file)
+            calls.append(partial(self._state.put, index_url, index, seen[index_url], self._check))
             result.runs, result.index = schema.run_rows(name.index, record_bytes), schema.file_sums(index)
         written = at_once(*calls)[0]
         result.etag = written.etag if written else ""
-        self._state.save_sidecar(name, {**result.to_json(), "rejected": rejected})
+        content = seal_manifest({**result.to_json(), "rejected": rejected})
+        self._state.put(sidecar_url, content, seen[sidecar_url], self._check)
         return result
 
     def _why_changed(self) -> str:
@@ -177,28 +186,13 @@ class ShardWriter:
             or "an image of it has changed"
         )
 
-    def _publish(self, file: IO[bytes], name: ShardName, result: ShardResult, found: ListedFile | None) -> None:
-        """Give the file its name, unless another job of this plan has written the same there.
-
-        Args:
-            found: what was there before this job looked at the claim: one that begins the version again leaves another
-                generation.
-        """
-        while True:
-            self._check()
-            if found is not None and (found.bytes, found.crc32c) == (result.bytes, result.crc32c):
-                return
-            if self._target.publish(file, self._url(name.file), found.generation if found else ""):
-                return
-            found = self._target.stat(self._url(name.file))
-
     def _check_stopped(self) -> None:
         if self._stopped.is_set():
             raise ImageShardsError("another shard failed, or the job was interrupted")
 
     def _check(self) -> None:
         self._check_stopped()
-        self._state.check(self._plan_hash, self._repaired["self_sha256"] if self._repaired else "")
+        self._state.check(self._plan, self._repaired["self_sha256"] if self._repaired else "")
 
     def _url(self, file: str) -> str:
         return storage.join(self._config.dataset_url, file)

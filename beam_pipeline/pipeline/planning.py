@@ -103,7 +103,7 @@ def prepare_output(plan: JobPlan, config: Config) -> JobPlan:
     if config.plan_only:
         state.save_plan_only(plan)
     else:
-        state.prepare(plan)
+        plan = state.prepare(plan)
         report(now=True, shards_planned=plan.shards, images_planned=plan.images)
         counter(elements.SHARDS_PLANNED).inc(plan.shards)
         counter(elements.IMAGES_PLANNED).inc(plan.images)

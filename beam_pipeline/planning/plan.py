@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -64,6 +64,7 @@ class JobPlan:
         inputs: count and order-free sum of every listed image, etags included, as run.json keeps it.
         dropped: the same of the duplicates that are dropped.
         codec: versions of the image libraries.
+        claim: no part of it: the run that made the claim under which it is carried out; "" for this one.
     """
 
     configuration: dict[str, Any]
@@ -74,6 +75,7 @@ class JobPlan:
     inputs: str
     dropped: str
     codec: dict[str, str]
+    claim: str = field(default="", compare=False)
 
     def document(self) -> dict[str, Any]:
         """The plan as `plan.json` holds it."""

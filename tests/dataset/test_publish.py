@@ -139,7 +139,7 @@ def write_shards(photos: Path, output: str, shards_written: int = 2) -> Job:
         config.fingerprint(), classes, (), {"train": split}, unmeasured, "40-abc", "0-", images.codec_versions()
     )
     JobState(config).claim.hold()
-    JobState(config).prepare(plan)
+    plan = JobState(config).prepare(plan)
     for index in range(shards_written):
         ShardWriter(config, plan).write("train", index, [ref for ref in refs if split.shard_of(ref.order_key) == index])
     return config, plan

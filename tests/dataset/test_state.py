@@ -21,6 +21,7 @@ from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import ImageShardsError, StorageError
 from beam_pipeline.planning.plan import JobPlan, SplitPlan, split_documents, split_plans
 from beam_pipeline.schema import ShardName, is_ours
+from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.servers import Gcs
@@ -81,6 +82,10 @@ def another(config: Config, **more: bool) -> JobState:
     return JobState(dataclasses.replace(config, run_id=uuid.uuid4().hex, **more))
 
 
+def save_sidecar(state: JobState, name: ShardName, sidecar: dict) -> None:
+    state.put(state.sidecar_url(name), seal_manifest(sidecar), None, lambda: None)
+
+
 plans = st.dictionaries(
     st.sampled_from(["train", "validation", "test"]),
     st.builds(SplitPlan, st.integers(1), st.integers(1), st.lists(st.integers(0, (1 << 64) - 1)).map(tuple)),
@@ -102,7 +107,7 @@ def test_every_part_of_a_plan_is_in_its_hash() -> None:
         "codec": {"pillow": "2"},
     }
     # fmt: on
-    assert set(others) == {field.name for field in dataclasses.fields(JobPlan)}
+    assert {*others, "claim"} == {field.name for field in dataclasses.fields(JobPlan)}
     assert len({PLAN.sha256, *(dataclasses.replace(PLAN, **{key: others[key]}).sha256 for key in others)}) == 9
 
 
@@ -114,7 +119,7 @@ def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config
     state = JobState(dataclasses.replace(config, restart=not storage.is_local(config.output)))
     state.prepare(PLAN)
     assert state.exists()
-    state.save_sidecar(NAME, {"plan": PLAN.sha256})
+    save_sidecar(state, NAME, {"plan": PLAN.sha256})
     put(config, NAME.file)
     before = files(config)
     state.prepare(PLAN)
@@ -126,7 +131,7 @@ def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config
 def test_another_plan_voids_all_that_was_written(config: Config, flag: str) -> None:
     state = JobState(config)
     state.prepare(PLAN)
-    state.save_sidecar(NAME, {"plan": PLAN.sha256})
+    save_sidecar(state, NAME, {"plan": PLAN.sha256})
     put(config, NAME.file, NAME.index_file, "dataset_info.json", "notes.txt", *["manifest.json"] * (flag != "restart"))
     storage.open_storage(config.output).write(f"{config.output}/photos/2.0.0/manifest.json", b"old")
     JobState(dataclasses.replace(config, **{flag: True})).prepare(OTHER)
@@ -252,7 +257,7 @@ def test_an_index_folder_of_ours_alone_is_gone(local: Config, claim: Claim) -> N
 def test_a_zombie_may_not_write(config: Config, claim: Claim, meanwhile: str) -> None:
     zombie = JobState(config)
     zombie.prepare(PLAN)
-    zombie.check(PLAN.sha256)
+    zombie.check(PLAN)
     if meanwhile == "begun again and published":  # while a worker slept
         storage.open_storage(config.output).delete(f"{config.output}/{STATE}/claim.json")
     elif storage.is_local(config.output):
@@ -262,7 +267,7 @@ def test_a_zombie_may_not_write(config: Config, claim: Claim, meanwhile: str) ->
         another(config, restart=True).prepare(OTHER)
     line = r"/1\.0\.0: another job has taken over this version; this one stops and publishes"
     with pytest.raises(ImageShardsError, match=line):
-        zombie.check(PLAN.sha256)
+        zombie.check(PLAN)
 
 
 # --- sidecars
@@ -271,7 +276,7 @@ def test_a_zombie_may_not_write(config: Config, claim: Claim, meanwhile: str) ->
 def test_a_broken_sidecar_is_none(config: Config) -> None:
     state = JobState(config)
     assert state.sidecar(NAME) is None
-    state.save_sidecar(NAME, {"plan": "x", "records": 3})
+    save_sidecar(state, NAME, {"plan": "x", "records": 3})
     valid = storage.open_storage(config.output).read(f"{state.url}/shards/train-00001.json")
     changed = (valid.replace(b'"records":3', b'"records":7'), valid.replace(b',"records":3', b""))
     for data in (b"", b"{}\n", b"[]\n", b'{"plan":"x"}\n', valid[:-9], *changed):
@@ -325,7 +330,7 @@ def test_clearing_leaves_nothing_of_the_state_but_that_of_another_version(config
     other.prepare(PLAN)
     state.prepare(PLAN)
     put(config, "manifest.json")
-    state.save_sidecar(NAME, {})
+    save_sidecar(state, NAME, {})
     remote = not storage.is_local(config.output)
     for _ in range(2):  # what a killed publisher left in an object store is cleared by any later job
         (another(config) if remote else state).clear()
@@ -348,7 +353,7 @@ def test_clearing_leaves_the_state_of_a_job_that_overwrites(remote: Config, mome
     before = files(remote)
     JobState(remote).clear()
     assert files(remote) == before
-    overwriting.check(OTHER.sha256)
+    overwriting.check(OTHER)
 
 
 @pytest.mark.parametrize("folder", [STATE, "photos/_state"])
