@@ -24,6 +24,7 @@ from warnings import filterwarnings
 from beam_pipeline.cli.messages import published_text, warnings
 from beam_pipeline.cli.run import run
 from beam_pipeline.config import FLAGS, REMOVED, Config
+from beam_pipeline.conversion.decoder import take_back_markers
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, one_line, say, tell
 from beam_pipeline.images.formats import hide_warnings
 
@@ -57,8 +58,9 @@ def command(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end(*_: object) -> NoReturn:
-    """Nothing needs to be undone: whatever a job has done when it is killed, the same command resumes it."""
+    """Little needs to be undone: whatever a job has done when it is killed, the same command resumes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    take_back_markers()
     for process in _descendants("self"):
         with suppress(OSError):  # it has ended
             os.kill(int(process), signal.SIGTERM)

@@ -33,6 +33,14 @@ SECONDS_A_PIXEL = 1e-6
 _LOOK_EVERY_S = 1.0
 # Large images share what one may take at the default --max_pixels; one that takes more has it alone.
 _MEMORY = MemoryBudget(LEAST_BOUND)
+_local_markers: set[str] = set()  # made by this process
+
+
+def take_back_markers() -> None:
+    """For the end of this process by a signal: no decoder is to blame. A child process costs an image a tenth."""
+    for path in list(_local_markers):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 @functools.cache  # parts of the sample follow each other: starting a process takes as long as 100 images
@@ -85,9 +93,13 @@ class Attempts:
         return found
 
     def _mark(self, name: str) -> bool:
+        url = storage.join(self._url, name)
         while True:
             try:
-                return not self._store.create(storage.join(self._url, name), uuid.uuid4().hex.encode())
+                is_first = self._store.create(url, uuid.uuid4().hex.encode())
+                if is_first and not self._store.is_remote:
+                    _local_markers.add(url)
+                return not is_first
             except FileNotFoundError:  # its folder went in between, with another marker
                 if self._store.is_remote:
                     raise

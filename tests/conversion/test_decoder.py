@@ -324,6 +324,28 @@ def test_a_hang_in_the_sample_ends_the_job_with_a_line_and_the_same_command_resu
     assert not (tmp_path / "out/photos/_state").exists()
 
 
+def test_an_interrupt_is_no_decoder_s_fault(tmp_path: Path) -> None:
+    make.class_folders(tmp_path / "in", {"a": 20})
+    (tmp_path / "in/a/0007.jpg").write_bytes(deadly("sleep"))
+    command = [
+        sys.executable,
+        "-m",
+        "beam_pipeline",
+        "--input",
+        str(tmp_path / "in"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*command, "--name", "photos"], env=deadly_environment(), cwd=make.ROOT, **pipes) as process:
+        while not (markers := list(tmp_path.glob("out/photos/_state/1.0.0/inflight/*/*"))):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 1
+    assert not any(marker.exists() for marker in markers)
+
+
 def test_a_repair_decodes_in_child_processes_from_its_first_attempt(tmp_path: Path, monkeypatch) -> None:
     make.class_folders(tmp_path / "in", {"a": 3})
     (tmp_path / "in/a/9.jpg").write_bytes(deadly("crash"))
