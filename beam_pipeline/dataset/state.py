@@ -108,20 +108,18 @@ class JobState:
             planned = self._read(_PLAN_FILE)
             is_published = self._store.stat(self._manifest_url) is not None
             if is_published and not config.overwrite:
-                is_done = self.published_manifest(plan) is not None
-                if (
-                    is_done or not config.repair or self._manifest() is not None
-                ):  # else it can't be read: write it again
+                if self.published_manifest(plan) is not None:
                     self.claim.give_up()
-                    if is_done:
-                        return claimed
+                    return claimed
+                if not config.repair or self._manifest() is not None:  # else it can't be read: write it again
+                    self.claim.give_up()
                     raise self.published_meanwhile()
             if not is_published and not is_replaced and planned == data:
                 return claimed
             anew = is_published and planned == data and run != config.run_id  # the claim of a job that has published
             if anew or (old and not self._is_local and self.claim.writer() is None):  # one that shared it has, just now
                 continue
-            if old:
+            if old or self._is_local:  # where --overwrite deletes the user's files, too, which are not listed
                 self.check(claimed)
                 self._delete(old)
             if self._store.write(join(self.url, _PLAN_FILE), data, None if self._is_local else ""):

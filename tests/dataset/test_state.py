@@ -140,6 +140,35 @@ def test_another_plan_voids_all_that_was_written(config: Config, flag: str) -> N
     assert state.sidecar(NAME) is None
 
 
+def test_overwrite_deletes_files_of_others_where_there_is_nothing_else(config: Config) -> None:
+    put(config, "notes.txt", "drafts/1.txt")
+    JobState(dataclasses.replace(config, overwrite=True)).prepare(PLAN)
+    assert files(config) == EMPTY
+
+
+def test_a_restart_of_the_same_plan_stops_the_job_before_it(remote: Config) -> None:
+    # It would publish while its shards are deleted.
+    claimed = JobState(remote).prepare(PLAN)
+    joined = another(remote).prepare(PLAN)
+    JobState(remote).check(joined)
+    again = another(remote, restart=True)
+    again.check(again.prepare(PLAN))
+    for plan in (claimed, joined):
+        with pytest.raises(ImageShardsError, match="another job has taken over this version"):
+            JobState(remote).check(plan)
+
+
+def test_an_overwrite_of_the_same_plan_stops_a_job_that_is_about_to_publish_it_again(remote: Config) -> None:
+    # The one that it shared the claim with has published, and was killed before it deleted the claim.
+    joined = JobState(remote).prepare(PLAN)
+    put(remote, "manifest.json", NAME.file)
+    overwriting = another(remote, overwrite=True)
+    overwriting.check(overwriting.prepare(PLAN))
+    assert files(remote) == EMPTY
+    with pytest.raises(ImageShardsError, match="another job has taken over this version"):
+        JobState(remote).check(joined)
+
+
 @pytest.mark.parametrize("plan", [PLAN, OTHER], ids=["the same plan", "another plan"])
 def test_restart_voids_any_plan_and_a_local_job_another_one_by_itself(
     config: Config, claim: Claim, plan: JobPlan
