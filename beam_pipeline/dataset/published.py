@@ -192,15 +192,16 @@ def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
     yield from ((one.ref, one.md5) for one in convert_all(config, refs, lambda *_: None))
 
 
-def plan_of(manifest: dict[str, Any], references: str) -> JobPlan:
-    """The plan that was published; the manifest says nothing of etags, so it knows no `references`."""
+def plan_of(manifest: dict[str, Any], inputs: str, dropped: str = "") -> JobPlan:
+    """The plan that was published; the manifest says nothing of etags, so it knows neither `inputs` nor `dropped`."""
     return JobPlan(
         configuration=manifest["configuration"],
         classes=tuple(manifest["classes"]),
         columns=tuple(manifest["features"]),
         splits=split_plans(manifest["plan"].get("splits", {})),
         statistics={key: manifest["image"][key] for key in ("mean", "std", "sampled_images")},
-        references=references,
+        inputs=inputs,
+        dropped=dropped,
         codec=manifest["codec"],
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +32,12 @@ from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName, example, table
+from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.storage import ListedFile
 
 _GZIP_LEVEL = 6
+
+Seen = Mapping[str, ListedFile | None]  # URL → what was there before the claim was looked at
 
 
 class ShardWriter:
@@ -81,13 +84,14 @@ class ShardWriter:
         """
         name = ShardName(self._config.name, split, index, self._plan.splits[split].shards)
         try:
-            sidecar, found, _ = at_once(
-                lambda: self._state.sidecar(name), lambda: self._target.stat(self._url(name.file)), self._check
-            )
+            files = (name.file, name.index_file, name.table_file)
+            urls = [*map(self._url, files), self._state.sidecar_url(name)]
+            looks = (partial(self._target.stat, url) for url in urls)
+            sidecar, _, *stats = at_once(partial(self._state.sidecar, name), self._check, *looks)
             result = self._finished(name, sidecar)
             if result is None:
                 in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
-                result = self._write(name, in_order, found)
+                result = self._write(name, in_order, dict(zip(urls, stats, strict=True)))
         except ImageShardsError as error:
             if self._repaired is not None or self._state.published_manifest(self._plan, after=error) is None:
                 raise
@@ -111,7 +115,7 @@ class ShardWriter:
         )
         return None if is_different else ShardResult.from_json({**sidecar, "kept": True})
 
-    def _write(self, name: ShardName, refs: list[ImageRef], found: ListedFile | None) -> ShardResult:
+    def _write(self, name: ShardName, refs: list[ImageRef], seen: Seen) -> ShardResult:
         # A repair's attempts share no plan: no marker tells what an earlier one died of.
         attempts = self._state.attempts if self._repaired is None else None
 
@@ -122,7 +126,7 @@ class ShardWriter:
         with ThreadPoolExecutor(1) as thread:
             begun = thread.submit(begin)  # while the first images are fetched
             try:
-                return self._convert(name, refs, found, lambda: begun.result()[1])
+                return self._convert(name, refs, seen, lambda: begun.result()[1])
             except StorageError:
                 raise
             except Exception:
@@ -131,8 +135,9 @@ class ShardWriter:
                 raise
 
     def _convert(
-        self, name: ShardName, refs: list[ImageRef], found: ListedFile | None, decoder: Callable[[], Decoder]
+        self, name: ShardName, refs: list[ImageRef], seen: Seen, decoder: Callable[[], Decoder]
     ) -> ShardResult:
+        url, sidecar_url = self._url(name.file), self._state.sidecar_url(name)
         result = ShardResult(plan=self._plan_hash, file=name.file)
         one_hot_classes = len(self._class_ids) if self._config.one_hot else 0
         rows = TableRows(self._plan.columns)
@@ -164,21 +169,23 @@ class ShardWriter:
                     f"shard {name.file} comes out with other bytes than were published: {self._why_changed()}; "
                     "use --overwrite"
                 )
-            self._publish(file, name, result, found)
-        small = {}
+            self._check()
+            there = seen[url]
+            if there is None or (there.bytes, there.crc32c) != (out.bytes, out.crc32c):
+                self._state.put(url, file, there, self._check)
+        small: dict[str, bytes] = {}
         if self._config.compression == "none":  # else there is no index: records can't be read from the middle
-            small[name.index_file] = index_text(rows.bytes)
-            result.runs, result.index = (
-                schema.run_rows(name.index, rows.bytes),
-                schema.file_sums(small[name.index_file]),
-            )
+            index = small[name.index_file] = index_text(rows.bytes)
+            result.runs, result.index = schema.run_rows(name.index, rows.bytes), schema.file_sums(index)
         if published is None or "table" in published:
-            small[name.table_file] = rows.table()
-            result.table = schema.file_sums(small[name.table_file])
-        writes = [partial(self._target.write, self._url(file), data) for file, data in small.items()]
-        written = at_once(lambda: self._target.stat(self._url(name.file)), *writes)[0]
+            columns = small[name.table_file] = rows.table()
+            result.table = schema.file_sums(columns)
+        urls = {self._url(file): content for file, content in small.items()}
+        writes = [partial(self._state.put, url, content, seen[url], self._check) for url, content in urls.items()]
+        written = at_once(partial(self._target.stat, url), self._check, *writes)[0]
         result.etag = written.etag if written else ""
-        self._state.save_sidecar(name, {**result.to_json(), "rejected": rejected})
+        content = seal_manifest({**result.to_json(), "rejected": rejected})
+        self._state.put(sidecar_url, content, seen[sidecar_url], self._check)
         return result
 
     def _why_changed(self) -> str:
@@ -189,28 +196,13 @@ class ShardWriter:
             or "an image of it has changed"
         )
 
-    def _publish(self, file: IO[bytes], name: ShardName, result: ShardResult, found: ListedFile | None) -> None:
-        """Give the file its name, unless another job of this plan has written the same there.
-
-        Args:
-            found: what was there before this job looked at the claim: one that begins the version again leaves another
-                generation.
-        """
-        while True:
-            self._check()
-            if found is not None and (found.bytes, found.crc32c) == (result.bytes, result.crc32c):
-                return
-            if self._target.publish(file, self._url(name.file), found.generation if found else ""):
-                return
-            found = self._target.stat(self._url(name.file))
-
     def _check_stopped(self) -> None:
         if self._stopped.is_set():
             raise ImageShardsError("another shard failed, or the job was interrupted")
 
     def _check(self) -> None:
         self._check_stopped()
-        self._state.check(self._plan_hash, self._repaired["self_sha256"] if self._repaired else "")
+        self._state.check(self._plan, self._repaired["self_sha256"] if self._repaired else "")
 
     def _url(self, file: str) -> str:
         return storage.join(self._config.dataset_url, file)

@@ -50,7 +50,7 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
             groups | "SaveDuplicates" >> beam.Map(reports_errors(duplicates.save), config, AsSingleton(plan))
         )
         # lines of duplicates.jsonl, in the state
-    facts = summary | "RunFacts" >> beam.Map(lambda one: {**run, "skipped": one.skipped, "inputs": str(one.references)})
+    facts = summary | "RunFacts" >> beam.Map(lambda one: {**run, "skipped": one.skipped})
     plan | "PublishDataset" >> beam.Map(publish_dataset, config, AsIter(written), saved, AsSingleton(facts))
 
 

@@ -13,8 +13,7 @@ from apache_beam.transforms.window import GlobalWindows
 
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import report
-from beam_pipeline.dataset.state import JobState, at_once
-from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.dataset.state import JobState
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import Page, counter, grouped, keyed, merge_all, reports_errors
@@ -96,12 +95,8 @@ class _EstimateSizesFn(beam.DoFn):  # type: ignore[misc]
 
 @reports_errors
 def _plan(sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample: list[Measurement]) -> JobPlan:
-    try:
-        sampling.check_sample(sample, summary.images, config.max_reject_fraction)
-        return plan_job(sizes, config, summary, sample)
-    except ImageShardsError:
-        JobState(config).attempts.end_sampling()
-        raise
+    sampling.check_sample(sample, summary.images, config.max_reject_fraction)
+    return plan_job(sizes, config, summary, sample)
 
 
 @reports_errors
@@ -112,9 +107,10 @@ def prepare_output(plan: JobPlan, config: Config) -> JobPlan:
         ImageShardsError: another job is writing the version.
     """
     state = JobState(config)
-    prepare = state.save_plan_only if config.plan_only else state.prepare
-    at_once(lambda: prepare(plan), state.attempts.end_sampling)
-    if not config.plan_only:
+    if config.plan_only:
+        state.save_plan_only(plan)
+    else:
+        plan = state.prepare(plan)
         report(now=True, shards_planned=plan.shards, images_planned=plan.images)
         counter(elements.SHARDS_PLANNED).inc(plan.shards)
         counter(elements.IMAGES_PLANNED).inc(plan.images)

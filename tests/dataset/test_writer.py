@@ -47,7 +47,7 @@ class Job:
         self.version, self.state = Path(some.dataset_url), JobState(some)
         self.shard, self.index = self.version / NAME.file, self.version / NAME.index_file
         split = {"train": SplitPlan(len(self.refs), 1, ())}
-        self.plan = JobPlan(some.fingerprint(), tuple(classes), (), split, {}, "", images.codec_versions())
+        self.plan = JobPlan(some.fingerprint(), tuple(classes), (), split, {}, "", "", images.codec_versions())
         self.state.claim.hold()
         self.state.claim.take(self.plan.sha256)
 
@@ -159,7 +159,7 @@ def test_a_shard_that_is_not_whole_or_of_another_plan_is_rewritten(job: Job, wha
     elif damage == "flipped":
         make.flip_byte(path)
     else:
-        job.plan = dataclasses.replace(job.plan, references="other")
+        job.plan = dataclasses.replace(job.plan, inputs="other")
     assert not job.write().kept
     assert make.files(job.version) == before
 

@@ -97,6 +97,9 @@ class Proxy(ThreadingHTTPServer):
                 self.happened[fault] += 1
         return fault, chance
 
+    def before(self, request: str, body: bytes) -> None:
+        """Called before a request is passed on; for subclasses."""
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Clients that go away are no news here."""
 
@@ -106,6 +109,7 @@ class _Handler(Handler):
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.before(f"{self.command} {self.path}", body)
         fault, chance = self.server.fault_for(self.command, self.path)
         if fault == BUSY:
             self._reply(chance.choice((429, 500, 503)), {}, b'{"error": {"code": 503, "message": "try again"}}')

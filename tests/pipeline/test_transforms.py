@@ -30,6 +30,7 @@ from beam_pipeline.inputs.references import ImageRef, order_key, sample_size
 from beam_pipeline.pipeline import elements, graph, listing, writing
 from beam_pipeline.pipeline.elements import Page, PageCoder
 from beam_pipeline.pipeline.listing import ListImages
+from beam_pipeline.pipeline.planning import PlanShards, SampleImages
 from beam_pipeline.pipeline.writing import assign_shards
 from beam_pipeline.planning.plan import JobPlan, SplitPlan
 from tests import make
@@ -173,11 +174,25 @@ def test_a_worker_logs_each_shard_as_it_is_begun_and_published(
     assert sorted(re.sub(r"\d[\d.,]*", "N", line) for line in lines) == [begun] * 2 + [published] * 2
 
 
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "gs"])
+def test_sampling_and_planning_in_another_pipeline_leave_nothing(
+    photos: Path, tmp_path: Path, gcs: Gcs, remote: bool
+) -> None:
+    some = Config(input=str(photos), output=f"gs://{gcs.new_bucket()}" if remote else str(tmp_path), name="photos")
+    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as pipeline:
+        pages, summary = pipeline | "ListImages" >> ListImages(some)
+        sample = summary | "SampleImages" >> SampleImages(some)
+        plan = pages | "PlanShards" >> PlanShards(some, summary, sample)
+        assert_that(plan | beam.Map(lambda plan: plan.images), equal_to([40]))
+    assert not list(tmp_path.iterdir())
+    assert not remote or not gcs.names(some.output.removeprefix("gs://"))
+
+
 def test_references_are_assigned_to_shards_without_loss(photos: Path, tmp_path: Path) -> None:
     refs = list(all_images(config(photos, tmp_path, splits="train=0.5,validation=0.5")))
     numbers = random.Random(1)
     cuts = tuple(sorted(numbers.getrandbits(64) for _ in range(5)))
-    plan = JobPlan({}, (), (), {"train": SplitPlan(1, 1, cuts), "validation": SplitPlan(1, 1, ())}, {}, "", {})
+    plan = JobPlan({}, (), (), {"train": SplitPlan(1, 1, cuts), "validation": SplitPlan(1, 1, ())}, {}, "", "", {})
     parts = dict(assign_shards((0, [Page(refs[:9]), Page(refs[9:])]), plan))
     assert sorted(ref for part in parts.values() for ref in part) == sorted(refs)
     for (split, index), part in parts.items():
