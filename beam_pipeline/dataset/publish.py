@@ -174,10 +174,10 @@ def _sidecars(
     names = shard_names(config, plan)
 
     def checked(name: ShardName) -> tuple[ShardName, dict[str, Any]]:
-        sidecar = state.sidecar(name)
+        sidecar, listed = state.sidecar(name), found()  # which first says it if the claim is lost
         if sidecar is None or sidecar["plan"] != plan.sha256:
             raise ImageShardsError(f"shard {name.file} was not written: run the same command again")
-        if different := state.difference(name, sidecar, found().get, reads=False):
+        if different := state.difference(name, sidecar, listed.get, reads=False):
             raise ImageShardsError(
                 f"{different} is not what this job wrote: nothing is published; run the same command again"
             )
