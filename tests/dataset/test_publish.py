@@ -48,7 +48,9 @@ def manifest(version: Path) -> dict:
 def test_every_file_but_run_json_is_in_the_manifest_with_its_hash(version: Path, manifest: dict) -> None:
     files = make.files(version)
     shards = {shard["file"]: shard for split in manifest["splits"].values() for shard in split["shards"]}
-    assert set(files) == {*manifest["files"], *shards, "manifest.json", "run.json"}
+    tables = {f"index/{name}.records.npy": shard["table"] for name, shard in shards.items()}
+    assert set(files) == {*manifest["files"], *shards, *tables, "manifest.json", "run.json"}
+    assert {name: schema.file_sums(files[name]) for name in tables} == tables
     assert {name: hashlib.sha256(files[name]).hexdigest() for name in manifest["files"]} == manifest["files"]
     for name, shard in shards.items():
         assert (shard["bytes"], shard["crc32c"]) == (len(files[name]), google_crc32c.value(files[name]))
