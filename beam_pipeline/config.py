@@ -24,6 +24,7 @@ from beam_pipeline.schema import NAME_PATTERN, STATE_FOLDER, VERSION_PATTERN, ex
 
 # Flags that older manifests hold and that are gone → what a job does now.
 REMOVED = {"progressive": False, "icc": "srgb", "keep_metadata": False}
+BY_NAME = "name"  # the word for --split_by
 _LONGEST_NAME = 100  # of a dataset: with split, number and an index's suffix, file names stay below 255 bytes
 _LONGEST_SIDE = 16_384
 _DECIMAL = re.compile(r"\d+(\.\d*)?|\.\d+")
@@ -100,7 +101,7 @@ def _pairs(value: object) -> list[tuple[str, Any]]:
 
 
 def _splits(value: str | Mapping[str, Any]) -> dict[str, Fraction]:
-    """`train=0.9,validation=rest` or a mapping: exact fractions that sum to 1."""
+    """`train=0.9,validation=rest`, `train=90,validation=10` or a mapping: exact fractions that sum to 1."""
     shares: dict[str, Fraction] = {}
     rest = []
     for name, share in _pairs(value):
@@ -115,14 +116,17 @@ def _splits(value: str | Mapping[str, Any]) -> dict[str, Fraction]:
     if rest:
         shares[rest[0]] = 1 - sum(shares.values(), Fraction(0))
         if shares[rest[0]] <= 0:
-            raise ValueError(f"nothing is left for 'rest': the others sum to {float(1 - shares[rest[0]]):g}")
+            raise ValueError(
+                f"nothing is left for 'rest': the others sum to {float(1 - shares[rest[0]]):g}; "
+                "write shares below 1, such as 0.8"
+            )
     if min(shares.values()) <= 0:
         raise ValueError("every split needs a share above 0")
-    if sum(shares.values()) != 1:
-        raise ValueError(f"the shares sum to {float(sum(shares.values())):g}, not to 1")
+    if (total := sum(shares.values(), Fraction(0))) not in (1, 100):
+        raise ValueError(f"the shares sum to {float(total):g}: write shares that sum to 1, or percent that sum to 100")
     if "train" not in shares:
         raise ValueError("one split must be named train")
-    return shares
+    return {name: share / total for name, share in shares.items()}
 
 
 def splits_text(shares: Mapping[str, Fraction]) -> str:
@@ -131,8 +135,10 @@ def splits_text(shares: Mapping[str, Fraction]) -> str:
     return ",".join(f"{name}={ratio:f}" for name, ratio in ratios.items())
 
 
-def _split_by(value: str | re.Pattern[str]) -> re.Pattern[str]:
-    """A regular expression with a group."""
+def _split_by(value: str | re.Pattern[str]) -> re.Pattern[str] | str:
+    """A regular expression with a group, or the word `name`."""
+    if value == BY_NAME:
+        return BY_NAME
     try:
         pattern = re.compile(value)
     except re.error as error:
@@ -278,11 +284,14 @@ class Config:
         _CLASSES, "class_folders", ("class_folders", "split_class_folders", "manifest"),
         "where class and split come from: DIR/CLASS/image.jpg, DIR/SPLIT/CLASS/image.jpg, or the rows of --manifest")
     splits: Flag[str | Mapping[str, Any] | None, dict[str, Fraction] | None] = Flag(
-        _CLASSES, None, _splits, "the share of each split, such as train=0.9,validation=0.1; one share may be 'rest'. "
-        "Images are assigned by a hash of their path (default: train=1)", "SHARES")
-    split_by: Flag[str | re.Pattern[str] | None, re.Pattern[str] | None] = Flag(
+        _CLASSES, None, _splits, "the share of each split, such as train=0.9,validation=0.1 or train=90,validation=10; "
+        "one share may be 'rest'. "
+        "Images are assigned by a hash of their path, so one that is moved to another class may change its split: see "
+        "--split_by name (default: train=1)", "SHARES")
+    split_by: Flag[str | re.Pattern[str] | None, re.Pattern[str] | str | None] = Flag(
         _CLASSES, None, _split_by, "regular expression: images share a split if its first group matches the same part "
-        "of their paths, such as the name of a video or a patient", "REGEX")
+        "of their paths, such as the name of a video or a patient. name is the path below the class folder: an image "
+        "that is moved to another class keeps its split", "REGEX|name")
 
     extensions: Flag[str | Iterable[str], frozenset[str]] = Flag(
         _IMAGES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images", "LIST")
@@ -436,7 +445,7 @@ class Config:
         fractions = self.split_fractions
         return {name: getattr(self, name) for name, flag in FLAGS.items() if flag.group not in (_PLACES, _JOB)} | {
             "splits": None if fractions is None else splits_text(fractions),
-            "split_by": None if self.split_by is None else self.split_by.pattern,
+            "split_by": getattr(self.split_by, "pattern", self.split_by),
             "extensions": sorted(self.extensions),
             "labels": self.labels,
             "columns": self.columns,
