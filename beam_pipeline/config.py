@@ -24,6 +24,8 @@ from beam_pipeline.schema import NAME_PATTERN, STATE_FOLDER, VERSION_PATTERN, ex
 
 # Flags that older manifests hold and that are gone → what a job does now.
 REMOVED = {"progressive": False, "icc": "srgb", "keep_metadata": False}
+# Flags that are younger than some manifests: a configuration leaves them out at these values, and stays the same.
+ADDED = {"stratify": False}
 BY_NAME = "name"  # the word for --split_by
 _LONGEST_NAME = 100  # of a dataset: with split, number and an index's suffix, file names stay below 255 bytes
 _LONGEST_SIDE = 16_384
@@ -292,6 +294,9 @@ class Config:
         _CLASSES, None, _split_by, "regular expression: images share a split if its first group matches the same part "
         "of their paths, such as the name of a video or a patient. name is the path below the class folder: an image "
         "that is moved to another class keeps its split", "REGEX|name")
+    stratify: Switch = Flag(
+        _CLASSES, False, _switch, "give each class its exact share of every split, not a drawn one: adding images then "
+        "moves a few others")
 
     extensions: Flag[str | Iterable[str], frozenset[str]] = Flag(
         _IMAGES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images", "LIST")
@@ -376,9 +381,14 @@ class Config:
                 raise UsageError(f"--{flag} is missing: give the {FLAGS[flag].help.removesuffix(' (required)')}")
         if not is_utf8(self.output):
             raise wrong("--output", self.output, "it isn't UTF-8, which a dataset's metadata is: rename the folder")
-        for flag in ("splits", "split_by"):
+        for flag in ("splits", "split_by", "stratify"):
             if getattr(self, flag) and (self.layout == "split_class_folders" or "split" in self.header):
                 raise UsageError(f"--{flag}: leave it out, the input says which image is in which split")
+        if self.stratify and self.splits is None:
+            raise UsageError("--stratify: give --splits, too: without it every image is in train")
+        if self.stratify and isinstance(self.split_by, re.Pattern):
+            fix = "leave it or --stratify out: what it keeps together may be of several classes"
+            raise wrong("--split_by", self.split_by.pattern, fix)
         if self.target_shard_bytes is not None and self.num_shards is not None:
             raise wrong("--num_shards", self.num_shards, "leave out --target_shard_bytes or this")
         counts = self.num_shards if isinstance(self.num_shards, dict) else {}
@@ -443,7 +453,8 @@ class Config:
     def fingerprint(self) -> dict[str, Any]:
         """The `configuration` of the manifest: what decides bytes, in one form however it was written."""
         fractions = self.split_fractions
-        return {name: getattr(self, name) for name, flag in FLAGS.items() if flag.group not in (_PLACES, _JOB)} | {
+        values = {name: getattr(self, name) for name, flag in FLAGS.items() if flag.group not in (_PLACES, _JOB)}
+        return {name: value for name, value in values.items() if name not in ADDED or value != ADDED[name]} | {
             "splits": None if fractions is None else splits_text(fractions),
             "split_by": getattr(self.split_by, "pattern", self.split_by),
             "extensions": sorted(self.extensions),

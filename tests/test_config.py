@@ -129,6 +129,11 @@ def test_a_bad_value_is_told_with_flag_value_and_fix(flag: str, fix: str, values
          "--split_by: leave it out, the input says which image is in which split"),
         ({"layout": "manifest", "manifest": "/m.csv", "header": ("split",), "splits": "train=1"},
          "--splits: leave it out, the input says which image is in which split"),
+        ({"layout": "split_class_folders", "stratify": True},
+         "--stratify: leave it out, the input says which image is in which split"),
+        ({"stratify": True}, "--stratify: give --splits, too: without it every image is in train"),
+        ({"stratify": True, "splits": "train=80,test=20", "split_by": "(a)"},
+         "--split_by '(a)': leave it or --stratify out: what it keeps together may be of several classes"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )  # fmt: skip
@@ -180,6 +185,13 @@ def test_what_does_not_decide_bytes_has_no_part_in_the_fingerprint(one: dict, ot
 )  # fmt: skip
 def test_what_decides_bytes_changes_the_fingerprint(flag: str, value: object) -> None:
     assert config(**{flag: value}).fingerprint() != config().fingerprint()
+
+
+def test_a_flag_that_is_newer_than_a_manifest_is_in_the_fingerprint_only_if_it_is_used() -> None:
+    assert "stratify" not in config(splits=HALVES).fingerprint()
+    assert config(splits=HALVES, stratify=True).fingerprint() == config(splits=HALVES).fingerprint() | {
+        "stratify": True
+    }
 
 
 def test_the_order_in_which_shares_are_dealt_decides_bytes() -> None:

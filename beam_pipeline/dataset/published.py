@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from beam_pipeline import schema, storage
-from beam_pipeline.config import REMOVED, Config
+from beam_pipeline.config import ADDED, REMOVED, Config
 from beam_pipeline.conversion.fetch import convert_all, listed_md5
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural, some
 from beam_pipeline.inputs import folders
@@ -117,8 +117,8 @@ def _check_name(config: Config, manifest: dict[str, Any]) -> None:
 
 
 def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
-    ours = REMOVED | json.loads(canonical_json(config.fingerprint()))
-    theirs = REMOVED | manifest["configuration"]
+    ours = REMOVED | ADDED | json.loads(canonical_json(config.fingerprint()))
+    theirs = REMOVED | ADDED | manifest["configuration"]
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
         name = different[0]
@@ -153,7 +153,8 @@ def _check_inputs(config: Config, manifest: dict[str, Any]) -> tuple[int, str]:
     sums: dict[tuple[str, int], tuple[ReferenceSum, ReferenceSum]] = {}
     references = ReferenceSum()
     for ref, md5 in _contents(config):
-        references.add(reference_fields(ref))
+        # A job with --stratify adds up its listing before the splits are known.
+        references.add(reference_fields(ref._replace(split="") if config.stratify else ref))
         # An image of a split that didn't exist then counts as a shard that differs.
         shard = plans[ref.split].shard_of(ref.order_key) if ref.split in plans else 0
         names, contents = sums.setdefault((ref.split, shard), (ReferenceSum(), ReferenceSum()))

@@ -145,14 +145,17 @@ def sample_size(images: int) -> int:
 
 
 def ref_maker(config: Config) -> Callable[..., ImageRef]:
-    """A function that makes references: with the split, unless it is given, and the order key of each path."""
+    """A function that makes references: with the split, unless it is given, and the order key of each path.
+
+    With `--stratify` the split is "" until all images are listed: see `inputs/stratify.py`.
+    """
     seed, hash_of, splits = config.seed, split_hasher(config), Splits(config.split_fractions or {"train": Fraction(1)})
 
     def make(
         path: str, byte_count: int, etag: str, label: str, split: str | None, features: tuple[bytes, ...] = ()
     ) -> ImageRef:
         if split is None:
-            split = splits.of(hash_of(path))
+            split = "" if config.stratify else splits.of(hash_of(path))
         return ImageRef(path, byte_count, etag, label, split, order_key(path, seed), features)
 
     return make

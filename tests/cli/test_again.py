@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,6 +52,29 @@ def test_the_same_command_again_writes_nothing(photos: Path, version: Path, flag
         finished = again(photos, version, *flags)
     assert finished.code == 0
     assert finished.out.splitlines()[0] == f"already published {version}, nothing written"
+
+
+def test_a_stratified_version_is_recognised_refused_with_other_images_and_repaired(
+    photos: Path, tmp_path: Path
+) -> None:
+    changed = Path(shutil.copytree(photos, tmp_path / "in"))
+    command = (changed, tmp_path / "out", "--splits", "train=80,validation=20", "--num_shards", "2", "--stratify")
+    version = make.published(*command, "--duplicates", "report")
+    counts = {split: one["class_counts"] for split, one in make.manifest(version)["splits"].items()}
+    assert counts == {"train": [11, 10, 10], "validation": [3, 3, 3]}
+    files = make.files(version)
+    for flag in ((), ("--repair",)):
+        finished = make.job(*command, "--duplicates", "report", *flag)
+        assert finished.out.startswith(f"already published {version}, nothing written"), finished.err
+        assert "were touched" not in finished.err
+    make.shard_files(version)[0].unlink()
+    (version / schema.DUPLICATES_FILE).unlink()
+    assert make.job(*command, "--duplicates", "report").out.startswith("repaired")
+    assert make.files(version) == files
+    (changed / "ant" / "new.jpg").write_bytes(make.encoded(make.picture(seed=1000)))
+    failed(make.job(*command, "--duplicates", "report"), "40 images were listed then, 41 now")
+    line = f"--stratify False: {version} is published with True"
+    assert line in make.job(*command[:-1], "--duplicates", "report").err
 
 
 @pytest.mark.parametrize(
