@@ -273,7 +273,9 @@ class Config:
         _PLACES, "", _place, "folder or URL of your datasets; writes to ROOT/NAME/VERSION/ (required)", "ROOT")
     name: Text = Flag(
         _PLACES, "", _name, "name of the dataset: a-z, 0-9 and _, a letter first (required)", "NAME")
-    version: Text = Flag(_PLACES, "1.0.0", _version, "version of the dataset", "N.N.N")
+    version: Text = Flag(
+        _PLACES, "1.0.0", _version, "version of the dataset: raise MAJOR (2.0.0) if a class id or the configuration "
+        "changes, MINOR (1.1.0) for other images, PATCH (1.0.1) for corrections (default: 1.0.0)", "N.N.N")
     manifest: Place = Flag(
         _PLACES, "", _file, "CSV or JSONL file for --layout manifest, with columns path and label. Columns split, "
         "bytes and md5 are optional. Any other column becomes a feature of the records, of the type in its name: "

@@ -93,7 +93,7 @@ def test_another_configuration_of_a_published_version_is_exit_2_and_writes_nothi
     Path("labels.txt").write_text("cat\nbee\nant\n")
     with unchanged(version.parent):
         finished = again(photos, version, flag, value)
-    line = f"{flag} {now}: {version} is published with {then}; choose another --version or --overwrite"
+    line = f"{flag} {now}: {version} is published with {then}; choose --version 2.0.0 or --overwrite"
     refused(finished, 2, line)
 
 
@@ -105,7 +105,7 @@ def test_added_and_removed_images_are_exit_1_with_counts(changed: Path, version:
         for name in ("new0.jpg", "new1.jpg", "0000.jpg"):
             (changed / "ant" / name).unlink()
         line = f"the input has changed since {version} was published: 40 images were listed then, 39 now, "
-        refused(again(changed, version), 1, f"{line}1 of 4 shards differ; choose another --version or --overwrite")
+        refused(again(changed, version), 1, f"{line}1 of 4 shards differ; choose --version 1.1.0 or --overwrite")
 
 
 def edit_keeping_the_size(image: Path) -> None:
