@@ -41,6 +41,7 @@ from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
 from reader.tools.copy import checked_sizes, copy, dataset_hash
+from reader.tools.rejects import rejects
 from reader.training.models import application_name
 from reader.training.options import TrainOptions, check_backend
 
@@ -48,8 +49,8 @@ _WIDTH = 100
 _SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
 _DATASET: dict[str, Any] = {
     "metavar": "DATASET",
-    "help": "Folder or URL of a version; of all versions, datasets/photos, for the newest; or datasets/photos:1.*.*, for "
-    "the newest that matches.",
+    "help": "Folder or URL of a version; of all versions, datasets/photos, for the newest; or datasets/photos:1.*.*, "
+    "for the newest that matches.",
 }
 
 # --- the command line
@@ -75,7 +76,7 @@ def parser() -> tuple[Parser, list[str]]:
     root.add_argument("--version", action="version", version=f"imageshards {__version__}")
     verbs = root.add_subparsers(title="commands", metavar="COMMAND")
     verbs.add_parser("write", help="Convert images in class folders into TFRecord shards of equal size.")
-    for add in (_add_info, _add_verify, _add_show, _add_bench, _add_copy, _add_index, _add_train):
+    for add in (_add_info, _add_verify, _add_rejects, _add_show, _add_bench, _add_copy, _add_index, _add_train):
         add(verbs)
     return root, list(verbs.choices)
 
@@ -250,6 +251,34 @@ def _verify(given: argparse.Namespace) -> int:
     document = {"dataset": info.url, "records": report.records, "decode": given.decode, "faults": faults}
     _print(given, document, "\n".join(lines))
     return EXIT_OK if report else EXIT_FAILED
+
+
+def _add_rejects(verbs: Any) -> None:
+    _add(
+        verbs,
+        "rejects",
+        _rejects,
+        "Say which images got no record and why, in groups of the same kind.",
+        "rejects.jsonl in the dataset's folder names them all.",
+        "datasets/photos/1.0.0",
+        "0 done, 1 the dataset or its storage can't be read",
+    ).add_argument("dataset", **_DATASET)
+
+
+def _rejects(given: argparse.Namespace) -> int:
+    info = load_info(given.dataset)
+    groups = rejects(info)
+    total = sum(group.count for group in groups)
+    lines = [f"{total:,} of {plural(info.manifest['images'], 'image')} {'was' if total == 1 else 'were'} rejected"]
+    for group in groups:
+        lines.append(f"{group.what}: {group.count:,} ({group.reason})")
+        more = f" and {group.count - len(group.paths):,} more" if group.count > len(group.paths) else ""
+        lines += [f"  {', '.join(group.paths)}{more}"] * bool(group.paths)
+    if any(group.paths for group in groups):
+        lines.append(f"all of them: {info.path(schema.REJECTS_FILE)}")
+    document = {"dataset": info.url, "images": info.manifest["images"], "rejected": total}
+    _print(given, {**document, "groups": list(map(dataclasses.asdict, groups))}, "\n".join(lines))
+    return EXIT_OK
 
 
 def _add_show(verbs: Any) -> None:
