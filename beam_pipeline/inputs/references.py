@@ -64,7 +64,9 @@ def split_hash(group: str) -> int:
 
 def split_hasher(config: Config) -> Callable[[str], int]:
     """A function that gives the split hash of a path by `--split_by`; a path without a match is its own group."""
-    pattern = re.compile(_BELOW_FIRST_FOLDER if config.split_by == BY_NAME else config.split_by or "()")
+    if config.split_by is None:
+        return split_hash
+    pattern = re.compile(_BELOW_FIRST_FOLDER if config.split_by == BY_NAME else config.split_by)
 
     def hash_of(path: str) -> int:
         match = pattern.search(path)
