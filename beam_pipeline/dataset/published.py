@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from beam_pipeline import schema, storage
-from beam_pipeline.config import REMOVED, Config
+from beam_pipeline.config import ADDED, REMOVED, Config
 from beam_pipeline.conversion.fetch import convert_all, listed_md5
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural, some
 from beam_pipeline.inputs import folders
@@ -118,18 +118,44 @@ def _check_name(config: Config, manifest: dict[str, Any]) -> None:
 
 
 def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
-    ours = REMOVED | json.loads(canonical_json(config.fingerprint()))
-    theirs = REMOVED | manifest["configuration"]
+    ours = REMOVED | ADDED | json.loads(canonical_json(config.fingerprint()))
+    theirs = REMOVED | ADDED | manifest["configuration"]
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
         name = different[0]
         others = len(different) - 1
         more = f" ({plural(others, 'more flag')} {'differs' if others == 1 else 'differ'})" if others else ""
+        is_major = different != ["labels"] or not config.labels or _moved_id(manifest["classes"], config.labels)
         flag = {"labels": "labels_file", "columns": "manifest"}.get(name, name)
         raise UsageError(
             f"--{flag} {_as_written(name, ours.get(name))}: {config.dataset_url} is published with "
-            f"{_as_written(name, theirs.get(name))}{more}; choose another --version or --overwrite"
+            f"{_as_written(name, theirs.get(name))}{more}; choose --version {_next_version(config, bool(is_major))} "
+            "or --overwrite"
         )
+
+
+def _next_version(config: Config, is_major: bool) -> str:
+    major, minor, _ = map(int, config.version.split("."))
+    return f"{major + 1}.0.0" if is_major else f"{major}.{minor + 1}.0"
+
+
+def _moved_id(then: Sequence[str], now: Sequence[str]) -> tuple[str, str] | None:
+    """The first class that was published whose id another class has now, and that one; None if new ones are last."""
+    return next((pair for pair in zip(then, now, strict=False) if pair[0] != pair[1]), None)
+
+
+def _choices(config: Config, manifest: dict[str, Any], labels: set[str]) -> str:
+    """What to do with other inputs: MAJOR is raised if a class gets another id, else MINOR."""
+    if config.layout != "manifest":  # a class folder without images is a class, too
+        labels |= {folder.label for folder in folders.class_folders(config, folders.ListingSummary())}
+    minor, moved = _next_version(config, False), _moved_id(manifest["classes"], config.labels or sorted(labels))
+    if moved is None:
+        return f"choose --version {minor} or --overwrite"
+    return (
+        f"class {moved[1]!r} takes the id of {moved[0]!r}: choose --version {_next_version(config, True)} or "
+        f"--overwrite, or keep the ids: --version {minor} with a --labels_file of the lines of {schema.LABELS_FILE}, "
+        "then new classes"
+    )
 
 
 def _as_written(name: str, value: Any) -> str:
@@ -152,9 +178,11 @@ def _check_inputs(config: Config, manifest: dict[str, Any]) -> tuple[int, str]:
     """
     shards, plans = shards_of(manifest), split_plans(manifest["plan"]["splits"])
     sums: dict[tuple[str, int], tuple[ReferenceSum, ReferenceSum]] = {}
-    references = ReferenceSum()
+    references, labels = ReferenceSum(), set[str]()
     for ref, md5 in _contents(config):
-        references.add(reference_fields(ref))
+        # A job with --stratify adds up its listing before the splits are known.
+        references.add(reference_fields(ref._replace(split="") if config.stratify else ref))
+        labels.add(ref.label)
         # An image of a split that didn't exist then counts as a shard that differs.
         shard = plans[ref.split].shard_of(ref.order_key) if ref.split in plans else 0
         names, contents = sums.setdefault((ref.split, shard), (ReferenceSum(), ReferenceSum()))
@@ -175,7 +203,7 @@ def _check_inputs(config: Config, manifest: dict[str, Any]) -> tuple[int, str]:
         raise ImageShardsError(
             f"the input has changed since {config.dataset_url} was published: {manifest['images']} images were "
             f"listed then, {references.count} now, {different} of {len(shards)} shards differ; "
-            "choose another --version or --overwrite"
+            f"{_choices(config, manifest, labels)}"
         )
     return compared, str(references)
 

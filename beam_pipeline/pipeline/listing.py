@@ -20,6 +20,7 @@ from beam_pipeline.inputs.folders import ClassFolder, ListingSummary
 from beam_pipeline.inputs.references import ImageRef, sample_size
 from beam_pipeline.pipeline import elements, limits
 from beam_pipeline.pipeline.elements import PAGE_REFS, Page, by_key, counter, grouped, keyed, merge_all, reports_errors
+from beam_pipeline.pipeline.stratify import StratifySplits
 
 _FOLDERS, _SUMMARIES = "folders", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
@@ -44,7 +45,8 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
         pages, parts = self._read_manifest(start) if is_manifest else self._list_folders(start)
         merged = parts | "MergeSummaries" >> beam.CombineGlobally(merge_all, ListingSummary).without_defaults()
         summary = merged | "CompleteSummary" >> beam.Map(complete, self.config)
-        return grouped(pages, "SameListForAll"), summary
+        listed = grouped(pages, "SameListForAll"), summary
+        return (listed | "StratifySplits" >> StratifySplits(self.config)) if self.config.stratify else listed
 
     def _list_folders(self, start: Any) -> tuple[Any, Any]:
         list_all = beam.FlatMap(_list_class_folders, self.config).with_outputs(_SUMMARIES, main="folders")

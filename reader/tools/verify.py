@@ -86,7 +86,7 @@ def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") ->
     image that decodes to its size; numbers of records add up.
 
     Args:
-        url: folder of one version, such as `gs://bucket/datasets/flowers/1.0.0`.
+        url: what `load_info` returned, or the URL.
         decode: which images are decoded: `all`, `sample` (the first of each 64 records) or `none`.
 
     Returns:

@@ -104,6 +104,25 @@ def test_many_class_folders_share_pages_and_summaries(tmp_path: Path) -> None:
     assert empty.committed == 1
 
 
+@pytest.mark.parametrize("layout", ["class_folders", "manifest"])
+def test_stratified_splits_are_those_of_a_listing_in_one_process(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    monkeypatch.setattr(listing, "PAGE_REFS", 5)
+    table = {"layout": layout, "manifest": str(manifest_of(photos, tmp_path)), "header": ("path", "label")}
+    more = table if layout == "manifest" else {}
+    some = config(photos, tmp_path, splits="train=75,test=25", stratify=True, **more)
+    everything = sorted(all_images(some))
+    assert Counter(ref.split for ref in everything if ref.label in ("x", "ant"))["test"] == (10 if more else 3)
+    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
+        keyed, summary = job | "List" >> ListImages(some)
+        pages = keyed | beam.FlatMap(lambda pair: pair[1])
+        assert_that(pages | "Refs" >> beam.FlatMap(list), equal_to(everything), "every image")
+        smallest = sorted(everything, key=lambda ref: (ref.order_key, ref.path))
+        facts = summary | beam.Map(lambda one: (one.images, list(one.smallest)))
+        assert_that(facts, equal_to([(40, smallest)]), "summary")
+
+
 def manifest_of(photos: Path, folder: Path) -> Path:
     (folder / "m.jsonl").write_text("\n".join(json.dumps({"path": name, "label": "x"}) for name in make.files(photos)))
     return folder / "m.jsonl"
