@@ -39,6 +39,7 @@ CLAIM = r"^POST .*_state/1\.0\.0/claim\.json"
 HELD = {
     "its plan": r"^POST .*_state/1\.0\.0/plan\.json",
     "a shard that the other job has none of": _SHARD.format("train", 2, 4),
+    "a record table": r"^POST .*index/photos-train\.tfrecord-00001-of-00004\.records\.npy",
     "an index": r"^POST .*index/photos-train\.tfrecord-00001-of-00004\.idx",
     "a sidecar": r"^POST .*_state/1\.0\.0/shards/validation-00000\.json",
     "metadata": r"^POST .*/features\.json",
@@ -110,7 +111,7 @@ def check(output: Output) -> str:
         assert not faults, faults
         listed = make.manifest(version)
         shards = {shard["file"] for split in listed["splits"].values() for shard in split["shards"]}
-        names = {*listed["files"], *shards, schema.RUN_FILE, schema.MANIFEST_FILE}
+        names = {*listed["files"], *shards, *map(schema.table_file, shards), schema.RUN_FILE, schema.MANIFEST_FILE}
         assert set(make.files(version)) == names, set(make.files(version)) ^ names
         left = [name for name in output.files() if not name.startswith(jobs.VERSION)]
         assert not left, left
