@@ -189,11 +189,11 @@ def test_an_image_of_which_a_bit_flips_on_its_way_is_read_again(
     gcs: Gcs, photos: Path, through: Through, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
     gcs.put_folder(bucket := gcs.new_bucket(), "in", photos)
-    failing = through(0.2, faults=(proxy.FLIP,))
+    failing = through(0.06, faults=(proxy.FLIP,))  # of three in a row the image would be rejected
     finished = make.job(f"gs://{bucket}/in", tmp_path, *make.TWO_SPLITS)
     assert finished.code == 0, finished.err
     assert make.same_each_time(tmp_path / "photos/1.0.0") == reference
-    assert failing.happened[proxy.FLIP] >= 5
+    assert failing.happened[proxy.FLIP]
 
 
 @pytest.mark.parametrize("fault", [proxy.EXPIRED, proxy.FORBIDDEN], ids=["expired", "forbidden"])
