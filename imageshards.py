@@ -59,8 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if given[:1] == ["write"]:
-            beam_pipeline.require_pipeline()
-            from beam_pipeline.cli.main import command
+            from beam_pipeline.cli.command import command
 
             return command(given[1:])
         _reader()

@@ -24,6 +24,9 @@ from beam_pipeline.schema import NAME_PATTERN, STATE_FOLDER, VERSION_PATTERN, ex
 
 # Flags that older manifests hold and that are gone → what a job does now.
 REMOVED = {"progressive": False, "icc": "srgb", "keep_metadata": False}
+# Flags that are younger than some manifests: a configuration leaves them out at these values, and stays the same.
+ADDED = {"stratify": False}
+BY_NAME = "name"  # the word for --split_by
 _LONGEST_NAME = 100  # of a dataset: with split, number and an index's suffix, file names stay below 255 bytes
 _LONGEST_SIDE = 16_384
 _DECIMAL = re.compile(r"\d+(\.\d*)?|\.\d+")
@@ -82,6 +85,12 @@ def _version(value: str) -> str:
     return value
 
 
+def _base(value: str) -> str:
+    if value not in ("", "none") and not VERSION_PATTERN.fullmatch(value):
+        raise ValueError("name a version such as 1.0.0, or none")
+    return value
+
+
 def _extensions(value: str | Iterable[str]) -> frozenset[str]:
     """`jpg,.PNG` or a list of suffixes: in lower case, without dots."""
     given = value.split(",") if isinstance(value, str) else tuple(value)
@@ -100,7 +109,7 @@ def _pairs(value: object) -> list[tuple[str, Any]]:
 
 
 def _splits(value: str | Mapping[str, Any]) -> dict[str, Fraction]:
-    """`train=0.9,validation=rest` or a mapping: exact fractions that sum to 1."""
+    """`train=0.9,validation=rest`, `train=90,validation=10` or a mapping: exact fractions that sum to 1."""
     shares: dict[str, Fraction] = {}
     rest = []
     for name, share in _pairs(value):
@@ -115,14 +124,17 @@ def _splits(value: str | Mapping[str, Any]) -> dict[str, Fraction]:
     if rest:
         shares[rest[0]] = 1 - sum(shares.values(), Fraction(0))
         if shares[rest[0]] <= 0:
-            raise ValueError(f"nothing is left for 'rest': the others sum to {float(1 - shares[rest[0]]):g}")
+            raise ValueError(
+                f"nothing is left for 'rest': the others sum to {float(1 - shares[rest[0]]):g}; "
+                "write shares below 1, such as 0.8"
+            )
     if min(shares.values()) <= 0:
         raise ValueError("every split needs a share above 0")
-    if sum(shares.values()) != 1:
-        raise ValueError(f"the shares sum to {float(sum(shares.values())):g}, not to 1")
+    if (total := sum(shares.values(), Fraction(0))) not in (1, 100):
+        raise ValueError(f"the shares sum to {float(total):g}: write shares that sum to 1, or percent that sum to 100")
     if "train" not in shares:
         raise ValueError("one split must be named train")
-    return shares
+    return {name: share / total for name, share in shares.items()}
 
 
 def splits_text(shares: Mapping[str, Fraction]) -> str:
@@ -131,8 +143,10 @@ def splits_text(shares: Mapping[str, Fraction]) -> str:
     return ",".join(f"{name}={ratio:f}" for name, ratio in ratios.items())
 
 
-def _split_by(value: str | re.Pattern[str]) -> re.Pattern[str]:
-    """A regular expression with a group."""
+def _split_by(value: str | re.Pattern[str]) -> re.Pattern[str] | str:
+    """A regular expression with a group, or the word `name`."""
+    if value == BY_NAME:
+        return BY_NAME
     try:
         pattern = re.compile(value)
     except re.error as error:
@@ -265,11 +279,13 @@ class Config:
         _PLACES, "", _place, "folder or URL of your datasets; writes to ROOT/NAME/VERSION/ (required)", "ROOT")
     name: Text = Flag(
         _PLACES, "", _name, "name of the dataset: a-z, 0-9 and _, a letter first (required)", "NAME")
-    version: Text = Flag(_PLACES, "1.0.0", _version, "version of the dataset", "N.N.N")
+    version: Text = Flag(
+        _PLACES, "1.0.0", _version, "version of the dataset: raise MAJOR (2.0.0) if a class id or the configuration "
+        "changes, MINOR (1.1.0) for other images, PATCH (1.0.1) for corrections (default: 1.0.0)", "N.N.N")
     manifest: Place = Flag(
         _PLACES, "", _file, "CSV or JSONL file for --layout manifest, with columns path and label. Columns split, "
         "bytes and md5 are optional. Any other column becomes a feature of the records, of the type in its name: "
-        "age:int64, score:float32, caption:bytes, box:float32[]. Paths are relative to --input (the file's folder) or "
+        "age:int64, score:float32, caption:bytes, tags:bytes[]. Paths are relative to --input (the file's folder) or "
         "full URLs", "FILE")
     labels_file: Place = Flag(
         _PLACES, "", _file, "class names in the order of their ids, one a line (default: sorted folder names)", "FILE")
@@ -278,11 +294,17 @@ class Config:
         _CLASSES, "class_folders", ("class_folders", "split_class_folders", "manifest"),
         "where class and split come from: DIR/CLASS/image.jpg, DIR/SPLIT/CLASS/image.jpg, or the rows of --manifest")
     splits: Flag[str | Mapping[str, Any] | None, dict[str, Fraction] | None] = Flag(
-        _CLASSES, None, _splits, "the share of each split, such as train=0.9,validation=0.1; one share may be 'rest'. "
-        "Images are assigned by a hash of their path (default: train=1)", "SHARES")
-    split_by: Flag[str | re.Pattern[str] | None, re.Pattern[str] | None] = Flag(
+        _CLASSES, None, _splits, "the share of each split, such as train=0.9,validation=0.1 or train=90,validation=10; "
+        "one share may be 'rest'. "
+        "Images are assigned by a hash of their path, so one that is moved to another class may change its split: see "
+        "--split_by name (default: train=1)", "SHARES")
+    split_by: Flag[str | re.Pattern[str] | None, re.Pattern[str] | str | None] = Flag(
         _CLASSES, None, _split_by, "regular expression: images share a split if its first group matches the same part "
-        "of their paths, such as the name of a video or a patient", "REGEX")
+        "of their paths, such as the name of a video or a patient. name is the path below the class folder: an image "
+        "that is moved to another class keeps its split", "REGEX|name")
+    stratify: Switch = Flag(
+        _CLASSES, False, _switch, "give each class its exact share of every split, not a drawn one: adding images then "
+        "moves a few others")
 
     extensions: Flag[str | Iterable[str], frozenset[str]] = Flag(
         _IMAGES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images", "LIST")
@@ -331,10 +353,14 @@ class Config:
     fetch_concurrency: Whole = Flag(
         _JOB, 32, _between(int, 1, 1024), "concurrent requests of a worker process", "N")
     decode_threads: Whole = Flag(
-        _JOB, 0, _between(int, 0, 1024), "images that a worker process decodes at a time (default: one per core)", "N")
+        _JOB, 0, _between(int, 0, 1024),
+        "images that a worker process decodes at a time (default: one per core; 2 on Dataflow)", "N")
     io_deadline: Fractional = Flag(
         _JOB, storage.DEFAULT_DEADLINE_S, _between(float, 0, 86_400),
         "how long a storage request that fails is retried", "SECONDS")
+    base: Text = Flag(
+        _JOB, "", _base, "published version that unchanged images are taken from, with the same bytes as if they were "
+        "converted, or none (default: the newest one with the same image flags and --seed)", "N.N.N")
     plan_only: Switch = Flag(_JOB, False, _switch, "print the plan and write no dataset")
     repair: Switch = Flag(_JOB, False, _switch, "read every byte of a published version and rewrite what is corrupt")
     overwrite: Switch = Flag(_JOB, False, _switch, "delete a published version and rewrite it")
@@ -348,10 +374,11 @@ class Config:
     # Resolved by the launcher: lines of `labels_file`, column names of `manifest`; no flags of their own.
     labels: tuple[str, ...] | None = None
     header: tuple[str, ...] = ()
-    # Of one run, set by the launcher: which job it is, how many images a local runner has memory for, and the versions
-    # that the workers of a cluster must have.
+    # Of one run, set by the launcher: which job it is, how many images a local runner has memory for, the versions that
+    # the workers of a cluster must have, and the `self_sha256` of the base's manifest.
     most_references: int | None = dataclasses.field(default=None, compare=False)
     launcher: Mapping[str, str] | None = dataclasses.field(default=None, compare=False, repr=False)
+    base_sha256: str = dataclasses.field(default="", compare=False, repr=False)
     run_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -367,9 +394,14 @@ class Config:
                 raise UsageError(f"--{flag} is missing: give the {FLAGS[flag].help.removesuffix(' (required)')}")
         if not is_utf8(self.output):
             raise wrong("--output", self.output, "it isn't UTF-8, which a dataset's metadata is: rename the folder")
-        for flag in ("splits", "split_by"):
+        for flag in ("splits", "split_by", "stratify"):
             if getattr(self, flag) and (self.layout == "split_class_folders" or "split" in self.header):
                 raise UsageError(f"--{flag}: leave it out, the input says which image is in which split")
+        if self.stratify and self.splits is None:
+            raise UsageError("--stratify: give --splits, too: without it every image is in train")
+        if self.stratify and isinstance(self.split_by, re.Pattern):
+            fix = "leave it or --stratify out: what it keeps together may be of several classes"
+            raise wrong("--split_by", self.split_by.pattern, fix)
         if self.target_shard_bytes is not None and self.num_shards is not None:
             raise wrong("--num_shards", self.num_shards, "leave out --target_shard_bytes or this")
         counts = self.num_shards if isinstance(self.num_shards, dict) else {}
@@ -384,6 +416,11 @@ class Config:
     def dataset_url(self) -> str:
         """Where the version is published."""
         return storage.join(storage.join(self.output, self.name), self.version)
+
+    @property
+    def base_url(self) -> str:
+        """The version that `base` names."""
+        return storage.join(storage.join(self.output, self.name), self.base)
 
     @property
     def states_url(self) -> str:
@@ -434,9 +471,10 @@ class Config:
     def fingerprint(self) -> dict[str, Any]:
         """The `configuration` of the manifest: what decides bytes, in one form however it was written."""
         fractions = self.split_fractions
-        return {name: getattr(self, name) for name, flag in FLAGS.items() if flag.group not in (_PLACES, _JOB)} | {
+        values = {name: getattr(self, name) for name, flag in FLAGS.items() if flag.group not in (_PLACES, _JOB)}
+        return {name: value for name, value in values.items() if name not in ADDED or value != ADDED[name]} | {
             "splits": None if fractions is None else splits_text(fractions),
-            "split_by": None if self.split_by is None else self.split_by.pattern,
+            "split_by": getattr(self.split_by, "pattern", self.split_by),
             "extensions": sorted(self.extensions),
             "labels": self.labels,
             "columns": self.columns,

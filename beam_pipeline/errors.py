@@ -3,10 +3,12 @@
     ImageShardsError            exit code 1: the job failed, or a check did
     ├── UsageError              exit code 2: bad flag or configuration, found before any image is read
     ├── StorageError            a storage request failed after all its retries
+    │   └── MissingFileError    there is no such file or bucket
     ├── UnforeseenError         a job ended in an error that isn't one of these
     ├── NotPublishedError       a folder holds no finished dataset
     │   └── OtherFormatError    it is one of another release
-    └── CorruptRecordError      a record's framing or CRC is wrong (names file, record and byte offset)
+    ├── CorruptRecordError      a record's framing or CRC is wrong (names file, record and byte offset)
+    └── WorkerError             one of these as a runner passes it on; `from_worker` makes it what it was
     Reject                      one image gets no record; never reaches a user as an error
 
 An error's text is one line with the bad value and the fix.
@@ -14,11 +16,13 @@ An error's text is one line with the bad value and the fix.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Collection
-from contextlib import suppress
-from typing import TextIO
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+from urllib.parse import quote, unquote
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -54,6 +58,10 @@ class StorageError(ImageShardsError):
 
     def __str__(self) -> str:
         return "; ".join(filter(None, (self.reason, self.fix, self.resuming)))
+
+
+class MissingFileError(StorageError, FileNotFoundError):
+    """There is no such file, or no such bucket."""
 
 
 class UnforeseenError(ImageShardsError):
@@ -108,30 +116,44 @@ OTHER_IMAGE = "build the workers' image with deploy/Dockerfile from the launcher
 # Beam's own check, in a worker; it says what the other side has by the name of an image.
 _SDK = r"environment: \S*?beam_python([\d.]+)_sdk:([\d.]+)\."
 _OTHER_SDK = re.compile(rf"Submission {_SDK} Runtime {_SDK}")
-# Beam adds where it happened to every exception's text.
-_WHERE = re.compile(r" \[while running .*", re.DOTALL)
-_RAISED_IN_A_WORKER = re.compile(r"(?:^|\W)beam_pipeline\.errors\.(\w+): (.*?)(?:\\n|\n|$)", re.MULTILINE)
+# JSON, percent-encoded: runners hand on a worker's text with quotes and line breaks escaped, some of them twice.
+_TOKEN = re.compile(r"imageshards-error:([\w.~%-]+)")
+
+
+class WorkerError(ImageShardsError):
+    """An error of ours on its way through a runner: the text for a worker's log, and the error itself as a token."""
+
+
+@contextmanager
+def errors_as_tokens() -> Iterator[None]:
+    """Where others call our code and pass on but the text of its errors: `from_worker` makes them what they were."""
+    try:
+        yield
+    except ImageShardsError as error:
+        token = quote(json.dumps({"kind": type(error).__name__, "args": error.__reduce__()[1]}), safe="")
+        raise WorkerError(f"{one_line(error)} imageshards-error:{token}") from error
 
 
 def from_worker(error: Exception) -> ImageShardsError | None:
-    """Our own error in what a Beam runner raises, without Beam's additions, or None.
-
-    A runner in this process raises it as it is. Others carry a worker's exception as the text of its traceback; the
-    last line of ours in that is the cause that users need.
-    """
-    if isinstance(error, ImageShardsError):
-        return type(error)(*(_WHERE.sub("", part) if isinstance(part, str) else part for part in error.args))
-    if other := _OTHER_SDK.search(str(error)):
+    """Our own error in what a runner raises, the last if there are several, or None."""
+    text = str(error)
+    if other := _OTHER_SDK.search(text):
         launcher, worker = (
             f"Python {python} with Beam {beam}" for python, beam in (other.group(1, 2), other.group(3, 4))
         )
         return ImageShardsError(f"the worker has {worker}, the launcher {launcher}: {OTHER_IMAGE}")
-    found = _RAISED_IN_A_WORKER.findall(str(error))
-    if not found:
-        return None
-    name, message = found[-1]
-    kind = {one.__name__: one for one in (UsageError, StorageError, NotPublishedError)}.get(name, ImageShardsError)
-    return kind(_WHERE.sub("", message))
+    for token in reversed(_TOKEN.findall(text)):
+        with suppress(ValueError, KeyError, TypeError):  # a service may cut a long text short
+            document = json.loads(unquote(token))
+            kind: type[ImageShardsError] = _kinds(ImageShardsError)[document["kind"]]
+            return kind(*document["args"])
+    return error if isinstance(error, ImageShardsError) else None
+
+
+def _kinds(kind: type[ImageShardsError]) -> dict[str, Any]:
+    """Name → class, of an error and all below it."""
+    below = (_kinds(child) for child in kind.__subclasses__())
+    return {kind.__name__: kind, **{name: one for kinds in below for name, one in kinds.items()}}
 
 
 def one_line(error: BaseException) -> str:

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from reader.tensorflow import train_dataset as train_dataset
     from reader.tools.bench import bench as bench
     from reader.tools.copy import copy as copy
+    from reader.tools.diff import diff as diff
     from reader.tools.index import index as index
+    from reader.tools.rejects import rejects as rejects
     from reader.tools.show import show as show
     from reader.tools.verify import verify as verify
     from reader.torch import as_torch as as_torch
@@ -50,6 +52,7 @@ _HOMES = {
     "augment": "",
     "bench": "tools.bench",
     "copy": "tools.copy",
+    "diff": "tools.diff",
     "eval_batches": "batches",
     "eval_dataset": "tensorflow",
     "image_files_dataset": "files",
@@ -57,6 +60,7 @@ _HOMES = {
     "keras": "",
     "load_info": "info",
     "record_dataset": "foreign",
+    "rejects": "tools.rejects",
     "show": "tools.show",
     "torch": "",
     "train": "training.fit",

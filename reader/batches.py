@@ -14,7 +14,6 @@ import functools
 import logging
 import os
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -93,10 +92,6 @@ class _Opened:
         self.rest: tuple[Position, Cursor] | tuple[None, None] = None, None
 
 
-# What `light` batches read from, training and evaluation: kept between iterations, since fresh memory costs CPU.
-_LAST_OPENED: deque[_Opened] = deque(maxlen=2)
-
-
 class Batches:
     """What `train_batches` and `eval_batches` have in common.
 
@@ -170,10 +165,10 @@ class Batches:
         return 0 if self._skips is None else self._skips.count
 
     def light(self) -> Self:
-        """The same with arguments and integers only, for a function that is never freed."""
+        """The same with arguments and integers only, for a function that is never freed: opens what it reads."""
         light = copy.copy(self)
         if self._opened is not None:
-            light._keep_open(self._opened)
+            light._opened, light._opened_elsewhere = None, weakref.ref(self._opened)
         return light
 
     def at(self, position: Position) -> Self:
@@ -243,7 +238,7 @@ class Batches:
             turn: (index, count): only every count-th of these, from number index on.
             threads: that decode; None for one a core.
         """
-        opened = self._opened or self._opened_elsewhere() or self._keep_open(self._open())
+        opened = self._opened or self._opened_elsewhere() or self._open()
         sizes, (index, count) = self.sizes(step, turn), turn
         (begin, cursor), opened.rest = opened.rest, (None, None)
         if cursor is None or count > 1 or begin != self._position(iteration, step):
@@ -272,12 +267,6 @@ class Batches:
     def _open(self) -> _Opened:
         info, split, cache = (self._arguments[name] for name in ("info", "split", "cache"))
         return _Opened(open_source(info, split, self._skips, cache), BufferPool())
-
-    def _keep_open(self, opened: _Opened) -> _Opened:
-        """Read from it without holding it."""
-        self._opened, self._opened_elsewhere = None, weakref.ref(opened)
-        _LAST_OPENED.append(opened)
-        return opened
 
     def _continued(self, position: Position) -> Position:
         """A position, continued by these hosts and batches."""

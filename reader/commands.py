@@ -41,11 +41,17 @@ from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
 from reader.tools.copy import checked_sizes, copy, dataset_hash
+from reader.tools.rejects import rejects
 from reader.training.models import application_name
 from reader.training.options import TrainOptions, check_backend
 
 _WIDTH = 100
 _SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
+_DATASET: dict[str, Any] = {
+    "metavar": "DATASET",
+    "help": "Folder or URL of a version; of all versions, datasets/photos, for the newest; or datasets/photos:1.*.*, "
+    "for the newest that matches.",
+}
 
 # --- the command line
 
@@ -70,7 +76,8 @@ def parser() -> tuple[Parser, list[str]]:
     root.add_argument("--version", action="version", version=f"imageshards {__version__}")
     verbs = root.add_subparsers(title="commands", metavar="COMMAND")
     verbs.add_parser("write", help="Convert images in class folders into TFRecord shards of equal size.")
-    for add in (_add_info, _add_verify, _add_show, _add_bench, _add_copy, _add_index, _add_train):
+    adds = (_add_info, _add_verify, _add_rejects, _add_diff, _add_show, _add_bench, _add_copy, _add_index, _add_train)
+    for add in adds:
         add(verbs)
     return root, list(verbs.choices)
 
@@ -154,7 +161,7 @@ def _add_info(verbs: Any) -> None:
         "datasets/photos/1.0.0 --hash",
         "0 done, 1 the dataset or its storage can't be read, or a file is missing",
     ).add_argument
-    flag("dataset", metavar="DATASET")
+    flag("dataset", **_DATASET)
     flag("--hash", action="store_true", help="Print one SHA-256 over all files but run.json and report.html.")
 
 
@@ -162,7 +169,7 @@ def _info(given: argparse.Namespace) -> int:
     info = load_info(given.dataset)
     if given.hash:
         checked_sizes(info)  # without a file the hash would be of something else
-        digest = dataset_hash(given.dataset)
+        digest = dataset_hash(info.url)
         _print(given, {"hash": digest}, digest)
     else:
         _print(given, dict(info.manifest), _describe(info))
@@ -217,7 +224,7 @@ def _add_verify(verbs: Any) -> None:
         "gs://bucket/datasets/photos/1.0.0 --decode sample",
         "0 OK, 1 there is a fault",
     ).add_argument
-    flag("dataset", metavar="DATASET")
+    flag("dataset", **_DATASET)
     text = "Which images are decoded; sample is one in 64 (default: %(default)s)."
     flag("--decode", choices=("all", "sample", "none"), default="all", help=text)
 
@@ -247,6 +254,34 @@ def _verify(given: argparse.Namespace) -> int:
     return EXIT_OK if report else EXIT_FAILED
 
 
+def _add_rejects(verbs: Any) -> None:
+    _add(
+        verbs,
+        "rejects",
+        _rejects,
+        "Say which images got no record and why, in groups of the same kind.",
+        "rejects.jsonl in the dataset's folder names them all.",
+        "datasets/photos/1.0.0",
+        "0 done, 1 the dataset or its storage can't be read",
+    ).add_argument("dataset", **_DATASET)
+
+
+def _rejects(given: argparse.Namespace) -> int:
+    info = load_info(given.dataset)
+    groups = rejects(info)
+    total = sum(group.count for group in groups)
+    lines = [f"{total:,} of {plural(info.manifest['images'], 'image')} {'was' if total == 1 else 'were'} rejected"]
+    for group in groups:
+        lines.append(f"{group.what}: {group.count:,} ({group.reason})")
+        more = f" and {group.count - len(group.paths):,} more" if group.count > len(group.paths) else ""
+        lines += [f"  {', '.join(group.paths)}{more}"] * bool(group.paths)
+    if any(group.paths for group in groups):
+        lines.append(f"all of them: {info.path(schema.REJECTS_FILE)}")
+    document = {"dataset": info.url, "images": info.manifest["images"], "rejected": total}
+    _print(given, {**document, "groups": list(map(dataclasses.asdict, groups))}, "\n".join(lines))
+    return EXIT_OK
+
+
 def _add_show(verbs: Any) -> None:
     flag = _add(
         verbs,
@@ -257,7 +292,7 @@ def _add_show(verbs: Any) -> None:
         "datasets/photos/1.0.0 --split validation --out grid.png",
         "0 drawn, 1 the dataset or its storage can't be read",
     ).add_argument
-    flag("dataset", metavar="DATASET")
+    flag("dataset", **_DATASET)
     flag("--split", metavar="SPLIT", default="train", help="To draw from, such as train[:100] (default: %(default)s).")
     flag("--count", metavar="N", type=int, default=20, help="How many images are shown (default: %(default)s).")
     flag("--seed", metavar="N", type=int, default=0, help="Decides which images are shown (default: %(default)s).")
@@ -301,7 +336,7 @@ def _add_bench(verbs: Any) -> None:
         "datasets/photos/1.0.0 --chart bench.png",
         "0 measured, 1 the dataset or its storage can't be read",
     ).add_argument
-    flag("dataset", metavar="DATASET")
+    flag("dataset", **_DATASET)
     flag("--split", metavar="SPLIT", default="train", help="To read, such as train[:10000] (default: %(default)s).")
     for name, default, text in (
         ("images", 6400, "How many images each run reads; a smaller split is read again and again"),
@@ -350,7 +385,7 @@ def _add_copy(verbs: Any) -> None:
         "gs://bucket/datasets/photos/1.0.0 /data/photos",
         "0 every file is there and valid, 1 a file can't be read or isn't the published one",
     ).add_argument
-    flag("dataset", metavar="DATASET")
+    flag("dataset", **_DATASET)
     flag("dir", metavar="DIR")
 
 
@@ -361,6 +396,28 @@ def _copy(given: argparse.Namespace) -> int:
     text = f"OK: {plural(copied.files, 'file')}, {size(copied.bytes)} in {copied.folder}{kept}; all checksums match"
     _print(given, dataclasses.asdict(copied), text)
     return EXIT_OK
+
+
+def _add_diff(verbs: Any) -> None:
+    flag = _add(
+        verbs,
+        "diff",
+        _diff,
+        "Show what differs between two versions of a dataset: images, classes, flags.",
+        "An image that moved to another folder is neither added nor gone.",
+        "datasets/photos/1.0.0 datasets/photos/1.1.0",
+        "0 they hold the same images, 1 they differ",
+    ).add_argument
+    flag("dataset", metavar="A")
+    flag("other", metavar="B")
+
+
+def _diff(given: argparse.Namespace) -> int:
+    from reader.tools.diff import diff
+
+    difference = diff(given.dataset, given.other)
+    _print(given, dataclasses.asdict(difference), str(difference))
+    return EXIT_FAILED if difference else EXIT_OK
 
 
 def _add_index(verbs: Any) -> None:
@@ -403,7 +460,7 @@ def _add_train(verbs: Any) -> None:
         "datasets/photos/1.0.0 --model MobileNetV2 --weights imagenet",
         "0 trained, 1 stopped, or the dataset, its storage or the device failed",
     ).add_argument
-    flag("dataset", metavar="DATASET")
+    flag("dataset", **_DATASET)
     for option in dataclasses.fields(TrainOptions):
         text, metavar = option.metadata["help"], option.metadata["metavar"]
         how: dict[str, Any] = {"metavar": metavar, "default": option.default} if metavar else {"action": "store_true"}

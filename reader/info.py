@@ -11,6 +11,7 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ import numpy.typing as npt
 
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError, some
-from beam_pipeline.schema.manifest import FOREIGN_KEY, Manifest, parse_manifest
+from beam_pipeline.schema.manifest import FOREIGN_KEY, FileSums, Manifest, parse_manifest
 from beam_pipeline.schema.manifest import Shard as ShardInfo
+from beam_pipeline.schema.table import Table, read_table
 from beam_pipeline.storage import Storage, normalize, open_storage
 from reader.position import batch_size_of
 from reader.records import RunTable
@@ -27,6 +29,8 @@ from reader.splits import RecordRange, parse_split
 
 _LOG = logging.getLogger("reader")
 _MISTYPED_URL = re.compile(r"(?P<scheme>gs|gcs|s3|az|abfs|https?):?/+(?P<rest>[^/].*)")
+# `photos:1.*.*`, as tfds.load reads it.
+_WITH_VERSION = re.compile(r"(?P<folder>.+):(?P<version>(?:\d+|\*)(?:\.(?:\d+|\*)){2})", re.DOTALL)
 _IMAGE_FILE = re.compile(r".*\.(jpe?g|jfif|png|webp|gif|bmp|tiff?|heic|heif|avif)", re.IGNORECASE)
 _SEARCHED_FOLDERS = 3  # for images, at each level
 
@@ -163,6 +167,26 @@ class DatasetInfo:
         text = f"{self.manifest['content_fingerprint']}\0{ranges}\0{runs}\0{shards}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @property
+    def tables(self) -> dict[str, FileSums]:
+        """Path of each shard's record table in the dataset's folder → its size and sums; older versions have none."""
+        shards = (shard for split in self.splits.values() for shard in split.shards)
+        return {schema.table_file(shard.file): shard.table for shard in shards if shard.table}
+
+    def load_table(self, shard: ShardInfo) -> Table:
+        """The record table of a shard: `table["class"]` has a value for each record, in file order.
+
+        Raises:
+            ImageShardsError: the version is an older one that has none, or the file isn't the one that was published.
+        """
+        if shard.table is None:
+            raise ImageShardsError(f"{self.url} has no record tables, since an older release wrote it: write it again")
+        path = self.path(schema.table_file(shard.file))
+        data = self.storage.read(path)
+        if schema.sha256(data) != shard.table.sha256:
+            raise ImageShardsError(f"{path} isn't the record table that was published; run the job with --repair")
+        return read_table(data)
+
     def load_runs(self, split: str) -> npt.NDArray[np.void]:
         """One split's run index, an array of `schema.RUN_DTYPE` in file order (18 bytes a run of 64 records).
 
@@ -220,7 +244,8 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
     """Read and check the manifest of a published dataset.
 
     Args:
-        url: folder of one version, such as `gs://bucket/datasets/flowers/1.0.0`.
+        url: folder of one version, `gs://bucket/datasets/flowers/1.0.0`; or of all versions, for the newest that is
+            published; or with a pattern, `gs://bucket/datasets/flowers:1.*.*`, for the newest that matches it.
 
     Raises:
         NotPublishedError: no manifest there, or an invalid one; says what was found and what to do.
@@ -229,19 +254,33 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
     if not isinstance(url, str | os.PathLike) or not isinstance(os.fspath(url), str) or "\0" in os.fspath(url):
         raise UsageError(f"no dataset: {reprlib.repr(url)}: give its URL or path, or what reader.load_info returns")
     given = os.fspath(url)
-    url = normalize(given)
+    pattern = _WITH_VERSION.fullmatch(given)
+    url = normalize(pattern["folder"] if pattern else given)
     storage = open_storage(url)
+    if pattern is None and (info := _open(storage, url)):
+        return info
+    names = storage.names(url)
+    versions = [name[:-1] for name in names if name[-1] == "/" and schema.VERSION_PATTERN.fullmatch(name[:-1])]
+    versions.sort(key=lambda version: tuple(map(int, version.split("."))), reverse=True)
+    for version in versions:
+        is_wanted = pattern is None or fnmatchcase(version, pattern["version"])
+        if is_wanted and (info := _open(storage, f"{url}/{version}")):
+            return info
+    raise NotPublishedError(_diagnose(storage, url, given, names, versions))
+
+
+def _open(storage: Storage, url: str) -> DatasetInfo | None:
+    """The dataset of a version's folder; None if it has no manifest."""
     path = f"{url}/{schema.MANIFEST_FILE}"
     try:
         data = storage.read(path)
     except FileNotFoundError:
-        raise NotPublishedError(_diagnose_folder(storage, url, given)) from None
+        return None
     return _typed(url, *parse_manifest(data, path))
 
 
-def _diagnose_folder(storage: Storage, url: str, given: str) -> str:
+def _diagnose(storage: Storage, url: str, given: str, names: Sequence[str], versions: Sequence[str]) -> str:
     """Why a folder without a manifest is no dataset, and what to do about it."""
-    names = storage.names(url)
     missing = f"{url} holds no {schema.MANIFEST_FILE}, so no dataset is published there"
     if not names:
         mistyped = None if "://" in given else _MISTYPED_URL.fullmatch(given)
@@ -251,9 +290,13 @@ def _diagnose_folder(storage: Storage, url: str, given: str) -> str:
         if name in storage.names(parent):
             return f"{url} is a file: name the folder {parent}"
         return f"{missing}: there is no such folder, or it is empty"
-    versions = [name for name in names if schema.VERSION_PATTERN.fullmatch(name.rstrip("/"))]
+    published = [name for name in versions if storage.stat(f"{url}/{name}/{schema.MANIFEST_FILE}")]
+    if published:
+        wanted = given.rpartition(":")[2]
+        return f"{url}: no published version matches {wanted}: there are {some(published, 8)}"
     if versions:
-        return f"{missing}; name a version: {some([f'{url}/{name}'.rstrip('/') for name in versions])}"
+        what = f"no version is published there: {some(versions)} without a {schema.MANIFEST_FILE}"
+        return f"{url}: {what}; run the same imageshards write command again"
     if any(schema.ShardName.parse(name) for name in names):
         return f"{missing}, only an unfinished job's files: {some(names)}; run the same imageshards write command again"
     if _has_images(storage, url, names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec
 
@@ -36,7 +37,9 @@ def as_tf(batches: Batches) -> tf.data.Dataset:
         While iterating, errors of the batches as TensorFlow's, whose text names file, record and byte offset.
     """
     light = batches.light()  # TensorFlow never frees a dataset's function
-    return generated(lambda: _elements(light), _signature(batches), len(batches))
+    dataset = generated(lambda: _elements(light), _signature(batches), len(batches))
+    weakref.finalize(dataset, id, batches).atexit = False  # files and buffers stay open as long as the dataset is there
+    return dataset
 
 
 def _dataset_of(build: Callable[Arguments, Batches]) -> Callable[Arguments, tf.data.Dataset]:

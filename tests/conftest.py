@@ -35,6 +35,8 @@ _SLOW_FILES = (
     "test_bench.py",
     "test_defaults.py",
     "test_faults.py",
+    "test_race.py",
+    "test_base.py",
     "test_tensorflow.py",
     "test_torch.py",
     "test_keras.py",

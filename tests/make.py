@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import traceback
 import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from beam_pipeline import schema
+from beam_pipeline import errors, schema
 
 ROOT = Path(__file__).resolve().parent.parent
 # Legal names of files and objects.
@@ -122,6 +123,15 @@ def flip_byte(path: Path, position: int | None = None) -> None:
     data[len(data) // 2 if position is None else position] ^= 0x10
     path.write_bytes(data)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def told_by_worker(error: Exception) -> str:
+    """A worker's traceback of an error of ours, as Beam sends it."""
+    try:
+        with errors.errors_as_tokens():
+            raise error
+    except errors.WorkerError:
+        return traceback.format_exc().rstrip() + " [while running 'a/b-12']\n"
 
 
 class Finished(NamedTuple):

@@ -199,11 +199,12 @@ class Gcs:
 
 
 RESET, SILENCE, SHORT = -1, -2, -3  # answers that are none
+BODY = -4  # status 200, and its words
 _XML = "<?xml version='1.0'?><Error><Code>{}</Code><Message>{}</Message></Error>"
 
 
 class Answer(NamedTuple):
-    """An answer to a request: a status, or RESET, SILENCE, SHORT."""
+    """An answer to a request: a status, or RESET, SILENCE, SHORT, BODY."""
 
     status: int
     code: str = "SomeCode"
@@ -241,6 +242,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.rfile.close()
             self.connection.close()
+        elif status == BODY:
+            self._send(200, words.encode(), len(words.encode()), {})
         elif status in (200, SHORT):
             self._send(206, b"content" if status == 200 else b"con", 7, {"Content-Range": "bytes 0-6/7"})
             self.close_connection = status == SHORT

@@ -49,6 +49,8 @@ TENTH = {"train": Fraction(9, 10), "validation": Fraction(1, 10)}
                            {"train": 0.9, "validation": 0.1}, {"train": "rest", "validation": "0.1"}]),
         ("splits", {"a": Fraction(1, 10), "train": Fraction(7, 10), "b": Fraction(1, 5)},
          [{"a": 0.1, "train": 0.7, "b": 0.2}]),
+        ("splits", TENTH, ["train=90,validation=10", {"train": 90, "validation": 10}]),
+        ("splits", {"train": Fraction(7, 8), "b": Fraction(1, 8)}, ["train=87.5,b=12.5"]),
         ("target_shard_bytes", 128 << 20, [134_217_728, "134217728", "128MiB", "128 mib"]),
         ("max_image_bytes", 1500, ["1.5kB", "1500B"]),
         ("max_image_bytes", 1 << 29, ["0.5GiB"]),
@@ -63,6 +65,7 @@ TENTH = {"train": Fraction(9, 10), "validation": Fraction(1, 10)}
         ("background", (255, 255, 255), ["white"]),
         ("background", (255, 128, 0), ["#ff8000", (255, 128, 0)]),
         ("split_by", re.compile("(a)"), ["(a)", re.compile("(a)")]),
+        ("split_by", "name", ["name"]),
         ("jpeg_quality", 80, ["80"]),
         ("channels", 1, ["1"]),
         ("max_reject_fraction", 0.5, ["0.5"]),
@@ -81,10 +84,12 @@ def test_a_value_is_kept_parsed_however_it_was_given(flag: str, kept: object, gi
     [
         ("splits", SPLITS, ["", "train", "train=", "train=-1,validation=2", "train=0.5,train=0.5", "Train=1",
                             "train=90%,validation=10%", "train=nan", "train=1/2,validation=1/2", "train=1,"]),
-        ("splits", "the shares sum to 1.1, not to 1", ["train=1.1", "train=0.9,validation=0.2", {"train": 1.1}]),
+        ("splits", "the shares sum to 1.1: write shares that sum to 1, or percent that sum to 100",
+         ["train=1.1", "train=0.9,validation=0.2", {"train": 1.1}]),
         ("splits", "every split needs a share above 0",
          ["train=1,validation=0"]),
-        ("splits", "nothing is left for 'rest': the others sum to 1", ["train=1,validation=rest"]),
+        ("splits", "nothing is left for 'rest': the others sum to 1; write shares below 1, such as 0.8",
+         ["train=1,validation=rest"]),
         ("splits", "one split may be 'rest', the others need a share", ["train=rest,validation=rest"]),
         ("splits", "one split must be named train", ["test=0.5,validation=0.5"]),
         ("target_shard_bytes", BYTES, ["", "0", "-1", "MB", "1XB", "1e6", "0.4B", 0]),
@@ -124,6 +129,11 @@ def test_a_bad_value_is_told_with_flag_value_and_fix(flag: str, fix: str, values
          "--split_by: leave it out, the input says which image is in which split"),
         ({"layout": "manifest", "manifest": "/m.csv", "header": ("split",), "splits": "train=1"},
          "--splits: leave it out, the input says which image is in which split"),
+        ({"layout": "split_class_folders", "stratify": True},
+         "--stratify: leave it out, the input says which image is in which split"),
+        ({"stratify": True}, "--stratify: give --splits, too: without it every image is in train"),
+        ({"stratify": True, "splits": "train=80,test=20", "split_by": "(a)"},
+         "--split_by '(a)': leave it or --stratify out: what it keeps together may be of several classes"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )  # fmt: skip
@@ -142,6 +152,7 @@ HALVES = "train=0.5,validation=0.5"
     [
         ({"image_size": "224"}, {"image_size": "224x224"}),
         ({"splits": "train=0.9,validation=0.1"}, {"splits": "train=0.90, validation=rest"}),
+        ({"splits": "train=0.8,validation=0.2"}, {"splits": "train=80,validation=20"}),
         ({"splits": "train=0.9,validation=0.1"}, {"splits": {"train": 0.9, "validation": 0.1}}),
         ({"extensions": "jpg,png"}, {"extensions": (".PNG", "jpg")}),
         ({"background": "white"}, {"background": (255, 255, 255)}),
@@ -163,7 +174,8 @@ def test_what_does_not_decide_bytes_has_no_part_in_the_fingerprint(one: dict, ot
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        ("image_size", 225), ("splits", HALVES), ("split_by", "(a)"), ("seed", 1), ("one_hot", True),
+        ("image_size", 225), ("splits", HALVES), ("split_by", "(a)"), ("split_by", "name"), ("seed", 1),
+        ("one_hot", True),
         ("resize_mode", "crop"), ("resample", "box"), ("image_format", "png"), ("jpeg_quality", 91),
         ("jpeg_subsampling", "4:4:4"), ("target_shard_bytes", "1MB"), ("num_shards", 2), ("compression", "gzip"),
         ("max_pixels", 5), ("max_image_bytes", 5), ("labels", ("a", "b")), ("layout", "split_class_folders"),
@@ -173,6 +185,13 @@ def test_what_does_not_decide_bytes_has_no_part_in_the_fingerprint(one: dict, ot
 )  # fmt: skip
 def test_what_decides_bytes_changes_the_fingerprint(flag: str, value: object) -> None:
     assert config(**{flag: value}).fingerprint() != config().fingerprint()
+
+
+def test_a_flag_that_is_newer_than_a_manifest_is_in_the_fingerprint_only_if_it_is_used() -> None:
+    assert "stratify" not in config(splits=HALVES).fingerprint()
+    assert config(splits=HALVES, stratify=True).fingerprint() == config(splits=HALVES).fingerprint() | {
+        "stratify": True
+    }
 
 
 def test_the_order_in_which_shares_are_dealt_decides_bytes() -> None:

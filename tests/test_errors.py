@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -24,55 +26,54 @@ def test_exit_codes_and_that_a_reject_is_no_error_of_the_job() -> None:
     assert not issubclass(errors.Reject, ImageShardsError)
 
 
-WORKER = "beam_pipeline.errors"
+ODD = "a\\new.jpg, a\nb, 'one' \"two\", größe, \udcff, %20, \\\\, {x} [while running 'c']"
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "message"),
+    "error",
     [
-        (f"Traceback …\n{WORKER}.StorageError: gs://b/x: no\n", StorageError, "gs://b/x: no"),
-        (f"RuntimeError: {WORKER}.ImageShardsError: 3 of 45 [while running 'a/b-12']", ImageShardsError, "3 of 45"),
-        (f"{WORKER}.StorageError: one\nDuring handling …\n{WORKER}.UsageError: second\n", UsageError, "second"),
-        # Runners that send the text as a literal.
-        (f"'… {WORKER}.ImageShardsError: one line\\n\\nat x'", ImageShardsError, "one line"),
-        (f"{WORKER}.CorruptRecordError: x: record 3 at byte 9: y", ImageShardsError, "x: record 3 at byte 9: y"),
-        (f"{WORKER}.NotOneOfOurs: x", ImageShardsError, "x"),
-        # Beam's own words, if image and launcher differ in Python or Beam.
-        (
-            "RuntimeError: … are not compatible. … at pipeline construction time. Submission environment: "
-            "beam:version:sdk_base:apache/beam_python3.11_sdk:2.77.0. Runtime environment: "
-            "beam:version:sdk_base:apache/beam_python3.12_sdk:2.76.0.\n",
-            ImageShardsError,
-            "the worker has Python 3.12 with Beam 2.76.0, the launcher Python 3.11 with Beam 2.77.0: "
-            + errors.OTHER_IMAGE,
-        ),
-    ],
-)
-def test_our_error_is_found_in_a_workers_text(text: str, kind: type[Exception], message: str) -> None:
-    found = errors.from_worker(Exception(text))
-    assert type(found) is kind
-    assert str(found) == message
-
-
-@pytest.mark.parametrize("text", ["", "ValueError: x", f"x{WORKER}.StorageError: x"])
-def test_other_texts_hold_no_error_of_ours(text: str) -> None:
-    assert errors.from_worker(Exception(text)) is None
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (UsageError("--x 1: no [while running 'a/b']"), "--x 1: no"),
-        (StorageError("gs://b/x: no", "try"), "gs://b/x: no; try"),
-        (CorruptRecordError("x [while running 'a/b']", 3, 99, "the CRC is wrong"),
-         "x: record 3 at byte 99: the CRC is wrong"),
+        UsageError(f"--x 1: {ODD}"),
+        StorageError("gs://b/x: no", ODD, "resume"),
+        errors.MissingFileError(f"{ODD} is missing"),
+        errors.MissingFileError("x", "check its name", "resume"),
+        CorruptRecordError(ODD, 3, 99, "the CRC is wrong"),
+        errors.OtherFormatError("x"),
     ],
     ids=lambda error: type(error).__name__,
-)  # fmt: skip
-def test_an_error_of_ours_stays_what_it_is_without_where_a_runner_met_it(error: ImageShardsError, text: str) -> None:
-    found = errors.from_worker(error)
+)
+@pytest.mark.parametrize("quoted", [str, repr, lambda text: repr(repr(text)), json.dumps])
+def test_an_error_of_ours_comes_out_of_any_text_of_a_runner_as_it_was(
+    error: ImageShardsError, quoted: Callable[[str], str]
+) -> None:
+    found = errors.from_worker(
+        RuntimeError(quoted(make.told_by_worker(UsageError("an earlier one")) + make.told_by_worker(error)))
+    )
     assert type(found) is type(error)
-    assert str(found) == text
+    assert (str(found), vars(found)) == (str(error), vars(error))
+
+
+def test_an_error_that_met_no_runner_stays_what_it_is() -> None:
+    error = CorruptRecordError("x", 3, 99, "the CRC is wrong")
+    assert errors.from_worker(error) is error
+
+
+def test_versions_that_differ_are_told_of_beams_own_words() -> None:
+    text = (
+        "RuntimeError: … are not compatible. … at pipeline construction time. Submission environment: "
+        "beam:version:sdk_base:apache/beam_python3.11_sdk:2.77.0. Runtime environment: "
+        "beam:version:sdk_base:apache/beam_python3.12_sdk:2.76.0.\n"
+    )
+    assert str(errors.from_worker(Exception(text))) == (
+        "the worker has Python 3.12 with Beam 2.76.0, the launcher Python 3.11 with Beam 2.77.0: " + errors.OTHER_IMAGE
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "ValueError: x", "imageshards-error:", "imageshards-error:%7B", make.told_by_worker(UsageError("cut"))[:-50]],
+)
+def test_other_texts_hold_no_error_of_ours(text: str) -> None:
+    assert errors.from_worker(Exception(text)) is None
 
 
 def test_any_error_is_one_line() -> None:

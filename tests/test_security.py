@@ -22,7 +22,7 @@ VERSION = "photos/1.0.0"
 # Everything that a version may hold; no part of a name comes from the input but a split, which is a-z, 0-9 and _.
 OURS = re.compile(
     r"photos-[a-z][a-z0-9_]*\.tfrecord-\d{5}-of-\d{5}"
-    r"|index/photos-[a-z][a-z0-9_]*\.tfrecord-\d{5}-of-\d{5}\.idx|index/[a-z][a-z0-9_]*\.runs\.npy"
+    r"|index/photos-[a-z][a-z0-9_]*\.tfrecord-\d{5}-of-\d{5}\.(idx|records\.npy)|index/[a-z][a-z0-9_]*\.runs\.npy"
     r"|class\.labels\.txt|features\.json|dataset_info\.json|rejects\.jsonl|manifest\.json|run\.json|report\.html"
 )
 # Below one class folder of a bucket: where would a careless program write these, and what would a shell make of them?

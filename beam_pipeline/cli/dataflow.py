@@ -20,6 +20,8 @@ _DISK_GB = 50
 _MOST_WORKERS = 32
 _LEFT_OUT = (None, "", "default")
 _MOST_THREADS = 12  # of a worker process: what Dataflow starts by default
+# Of a worker process: there is one for each core. The second uses a core whose own process has no shard.
+DECODE_THREADS = 2
 _SHARED_CORE = frozenset({"e2-micro", "e2-small", "e2-medium"})
 _REPOSITORY = Path(beam_pipeline.__file__).parent.parent
 _REMOTE_INPUT = "Dataflow's workers can't read local files; copy them to gs://BUCKET/…"
@@ -127,7 +129,7 @@ def check(config: Config, given: Mapping[str, Any]) -> None:
 
 
 def defaults(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for the options that a command leaves out.
+    """Values for the options that a command leaves out, Beam's and ours.
 
     Args:
         given: Beam's options by name.
@@ -155,6 +157,8 @@ def defaults(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         **_code(given),
     }
     left_out = {name: value for name, value in values.items() if given[name] in _LEFT_OUT}
+    if not config.decode_threads:
+        left_out["decode_threads"] = DECODE_THREADS
     if workers < (given["max_num_workers"] or 0):  # more of them would be idle
         left_out["max_num_workers"] = workers
     return left_out
@@ -199,6 +203,6 @@ def defaults_text(config: Config, given: Mapping[str, Any], filled: Mapping[str,
         f"Dataflow job {options['job_name']} in project {options['project']}, region {options['region']}; defaults:"
     ]
     for name, value in filled.items():
-        lowered = "" if given[name] in _LEFT_OUT else f" (not {given[name]}: the others would be idle)"
+        lowered = "" if given.get(name) in _LEFT_OUT else f" (not {given[name]}: the others would be idle)"
         lines.append(f"  --{name}={value}{lowered}")
     return "\n".join([*lines, f"  {fleet}"])

@@ -90,7 +90,8 @@ class Job:
     def configured(self, config: Config) -> Config:
         """The configuration with facts of this run: a local job's memory, or the versions that workers must have."""
         if not is_local(self._options):
-            return dataclasses.replace(config, launcher=versions())
+            threads = config.decode_threads or (dataflow.DECODE_THREADS if self.is_dataflow else 0)
+            return dataclasses.replace(config, launcher=versions(), decode_threads=threads)
         several = self._options.view_as(DirectOptions).direct_running_mode == "multi_processing"
         one_process = not several and self._runner == _IN_PROCESS
         bytes_each = limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES

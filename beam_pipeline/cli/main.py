@@ -6,28 +6,24 @@ import argparse
 import atexit
 import difflib
 import gc
-import glob
 import logging
 import os
 import re
-import signal
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Collection, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import NoReturn
+from contextlib import nullcontext
 from warnings import filterwarnings
 
+from beam_pipeline.cli.command import INTERRUPTED
 from beam_pipeline.cli.messages import published_text, warnings
+from beam_pipeline.cli.quiet import only_our_lines
 from beam_pipeline.cli.run import run
 from beam_pipeline.config import FLAGS, REMOVED, Config
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, one_line, say, tell
 from beam_pipeline.images.formats import hide_warnings
 
-_INTERRUPTED = ImageShardsError("interrupted; the same command resumes")
 _USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
 _EPILOG = """\
 Any option of Beam works too: --runner, --project, --region, --temp_location, --direct_num_workers, ...
@@ -43,41 +39,6 @@ _SURELY_OURS = 0.8
 _OURS = {f"--{name}": flag for name, flag in FLAGS.items()}
 
 
-def command(arguments: Sequence[str] | None = None) -> int:
-    """`main` in a process of its own, which Ctrl-C ends at once: Beam's threads and workers would go on for minutes."""
-    if threading.current_thread() is threading.main_thread():
-        before = signal.getsignal(signal.SIGINT)
-        if before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, _end)
-            try:
-                return main(arguments)
-            finally:
-                signal.signal(signal.SIGINT, before)
-    return main(arguments)
-
-
-def _end(*_: object) -> NoReturn:
-    """Nothing needs to be undone: whatever a job has done when it is killed, the same command resumes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for process in _descendants("self"):
-        with suppress(OSError):  # it has ended
-            os.kill(int(process), signal.SIGTERM)
-    wipe = b"\r\033[K" if os.isatty(2) else b""  # the progress line
-    with suppress(OSError):
-        os.write(2, wipe + f"error: {_INTERRUPTED}\n".encode())
-    os._exit(_INTERRUPTED.exit_code)
-
-
-def _descendants(process: str) -> list[str]:
-    """Ids of all descendants of a process: Beam starts its workers in shells."""
-    found: list[str] = []
-    for children in glob.glob(f"/proc/{process}/task/*/children"):
-        with suppress(OSError):  # the thread has ended
-            for child in Path(children).read_text().split():
-                found += [child, *_descendants(child)]
-    return found
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -87,20 +48,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     level = logging.root.level
     try:
         config, beam_arguments = parse(given)
-        options, prints_errors = None, True
+        options, prints_errors, has_workers = None, True, False
         if beam_arguments:
             from apache_beam.options.pipeline_options import PipelineOptions
 
             from beam_pipeline.cli import job
 
             options = PipelineOptions(beam_arguments)
-            prints_errors = job.is_local(options) or job.is_dataflow(options)
+            has_workers = job.is_local(options)
+            prints_errors = has_workers or job.is_dataflow(options)
         if prints_errors:
             logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
         hide_warnings()
         filterwarnings("ignore", "Your application has authenticated using end user credentials")  # the documented way
         filterwarnings("ignore", "Unrecognized JobState")  # newer than the library
-        manifest = run(config, options, ["imageshards", "write", *given])
+        with only_our_lines() if has_workers else nullcontext():
+            manifest = run(config, options, ["imageshards", "write", *given])
         if manifest is not None:
             for warning in warnings(config, manifest):
                 say(f"warning: {warning}", sys.stderr)
@@ -113,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImageShardsError as error:
         return tell(error)
     except KeyboardInterrupt as error:  # its text says that a job on Dataflow runs on
-        return tell(ImageShardsError(str(error)) if str(error) else _INTERRUPTED)
+        return tell(ImageShardsError(str(error)) if str(error) else INTERRUPTED)
     finally:
         logging.root.setLevel(level)
 
@@ -205,10 +168,11 @@ def beams_parser() -> tuple[argparse.ArgumentParser, list[str]]:
     """A parser of every option of Beam, and their flags: `PipelineOptions` only warns about unknown ones."""
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    found: list[argparse.ArgumentParser] = []
-    PipelineOptions([]).get_all_options(add_extra_args_fn=found.append)
-    found[0].exit_on_error = False
-    return found[0], re.findall(r"(?:^  |, )(--[\w-]+)", found[0].format_help(), re.MULTILINE)
+    parsers: list[argparse.ArgumentParser] = []
+    PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
+    parsers[0].exit_on_error = False
+    # argparse has no public list of its flags.
+    return parsers[0], re.findall(r"(?:^  |, )(--[\w-]+)", parsers[0].format_help(), re.MULTILINE)
 
 
 def _unknown(argument: str, flags: Collection[str]) -> UsageError:

@@ -15,7 +15,7 @@ ALREADY_PUBLISHED = "already published"
 _FEW = 5  # records of a class in a split: too few to learn, or to judge by
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Manifest:
     """A published version: what `run` returns.
 
@@ -34,6 +34,13 @@ class Manifest:
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
     checked: str = ""
     touched: bool = False
+
+    def __repr__(self) -> str:
+        """Counts in place of the documents, for a notebook."""
+        return (
+            f"Manifest(url={self.url!r}, outcome={self.outcome!r}, records={self.records}, "
+            f"rejects={self.images - self.records}, classes={len(self.classes)})"
+        )
 
     @property
     def images(self) -> int:
@@ -92,6 +99,10 @@ def published_text(manifest: Manifest) -> str:
     lines.append(f"{plural(manifest.images, 'image')} listed = {records} + {rejects}{reasons}")
     with suppress(AttributeError, TypeError, ValueError):  # no hash covers run.json: anything may be in it
         lines += _skipped(manifest.run.get("skipped", {}))
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        base = manifest.run["base"]
+        gone = f", {base['gone']:,} gone" if "gone" in base else ""
+        lines.append(f"{base['encoded']:,} encoded, {base['taken']:,} taken from {base['version']}{gone}")
     passed = data["image"].get("passed_through", {})
     if stored := sum(passed.values()):
         unchanged = f"{passed.get('whole', 0):,} byte for byte"

@@ -17,10 +17,9 @@ from beam_pipeline.cli.watch import find
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
+from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError, UsageError
 from beam_pipeline.inputs.manifest_rows import row_refs
 from beam_pipeline.schema import canonical_json
-from beam_pipeline.storage.causes import MissingFileError
 from beam_pipeline.storage.gs import GoogleStorage
 
 # A bucket's location → how its regions begin: https://cloud.google.com/storage/docs/locations

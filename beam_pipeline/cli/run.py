@@ -10,13 +10,15 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import beam_pipeline
 from beam_pipeline import schema, storage
+from beam_pipeline.cli import notebook
 from beam_pipeline.cli.messages import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates, published
+from beam_pipeline.dataset.base import choose_base
 from beam_pipeline.dataset.output import check_places, check_unpublished
 from beam_pipeline.dataset.state import JobState, at_once
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, UsageError, say
@@ -32,11 +34,12 @@ if TYPE_CHECKING:
 def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
     """Convert the images of `config.input` and publish the dataset.
 
-    A local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process (the
-    same call in a new one resumes, and decodes that image in isolation); if the caller must survive that, call this in
-    a process of its own. Ctrl-C raises KeyboardInterrupt at once; with `--direct_running_mode=multi_processing` Beam
-    first waits for its workers, which may take minutes. The command ends at once. On Dataflow the job runs on, which
-    the exception's text says.
+    Where IPython is active (Jupyter, Colab) all of it happens in a process of its own, whose output is printed here.
+    Elsewhere a local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the
+    process (the same call in a new one resumes, and decodes that image in isolation); if the caller must survive that,
+    call this in a process of its own. Ctrl-C raises KeyboardInterrupt at once; with
+    `--direct_running_mode=multi_processing` Beam first waits for its workers, which may take minutes. The command ends
+    at once. On Dataflow the job runs on, which the exception's text says.
 
     Args:
         config: what to convert and how.
@@ -51,6 +54,8 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         ImageShardsError: the job failed; nothing is published, and the same call resumes.
     """
     beam_pipeline.require_pipeline()
+    if notebook.is_active():
+        return cast(Manifest | None, notebook.run_elsewhere(config, beam_options, command))
     config = dataclasses.replace(config, run_id=uuid.uuid4().hex)
     handlers = list(logging.root.handlers)
     try:
@@ -94,6 +99,8 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         return None
     job = job or _job(None, config)
     config = job.configured(config)
+    if found is None:
+        config = _with_base(config)
     with _sole_writer(config):
         if manifest is not None and found is not None:
             say(f"repairing {found.damage}", sys.stderr)
@@ -102,7 +109,7 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
             return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
         # In an object store the job itself finds that another one has published meanwhile.
         if config.overwrite or not storage.is_local(config.output) or read_manifest(config) is None:
-            if notice := duplicates.notice(config):
+            for notice in filter(None, (duplicates.notice(config), manifest_rows.box_notice(config))):
                 say(f"warning: {notice}", sys.stderr)
             if not job.write(config, command):
                 return None
@@ -120,9 +127,18 @@ def _job(options: PipelineOptions | None, config: Config) -> Job:
 
 
 def _plan(config: Config, job: Job) -> None:
-    config = job.configured(config)
+    config = _with_base(job.configured(config))
     if job.write(config):
         say(plan_text(JobState(config).take_plan_only()))
+
+
+def _with_base(config: Config) -> Config:
+    """The configuration with its base, which is told."""
+    with _nothing_begun():
+        config, line = choose_base(config)
+    if line:
+        say(line, sys.stderr)
+    return config
 
 
 @contextmanager

@@ -33,6 +33,19 @@ SECONDS_A_PIXEL = 1e-6
 _LOOK_EVERY_S = 1.0
 # Large images share what one may take at the default --max_pixels; one that takes more has it alone.
 _MEMORY = MemoryBudget(LEAST_BOUND)
+_local_markers: set[str] = set()  # made by this process
+
+
+def take_back_markers() -> None:
+    """For the end of this process by a signal: no decoder is to blame. A child process costs an image a tenth."""
+    for path in list(_local_markers):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+@functools.cache  # parts of the sample follow each other: starting a process takes as long as 100 images
+def _isolated(options: ImageOptions, limit_s: float, with_sums: bool) -> IsolatedDecoder:
+    return IsolatedDecoder(options, limit_s, _MEMORY, with_sums)
 
 
 class Attempts:
@@ -52,13 +65,15 @@ class Attempts:
 
     def begin_sampling(self, paths: Iterable[str]) -> bool:
         """Mark that a part of the sample, the images at `paths`, is decoded; returns whether an earlier attempt did."""
-        part = hashlib.blake2b("\0".join(sorted(paths)).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-        return self._mark(f"sampling/{part}")
+        return self._mark(_sample_marker(paths))
 
-    def end_sampling(self) -> None:
-        """Delete the markers of the sample: all of it is measured."""
-        self._store.delete_tree(storage.join(self._url, "sampling"))
-        self._store.delete_empty_folders(self._url)
+    def end_sampling(self, paths: Iterable[str]) -> None:
+        """Take the marker back, and the folders that are empty then: a pipeline that only samples leaves nothing."""
+        self._store.delete(storage.join(self._url, _sample_marker(paths)))
+        above = [self._url]
+        while len(above) < 4:  # that of all markers, of the version's state, of all states, of the dataset
+            above.append(os.path.dirname(above[-1]))
+        self._store.delete_empty_folders(storage.join(self._url, "sampling"), *above)
 
     def add_reject(self, image: str, reject: Reject) -> None:
         """Save that an image, with what was to be made of it, killed its decoder in a child process too."""
@@ -78,7 +93,21 @@ class Attempts:
         return found
 
     def _mark(self, name: str) -> bool:
-        return not self._store.create(storage.join(self._url, name), uuid.uuid4().hex.encode())
+        url = storage.join(self._url, name)
+        while True:
+            try:
+                is_first = self._store.create(url, uuid.uuid4().hex.encode())
+                if is_first and not self._store.is_remote:
+                    _local_markers.add(url)
+                return not is_first
+            except FileNotFoundError:  # its folder went in between, with another marker
+                if self._store.is_remote:
+                    raise
+
+
+def _sample_marker(paths: Iterable[str]) -> str:
+    content = "\0".join(sorted(paths)).encode("utf-8", "surrogateescape")
+    return f"sampling/{hashlib.blake2b(content, digest_size=8).hexdigest()}"
 
 
 class Decoder:
@@ -87,7 +116,7 @@ class Decoder:
     Args:
         options: what to make of them.
         attempts: the job's markers; None for a decoder that neither reads nor writes any.
-        isolated: whether to use a child process.
+        isolated: whether to use child processes.
         with_sums: whether to sum up the pixels of each image.
     """
 
@@ -98,7 +127,7 @@ class Decoder:
         self._attempts = attempts
         self._with_sums = with_sums
         self._limit_s = LEAST_S + options.max_pixels * SECONDS_A_PIXEL
-        self._isolated = IsolatedDecoder(options, self._limit_s) if isolated else None
+        self._isolated = _isolated(options, self._limit_s, with_sums) if isolated else None
         self._rejects = attempts.rejects() if attempts else {}
 
     def convert(self, path: str, data: bytes, md5: bytes) -> EncodedImage:

@@ -12,6 +12,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import chain, repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import google_crc32c
@@ -38,6 +39,20 @@ Payload = TypeVar("Payload")
 Result = TypeVar("Result")
 
 
+class Stored(NamedTuple):
+    """What a base version has of an image, found by its path.
+
+    Attributes:
+        md5: of the source that was converted then.
+        image: as it is stored; None if it can't be used.
+        is_unchanged: by the MD5 of today's listing, so the source needn't be read.
+    """
+
+    md5: bytes
+    image: EncodedImage | None
+    is_unchanged: bool
+
+
 class Converted(NamedTuple, Generic[Result]):
     """What became of one image.
 
@@ -46,23 +61,30 @@ class Converted(NamedTuple, Generic[Result]):
         result: what was made of it, or why it gets no record.
         md5: of the bytes that were read; b"" if none were.
         source_bytes: how many were read.
+        stored: what the base has of it.
     """
 
     ref: ImageRef
     result: Result | Reject
     md5: bytes
     source_bytes: int
+    stored: Stored | None = None
 
 
 def convert_all(
-    config: Config, refs: Iterable[ImageRef], convert: Callable[[ImageRef, bytes, bytes], Result]
+    config: Config,
+    refs: Iterable[ImageRef],
+    convert: Callable[..., Result],
+    base: Iterable[Stored | None] = (),
 ) -> Iterator[Converted[Result]]:
     """Fetch, check and convert listed images, a bounded window of them at a time; results come in order.
 
     Args:
         config: of the job.
         refs: consumed as the window moves.
-        convert: from an image, its bytes and their MD5 to a result, in threads; may raise `Reject`.
+        convert: from an image, its bytes and their MD5 to a result, in threads; may raise `Reject`. If the base has
+            an image of the same MD5, that comes as the fourth argument.
+        base: what a base version has of each image; may end early.
 
     Raises:
         ImageShardsError: with `--strict`, an image is not as it was listed; or storage failed for good.
@@ -71,14 +93,27 @@ def convert_all(
     is_local = storage.is_local(config.input) and config.layout != "manifest"  # whose rows may be anywhere
     pool = _shared_pool(0 if is_local else config.fetch_concurrency, config.threads)
 
-    def converted(ref: ImageRef, fetched: Callable[[], bytes]) -> Converted[Result]:
+    def fetch(item: tuple[ImageRef, Stored | None]) -> bytes:
+        ref, stored = item
+        return b"" if stored and stored.is_unchanged else _fetch(config, options, ref)
+
+    def converted(item: tuple[ImageRef, Stored | None], fetched: Callable[[], bytes]) -> Converted[Result]:
+        ref, stored = item
         md5 = (ref.duplicate_of and listed_md5(ref)) or b""
         data = b""
+        again = functools.partial(_fetch, config, options, ref)
         try:
-            data = fetched()
-            md5 = hashlib.md5(data, usedforsecurity=False).digest()
-            _check_unchanged(ref, md5, data)
-            return Converted(ref, convert(ref, data, md5), md5, len(data))
+            if stored and stored.is_unchanged:
+                return Converted(ref, convert(ref, b"", stored.md5, stored.image), stored.md5, 0, stored)
+            for read in (fetched, again, again):  # a bit may have flipped on its way
+                data = read()
+                md5 = hashlib.md5(data, usedforsecurity=False).digest()
+                if not (change := _change(ref, md5, data)):
+                    break
+            else:
+                raise Reject(RejectReason.CHANGED, change)
+            known = [stored.image] if stored and stored.md5 == md5 and stored.image else []
+            return Converted(ref, convert(ref, data, md5, *known), md5, len(data), stored)
         except Reject as reject:
             if config.strict and reject.reason in (RejectReason.VANISHED, RejectReason.CHANGED):
                 raise ImageShardsError(
@@ -86,9 +121,11 @@ def convert_all(
                     "run the same command again, which lists them again"
                 ) from None
             # Another one, since the frames of this one's traceback hold the image's bytes.
-            return Converted(ref, Reject(reject.reason, reject.detail), md5, len(data))
+            return Converted(ref, Reject(reject.reason, reject.detail), md5, len(data), stored)
 
-    return pool.map(refs, lambda ref: _fetch(config, options, ref), converted, cost=lambda ref: ref.source_bytes)
+    return pool.map(
+        zip(refs, chain(base, repeat(None)), strict=False), fetch, converted, cost=lambda item: item[0].source_bytes
+    )
 
 
 def _fetch(config: Config, options: images.ImageOptions, ref: ImageRef) -> bytes:
@@ -124,15 +161,16 @@ def record_of(
     )
 
 
-def _check_unchanged(ref: ImageRef, md5: bytes, data: bytes) -> None:
-    """Reject an image that isn't what was listed."""
+def _change(ref: ImageRef, md5: bytes, data: bytes) -> str:
+    """How an image differs from what was listed; "" if it doesn't."""
     if len(data) != ref.source_bytes:
-        raise Reject(RejectReason.CHANGED, f"listed with {ref.source_bytes} bytes, read {len(data)}")
+        return f"listed with {ref.source_bytes} bytes, read {len(data)}"
     kind, _, listed = ref.etag.removeprefix(_UNCONFIRMED).partition(":")
     if kind == "md5" and listed != md5.hex():
-        raise Reject(RejectReason.CHANGED, f"listed with MD5 {listed}, read {md5.hex()}")
+        return f"listed with MD5 {listed}, read {md5.hex()}"
     if kind == "crc32c" and int(listed, 16) != google_crc32c.value(data):
-        raise Reject(RejectReason.CHANGED, f"listed with CRC-32C {listed}, read {google_crc32c.value(data):08x}")
+        return f"listed with CRC-32C {listed}, read {google_crc32c.value(data):08x}"
+    return ""
 
 
 def listed_md5(ref: ImageRef) -> bytes | None:

@@ -1,18 +1,19 @@
-"""Decodes images in a child process: an image that crashes or hangs its decoder costs itself, and not the worker.
+"""Decodes images in child processes: an image that crashes or hangs its decoder costs itself, and not the worker.
 
 Both ends of the pipe are here. Nothing that the child sends is unpickled, since its decoder has read a hostile image.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import weakref
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -20,6 +21,7 @@ from beam_pipeline import images
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import PASSTHROUGH, ChannelSums, EncodedImage, ImageOptions, Source
 from beam_pipeline.images.formats import hide_warnings
+from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget, Reserve
 from beam_pipeline.schema import RejectReason
 
 # Reasons of images whose child process died; `out_of_memory` may also be an exception in it.
@@ -28,44 +30,55 @@ DEATHS = (RejectReason.DECODER_CRASH, RejectReason.DECODER_TIMEOUT, RejectReason
 _WALL_FACTOR = 2.0
 _MOST_BYTES = 4 << 30  # of an answer: more than any image has
 
-_one_at_a_time = threading.Lock()  # in a process: all children together take no more memory than one image may
-
 
 class IsolatedDecoder:
-    """Decodes in a child process, which starts when it is needed, stays, and ends with this object.
+    """Decodes in child processes, one for each thread that calls; they start when needed and end with this object.
 
     Args:
         options: what to make of images.
         limit_s: seconds that an image may take; twice that by the clock.
+        memory: which an image that is decoded in a child takes, too.
+        with_sums: whether to sum up the pixels of each image.
     """
 
-    def __init__(self, options: ImageOptions, limit_s: float) -> None:
-        self._options = options
+    def __init__(self, options: ImageOptions, limit_s: float, memory: MemoryBudget, with_sums: bool) -> None:
         self._limit_s = limit_s
-        self._child: _Child | None = None
+        self._memory = memory
+        self._start = partial(_Child, options, _WALL_FACTOR * limit_s, with_sums)
+        self._idle: list[_Child] = []
 
     def convert(self, data: bytes) -> EncodedImage:
-        """`images.convert` with the sums of the pixels. Safe from any thread.
+        """`images.convert`. Safe from any thread.
 
         Raises:
             Reject: as `images.convert`; also one of `DEATHS` if a second child, a new one, died of the image as well.
         """
-        with _one_at_a_time:
-            for _ in range(2):
-                # Only a child that has answered is used again: else its next answer may be the one to this request.
-                child, self._child = self._child or _Child(self._options, _WALL_FACTOR * self._limit_s), None
+        for is_last in (False, True):
+            with ExitStack() as held:
+                if is_last:  # with all of it, so that no image dies of what others take
+                    self._take(held, LEAST_BOUND)
+                child = self._start() if is_last else self._child()
                 try:
-                    answer = child.answer(data)
+                    answer = child.answer(data, _nothing if is_last else partial(self._take, held))
                 except (EOFError, OSError):
                     death = self._why(child.process.wait())
                 except (ValueError, RecursionError):
                     death = Reject(RejectReason.DECODER_CRASH, "its decoder gave no valid answer, twice")
                 else:
-                    self._child = child
+                    # Only a child that has answered is used again: else its next answer may be the one to this request.
+                    self._idle.append(child)
                     if isinstance(answer, Reject):
                         raise answer
                     return answer
-            raise death
+        raise death
+
+    def _take(self, held: ExitStack, size: int) -> None:
+        held.enter_context(self._memory.held(size))
+
+    def _child(self) -> _Child:
+        with suppress(IndexError):
+            return self._idle.pop()
+        return self._start()
 
     def _why(self, code: int) -> Reject:
         if code == -signal.SIGALRM:
@@ -86,11 +99,11 @@ class _Child:
         ImageShardsError: it can't start.
     """
 
-    def __init__(self, options: ImageOptions, wall_s: float) -> None:
+    def __init__(self, options: ImageOptions, wall_s: float, with_sums: bool) -> None:
         self._pipe, theirs = Pipe()
         code = f"from {__name__} import serve; serve()"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, str(theirs.fileno()), str(wall_s), json.dumps(options)],
+            [sys.executable, "-c", code, str(theirs.fileno()), str(wall_s), json.dumps([options, with_sums])],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # what a terminal sends to all processes of a job isn't an image's fault
@@ -106,23 +119,41 @@ class _Child:
             text = f"can't start a process to decode in: it ended {_how(self.process.wait())}"
             raise ImageShardsError(text) from None
 
-    def answer(self, data: bytes) -> EncodedImage | Reject:
-        """What `images.convert` returned or raised.
+    def answer(self, data: bytes, reserve: Callable[[int], object]) -> EncodedImage | Reject:
+        """What `images.convert` returned or raised; `reserve` blocks until there is memory for it.
 
         Raises:
             EOFError, OSError: the child died.
             ValueError, RecursionError: it sent something else.
         """
         self._pipe.send_bytes(data)
-        answer, encoded = json.loads(self._pipe.recv_bytes(_MOST_BYTES)), self._pipe.recv_bytes(_MOST_BYTES)
+        answer = json.loads(self._pipe.recv_bytes(_MOST_BYTES))
+        match answer:
+            case {"reserve": int(size)} if size > 0:
+                reserve(size)
+                self._pipe.send_bytes(b"")
+                answer = json.loads(self._pipe.recv_bytes(_MOST_BYTES))
+        encoded = self._pipe.recv_bytes(_MOST_BYTES)
         match answer:
             case {"reject": [str(reason), str(detail)]}:
                 return Reject(RejectReason(reason), detail)
-            case {"image": [[int(), int()] as size, [str(), int(), int()] as source, how, [int(), [*_], [*_]] as sums]}:
+            case {"image": [[int(), int()] as size, [str(), int(), int()] as source, how, sums]}:
                 if how in (None, *PASSTHROUGH):
-                    sums = ChannelSums(sums[0], tuple(sums[1]), tuple(sums[2]))
-                    return EncodedImage(encoded, size[0], size[1], Source(*source), how, sums)
+                    return EncodedImage(encoded, size[0], size[1], Source(*source), how, _sums(sums))
         raise ValueError("no answer of `serve`")
+
+
+def _nothing(_: int) -> None:
+    """There is memory already."""
+
+
+def _sums(value: Any) -> ChannelSums | None:
+    match value:
+        case None:
+            return None
+        case [int(count), [*totals], [*squares]]:
+            return ChannelSums(count, tuple(totals), tuple(squares))
+    raise ValueError("no sums")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -136,29 +167,37 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def serve() -> None:
     """Answer requests until there are no more."""
     hide_warnings()
-    values: Any = [tuple(value) if isinstance(value, list) else value for value in json.loads(sys.argv[3])]
-    options, pipe = ImageOptions(*values), Connection(int(sys.argv[1]))
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+    values, with_sums = json.loads(sys.argv[3])
+    values = [tuple(value) if isinstance(value, list) else value for value in values]
+    options = ImageOptions(*values)
+    pipe, limit_s = Connection(int(sys.argv[1])), float(sys.argv[2])
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # when memory runs out, this process is to go, not the worker
     # The kernel acts on this by itself: a decoder may never come back to the interpreter.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+
+    def reserve(size: int) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # a decoder that waits for memory doesn't hang
+        pipe.send_bytes(json.dumps({"reserve": size}).encode())
+        pipe.recv_bytes()
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
+
     pipe.send_bytes(b"ready")
-    with contextlib.suppress(EOFError, OSError):
+    with suppress(EOFError, OSError):
         while True:
             data = pipe.recv_bytes()
             # It stays set: a child that is idle for so long ends too, as does one whose parent waits for more bytes.
-            signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
-            answer, encoded = _answer(data, options)
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
+            answer, encoded = _answer(data, options, reserve, with_sums)
             pipe.send_bytes(json.dumps(answer).encode())
             pipe.send_bytes(encoded)
 
 
-def _answer(data: bytes, options: ImageOptions) -> tuple[Any, bytes]:
+def _answer(data: bytes, options: ImageOptions, reserve: Reserve, with_sums: bool) -> tuple[Any, bytes]:
     try:
-        image = images.convert(data, options, with_sums=True)
+        image = images.convert(data, options, reserve, with_sums)
     except Reject as reject:
         return {"reject": [reject.reason, reject.detail]}, b""
-    assert image.sums is not None
-    sums = [image.sums.count, image.sums.totals, image.sums.squares]
+    sums = image.sums and [image.sums.count, image.sums.totals, image.sums.squares]
     return {"image": [[image.height, image.width], image.source, image.passthrough, sums]}, image.data

@@ -18,7 +18,7 @@ def versions() -> dict[str, str]:
     folder = Path(beam_pipeline.__file__).parent
     modules = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py")}
     hashes = schema.canonical_json({name: schema.sha256(path.read_bytes()) for name, path in modules.items()})
-    return {"imageshards": f"{beam_pipeline.__version__} ({schema.sha256(hashes)[:8]})", **codec_versions()}
+    return {**codec_versions(), "imageshards": f"{beam_pipeline.__version__} ({schema.sha256(hashes)[:8]})"}
 
 
 def check_versions(config: Config) -> None:

@@ -121,31 +121,36 @@ class Claim:
 
     # --- in an object store: claim.json, changed only as it was found. Jobs of one plan share it: they write the same
 
-    def take(self, plan: str) -> bool:
+    def take(self, plan: str, anew: bool = False) -> tuple[str, bool]:
         """For the step that writes first, when the plan's hash is known; a repeated step changes nothing.
 
+        Args:
+            plan: hash of this job's.
+            anew: whether to replace that of another job of this plan, too, as `--restart` does.
+
         Returns:
-            Whether what was written of this plan may stay.
+            The run that made the claim: this one, or one of the same plan; whether it replaced another one just now, so
+            that nothing that was written may stay.
 
         Raises:
             ImageShardsError: a job of another plan has it.
         """
         config = self._config
         if storage.is_local(self._url):
-            return not config.restart
+            return config.run_id, config.restart
         store, document = storage.open_storage(self._url, config.io_deadline), _document(config.run_id, plan)
         writer, generation = None, ""  # as mostly: nobody has it
         while not store.write(self._url, document, generation):
             writer, generation = self._read()
             if writer is not None:
-                if writer.plan == plan and (writer.run == config.run_id or not config.restart):
-                    return True
+                if writer.plan == plan and (writer.run == config.run_id or not (config.restart or anew)):
+                    return writer.run, False
                 if not (config.restart or config.overwrite):
                     raise ImageShardsError(
                         f"{config.dataset_url} is {writer} with other images or flags: wait until it is published, or "
                         "--restart discards what it has written"
                     )
-        return writer is None
+        return config.run_id, writer is not None
 
     def give_up(self) -> None:
         """Undo `take`: there is nothing to write."""

@@ -86,7 +86,7 @@ def with_md5s(config: Config, refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
             yield ref
         else:
             unknown.append(ref)
-    for ref, result, md5, _ in convert_all(config, unknown, lambda *_: None):
+    for ref, result, md5, *_ in convert_all(config, unknown, lambda *_: None):
         is_rejected = isinstance(result, Reject)  # as it will be again when its shard is written
         yield ref._replace(etag=ref.etag.replace("md5:", UNCONFIRMED_MD5) if is_rejected else f"md5:{md5.hex()}")
 

@@ -38,7 +38,8 @@ def report(now: bool = False, **counts: int) -> None:
 
     Args:
         now: send them at once; otherwise at most every quarter of a second.
-        counts: `images`, `shards` done; `images_planned`, `shards_planned`, `images_listed`.
+        counts: `images`, `shards` done; `images_planned`, `shards_planned`, `images_listed`, `images_to_sample`,
+            `images_sampled`.
     """
     global _sender, _sent
     job = os.environ.get(_VARIABLE)
@@ -104,13 +105,16 @@ class ProgressText:
         """The line, or "" if there is nothing to tell.
 
         Args:
-            total: of `images`, `shards`, `rejects` done; `images_planned`, `shards_planned`, `images_listed`.
+            total: of `images`, `shards`, `rejects` done; and of what else `report` takes.
         """
         planned = total.get("images_planned", 0)
         done = min(planned, total.get("images", 0))  # a runner may count what is tried again
         if not planned:
-            listed = total.get("images_listed", 0)
-            return f"listing: {listed:,} images" if listed else ""
+            listed, to_sample = total.get("images_listed", 0), total.get("images_to_sample", 0)
+            sampled = min(to_sample, total.get("images_sampled", 0))
+            if sampled < to_sample:
+                return f"sampling: {sampled:,}/{to_sample:,} images"
+            return f"{'planning' if to_sample else 'listing'}: {listed:,} images" if listed else ""
         now = time.monotonic()
         if not self._start[0]:
             self._start = (now, done)

@@ -6,7 +6,7 @@ features.json, rejects.jsonl and run.json at once; dataset_info.json; manifest.j
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import IO, Any
@@ -19,9 +19,10 @@ from beam_pipeline.dataset.result import DatasetTotals, SummedFile
 from beam_pipeline.dataset.state import JobState, at_once
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.planning.plan import JobPlan
-from beam_pipeline.schema import ShardName, canonical_json
+from beam_pipeline.schema import ShardName, canonical_json, is_ours
 from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.schema.tfds import dataset_info_document, features_document
+from beam_pipeline.storage import ListedFile
 
 _SIDECARS_IN_FLIGHT = 32
 
@@ -61,12 +62,21 @@ def _publish(
     store = storage.open_storage(config.output, config.io_deadline)
 
     def put(file: str, content: bytes | IO[bytes]) -> None:
-        url = storage.join(config.dataset_url, file)
-        store.write(url, content) if isinstance(content, bytes) else store.publish(content, url)
+        state.put(storage.join(config.dataset_url, file), content, found.get(file), partial(state.check, plan))
 
-    with state.temporary_file() as reject_file, state.temporary_file() as duplicate_file:
+    def look() -> dict[str, ListedFile]:
+        files = {file.path: file for file in store.files(config.dataset_url)}
+        state.check(plan)  # what another job writes after this has a generation that is not replaced
+        return files
+
+    with (
+        state.temporary_file() as reject_file,
+        state.temporary_file() as duplicate_file,
+        ThreadPoolExecutor(1) as thread,
+    ):
         totals, rejects = DatasetTotals(config, plan), SummedFile(reject_file)
-        for name, sidecar in _sidecars(config, state, plan):
+        looked = thread.submit(look)
+        for name, sidecar in _sidecars(config, state, plan, looked.result):
             totals.add(name, sidecar)
             rejects.write(reject_lines(sidecar))
         try:
@@ -88,10 +98,18 @@ def _publish(
             manifest["duplicates"] = duplicates.totals(saved)
         manifest["files"] = {file: one["sha256"] for file, one in sums.items()}
         manifest["file_sizes"] = {file: {"bytes": one["bytes"], "crc32c": one["crc32c"]} for file, one in sums.items()}
-        files[schema.RUN_FILE] = canonical_json({**run, **totals.run_totals()})
+        files[schema.RUN_FILE] = canonical_json({**run, "inputs": plan.inputs, **totals.run_totals()})
         last = [(file, files.pop(file)) for file in (schema.DATASET_INFO_FILE,) if file in files]
-        at_once(*(partial(put, *one) for one in files.items()))
-    at_once(partial(state.check, plan.sha256), *(partial(put, *one) for one in last))
+        found = looked.result()
+        if schema.MANIFEST_FILE in found and state.published_manifest(plan) is not None:
+            raise state.published_meanwhile()
+        # A job that lost the claim may have written files since this one listed and deleted its files.
+        shards = shard_names(config, plan)
+        expected = {*sums, schema.RUN_FILE, *(file for name in shards for file in (name.file, name.table_file))}
+        others = [one for one in found.values() if is_ours(one.path, config.name) and one.path not in expected]
+        deleted = {storage.join(config.dataset_url, one.path): one.generation for one in others}
+        at_once(partial(state.delete_all, deleted), *(partial(put, *one) for one in files.items()))
+    at_once(partial(state.check, plan), *(partial(put, *one) for one in last))
     _commit(config, state, plan, seal_manifest(manifest))
     return manifest
 
@@ -102,11 +120,9 @@ def _commit(config: Config, state: JobState, plan: JobPlan, manifest: bytes) -> 
     url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
     is_new, left = at_once(partial(store.create, url, manifest), state.files)
     if not is_new:
-        raise ImageShardsError(
-            f"{config.dataset_url} was published by another job while this one was running; run the command again"
-        )
+        raise state.published_meanwhile()
     try:
-        state.check(plan.sha256, is_published=True)
+        state.check(plan, is_published=True)
     except ImageShardsError:
         found = store.stat(url)
         if found is not None and store.read(url) == manifest:
@@ -151,21 +167,22 @@ def shard_names(config: Config, plan: JobPlan) -> list[ShardName]:
     return [ShardName(config.name, split, index, one.shards) for split, one in splits for index in range(one.shards)]
 
 
-def _sidecars(config: Config, state: JobState, plan: JobPlan) -> Iterator[tuple[ShardName, dict[str, Any]]]:
+def _sidecars(
+    config: Config, state: JobState, plan: JobPlan, found: Callable[[], dict[str, ListedFile]]
+) -> Iterator[tuple[ShardName, dict[str, Any]]]:
     """Every planned shard's sidecar, in order of split and number, its files checked, some requests ahead."""
-    names, store = shard_names(config, plan), storage.open_storage(config.output, config.io_deadline)
+    names = shard_names(config, plan)
 
     def checked(name: ShardName) -> tuple[ShardName, dict[str, Any]]:
-        sidecar = state.sidecar(name)
+        sidecar, listed = state.sidecar(name), found()  # which first says it if the claim is lost
         if sidecar is None or sidecar["plan"] != plan.sha256:
             raise ImageShardsError(f"shard {name.file} was not written: run the same command again")
-        if different := state.difference(name, sidecar, found.result().get, reads=False):
+        if different := state.difference(name, sidecar, listed.get, reads=False):
             raise ImageShardsError(
                 f"{different} is not what this job wrote: nothing is published; run the same command again"
             )
         return name, sidecar
 
     with ThreadPoolExecutor(_SIDECARS_IN_FLIGHT) as pool:
-        found = pool.submit(lambda: {file.path: file for file in store.files(config.dataset_url)})
         for start in range(0, len(names), _SIDECARS_IN_FLIGHT):
             yield from pool.map(checked, names[start : start + _SIDECARS_IN_FLIGHT])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from beam_pipeline import schema, storage
-from beam_pipeline.config import REMOVED, Config
+from beam_pipeline.config import ADDED, REMOVED, Config
 from beam_pipeline.conversion.fetch import convert_all, listed_md5
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural, some
 from beam_pipeline.inputs import folders
@@ -117,18 +118,44 @@ def _check_name(config: Config, manifest: dict[str, Any]) -> None:
 
 
 def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
-    ours = REMOVED | json.loads(canonical_json(config.fingerprint()))
-    theirs = REMOVED | manifest["configuration"]
+    ours = REMOVED | ADDED | json.loads(canonical_json(config.fingerprint()))
+    theirs = REMOVED | ADDED | manifest["configuration"]
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
         name = different[0]
         others = len(different) - 1
         more = f" ({plural(others, 'more flag')} {'differs' if others == 1 else 'differ'})" if others else ""
+        is_major = different != ["labels"] or not config.labels or _moved_id(manifest["classes"], config.labels)
         flag = {"labels": "labels_file", "columns": "manifest"}.get(name, name)
         raise UsageError(
             f"--{flag} {_as_written(name, ours.get(name))}: {config.dataset_url} is published with "
-            f"{_as_written(name, theirs.get(name))}{more}; choose another --version or --overwrite"
+            f"{_as_written(name, theirs.get(name))}{more}; choose --version {_next_version(config, bool(is_major))} "
+            "or --overwrite"
         )
+
+
+def _next_version(config: Config, is_major: bool) -> str:
+    major, minor, _ = map(int, config.version.split("."))
+    return f"{major + 1}.0.0" if is_major else f"{major}.{minor + 1}.0"
+
+
+def _moved_id(then: Sequence[str], now: Sequence[str]) -> tuple[str, str] | None:
+    """The first class that was published whose id another class has now, and that one; None if new ones are last."""
+    return next((pair for pair in zip(then, now, strict=False) if pair[0] != pair[1]), None)
+
+
+def _choices(config: Config, manifest: dict[str, Any], labels: set[str]) -> str:
+    """What to do with other inputs: MAJOR is raised if a class gets another id, else MINOR."""
+    if config.layout != "manifest":  # a class folder without images is a class, too
+        labels |= {folder.label for folder in folders.class_folders(config, folders.ListingSummary())}
+    minor, moved = _next_version(config, False), _moved_id(manifest["classes"], config.labels or sorted(labels))
+    if moved is None:
+        return f"choose --version {minor} or --overwrite"
+    return (
+        f"class {moved[1]!r} takes the id of {moved[0]!r}: choose --version {_next_version(config, True)} or "
+        f"--overwrite, or keep the ids: --version {minor} with a --labels_file of the lines of {schema.LABELS_FILE}, "
+        "then new classes"
+    )
 
 
 def _as_written(name: str, value: Any) -> str:
@@ -151,9 +178,11 @@ def _check_inputs(config: Config, manifest: dict[str, Any]) -> tuple[int, str]:
     """
     shards, plans = shards_of(manifest), split_plans(manifest["plan"]["splits"])
     sums: dict[tuple[str, int], tuple[ReferenceSum, ReferenceSum]] = {}
-    references = ReferenceSum()
+    references, labels = ReferenceSum(), set[str]()
     for ref, md5 in _contents(config):
-        references.add(reference_fields(ref))
+        # A job with --stratify adds up its listing before the splits are known.
+        references.add(reference_fields(ref._replace(split="") if config.stratify else ref))
+        labels.add(ref.label)
         # An image of a split that didn't exist then counts as a shard that differs.
         shard = plans[ref.split].shard_of(ref.order_key) if ref.split in plans else 0
         names, contents = sums.setdefault((ref.split, shard), (ReferenceSum(), ReferenceSum()))
@@ -174,7 +203,7 @@ def _check_inputs(config: Config, manifest: dict[str, Any]) -> tuple[int, str]:
         raise ImageShardsError(
             f"the input has changed since {config.dataset_url} was published: {manifest['images']} images were "
             f"listed then, {references.count} now, {different} of {len(shards)} shards differ; "
-            "choose another --version or --overwrite"
+            f"{_choices(config, manifest, labels)}"
         )
     return compared, str(references)
 
@@ -191,15 +220,16 @@ def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
     yield from ((one.ref, one.md5) for one in convert_all(config, refs, lambda *_: None))
 
 
-def plan_of(manifest: dict[str, Any], references: str) -> JobPlan:
-    """The plan that was published; the manifest says nothing of etags, so it knows no `references`."""
+def plan_of(manifest: dict[str, Any], inputs: str, dropped: str = "") -> JobPlan:
+    """The plan that was published; the manifest says nothing of etags, so it knows neither `inputs` nor `dropped`."""
     return JobPlan(
         configuration=manifest["configuration"],
         classes=tuple(manifest["classes"]),
         columns=tuple(manifest["features"]),
         splits=split_plans(manifest["plan"].get("splits", {})),
         statistics={key: manifest["image"][key] for key in ("mean", "std", "sampled_images")},
-        references=references,
+        inputs=inputs,
+        dropped=dropped,
         codec=manifest["codec"],
     )
 
@@ -213,6 +243,22 @@ def shards_of(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]
     }
 
 
+def tables_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Path → size and sums of each record table; older versions have none."""
+    return {
+        schema.table_file(shard["file"]): table
+        for shard in shards_of(manifest).values()
+        if (table := shard.get("table"))
+    }
+
+
+def _check_place(config: Config, url: str) -> None:
+    """Check that a file can be written where one is missing; a folder there may hold somebody's work."""
+    for path, is_other, kind in ((url, os.path.isdir, "folder"), (os.path.dirname(url), os.path.isfile, "file")):
+        if storage.is_local(url) and is_other(path):
+            raise UsageError(f"--output {config.output!r}: {path} is a {kind}; move it away")
+
+
 _SIZES, _SIZES_AND_CRCS = "sizes", "sizes and CRCs"
 
 
@@ -221,13 +267,14 @@ def _find_damage(config: Config, manifest: dict[str, Any]) -> tuple[Damage, str]
     store = storage.open_storage(config.output, config.io_deadline)
     found = {file.path: file for file in store.files(config.dataset_url)}
     shards = shards_of(manifest)
-    expected = manifest["file_sizes"] | {one["file"]: one for one in shards.values()}
+    expected = manifest["file_sizes"] | {one["file"]: one for one in shards.values()} | tables_of(manifest)
     corrupt = set()
     for name, one in expected.items():
         url = storage.join(config.dataset_url, name)
         if not storage.is_intact(store, url, found.get(name), one["bytes"], one["crc32c"], read=config.repair):
             corrupt.add(name)
-    damaged = {key for key, one in shards.items() if one["file"] in corrupt}
+            _check_place(config, url)
+    damaged = {key for key, one in shards.items() if corrupt & {one["file"], schema.table_file(one["file"])}}
     if schema.REJECTS_FILE in corrupt:  # its lines come from the shards that had rejects
         damaged |= {key for key, one in shards.items() if one["records"] < one["images"]}
     not_expected = [name for name in found.keys() - expected.keys() if is_ours(name, config.name)]

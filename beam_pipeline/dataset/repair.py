@@ -37,9 +37,9 @@ def restore(
             if lines.sums["sha256"] != manifest["files"][file]:
                 how = "use --overwrite" if config.repair else "a shard is corrupt: use --repair"
                 raise ImageShardsError(f"{file} comes out with other bytes than were published: {how}")
-            state.check(plan.sha256, manifest["self_sha256"])
+            state.check(plan, manifest["self_sha256"])
             store.publish(out, storage.join(config.dataset_url, file))
-    state.check(plan.sha256, manifest["self_sha256"])
+    state.check(plan, manifest["self_sha256"])
     for file in sorted(damage.foreign):
         store.delete(storage.join(config.dataset_url, file))
     state.clear()

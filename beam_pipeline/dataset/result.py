@@ -16,6 +16,7 @@ import numpy as np
 from beam_pipeline import schema
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import Converted
+from beam_pipeline.dataset.base import base_facts
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import PASSTHROUGH, EncodedImage
 from beam_pipeline.inputs.references import ReferenceSum, content_fields, listing_fields
@@ -26,7 +27,7 @@ from beam_pipeline.schema.manifest import FORMAT_VERSION
 Size = Sequence[int]  # height, width
 _COUNTS = ("rejects", "class_counts", "source_formats", "passed_through")
 _SIZES = {"min_size": min, "max_size": max, "source_min_size": min, "source_max_size": max}
-_SHARD_KEYS = ("file", "records", "bytes", "crc32c", "images", "listing_fingerprint", "content_fingerprint")
+_SHARD_KEYS = ("file", "records", "bytes", "crc32c", "images", "listing_fingerprint", "content_fingerprint", "table")
 
 
 class SummedFile:
@@ -71,12 +72,14 @@ class ShardResult:
         plan: the plan's hash.
         file, bytes, crc32c, etag: of the shard's file.
         runs, index: of its records: `schema.run_rows`, and `schema.file_sums` of the text index; none if compressed.
+        table: `schema.file_sums` of its record table.
         listing, content: sums over all listed images, and over what was read of them.
         records, class_counts: written, by class id as JSON has it.
         rejects: reason → images.
         source_bytes: read.
         min_size, …: least or greatest height and width of records and of their sources; None without records.
         source_formats, passed_through: format, and `EncodedImage.passthrough` → records.
+        in_base, taken: images whose path the base has, and those that were taken from it.
     """
 
     kept: bool = False
@@ -87,6 +90,7 @@ class ShardResult:
     etag: str = ""
     runs: Sequence[Sequence[int]] = ()
     index: dict[str, Any] | None = None
+    table: dict[str, Any] | None = None
     listing: ReferenceSum = field(default_factory=ReferenceSum)
     content: ReferenceSum = field(default_factory=ReferenceSum)
     records: int = 0
@@ -99,6 +103,8 @@ class ShardResult:
     max_size: Size | None = None
     source_min_size: Size | None = None
     source_max_size: Size | None = None
+    in_base: int = 0
+    taken: int = 0
 
     @property
     def images(self) -> int:
@@ -107,14 +113,16 @@ class ShardResult:
 
     def add(self, converted: Converted[EncodedImage], class_id: int) -> None:
         """Count one image."""
-        ref, image, md5, source_bytes = converted
+        ref, image, md5, source_bytes, stored = converted
         self.listing.add(listing_fields(ref))
         self.content.add(content_fields(ref, md5))
         self.source_bytes += source_bytes
+        self.in_base += stored is not None
         if isinstance(image, Reject):
             self.rejects[str(image.reason)] += 1
             return
         self.records += 1
+        self.taken += stored is not None and stored.image is not None and stored.md5 == md5
         self.class_counts[str(class_id)] += 1
         self.source_formats[image.source.format] += 1
         if image.passthrough is not None:
@@ -129,6 +137,8 @@ class ShardResult:
         self.records += other.records
         self.bytes += other.bytes
         self.source_bytes += other.source_bytes
+        self.in_base += other.in_base
+        self.taken += other.taken
         for counts in _COUNTS:
             getattr(self, counts).update(getattr(other, counts))
         self._extend(vars(other))
@@ -259,7 +269,8 @@ class DatasetTotals:
     def run_totals(self) -> dict[str, Any]:
         """How much work was done, for run.json."""
         total = self._total
-        return {"images": total.images, "source_bytes": total.source_bytes, "shard_bytes": total.bytes}
+        run = {"images": total.images, "source_bytes": total.source_bytes, "shard_bytes": total.bytes}
+        return run | base_facts(self._config, total.records, total.in_base, total.taken)
 
 
 def run_rows_array(rows: Iterable[Sequence[int]]) -> np.ndarray[Any, Any]:

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import IO, Any
 
 from beam_pipeline import schema, storage
@@ -28,9 +29,8 @@ from beam_pipeline.storage import ListedFile, Storage, join
 from beam_pipeline.storage.causes import explained
 
 _PLAN_FILE = "plan.json"
-# A job that begins from nothing doesn't delete these: an image that killed decoders will do so again, and the sample's
-# markers are deleted when it ends.
-_KEPT = (CLAIM_FILE, "inflight/rejected/", "inflight/sampling/")
+# A job that begins from nothing doesn't delete these: an image that killed decoders will do so again.
+_KEPT = (CLAIM_FILE, "inflight/rejected/")
 _DELETES_IN_FLIGHT = 32
 
 
@@ -84,35 +84,46 @@ class JobState:
 
     # --- the claim and the plan
 
-    def prepare(self, plan: JobPlan) -> None:
+    def prepare(self, plan: JobPlan) -> JobPlan:
         """Take the claim, and make the output ready for this plan's shards; a second call changes nothing.
 
         Finished shards of the same plan stay. Otherwise everything that a job has written goes, with `--overwrite` all
         files that are there, and the manifest goes first: a dataset that is half deleted must not look published.
 
+        Returns:
+            The plan with the claim that it is under.
+
         Raises:
             ImageShardsError: another job is writing the version, or has published another plan since this one began.
         """
-        config, data = self._config, canonical_json(plan.document())
+        config, data, anew = self._config, canonical_json(plan.document()), False
         if self._is_local:
-            self.check(plan.sha256)
-        old = self._old_files()  # before the claim is looked at: what comes later may be of a job that shares it
-        may_stay, planned = at_once(lambda: self.claim.take(plan.sha256), lambda: self._read(_PLAN_FILE))
-        # After plan.json: a job that shares the claim and publishes meanwhile deletes that after it wrote this.
-        is_published = self._store.stat(self._manifest_url) is not None
-        if is_published and not config.overwrite:
-            is_done = self.published_manifest(plan) is not None
-            if is_done or not config.repair or self._manifest() is not None:  # else it can't be read: write it again
-                self.claim.give_up()
-                if is_done:
-                    return
-                raise ImageShardsError(
-                    f"{config.dataset_url} was published by another job while this one was running; "
-                    "run the command again"
-                )
-        if is_published or not may_stay or planned != data:
-            self._delete(old)
-            self.write(_PLAN_FILE, data)
+            self.check(plan)
+        while True:
+            run, is_replaced = self.claim.take(plan.sha256, anew)
+            claimed = replace(plan, claim=run)
+            # In this order: jobs that share the claim write shards only after plan.json, so that what is listed before
+            # it is there is old; and one that publishes deletes it only after it wrote the manifest.
+            old = self._old_files()
+            planned = self._read(_PLAN_FILE)
+            is_published = self._store.stat(self._manifest_url) is not None
+            if is_published and not config.overwrite:
+                if self.published_manifest(plan) is not None:
+                    self.claim.give_up()
+                    return claimed
+                if not config.repair or self._manifest() is not None:  # else it can't be read: write it again
+                    self.claim.give_up()
+                    raise self.published_meanwhile()
+            if not is_published and not is_replaced and planned == data:
+                return claimed
+            anew = is_published and planned == data and run != config.run_id  # the claim of a job that has published
+            if anew or (old and not self._is_local and self.claim.writer() is None):  # one that shared it has, just now
+                continue
+            if old or self._is_local:  # where --overwrite deletes the user's files, too, which are not listed
+                self.check(claimed)
+                self._delete(old)
+            if self._store.write(join(self.url, _PLAN_FILE), data, None if self._is_local else ""):
+                return claimed
 
     def _old_files(self) -> dict[str, str]:
         """URL → generation of what has to go if this job begins from nothing."""
@@ -134,25 +145,26 @@ class JobState:
         if self._is_local:
             self.write(_PLAN_FILE, b"{}\n")  # half deleted, the version is still known as ours
             old.pop(plan_url, None)
-        # The plan first: without it no shard of an earlier job counts as finished, however far this comes.
-        for url in (plan_url, *(join(version, f) for f in (schema.MANIFEST_FILE, schema.DATASET_INFO_FILE))):
+        # The plan before shards: without it none of an earlier job counts as finished, however far this comes.
+        for url in (*(join(version, f) for f in (schema.MANIFEST_FILE, schema.DATASET_INFO_FILE)), plan_url):
             if url in old:
                 self._store.delete(url, old.pop(url))
-        self._delete_all(old)
+        self.delete_all(old)
         if self._is_local:
             if self._config.overwrite:
                 self._store.delete_tree(version)
             self._store.delete_empty_folders(join(version, schema.INDEX_FOLDER))
 
-    def _delete_all(self, files: dict[str, str]) -> None:
+    def delete_all(self, files: dict[str, str]) -> None:
+        """Delete each URL if it still is that generation."""
         with ThreadPoolExecutor(_DELETES_IN_FLIGHT) as pool:
             list(pool.map(self._store.delete, files.keys(), files.values()))
 
-    def check(self, plan: str, repaired: str = "", is_published: bool = False) -> None:
+    def check(self, plan: JobPlan, repaired: str = "", is_published: bool = False) -> None:
         """Raises ImageShardsError if this job may no longer write.
 
         Args:
-            plan: hash of this job's.
+            plan: of this job, as `prepare` returned it.
             repaired: `self_sha256` of the manifest that a repair follows. In an object store that is its claim: two
                 repairs write the same bytes.
             is_published: whether the manifest is written; then another job of this plan may have deleted the claim.
@@ -163,12 +175,17 @@ class JobState:
         elif (writer := self.claim.writer()) is None:
             may_write = is_published
         else:
-            may_write = writer.run == self._config.run_id if self._is_local else writer.plan == plan
+            may_write = writer.run == (plan.claim or self._config.run_id)
         if not may_write:
             raise ImageShardsError(
                 f"{self._config.dataset_url}: another job has taken over this version; "
                 "this one stops and publishes nothing"
             )
+
+    def published_meanwhile(self) -> ImageShardsError:
+        """The error of a job that finds a manifest."""
+        text = "was published by another job while this one was running; run the command again"
+        return ImageShardsError(f"{self._config.dataset_url} {text}")
 
     def published_manifest(self, plan: JobPlan, after: Exception | None = None) -> dict[str, Any] | None:
         """The manifest, if this plan is published: by an earlier attempt, or by another job of the same plan.
@@ -180,11 +197,10 @@ class JobState:
         if isinstance(after, StorageError) and not isinstance(after, FileNotFoundError):
             return None
         manifest = self._manifest()
-        if manifest is None or published.plan_of(manifest, plan.references).sha256 != plan.sha256:
+        if manifest is None or published.plan_of(manifest, plan.inputs, plan.dropped).sha256 != plan.sha256:
             return None
-        # Etags and mtimes of the images are not in the manifest.
-        inputs = str(published.run_facts(self._config).get("inputs", ""))
-        return manifest if plan.references.startswith(inputs) else None
+        # Etags and mtimes of the images are not in the manifest: without run.json it may be that of other images.
+        return manifest if published.run_facts(self._config).get("inputs") == plan.inputs else None
 
     def _manifest(self) -> dict[str, Any] | None:
         try:
@@ -192,15 +208,35 @@ class JobState:
         except (FileNotFoundError, NotPublishedError):
             return None
 
+    def put(self, url: str, content: bytes | IO[bytes], seen: ListedFile | None, check: Callable[[], None]) -> None:
+        """Write a file over what was there before the claim was looked at: a job that has lost it replaces nothing.
+
+        Args:
+            url: of the version or the state.
+            content: small, or a temporary file.
+            seen: what was there before `check` was called last.
+            check: raises ImageShardsError if this job may no longer write.
+        """
+        while True:
+            generation = None if self._is_local else seen.generation if seen else ""
+            if isinstance(content, bytes):
+                is_written = self._store.write(url, content, generation)
+            else:
+                is_written = self._store.publish(content, url, generation)
+            if is_written:
+                return
+            seen = self._store.stat(url)
+            check()
+
     # --- finished shards
 
-    def save_sidecar(self, name: ShardName, sidecar: dict[str, Any]) -> None:
-        """Note that a shard is finished; its object and index are there."""
-        self.write(_sidecar_file(name), seal_manifest(sidecar))
+    def sidecar_url(self, name: ShardName) -> str:
+        """Of the file that says that a shard is finished: its object and index are there."""
+        return join(self.url, f"shards/{name.short}.json")
 
     def sidecar(self, name: ShardName) -> dict[str, Any] | None:
         """What a finished shard's sidecar says; None if there is none, or after a power cut only a part of one."""
-        data = self._read(_sidecar_file(name)) or b""
+        data = self._read(f"shards/{name.short}.json") or b""
         try:
             sidecar: dict[str, Any] = json.loads(data)
             return sidecar if seal_manifest(sidecar) == data else None
@@ -218,9 +254,13 @@ class JobState:
             reads: whether to read a shard whose CRC the store doesn't tell, even if it has the etag or mtime that its
                 writer recorded. Its index, which is small, is always read then.
         """
-        for kind, file, expected in (("shard", name.file, sidecar), ("index", name.index_file, sidecar["index"])):
+        for kind, file, expected in (
+            ("shard", name.file, sidecar),
+            ("index", name.index_file, sidecar["index"]),
+            ("record table", name.table_file, sidecar["table"]),
+        ):
             if expected is None:
-                continue  # a compressed shard has no index
+                continue  # a compressed shard has no index, one of an older version no table
             listed, url = found(file), join(self._config.dataset_url, file)
             unchanged = not reads and listed is not None and bool(listed.etag) and listed.etag == expected.get("etag")
             read = False if unchanged else None
@@ -281,7 +321,7 @@ class JobState:
         plan = {path: files[path] for path in (_PLAN_FILE,) if path in files}
         # The plan last: a claim without it is one of a job that has not begun.
         for some in (files.keys() - plan.keys(), plan.keys()):
-            self._delete_all({join(self.url, path): files[path] for path in some})
+            self.delete_all({join(self.url, path): files[path] for path in some})
 
     def _is_published(self, claimed_plan: str) -> bool:
         """Whether the manifest is one of this plan: before plan.json is written, that of another is deleted."""
@@ -317,10 +357,6 @@ def _explained(path: str) -> Iterator[None]:
         if error.errno is None or error.filename not in (None, path):
             raise  # of another file
         raise explained(path, error) from error
-
-
-def _sidecar_file(name: ShardName) -> str:
-    return f"shards/{name.short}.json"
 
 
 def own_files(store: Storage, version_url: str, dataset: str) -> list[str]:

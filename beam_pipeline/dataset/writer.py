@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import IO, Any
+from functools import partial
+from typing import Any
+
+import numpy as np
 
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.conversion.fetch import convert_all, record_of
 from beam_pipeline.conversion.versions import check_versions
+from beam_pipeline.dataset.base import stored_images
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.published import shards_of
 from beam_pipeline.dataset.result import ShardResult, SummedFile
@@ -26,10 +31,13 @@ from beam_pipeline.errors import ImageShardsError, Reject, StorageError
 from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.planning.plan import JobPlan
-from beam_pipeline.schema import ShardName
+from beam_pipeline.schema import ShardName, example, table
+from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.storage import ListedFile
 
 _GZIP_LEVEL = 6
+
+Seen = Mapping[str, ListedFile | None]  # URL → what was there before the claim was looked at
 
 
 class ShardWriter:
@@ -76,13 +84,14 @@ class ShardWriter:
         """
         name = ShardName(self._config.name, split, index, self._plan.splits[split].shards)
         try:
-            sidecar, found, _ = at_once(
-                lambda: self._state.sidecar(name), lambda: self._target.stat(self._url(name.file)), self._check
-            )
+            files = (name.file, name.index_file, name.table_file)
+            urls = [*map(self._url, files), self._state.sidecar_url(name)]
+            looks = (partial(self._target.stat, url) for url in urls)
+            sidecar, _, *stats = at_once(partial(self._state.sidecar, name), self._check, *looks)
             result = self._finished(name, sidecar)
             if result is None:
                 in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
-                result = self._write(name, in_order, found)
+                result = self._write(name, in_order, dict(zip(urls, stats, strict=True)))
         except ImageShardsError as error:
             if self._repaired is not None or self._state.published_manifest(self._plan, after=error) is None:
                 raise
@@ -106,7 +115,7 @@ class ShardWriter:
         )
         return None if is_different else ShardResult.from_json({**sidecar, "kept": True})
 
-    def _write(self, name: ShardName, refs: list[ImageRef], found: ListedFile | None) -> ShardResult:
+    def _write(self, name: ShardName, refs: list[ImageRef], seen: Seen) -> ShardResult:
         # A repair's attempts share no plan: no marker tells what an earlier one died of.
         attempts = self._state.attempts if self._repaired is None else None
 
@@ -117,7 +126,7 @@ class ShardWriter:
         with ThreadPoolExecutor(1) as thread:
             begun = thread.submit(begin)  # while the first images are fetched
             try:
-                return self._convert(name, refs, found, lambda: begun.result()[1])
+                return self._convert(name, refs, seen, lambda: begun.result()[1])
             except StorageError:
                 raise
             except Exception:
@@ -126,29 +135,31 @@ class ShardWriter:
                 raise
 
     def _convert(
-        self, name: ShardName, refs: list[ImageRef], found: ListedFile | None, decoder: Callable[[], Decoder]
+        self, name: ShardName, refs: list[ImageRef], seen: Seen, decoder: Callable[[], Decoder]
     ) -> ShardResult:
+        url, sidecar_url = self._url(name.file), self._state.sidecar_url(name)
         result = ShardResult(plan=self._plan_hash, file=name.file)
         one_hot_classes = len(self._class_ids) if self._config.one_hot else 0
-        record_bytes: list[int] = []
+        rows = TableRows(self._plan.columns)
         rejected: list[dict[str, str]] = []
 
-        def convert(ref: ImageRef, data: bytes, md5: bytes) -> EncodedImage:
-            image = decoder().convert(ref.path, data, md5)
+        def convert(ref: ImageRef, data: bytes, md5: bytes, stored: EncodedImage | None = None) -> EncodedImage:
+            image = stored or decoder().convert(ref.path, data, md5)
             record = record_of(ref, image, self._class_ids[ref.label], one_hot_classes, self._plan.columns)
             return image._replace(data=schema.frame(record))
 
         with self._state.temporary_file() as file:
             out = SummedFile(file, with_sha256=False)
             with self._compressed(out) as records:
-                for one in convert_all(self._config, refs, convert):
+                for one in convert_all(self._config, refs, convert, stored_images(self._config, refs)):
                     self._check_stopped()
-                    result.add(one, self._class_ids.get(one.ref.label, -1))
+                    class_id = self._class_ids.get(one.ref.label, -1)
+                    result.add(one, class_id)
                     if isinstance(one.result, Reject):
                         reject = one.result
                         rejected.append({"path": one.ref.path, "reason": reject.reason, "detail": reject.detail})
                     else:
-                        record_bytes.append(records.write(one.result.data))
+                        rows.add(one.ref, one.result, one.md5, class_id, records.write(one.result.data))
                     self._done += 1
                     report(images=1)
             result.bytes, result.crc32c = out.bytes, out.crc32c
@@ -158,15 +169,23 @@ class ShardWriter:
                     f"shard {name.file} comes out with other bytes than were published: {self._why_changed()}; "
                     "use --overwrite"
                 )
-            self._publish(file, name, result, found)
-        calls: list[Callable[[], Any]] = [lambda: self._target.stat(self._url(name.file))]
+            self._check()
+            there = seen[url]
+            if there is None or (there.bytes, there.crc32c) != (out.bytes, out.crc32c):
+                self._state.put(url, file, there, self._check)
+        small: dict[str, bytes] = {}
         if self._config.compression == "none":  # else there is no index: records can't be read from the middle
-            index = index_text(record_bytes)
-            calls.append(lambda: self._target.write(self._url(name.index_file), index))
-            result.runs, result.index = schema.run_rows(name.index, record_bytes), schema.file_sums(index)
-        written = at_once(*calls)[0]
+            index = small[name.index_file] = index_text(rows.bytes)
+            result.runs, result.index = schema.run_rows(name.index, rows.bytes), schema.file_sums(index)
+        if published is None or "table" in published:
+            columns = small[name.table_file] = rows.table()
+            result.table = schema.file_sums(columns)
+        urls = {self._url(file): content for file, content in small.items()}
+        writes = [partial(self._state.put, url, content, seen[url], self._check) for url, content in urls.items()]
+        written = at_once(partial(self._target.stat, url), self._check, *writes)[0]
         result.etag = written.etag if written else ""
-        self._state.save_sidecar(name, {**result.to_json(), "rejected": rejected})
+        content = seal_manifest({**result.to_json(), "rejected": rejected})
+        self._state.put(sidecar_url, content, seen[sidecar_url], self._check)
         return result
 
     def _why_changed(self) -> str:
@@ -177,28 +196,13 @@ class ShardWriter:
             or "an image of it has changed"
         )
 
-    def _publish(self, file: IO[bytes], name: ShardName, result: ShardResult, found: ListedFile | None) -> None:
-        """Give the file its name, unless another job of this plan has written the same there.
-
-        Args:
-            found: what was there before this job looked at the claim: one that begins the version again leaves another
-                generation.
-        """
-        while True:
-            self._check()
-            if found is not None and (found.bytes, found.crc32c) == (result.bytes, result.crc32c):
-                return
-            if self._target.publish(file, self._url(name.file), found.generation if found else ""):
-                return
-            found = self._target.stat(self._url(name.file))
-
     def _check_stopped(self) -> None:
         if self._stopped.is_set():
             raise ImageShardsError("another shard failed, or the job was interrupted")
 
     def _check(self) -> None:
         self._check_stopped()
-        self._state.check(self._plan_hash, self._repaired["self_sha256"] if self._repaired else "")
+        self._state.check(self._plan, self._repaired["self_sha256"] if self._repaired else "")
 
     def _url(self, file: str) -> str:
         return storage.join(self._config.dataset_url, file)
@@ -211,6 +215,47 @@ class ShardWriter:
         # No name and no time in the header: the same records give the same bytes.
         with gzip.GzipFile(filename="", mode="wb", compresslevel=_GZIP_LEVEL, fileobj=out, mtime=0) as file:
             yield file
+
+
+class TableRows:
+    """The rows of a shard's record table, 60 bytes each.
+
+    Args:
+        features: the manifest's columns.
+    """
+
+    def __init__(self, features: Sequence[Mapping[str, Any]]) -> None:
+        self._types = table.COLUMNS | table.numeric(features)
+        self._columns: dict[str, array[Any]] = {
+            name: array(np.dtype(kind).base.char) for name, kind in self._types.items()
+        }
+        self._features = [table.column_name(one["name"]) for one in features]
+        self.bytes = self._columns["bytes"]
+
+    def add(self, ref: ImageRef, image: EncodedImage, md5: bytes, class_id: int, record_bytes: int) -> None:
+        """Add the record of an image, of so many framed bytes."""
+        source, passthrough = image.source, image.passthrough
+        self._columns["source_md5"].frombytes(md5)
+        values: dict[str, Any] = {
+            "order_key": ref.order_key,
+            "bytes": record_bytes,
+            "class": class_id,
+            "source_bytes": ref.source_bytes,
+            "source_height": source.height,
+            "source_width": source.width,
+            "source_format": table.SOURCE_FORMATS.index(source.format),
+            "passthrough": table.PASSTHROUGH.index(passthrough) + 1 if passthrough else 0,
+            "name": table.name_hash(ref.path),
+        }
+        for name, feature in zip(self._features, ref.features, strict=True):
+            if name in self._columns:
+                values[name] = example.numbers_of(feature)[0]
+        for name, value in values.items():
+            self._columns[name].append(value)
+
+    def table(self) -> bytes:
+        """The bytes of the table."""
+        return table.table_bytes(self._types, self._columns)
 
 
 def index_text(record_bytes: Iterable[int]) -> bytes:

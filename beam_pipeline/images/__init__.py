@@ -1,7 +1,6 @@
 """One image in, one image out, with Pillow: bytes to bytes, no storage, no Beam. `codec` is the way through."""
 
 from beam_pipeline.images.codec import FORMATS as FORMATS
-from beam_pipeline.images.codec import PASSTHROUGH as PASSTHROUGH
 from beam_pipeline.images.codec import SUBSAMPLING as SUBSAMPLING
 from beam_pipeline.images.codec import ChannelSums as ChannelSums
 from beam_pipeline.images.codec import EncodedImage as EncodedImage
@@ -10,3 +9,4 @@ from beam_pipeline.images.codec import Source as Source
 from beam_pipeline.images.codec import check_size as check_size
 from beam_pipeline.images.codec import codec_versions as codec_versions
 from beam_pipeline.images.codec import convert as convert
+from beam_pipeline.schema.table import PASSTHROUGH as PASSTHROUGH

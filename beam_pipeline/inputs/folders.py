@@ -23,6 +23,7 @@ from beam_pipeline.inputs.references import (
     ref_maker,
     reference_fields,
 )
+from beam_pipeline.inputs.stratify import class_hashes, limits, split_stratified
 from beam_pipeline.schema import NAME_PATTERN
 
 # Kinds of skipped files, as run.json names them.
@@ -88,7 +89,8 @@ class ListingSummary:
     def merge(self, other: ListingSummary) -> None:
         """Add all that another part found and skipped."""
         self.class_counts.update(other.class_counts)
-        self.smallest = smallest(chain(self.smallest, other.smallest))
+        if other.smallest:
+            self.smallest = smallest(chain(self.smallest, other.smallest))
         self.counts.update(other.counts)
         self.references.merge(other.references)
         for suffix, files in other.suffixes.items():
@@ -159,7 +161,14 @@ def list_images(config: Config, folder: ClassFolder, summary: ListingSummary) ->
 
 
 def all_images(config: Config) -> Iterator[ImageRef]:
-    """Every image of the input, listed in this process and streamed."""
+    """Every image of the input, listed in this process and streamed; with `--stratify` listed twice."""
+    if not config.stratify:
+        return _listed_images(config)
+    of_class = {label: limits(hashes, config) for label, hashes in class_hashes(_listed_images(config), config).items()}
+    return split_stratified(_listed_images(config), of_class, config)
+
+
+def _listed_images(config: Config) -> Iterator[ImageRef]:
     if config.layout == "manifest":
         yield from rows_with_sizes(config)
         return

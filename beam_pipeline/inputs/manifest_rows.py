@@ -16,11 +16,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.errors import UsageError, plural
+from beam_pipeline.errors import UsageError, plural, some
 from beam_pipeline.inputs.references import ImageRef, class_name, image_url, order_key, ref_maker
 from beam_pipeline.schema import NAME_PATTERN, example, is_utf8, relative_path_bytes
 from beam_pipeline.schema.example import Column, columns, name_and_type
@@ -28,6 +29,8 @@ from beam_pipeline.schema.example import Column, columns, name_and_type
 _UNKNOWN_SIZE = -1
 _BEFORE_A_PATH = re.compile("^([.]/(?!/)|file://(?=/))")
 _MD5 = re.compile("[0-9a-f]{32}")
+_BOX = re.compile(r"(?<![a-z])((b|bounding_?)?box(es)?|[xy]_?m(in|ax))(?![a-z])|xyxy|xywh", re.IGNORECASE)
+_LOOKED_AT = 100  # rows, for boxes
 _NUMBER_SEPARATORS = re.compile(r"[;,|\s]+")
 
 
@@ -69,6 +72,31 @@ def row_refs(config: Config) -> Iterator[ImageRef]:
         except ValueError as error:
             raise _wrong(url, line, error) from None
         yield ref
+
+
+def box_notice(config: Config) -> str | None:
+    """What a user should know of columns that look like boxes, by their names or by four floats a row; None without."""
+    if config.layout != "manifest":
+        return None
+    rows = [ref.features for ref in islice(row_refs(config), _LOOKED_AT)]
+    none, four = (len(example.float_feature(*[0.0] * count)) for count in (0, 4))
+    boxes = [
+        repr(column.name)
+        for number, column in enumerate(columns(config.header))
+        if _BOX.search(column.name)
+        or (column.dtype == "float32" and column.is_list and {len(row[number]) for row in rows} - {none} == {four})
+    ]
+    if not boxes:
+        return None
+    looks = f"{some(boxes)} {'looks like a box' if len(boxes) == 1 else 'look like boxes'}, stored as given"
+    turned = "images are stored upright: a box must be of the image as EXIF turns it"
+    if config.image_size is None:
+        return f"{looks}; {turned}"
+    return (
+        f"{looks}, but --resize_mode {config.resize_mode} moves the pixels: in pixels a box is wrong after every mode; "
+        "as fractions of width and height it is valid after stretch, shorter and longer, wrong after crop and pad; "
+        f"--image_size none keeps it valid; {turned}"
+    )
 
 
 def _is_csv(url: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
@@ -11,13 +12,14 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from beam_pipeline import storage
-from beam_pipeline.config import Config
+from beam_pipeline.config import BY_NAME, Config
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema import is_utf8, relative_path_bytes
 
 KEY_BITS = 64
 LARGEST_SAMPLE = 512
 _SPLIT_SALT = b"imageshards split"  # part of the format: changing it moves images between splits
+_BELOW_FIRST_FOLDER = re.compile(r"\A(?!\w+://)[^/]+/(.+)", re.DOTALL)  # --split_by name
 _SUM_MODULUS = 1 << 128
 
 
@@ -55,8 +57,26 @@ def order_key(path: str, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(_hash_text(path), digest_size=8, key=str(seed).encode()).digest(), "big")
 
 
+def split_hash(group: str) -> int:
+    """64-bit hash that decides the split of all images with this path, or with this `--split_by` group."""
+    return int.from_bytes(hashlib.blake2b(_hash_text(group), digest_size=8, key=_SPLIT_SALT).digest(), "big")
+
+
+def split_hasher(config: Config) -> Callable[[str], int]:
+    """A function that gives the split hash of a path by `--split_by`; a path without a match is its own group."""
+    if config.split_by is None:
+        return split_hash
+    pattern = re.compile(_BELOW_FIRST_FOLDER if config.split_by == BY_NAME else config.split_by)
+
+    def hash_of(path: str) -> int:
+        match = pattern.search(path)
+        return split_hash((match and match[1]) or path)
+
+    return hash_of
+
+
 class Splits:
-    """Assigns images to splits by a hash of their path, whatever the seed, the version and the other images.
+    """Assigns images to splits by their split hash, whatever the seed, the version and the other images.
 
     Args:
         fractions: split name → share; they sum to 1. Their order decides which hashes each gets.
@@ -70,10 +90,9 @@ class Splits:
             total += fraction
             self._limits.append(int(total * (1 << KEY_BITS)))
 
-    def of(self, group: str) -> str:
-        """The split of all images with this path, or with this `--split_by` group."""
-        digest = hashlib.blake2b(_hash_text(group), digest_size=8, key=_SPLIT_SALT).digest()
-        return self._names[bisect_right(self._limits, int.from_bytes(digest, "big"))]
+    def of(self, split_hash: int) -> str:
+        """The split of all images with this hash."""
+        return self._names[bisect_right(self._limits, split_hash)]
 
 
 @dataclasses.dataclass(slots=True)
@@ -128,15 +147,17 @@ def sample_size(images: int) -> int:
 
 
 def ref_maker(config: Config) -> Callable[..., ImageRef]:
-    """A function that makes references: with the split, unless it is given, and the order key of each path."""
-    seed, pattern, splits = config.seed, config.split_by, Splits(config.split_fractions or {"train": Fraction(1)})
+    """A function that makes references: with the split, unless it is given, and the order key of each path.
+
+    With `--stratify` the split is "" until all images are listed: see `inputs/stratify.py`.
+    """
+    seed, hash_of, splits = config.seed, split_hasher(config), Splits(config.split_fractions or {"train": Fraction(1)})
 
     def make(
         path: str, byte_count: int, etag: str, label: str, split: str | None, features: tuple[bytes, ...] = ()
     ) -> ImageRef:
         if split is None:
-            match = pattern.search(path) if pattern else None
-            split = splits.of((match and match[1]) or path)
+            split = "" if config.stratify else splits.of(hash_of(path))
         return ImageRef(path, byte_count, etag, label, split, order_key(path, seed), features)
 
     return make

@@ -14,7 +14,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates
 from beam_pipeline.inputs.folders import ListingSummary, smallest
 from beam_pipeline.inputs.references import sample_size
-from beam_pipeline.pipeline.elements import PAGE_REFS, Page, by_key, grouped, keyed
+from beam_pipeline.pipeline.elements import PAGE_REFS, Page, by_key, grouped, keyed, reports_errors
 
 _GROUPS = "groups"
 
@@ -42,6 +42,7 @@ class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
         return grouped(marked, "SameMarksForAll"), summary, groups
 
 
+@reports_errors
 def _hash_pages(
     pages: tuple[int, Iterable[Page]], config: Config, summary: ListingSummary
 ) -> Iterator[tuple[int, Page]]:
@@ -52,6 +53,7 @@ def _hash_pages(
         yield from by_key(hashed, lambda ref: duplicates.bucket_of(ref, buckets)).items()
 
 
+@reports_errors
 def _mark(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[Any]:
     """Keyed `Page`s of a bucket; its groups to the output `_GROUPS`."""
     number, pages = bucket

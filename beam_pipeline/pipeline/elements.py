@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import zlib
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, cast
 
 import apache_beam as beam
 from apache_beam.coders import FastPrimitivesCoder, registry
 from apache_beam.metrics import Metrics
 
+from beam_pipeline.errors import errors_as_tokens
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import relative_path_bytes
 
@@ -18,6 +21,7 @@ ShardId = tuple[str, int]  # split, number in it
 _FASTEST = 1  # of zlib
 Key = TypeVar("Key")
 Part = TypeVar("Part", bound=Any)
+Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 class Page(list[ImageRef]):
@@ -69,6 +73,22 @@ def grouped(pages: Any, label: str, key: Any = int) -> Any:
     groups = pages | label >> beam.GroupByKey()
     groups.element_type = beam.typehints.KV[key, beam.typehints.Iterable[Page]]
     return groups
+
+
+def reports_errors(function: Called) -> Called:
+    """A function that Beam calls, whose errors reach the launcher as they are, also from another process."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **more: Any) -> Any:
+        with errors_as_tokens():
+            return function(*args, **more)
+
+    @functools.wraps(function)
+    def generate(*args: Any, **more: Any) -> Iterator[Any]:
+        with errors_as_tokens():
+            yield from function(*args, **more)
+
+    return cast(Called, generate if inspect.isgeneratorfunction(function) else call)
 
 
 def merge_all(parts: Iterable[Part], empty: Callable[[], Part]) -> Part:

@@ -13,6 +13,7 @@ from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.published import Damage, plan_of
 from beam_pipeline.dataset.repair import restore
 from beam_pipeline.pipeline.duplicates import MarkDuplicates
+from beam_pipeline.pipeline.elements import reports_errors
 from beam_pipeline.pipeline.listing import ListImages
 from beam_pipeline.pipeline.planning import PlanShards, SampleImages, prepare_output
 from beam_pipeline.pipeline.writing import WriteShards, assign_shards, publish_dataset
@@ -45,9 +46,11 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
     written = shards | "WriteShards" >> WriteShards(config, plan)
     # ("train", 3): its result is in the state
     if groups is not None:
-        saved = AsIter(groups | "SaveDuplicates" >> beam.Map(duplicates.save, config, AsSingleton(plan)))
+        saved = AsIter(
+            groups | "SaveDuplicates" >> beam.Map(reports_errors(duplicates.save), config, AsSingleton(plan))
+        )
         # lines of duplicates.jsonl, in the state
-    facts = summary | "RunFacts" >> beam.Map(lambda one: {**run, "skipped": one.skipped, "inputs": str(one.references)})
+    facts = summary | "RunFacts" >> beam.Map(lambda one: {**run, "skipped": one.skipped})
     plan | "PublishDataset" >> beam.Map(publish_dataset, config, AsIter(written), saved, AsSingleton(facts))
 
 
@@ -63,10 +66,12 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, An
             marked, _, groups = pages | "MarkDuplicates" >> MarkDuplicates(config, summary)
             pages = marked if config.duplicates == "drop" else pages
         if restores_duplicates:
-            saved = AsIter(groups | "SaveDuplicates" >> beam.Map(duplicates.save, config, AsSingleton(plans)))
+            saved = AsIter(
+                groups | "SaveDuplicates" >> beam.Map(reports_errors(duplicates.save), config, AsSingleton(plans))
+            )
     if damage.shards:
         summaries = AsIter(_rewritten(pages, config, plans, manifest, damage))  # waited for, no more
-    plans | "RestoreFiles" >> beam.Map(restore, config, manifest, damage, summaries, saved)
+    plans | "RestoreFiles" >> beam.Map(reports_errors(restore), config, manifest, damage, summaries, saved)
 
 
 def _rewritten(pages: Any, config: Config, plans: Any, manifest: dict[str, Any], damage: Damage) -> Any:

@@ -19,7 +19,8 @@ from beam_pipeline.inputs import folders, manifest_rows
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary
 from beam_pipeline.inputs.references import ImageRef, sample_size
 from beam_pipeline.pipeline import elements, limits
-from beam_pipeline.pipeline.elements import PAGE_REFS, Page, by_key, counter, grouped, keyed, merge_all
+from beam_pipeline.pipeline.elements import PAGE_REFS, Page, by_key, counter, grouped, keyed, merge_all, reports_errors
+from beam_pipeline.pipeline.stratify import StratifySplits
 
 _FOLDERS, _SUMMARIES = "folders", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
@@ -44,7 +45,8 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
         pages, parts = self._read_manifest(start) if is_manifest else self._list_folders(start)
         merged = parts | "MergeSummaries" >> beam.CombineGlobally(merge_all, ListingSummary).without_defaults()
         summary = merged | "CompleteSummary" >> beam.Map(complete, self.config)
-        return grouped(pages, "SameListForAll"), summary
+        listed = grouped(pages, "SameListForAll"), summary
+        return (listed | "StratifySplits" >> StratifySplits(self.config)) if self.config.stratify else listed
 
     def _list_folders(self, start: Any) -> tuple[Any, Any]:
         list_all = beam.FlatMap(_list_class_folders, self.config).with_outputs(_SUMMARIES, main="folders")
@@ -64,6 +66,7 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
         return pages, parts
 
 
+@reports_errors
 def _list_class_folders(_: Any, config: Config) -> Iterator[Any]:
     """(group, class folder); files outside them are in the summary."""
     check_versions(config)  # long before anything is decoded
@@ -73,19 +76,26 @@ def _list_class_folders(_: Any, config: Config) -> Iterator[Any]:
     yield _counted(summary)
 
 
+@reports_errors
 def _list_folders(group: tuple[int, Iterable[ClassFolder]], config: Config) -> Iterator[Any]:
-    """The images of each class folder; the first pages of all folders are fetched at the same time."""
+    """The images of some class folders; the first pages of all of them are fetched at the same time."""
+    total = ListingSummary()  # one for all: 100,000 summaries of a folder each take longer than its listing
+
+    def refs() -> Iterator[ImageRef]:
+        for part, first, rest in listings:
+            yield from chain(first.result(), rest)
+            total.merge(part)
+            if not first.result():
+                counter(elements.CLASSES_EMPTY).inc()
+
     with ThreadPoolExecutor(_FOLDERS_AT_A_TIME) as threads:
         listings = []
         for folder in group[1]:
-            summary = ListingSummary()
-            summary.class_counts[folder.label] = 0  # a folder without images is a class, too
-            refs = folders.list_images(config, folder, summary)
-            listings.append((summary, threads.submit(_first_page, refs), refs))
-        for summary, first, refs in listings:
-            yield from _pages(chain(first.result(), refs), summary, config)
-            if not summary.images:
-                counter(elements.CLASSES_EMPTY).inc()
+            total.class_counts[folder.label] += 0  # a folder without images is a class, too
+            part = ListingSummary()  # of skipped files, which threads count
+            images = folders.list_images(config, folder, part)
+            listings.append((part, threads.submit(_first_page, images), images))
+        yield from _pages(refs(), total, config)
 
 
 def _first_page(refs: Iterator[ImageRef]) -> list[ImageRef]:
@@ -111,6 +121,7 @@ def _counted(summary: ListingSummary) -> beam.pvalue.TaggedOutput:
     return beam.pvalue.TaggedOutput(_SUMMARIES, summary)
 
 
+@reports_errors
 def _read_rows(_: Any, config: Config) -> Iterator[Any]:
     """(bucket, `Page`) of a manifest's rows; to the output `_FOLDERS` (folder whose sizes are listed, buckets).
 
@@ -129,6 +140,7 @@ def _read_rows(_: Any, config: Config) -> Iterator[Any]:
         yield bucket, page
 
 
+@reports_errors
 def _list_sizes(to_list: tuple[str, int], config: Config) -> Iterator[tuple[int, Page]]:
     folder, buckets = to_list
     return _by_bucket(manifest_rows.listed_refs(config, folder), buckets)
@@ -140,6 +152,7 @@ def _by_bucket(refs: Iterator[ImageRef], buckets: int) -> Iterator[tuple[int, Pa
         yield from by_key(some, lambda ref: ref.order_key % buckets).items()
 
 
+@reports_errors
 def _join_sizes(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[Any]:
     """Keyed `Page`s of the rows of one bucket, with the sizes of its listed files, and their summary.
 
@@ -166,6 +179,7 @@ def _repeated(config: Config, *rows: ImageRef) -> UsageError:
     )
 
 
+@reports_errors
 def complete(summary: ListingSummary, config: Config) -> ListingSummary:
     """The summary of a complete listing, with its classes and a sample of the right size.
 

@@ -13,11 +13,10 @@ from apache_beam.transforms.window import GlobalWindows
 
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import report
-from beam_pipeline.dataset.state import JobState, at_once
-from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.dataset.state import JobState
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline import elements
-from beam_pipeline.pipeline.elements import Page, counter, grouped, keyed, merge_all
+from beam_pipeline.pipeline.elements import Page, counter, grouped, keyed, merge_all, reports_errors
 from beam_pipeline.planning import sampling
 from beam_pipeline.planning.plan import EstimatedSizes, JobPlan, SizeModel, plan_job
 from beam_pipeline.planning.sampling import Measurement
@@ -40,14 +39,19 @@ class SampleImages(beam.PTransform):  # type: ignore[misc]
 
 
 def _chunks(summary: ListingSummary) -> Iterator[tuple[int, Page]]:
+    report(now=True, images_to_sample=len(summary.smallest))
     for start in range(0, len(summary.smallest), _SAMPLE_CHUNK):
         yield keyed(Page(summary.smallest[start : start + _SAMPLE_CHUNK]))
 
 
+@reports_errors
 def _measure(chunk: tuple[int, Iterable[Page]], config: Config, summary: ListingSummary) -> Iterator[Measurement]:
     refs = list(chain.from_iterable(chunk[1]))
     counter(elements.IMAGES_SAMPLED).inc(len(refs))
-    yield from sampling.measure(config, len(summary.classes), refs)
+    for measurement in sampling.measure(config, len(summary.classes), refs):
+        report(images_sampled=1)
+        yield measurement
+    report(now=True)
 
 
 @dataclasses.dataclass
@@ -89,15 +93,13 @@ class _EstimateSizesFn(beam.DoFn):  # type: ignore[misc]
         yield GlobalWindows.windowed_value_at_end_of_window(self._total)
 
 
+@reports_errors
 def _plan(sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample: list[Measurement]) -> JobPlan:
-    try:
-        sampling.check_sample(sample, summary.images, config.max_reject_fraction)
-        return plan_job(sizes, config, summary, sample)
-    except ImageShardsError:
-        JobState(config).attempts.end_sampling()
-        raise
+    sampling.check_sample(sample, summary.images, config.max_reject_fraction)
+    return plan_job(sizes, config, summary, sample)
 
 
+@reports_errors
 def prepare_output(plan: JobPlan, config: Config) -> JobPlan:
     """Take the right to write the version, and delete what another plan left of it; with `--plan_only` save the plan.
 
@@ -105,9 +107,10 @@ def prepare_output(plan: JobPlan, config: Config) -> JobPlan:
         ImageShardsError: another job is writing the version.
     """
     state = JobState(config)
-    prepare = state.save_plan_only if config.plan_only else state.prepare
-    at_once(lambda: prepare(plan), state.attempts.end_sampling)
-    if not config.plan_only:
+    if config.plan_only:
+        state.save_plan_only(plan)
+    else:
+        plan = state.prepare(plan)
         report(now=True, shards_planned=plan.shards, images_planned=plan.images)
         counter(elements.SHARDS_PLANNED).inc(plan.shards)
         counter(elements.IMAGES_PLANNED).inc(plan.images)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -22,11 +23,13 @@ from beam_pipeline.dataset.duplicates import SavedGroups
 from beam_pipeline.dataset.publish import publish
 from beam_pipeline.dataset.result import ShardResult
 from beam_pipeline.dataset.writer import ShardWriter
+from beam_pipeline.errors import plural, size
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.pipeline import elements
-from beam_pipeline.pipeline.elements import Page, ShardId, by_key, counter, grouped
+from beam_pipeline.pipeline.elements import Page, ShardId, by_key, counter, grouped, reports_errors
 from beam_pipeline.planning.plan import JobPlan
 
+_LOGGER = logging.getLogger("imageshards")
 _COUNT_EVERY_S = 5.0  # a shard takes minutes, and those of a job may all be in work at once
 _AT_A_TIME = 2  # shards in work in a bundle, unless all is local: their threads would only take each other's time
 
@@ -67,6 +70,7 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
         self._threads = ThreadPoolExecutor(self._most, "shard")
         self._stopped = threading.Event()
 
+    @reports_errors
     def process(self, shard: tuple[ShardId, Iterable[Page]], plan: JobPlan) -> Iterator[ShardId]:
         writer = ShardWriter(self._config, plan, self._repaired, self._stopped)
         with self._all_or_none():
@@ -75,6 +79,7 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
             finished = [self._finish_one()] if len(self._in_work) == self._most else []
         yield from finished
 
+    @reports_errors
     def finish_bundle(self) -> Iterator[Any]:
         with self._all_or_none():
             finished = [self._finish_one() for _ in range(len(self._in_work))]
@@ -118,10 +123,16 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
 
 def _write(writer: ShardWriter, shard: ShardId, refs: list[ImageRef]) -> tuple[ShardId, ShardResult, float]:
     start = time.monotonic()
+    _LOGGER.info("shard %s-%05d: begun, %s", *shard, plural(len(refs), "image"))
     result = writer.write(*shard, refs)
-    return shard, result, time.monotonic() - start
+    seconds = time.monotonic() - start
+    counts = f"{plural(result.records, 'record')}, {plural(result.rejects.total(), 'reject')}, {size(result.bytes)}"
+    outcome = "was finished already" if result.kept else f"published, {counts}"
+    _LOGGER.info("shard %s-%05d: %s, %.1f s", *shard, outcome, seconds)
+    return shard, result, seconds
 
 
+@reports_errors
 def publish_dataset(
     plan: JobPlan,
     config: Config,

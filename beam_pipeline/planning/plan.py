@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -61,8 +61,10 @@ class JobPlan:
         columns: a manifest's features: name, dtype, list.
         splits: split → its shards.
         statistics: channel mean and standard deviation of the sample, how many images it had.
-        references: order-free sums over every listed image, etags included, and over the duplicates that are dropped.
+        inputs: count and order-free sum of every listed image, etags included, as run.json keeps it.
+        dropped: the same of the duplicates that are dropped.
         codec: versions of the image libraries.
+        claim: no part of it: the run that made the claim under which it is carried out; "" for this one.
     """
 
     configuration: dict[str, Any]
@@ -70,8 +72,10 @@ class JobPlan:
     columns: tuple[dict[str, Any], ...]
     splits: dict[str, SplitPlan]
     statistics: dict[str, Any]
-    references: str
+    inputs: str
+    dropped: str
     codec: dict[str, str]
+    claim: str = field(default="", compare=False)
 
     def document(self) -> dict[str, Any]:
         """The plan as `plan.json` holds it."""
@@ -81,7 +85,7 @@ class JobPlan:
             "features": self.columns,
             "splits": split_documents(self.splits),
             "statistics": self.statistics,
-            "references": self.references,
+            "references": f"{self.inputs}, dropped {self.dropped}",
             "codec": self.codec,
         }
 
@@ -235,7 +239,8 @@ def plan_job(
         columns=config.columns,
         splits=splits,
         statistics=sampling.statistics(sample),
-        references=f"{summary.references}, dropped {sizes.dropped}",
+        inputs=str(summary.references),
+        dropped=str(sizes.dropped),
         codec=codec_versions(),
     )
 

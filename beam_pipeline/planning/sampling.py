@@ -15,7 +15,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Attempts, Decoder
 from beam_pipeline.conversion.fetch import convert_all, record_of
 from beam_pipeline.conversion.versions import check_versions
-from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.errors import ImageShardsError, Reject, StorageError
 from beam_pipeline.images import ChannelSums
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import FRAME_BYTES
@@ -54,21 +54,29 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
     attempts = Attempts(config)
     columns, one_hot_classes = config.columns, class_count if config.one_hot else 0
 
-    def begin() -> Decoder:
+    def begin() -> tuple[bool, Decoder]:
         isolated = attempts.begin_sampling(ref.path for ref in refs)
-        return Decoder(config.image_options, attempts, isolated, with_sums=True)
+        return isolated, Decoder(config.image_options, attempts, isolated, with_sums=True)
 
     def convert(ref: ImageRef, data: bytes, md5: bytes) -> tuple[int, ChannelSums | None]:
-        image = decoder.result().convert(ref.path, data, md5)
+        image = begun.result()[1].convert(ref.path, data, md5)
         record = record_of(ref, image, 0, one_hot_classes, columns)
         return len(record) + FRAME_BYTES, image.sums
 
     with ThreadPoolExecutor(1) as thread:
-        decoder = thread.submit(begin)  # while the first images are fetched
-        for ref, result, _, _ in convert_all(config, refs, convert):
-            reject = result if isinstance(result, Reject) else None
-            record_bytes, sums = (0, None) if isinstance(result, Reject) else result
-            yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject)
+        begun = thread.submit(begin)  # while the first images are fetched
+        try:
+            for ref, result, *_ in convert_all(config, refs, convert):
+                reject = result if isinstance(result, Reject) else None
+                record_bytes, sums = (0, None) if isinstance(result, Reject) else result
+                yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject)
+        except StorageError:
+            raise
+        except Exception:
+            if not begun.result()[0]:  # the process lives: no decoder is to blame
+                attempts.end_sampling(ref.path for ref in refs)
+            raise
+    attempts.end_sampling(ref.path for ref in refs)
 
 
 def statistics(sample: Iterable[Measurement]) -> dict[str, Any]:

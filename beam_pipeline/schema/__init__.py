@@ -127,6 +127,11 @@ class ShardName:
         """Path of its text index (`offset length` a record) inside the version folder."""
         return f"{INDEX_FOLDER}/{self.file}.idx"
 
+    @property
+    def table_file(self) -> str:
+        """Path of its record table inside the version folder."""
+        return table_file(self.file)
+
     @classmethod
     def parse(cls, file: str) -> ShardName | None:
         """The parts of a shard's file name, or None if it is another kind of file."""
@@ -140,6 +145,13 @@ _SHARD_FILE = re.compile(
     rf"(?P<dataset>{NAME_PATTERN.pattern})-(?P<split>{NAME_PATTERN.pattern})"
     r"\.tfrecord-(?P<index>\d{5,})-of-(?P<count>\d{5,})"
 )
+
+
+def table_file(shard: str) -> str:
+    """Path of a shard's record table (see `schema.table`) inside the version folder; it may be a third-party file."""
+    folder, _, name = shard.rpartition("/")
+    unique = f"{sha256(relative_path_bytes(shard))[:8]}-" if folder else ""
+    return f"{INDEX_FOLDER}/{unique}{name}.records.npy"
 
 
 def runs_file(split: str) -> str:
@@ -218,7 +230,7 @@ _METADATA = {LABELS_FILE, FEATURES_FILE, REJECTS_FILE, DUPLICATES_FILE, RUN_FILE
 def is_ours(file: str, dataset: str) -> bool:
     """Whether a job of `--name dataset` gives a file this path in the version's folder."""
     name = file.removeprefix(f"{INDEX_FOLDER}/")
-    if shard := ShardName.parse(name.removesuffix(".idx")):
-        return shard.dataset == dataset and file in (shard.file, shard.index_file)
+    if shard := ShardName.parse(name.removesuffix(".idx").removesuffix(".records.npy")):
+        return shard.dataset == dataset and file in (shard.file, shard.index_file, shard.table_file)
     split = name.removesuffix(".runs.npy")
     return file in _METADATA or (file == runs_file(split) and bool(NAME_PATTERN.fullmatch(split)))

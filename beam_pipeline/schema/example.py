@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from beam_pipeline import schema
@@ -74,6 +74,61 @@ def image_example(
     if one_hot_classes:
         features[schema.ONE_HOT_KEY] = one_hot_feature(class_id, one_hot_classes)
     return example({**features, **(extra or {})})
+
+
+def features_of(record: bytes) -> dict[str, bytes]:
+    """The inverse of `example`: serialized features by key.
+
+    Raises:
+        ValueError: it isn't a record as `example` writes it.
+    """
+    try:
+        ((features, end),) = _spans(record, 0, len(record))
+        pairs = [tuple(_spans(record, *entry)) for entry in _spans(record, features, end)]
+        return {record[slice(*key)].decode(): record[slice(*feature)] for key, feature in pairs}
+    except IndexError:
+        raise ValueError("it ends early") from None
+
+
+def bytes_of(feature: bytes) -> bytes:
+    """The value of a BytesList of one. Raises ValueError if it is another feature."""
+    ((start, stop),) = _spans(feature, 0, len(feature))
+    ((start, stop),) = _spans(feature, start, stop)
+    return feature[start:stop]
+
+
+def numbers_of(feature: bytes) -> tuple[float, ...]:
+    """The values of a FloatList or an Int64List. Raises ValueError if it is another feature."""
+    ((start, stop),) = _spans(feature, 0, len(feature))
+    packed = b"".join(feature[slice(*span)] for span in _spans(feature, start, stop))
+    if feature[:1] == b"\x12":
+        return struct.unpack(f"<{len(packed) // 4}f", packed)
+    numbers, position = [], 0
+    while position < len(packed):
+        bits, position = _read_varint(packed, position)
+        numbers.append(bits - (1 << 64) if bits >> 63 else bits)
+    return tuple(numbers)
+
+
+def _spans(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of the value of each length-delimited field."""
+    while start < stop:
+        if data[start] & 7 != 2:
+            raise ValueError("it holds another kind of field")
+        length, start = _read_varint(data, start + 1)
+        yield start, start + length
+        start += length
+    if start > stop:
+        raise ValueError("it ends early")
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """A number, and the position behind it."""
+    value = shift = 0
+    while (byte := data[position]) & 0x80:
+        value |= (byte & 0x7F) << shift
+        shift, position = shift + 7, position + 1
+    return value | byte << shift, position + 1
 
 
 def _field(number: int, *value: bytes) -> bytes:

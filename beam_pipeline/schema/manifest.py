@@ -30,8 +30,24 @@ Pixels: TypeAlias = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 Size: TypeAlias = tuple[Pixels, Pixels]  # height, width
 
 
+class FileSize(Struct, frozen=True):
+    """What a listing shows of a file."""
+
+    bytes: Count
+    crc32c: Crc32c
+
+
+class FileSums(FileSize, frozen=True):
+    """The same, and what only reading it shows."""
+
+    sha256: Sha256
+
+
 class Shard(Struct, frozen=True):
-    """One shard: its file, what it holds, CRC-32C of the complete file, and of how many listed images it was made."""
+    """One shard: its file, what it holds, CRC-32C of the complete file, and of how many listed images it was made.
+
+    `table`: of its record table; older versions have none.
+    """
 
     file: str
     records: Count
@@ -40,6 +56,7 @@ class Shard(Struct, frozen=True):
     images: Count
     listing_fingerprint: Fingerprint
     content_fingerprint: Fingerprint
+    table: FileSums | None = None
 
 
 class Split(Struct, frozen=True):
@@ -105,13 +122,6 @@ class Rejects(Struct, frozen=True):
 
     by_reason: dict[str, Count]
     environment: Count
-
-
-class FileSize(Struct, frozen=True):
-    """What a listing shows of a file."""
-
-    bytes: Count
-    crc32c: Crc32c
 
 
 class RecordKeys(Struct, frozen=True):

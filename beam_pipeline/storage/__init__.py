@@ -24,8 +24,7 @@ from typing import IO, Any, NamedTuple
 
 import google_crc32c
 
-from beam_pipeline.errors import StorageError, UsageError
-from beam_pipeline.storage.causes import MissingFileError
+from beam_pipeline.errors import MissingFileError, StorageError, UsageError
 
 Data = bytes | memoryview
 DEFAULT_DEADLINE_S = 600.0

@@ -11,17 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
-from beam_pipeline.errors import ImageShardsError, StorageError
+from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
 
 T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _RESUMES = "the same command resumes"
-
-
-class MissingFileError(StorageError, FileNotFoundError):
-    """There is no such file, or no such bucket."""
 
 
 class Incomplete(Exception):
@@ -68,6 +64,7 @@ _CAUSES: tuple[Cause, ...] = (
     Cause("the server is busy or failing", r"HTTP (408|429|5\d\d)|SlowDown", passes=True),
     Cause("no answer in time", "TimedOut|timed out|Timeout", passes=True),
     Cause("the answer is incomplete", _INCOMPLETE, passes=True),
+    Cause("the listing is corrupt", "invalid list response", "check the URL and the network", passes=True),
     Cause("no connection", _NO_CONNECTION, "check the URL and the network", passes=True),
     Cause("", ""),
 )

@@ -25,9 +25,9 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from obstore.auth.google import GoogleCredentialProvider
 from obstore.store import GCSStore
 
-from beam_pipeline.errors import StorageError, one_line
+from beam_pipeline.errors import MissingFileError, StorageError, one_line
 from beam_pipeline.storage import ListedFile, bucket_and_name
-from beam_pipeline.storage.causes import Incomplete, MissingFileError, retry, status_of
+from beam_pipeline.storage.causes import Incomplete, retry, status_of
 from beam_pipeline.storage.objects import CHUNK_BYTES, PAGE_NAMES, ObjectStorage, refuses
 
 T = TypeVar("T")

@@ -15,9 +15,9 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import IO
 
-from beam_pipeline.errors import StorageError
+from beam_pipeline.errors import MissingFileError, StorageError
 from beam_pipeline.storage import Data, ListedFile, Storage
-from beam_pipeline.storage.causes import MissingFileError, explained
+from beam_pipeline.storage.causes import explained
 
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
 # Of a link that leads nowhere, or round in circles, and of a file that has gone since its folder was read.
@@ -37,8 +37,26 @@ class LocalStorage(Storage):
             return []
 
     def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:
-        parents = [*Path(os.path.abspath(url)).parents, *Path(os.path.realpath(url)).parents]
-        return _files_below(url, "", frozenset(map(os.path.realpath, parents)), every_name)
+        # Folders to be read, and whether one of their parents is a link: nested calls would end at 1,000 levels.
+        waiting = [("", os.path.islink(url))]
+        while waiting:
+            prefix, is_linked = waiting.pop()
+            folder = os.path.join(url, prefix[:-1]) if prefix else url
+            if is_linked and _leads_back(url, folder):
+                continue
+            try:
+                with _told(folder), os.scandir(folder) as entries:
+                    for entry in entries:
+                        path, found = f"{prefix}{entry.name}", _stat(entry.path)
+                        if found and S_ISDIR(found.st_mode):
+                            waiting.append((f"{path}/", is_linked or entry.is_symlink()))
+                        elif found and S_ISREG(found.st_mode):
+                            yield _listed(path, found)
+                        elif every_name:
+                            yield ListedFile(path, 0, "")
+            except FileNotFoundError:
+                if not prefix:  # others may be gone since
+                    raise
 
     def stat(self, url: str) -> ListedFile | None:
         found = _stat(url)
@@ -58,7 +76,8 @@ class LocalStorage(Storage):
             return open(url, "rb")
 
     def glob(self, pattern: str) -> list[str]:
-        return sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
+        with _told(pattern):
+            return sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
 
     def write(self, url: str, data: bytes, generation: str | None = None) -> bool:
         if generation == "" and os.path.lexists(url):  # only one job writes here: claim.json is locked
@@ -117,23 +136,17 @@ def _told(url: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise explained(url, error) from error
+    except RecursionError:  # Python's own glob and rmtree call themselves for each level
+        raise StorageError(f"{url}: folders are nested too deeply", "move them away") from None
 
 
-def _files_below(folder: str, prefix: str, above: frozenset[str], every_name: bool) -> Iterator[ListedFile]:
-    """The files of a folder, which is `prefix` of the listed one, and of those below; `above` are its parents."""
-    real = os.path.realpath(folder)
-    if real in above:  # a symbolic link back to a folder above
-        return
-    with _told(folder), os.scandir(folder) as entries:
-        for entry in entries:
-            path, found = f"{prefix}{entry.name}", _stat(entry.path)
-            if found and S_ISDIR(found.st_mode):
-                with suppress(FileNotFoundError):  # it may be gone since
-                    yield from _files_below(entry.path, f"{path}/", above | {real}, every_name)
-            elif found and S_ISREG(found.st_mode):
-                yield _listed(path, found)
-            elif every_name:
-                yield ListedFile(path, 0, "")
+def _leads_back(url: str, folder: str) -> bool:
+    """Whether a folder below `url` is, by a symbolic link, one that is above it."""
+    above = {
+        *map(os.path.realpath, Path(os.path.abspath(folder)).parents),
+        *map(str, Path(os.path.realpath(url)).parents),
+    }
+    return os.path.realpath(folder) in above
 
 
 def _stat(path: str) -> os.stat_result | None:

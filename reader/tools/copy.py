@@ -99,9 +99,10 @@ def _copied_manifest(info: DatasetInfo) -> tuple[bytes, dict[str, str]]:
 def checked_sizes(info: DatasetInfo) -> dict[str, int]:
     """Path → bytes of a dataset's files. Raises ImageShardsError if one is missing or has another size."""
     sizes = {file.path: file.bytes for file in info.storage.files(info.url)}
-    published = info.manifest.get("file_sizes", {})
+    published = info.manifest.get("file_sizes", {}) | {file: {"bytes": one.bytes} for file, one in info.tables.items()}
     wrong = [line for split in info.splits.values() if split.records for line in info.wrong_sizes(split.name)]
-    wrong += [f"{info.path(file)} is missing" for file in sorted(info.manifest["files"]) if file not in sizes]
+    files = info.manifest["files"].keys() | info.tables.keys()
+    wrong += [f"{info.path(file)} is missing" for file in sorted(files) if file not in sizes]
     for file in sorted(published.keys() & sizes.keys()):
         if sizes[file] != published[file]["bytes"]:
             says = f"has {sizes[file]} bytes, the manifest says {published[file]['bytes']}"
@@ -119,9 +120,12 @@ def _files(info: DatasetInfo, names: Mapping[str, str]) -> dict[str, _File]:
     for shard in (shard for split in info.splits.values() for shard in split.shards):
         crc32c = shard.crc32c.to_bytes(4, "big")
         files[names[shard.file]] = _File(info.path(shard.file), shard.bytes, google_crc32c.Checksum, crc32c)
+        if table := shard.table:
+            path, expected = info.path(schema.table_file(shard.file)), bytes.fromhex(table.sha256)
+            files[schema.table_file(names[shard.file])] = _File(path, table.bytes, hashlib.sha256, expected)
     for path in (*published, *sorted(schema.UNHASHED_FILES & set(sizes))):
-        expected = bytes.fromhex(published[path]) if path in published else None
-        files[path] = _File(info.path(path), sizes[path], hashlib.sha256, expected)
+        sha256 = bytes.fromhex(published[path]) if path in published else None
+        files[path] = _File(info.path(path), sizes[path], hashlib.sha256, sha256)
     return files
 
 

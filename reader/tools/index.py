@@ -12,6 +12,7 @@ import io
 import logging
 import os
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ import numpy.typing as npt
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError, printable
 from beam_pipeline.schema.manifest import FOREIGN_KEY, FORMAT_VERSION, open_manifest, seal_manifest
+from beam_pipeline.schema.table import COLUMNS, table_bytes
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo, load_info
 from reader.records import InvalidRecordError
@@ -209,6 +211,7 @@ class _Contents:
     Attributes:
         left_out: those that aren't indexed, by reason.
         errors: the first of these.
+        labels: class id of each, of a block only.
         names: (class id, class name) of some.
         features: by (name, type, number of values: 0, 1 or 2 for more) of the features other than image and class.
         images: (format, whether it is grey, height, width) of some.
@@ -220,6 +223,7 @@ class _Contents:
     left_out: Counter[str] = field(default_factory=Counter)
     errors: list[CorruptRecordError] = field(default_factory=list)
     classes: Counter[int] = field(default_factory=Counter)
+    labels: array[int] = field(default_factory=lambda: array("q"))
     names: set[tuple[int, bytes]] = field(default_factory=set)
     features: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     images: set[tuple[str, bool, int, int]] = field(default_factory=set)
@@ -250,6 +254,7 @@ class _Contents:
         except InvalidRecordError as error:
             return "decode_error", str(error)
         self.classes[label] += 1
+        self.labels.append(label)
         if name := only_bytes(features, keys.name):
             self.names.add((label, name))
         own = (keys.image, keys.label)
@@ -273,22 +278,31 @@ class _Contents:
 
 @dataclass
 class _File:
-    """What the pass over a file found; `runs` are rows of `schema.RUN_DTYPE` without the shard's number."""
+    """What the pass over a file found.
+
+    Attributes:
+        runs: rows of `schema.RUN_DTYPE` without the shard's number.
+        columns: of its record table.
+    """
 
     path: str
     bytes: int
     crc32c: int
     contents: _Contents
     runs: list[tuple[int, int, int]]
+    columns: dict[str, array[int]]
 
 
 def _scan_file(keys: Keys, sampled: int, scanners: Scanners, path: str) -> _File:
     """Read a file from start to end; mean and std come from its first `sampled` records."""
     scan, contents = FileScan(path), _Contents()
     runs: list[tuple[int, int, int]] = []
+    columns = {"bytes": array("q"), "class": array("q")}
     for block, spans in scanners.blocks(partial(_read_block, path, keys, sampled), scan.blocks()):
         contents.add(block)
+        columns["class"] += block.labels
         for offset, size in spans:  # a run also ends before a record that is left out
+            columns["bytes"].append(size)
             begin, run_bytes, records = runs[-1] if runs else (0, -1, 0)
             if begin + run_bytes == offset and records < schema.RUN_RECORDS:
                 runs[-1] = begin, run_bytes + size, records + 1
@@ -298,7 +312,7 @@ def _scan_file(keys: Keys, sampled: int, scanners: Scanners, path: str) -> _File
         _LOG.warning("left out: %s", printable(str(error)))
     if contents.left_out.total() > len(contents.errors):
         _LOG.warning("%s: %d records are left out", printable(path), contents.left_out.total())
-    return _File(path, storage.open_storage(path).size(path), scan.crc32c, contents, runs)
+    return _File(path, storage.open_storage(path).size(path), scan.crc32c, contents, runs, columns)
 
 
 def _read_block(path: str, keys: Keys, sampled: int, block: Iterable[Frame]) -> tuple[_Contents, list[tuple[int, int]]]:
@@ -334,6 +348,8 @@ def _write(folder: Path, scans: dict[str, list[_File]], total: _Contents, classe
         contents[schema.runs_file(split)] = buffer.getvalue()
     manifest = _manifest(folder, scans, total, classes, keys)
     manifest["files"] = {path: schema.sha256(data) for path, data in contents.items()}
+    for file in (one for found in scans.values() for one in found):
+        contents[schema.table_file(_name_in(folder, file))] = _table(file)
     contents[schema.MANIFEST_FILE] = seal_manifest(manifest)
     for path, data in contents.items():
         storage.open_storage(str(folder)).write(f"{folder}/{path}", data)
@@ -395,13 +411,14 @@ def _split(folder: Path, files: Sequence[_File], classes: int) -> dict[str, Any]
     total = _sum(files)
     shards = [
         {
-            "file": one.path.removeprefix(f"{folder}/"),
+            "file": _name_in(folder, one),
             "records": one.contents.records,
             "bytes": one.bytes,
             "crc32c": one.crc32c,
             "images": one.contents.records + one.contents.left_out.total(),
             "listing_fingerprint": f"{one.contents.digest:032x}",
             "content_fingerprint": f"{one.contents.digest:032x}",
+            "table": schema.file_sums(_table(one)),
         }
         for one in files
     ]
@@ -411,6 +428,16 @@ def _split(folder: Path, files: Sequence[_File], classes: int) -> dict[str, Any]
         "class_counts": [total.classes[number] for number in range(classes)],
         "shards": shards,
     }
+
+
+def _name_in(folder: Path, file: _File) -> str:
+    """A file as the manifest names it."""
+    return file.path.removeprefix(f"{folder}/")
+
+
+def _table(file: _File) -> bytes:
+    """The record table of a file, with what is known of records that we didn't write."""
+    return table_bytes({name: COLUMNS[name] for name in file.columns}, file.columns)
 
 
 def _mean_and_std(moments: npt.NDArray[np.int64]) -> tuple[list[str], list[str]]:

@@ -86,7 +86,7 @@ def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") ->
     image that decodes to its size; numbers of records add up.
 
     Args:
-        url: folder of one version, such as `gs://bucket/datasets/flowers/1.0.0`.
+        url: what `load_info` returned, or the URL.
         decode: which images are decoded: `all`, `sample` (the first of each 64 records) or `none`.
 
     Returns:
@@ -118,7 +118,7 @@ def _of_file(file: str, what: str) -> Fault:
 
 def _check_files(info: DatasetInfo, shards: Iterable[str], sizes: Mapping[str, int], scanners: Scanners) -> list[Fault]:
     """Files that are missing, changed or don't belong to the dataset; the shards' content is checked later."""
-    published: Mapping[str, str] = info.manifest["files"]
+    published: Mapping[str, str] = info.manifest["files"] | {file: one.sha256 for file, one in info.tables.items()}
     expected = {*published, *shards}
     faults = [_of_file(info.path(file), "the file is missing") for file in sorted(expected - set(sizes))]
     files = sorted(set(published).intersection(sizes))
@@ -219,10 +219,28 @@ class _ShardChecker:
                 faults.append(_of_file(path, f"it has {has}, the manifest says {shard.records:,}"))
             if scan.crc32c != shard.crc32c:
                 faults.append(_of_file(path, "its CRC-32C isn't the one that was published"))
-            expected = schema.run_rows(number, np.diff([*offsets, shard.bytes]).tolist())
+            lengths = np.diff([*offsets, shard.bytes]).tolist()
+            expected = schema.run_rows(number, lengths)
             if runs is not None and not self._is_foreign and runs.tolist() != expected:
                 faults.append(_of_file(self._runs_path, f"its runs of shard {number} aren't those of the shard"))
+            faults += self._check_table(shard, lengths, classes)
         return _Checked(faults, classes, [], corrupt)  # without the offsets, which take 36 bytes a record
+
+    def _check_table(self, shard: Shard, lengths: list[int], classes: Counter[int]) -> Iterator[Fault]:
+        path = schema.table_file(shard.file)
+        if shard.table is None or path not in self._sizes or self._is_foreign:
+            return  # a missing file is told already
+        try:
+            table = self._info.load_table(shard)
+        except StorageError:
+            raise
+        except (ImageShardsError, ValueError):
+            return  # so is a corrupt one
+        if self._info.compression != "none":
+            lengths = [*lengths[:-1], *table["bytes"][-1:].tolist()]  # where the last one ends isn't known
+        is_sorted = bool((table["order_key"][1:] >= table["order_key"][:-1]).all())
+        if not is_sorted or table["bytes"].tolist() != lengths or Counter(table["class"].tolist()) != classes:
+            yield _of_file(self._info.path(path), "it isn't the record table of its shard")
 
     def _check_block(self, path: str, spans: npt.NDArray[np.void] | None, block: Iterable[Frame]) -> _Checked:
         checked = _Checked([], Counter(), [], 0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from beam_pipeline.errors import errors_as_tokens
 from reader import augment
 from reader.batches import eval_batches, train_batches
 from reader.info import DatasetInfo
@@ -86,7 +87,12 @@ class Inputs:
         images = tf.TensorSpec((rows, side, side, self._info.image.channels), tf.uint8)
         weights = (tf.TensorSpec((rows,), tf.float32),) if with_weights else ()
         signature = (images, tf.TensorSpec((rows,), tf.int64), *weights)
-        return generated(begin, signature, length)
+
+        def told() -> Iterator[Any]:
+            with errors_as_tokens():  # TensorFlow passes on their text only
+                yield from begin()
+
+        return generated(told, signature, length)
 
 
 class _Epoch(keras.utils.PyDataset):  # type: ignore[misc]

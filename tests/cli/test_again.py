@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -53,6 +54,29 @@ def test_the_same_command_again_writes_nothing(photos: Path, version: Path, flag
     assert finished.out.splitlines()[0] == f"already published {version}, nothing written"
 
 
+def test_a_stratified_version_is_recognised_refused_with_other_images_and_repaired(
+    photos: Path, tmp_path: Path
+) -> None:
+    changed = Path(shutil.copytree(photos, tmp_path / "in"))
+    command = (changed, tmp_path / "out", "--splits", "train=80,validation=20", "--num_shards", "2", "--stratify")
+    version = make.published(*command, "--duplicates", "report")
+    counts = {split: one["class_counts"] for split, one in make.manifest(version)["splits"].items()}
+    assert counts == {"train": [11, 10, 10], "validation": [3, 3, 3]}
+    files = make.files(version)
+    for flag in ((), ("--repair",)):
+        finished = make.job(*command, "--duplicates", "report", *flag)
+        assert finished.out.startswith(f"already published {version}, nothing written"), finished.err
+        assert "were touched" not in finished.err
+    make.shard_files(version)[0].unlink()
+    (version / schema.DUPLICATES_FILE).unlink()
+    assert make.job(*command, "--duplicates", "report").out.startswith("repaired")
+    assert make.files(version) == files
+    (changed / "ant" / "new.jpg").write_bytes(make.encoded(make.picture(seed=1000)))
+    failed(make.job(*command, "--duplicates", "report"), "40 images were listed then, 41 now")
+    line = f"--stratify False: {version} is published with True"
+    assert line in make.job(*command[:-1], "--duplicates", "report").err
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "now", "then"),
     [
@@ -69,7 +93,7 @@ def test_another_configuration_of_a_published_version_is_exit_2_and_writes_nothi
     Path("labels.txt").write_text("cat\nbee\nant\n")
     with unchanged(version.parent):
         finished = again(photos, version, flag, value)
-    line = f"{flag} {now}: {version} is published with {then}; choose another --version or --overwrite"
+    line = f"{flag} {now}: {version} is published with {then}; choose --version 2.0.0 or --overwrite"
     refused(finished, 2, line)
 
 
@@ -81,7 +105,7 @@ def test_added_and_removed_images_are_exit_1_with_counts(changed: Path, version:
         for name in ("new0.jpg", "new1.jpg", "0000.jpg"):
             (changed / "ant" / name).unlink()
         line = f"the input has changed since {version} was published: 40 images were listed then, 39 now, "
-        refused(again(changed, version), 1, f"{line}1 of 4 shards differ; choose another --version or --overwrite")
+        refused(again(changed, version), 1, f"{line}1 of 4 shards differ; choose --version 1.1.0 or --overwrite")
 
 
 def edit_keeping_the_size(image: Path) -> None:
@@ -131,6 +155,27 @@ def test_a_truncated_shard_is_written_again_with_the_same_bytes(photos: Path, or
     assert finished.out.startswith(f"repaired {version}\n")
     few = "fewer than 5 records of 3 classes in split 'validation': 'ant' 3, 'bee' 4, 'cat' 4"
     assert finished.err == f"repairing 1 corrupt shard\nwarning: {few}\n"
+
+
+@pytest.mark.parametrize("flags", [(), ("--repair",)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("class.labels.txt", "folder"), ("photos-train.tfrecord-00000-of-00002", "folder"), ("index", "file")],
+)
+def test_a_folder_in_the_place_of_a_file_is_told_before_a_repair_begins(
+    photos: Path, version: Path, name: str, kind: str, flags: tuple[str, ...]
+) -> None:
+    (version / name).rename(version.parent / "moved")
+    (version / name).write_text("mine") if kind == "file" else (version / name / "mine").mkdir(parents=True)
+    with unchanged(version):
+        refused(
+            again(photos, version, *flags),
+            2,
+            f"--output '{version.parent.parent}': {version}/{name} is a {kind}; move it away",
+        )
+    shutil.rmtree(version / name) if kind == "folder" else (version / name).unlink()
+    finished = again(photos, version, *flags)
+    assert (finished.code, finished.out.partition(" ")[0]) == (0, "repaired"), finished.err
 
 
 @pytest.mark.parametrize("skipped", [None, [], {"suffixes": 5}])

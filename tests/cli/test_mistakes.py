@@ -31,6 +31,8 @@ TEXTS = {
     "texts/a/2.txt": "2",
     "taken/photos/1.0.0/notes.txt": "mine",
     "labels.txt": "cat\n",
+    "rat_first.txt": "rat\ncat\ndog\n",
+    "rat_last.txt": "cat\ndog\nrat\n",
     "no_label.csv": "path,class\ncat/0.jpg,cat\n",
     "reserved.csv": "path,label,image:bytes\ncat/0.jpg,cat,x\n",
     "number.csv": "path,label,age:int64\ncat/0.jpg,cat,3\ncat/1.jpg,cat,old\n",
@@ -47,10 +49,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path = data / "photos" / label / f"{number}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (40, 30), (80 * number, 10, 200)).save(path)
-    copies = {"other": "photos", "broken": "photos", "flat": "photos/cat"}
+    copies = {"other": "photos", "inserted": "photos", "appended": "photos", "broken": "photos", "flat": "photos/cat"}
     for copy, of in (copies | {f"dealt/{split}/cat": "photos/cat" for split in ("train", "test")}).items():
         shutil.copytree(data / of, data / copy)
     shutil.copy(data / "photos/cat/0.jpg", data / "other/cat/3.jpg")
+    for input, label in (("inserted", "bat"), ("appended", "rat")):
+        shutil.copytree(data / "photos/cat", data / input / label, ignore=shutil.ignore_patterns("[12].jpg"))
     for label in ("cat", "dog"):
         (data / "broken" / label / "0.jpg").write_text("not an im")
     (data / "flat/2.jpg").unlink()

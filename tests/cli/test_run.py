@@ -76,12 +76,16 @@ def test_the_command_prints_its_one_line_and_nothing_else(with_broken: Path, tmp
     assert make.files(tmp_path) == {}
 
 
-def test_an_error_of_a_worker_is_the_same_line(with_broken: Path, tmp_path: Path) -> None:
-    # This mode hands errors back as text, as Dataflow does; Beam's workers print their tracebacks before it.
-    in_memory = make.job(with_broken, tmp_path)
-    threads = make.job(with_broken, tmp_path, "--direct_running_mode=multi_threading", "--direct_num_workers=2")
-    assert threads.code == in_memory.code == 1
-    assert threads.err.splitlines()[-1] == in_memory.err.rstrip()
+@pytest.mark.parametrize("mode", ["multi_threading", "multi_processing"])
+def test_an_error_of_a_worker_is_the_same_line_and_nothing_else(photos: Path, tmp_path: Path, mode: str) -> None:
+    # A name that text formats would cut or unescape. As processes: Beam's workers print their tracebacks to stderr.
+    table = tmp_path / "twice.csv"
+    table.write_text("path,label\na\\new.jpg,x\na\\new.jpg,y\n")
+    command = [sys.executable, "-m", "beam_pipeline", "--layout=manifest", f"--manifest={table}", "--name=x"]
+    command += [f"--input={photos}", f"--output={tmp_path}", f"--direct_running_mode={mode}", "--direct_num_workers=2"]
+    done = subprocess.run(command, cwd=make.ROOT, capture_output=True, text=True, timeout=120)
+    line = f"error: --manifest '{table}': path 'a\\\\new.jpg' is given twice, with label 'x' and with label 'y': "
+    assert (done.returncode, done.stderr) == (2, f"{line}keep one of the two\n")
 
 
 # --- rejects
@@ -274,8 +278,49 @@ def test_ctrl_c_ends_the_command_soon_with_one_line(many: Path, tmp_path: Path, 
         _, said = process.communicate(timeout=60)  # until its workers have ended, too
         assert time.monotonic() - begun < 15, "at once, on a machine that does nothing else"
     assert process.returncode == 1
-    line = "error: interrupted; the same command resumes"
-    assert said == f"{line}\n" if mode == "in_memory" else line in said  # Beam's workers print, too
+    assert said == "error: interrupted; the same command resumes\n"
+
+
+# A process that gets Ctrl-C as it begins to import a module.
+_INTERRUPTED_BY_IMPORT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path, target=None):
+        if name == os.environ["AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+"""
+
+
+@pytest.mark.parametrize("module", ["beam_pipeline.cli.main", "PIL.Image", "apache_beam"])
+@pytest.mark.parametrize("program", [["-m", "beam_pipeline"], [str(make.ROOT / "imageshards.py"), "write"]], ids=str)
+def test_ctrl_c_while_the_command_is_being_imported_is_the_same_line(
+    program: list[str], module: str, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_INTERRUPTED_BY_IMPORT)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{make.ROOT}", "AT": module}
+    flags = ["--input", str(photos), "--output", str(tmp_path / "out"), "--name=x"]
+    done = subprocess.run(
+        [sys.executable, *program, *flags], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (1, "error: interrupted; the same command resumes\n")
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.1, 1.0])
+def test_a_launcher_that_is_terminated_leaves_no_worker(photos: Path, tmp_path: Path, wait_s: float) -> None:
+    command = [sys.executable, "-m", "beam_pipeline", f"--input={photos}", f"--output={tmp_path}", "--name=x"]
+    command += ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+    with subprocess.Popen(command, cwd=make.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        tasks = Path(f"/proc/{process.pid}/task")
+        while process.poll() is None and not any(file.read_text() for file in tasks.glob("*/children")):
+            time.sleep(0.01)
+        time.sleep(wait_s)
+        process.terminate()
+        said, _ = process.communicate(timeout=20)  # its workers hold stdout: it ends with the last of them
+    assert process.returncode == -signal.SIGTERM
+    assert b"error: interrupted; the same command resumes\n" in said
 
 
 def test_an_unforeseen_error_is_one_line_that_names_its_traceback(
@@ -311,7 +356,7 @@ def test_a_terminal_sees_the_progress_line_and_what_is_published(photos: Path, t
     os.close(terminal)
     assert process.returncode == 0
     *drawn, told = shown.decode().split("\r\033[K")
-    assert all(line.startswith(("listing: ", "shards ")) for line in drawn if line), shown
+    assert all(line.startswith(("listing: ", "sampling: ", "planning: ", "shards ")) for line in drawn if line), shown
     first, _, *rest = told.splitlines()
     assert [first, *rest] == [
         f"published {tmp_path}/x/1.0.0",

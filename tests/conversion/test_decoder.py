@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def options(**more: object) -> images.ImageOptions:
 
 
 def isolated(**more: object) -> Decoder:
-    return Decoder(options(**more), None, isolated=True)
+    return Decoder(options(**more), None, isolated=True, with_sums=True)
 
 
 def converted(data: bytes, **more: object) -> images.EncodedImage:
@@ -46,6 +47,12 @@ def deadly(kind: str) -> bytes:
 
 def deadly_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join((str(CODEC), str(make.ROOT)))}
+
+
+@pytest.fixture(autouse=True)
+def _new_children() -> None:
+    """Child processes import what the path had when they began."""
+    decoder._isolated.cache_clear()
 
 
 @pytest.fixture
@@ -124,10 +131,10 @@ def children(process: str = "thread-self") -> list[str]:
     return (folder / "children").read_text().split()
 
 
-def test_a_child_process_ends_with_its_decoder() -> None:
+def test_child_processes_end_with_their_decoder() -> None:
     before = children()
-    parent = isolated()
-    parent.convert("a", GOOD, b"")
+    parent = isolation.IsolatedDecoder(options(), 60.0, decoder._MEMORY, with_sums=True)
+    parent.convert(GOOD)
     assert len(children()) == len(before) + 1
     del parent
     assert children() == before
@@ -209,17 +216,33 @@ def test_large_images_wait_for_memory_and_small_ones_do_not() -> None:
     assert decoder._MEMORY._reserved == 0
 
 
-def test_child_processes_decode_one_image_at_a_time() -> None:
-    found: list[images.EncodedImage] = []
-    with isolation._one_at_a_time:
-        threads = [threading.Thread(target=lambda: found.append(isolated().convert("a", GOOD, b""))) for _ in range(2)]
+def test_each_thread_has_a_child_process_and_all_share_the_memory() -> None:
+    large = make.encoded(Image.new("RGB", (7000, 4000)), "PNG", compress_level=1)  # takes more than 100 MiB
+    child, done = isolated(), []
+    threads = [threading.Thread(target=lambda: done.append(child.convert("large", large, b""))) for _ in range(2)]
+    with decoder._MEMORY.held(1 << 30):
         for thread in threads:
             thread.start()
-        time.sleep(0.5)
-        assert not found
+        time.sleep(1)
+        assert child.convert("small", GOOD, b"") == converted(GOOD)
+        assert not done
     for thread in threads:
         thread.join()
-    assert found == [converted(GOOD)] * 2
+    assert done == [converted(large)] * 2
+    assert decoder._MEMORY._reserved == 0
+
+
+@pytest.mark.usefixtures("quick_limits")
+def test_a_child_process_that_waits_for_memory_does_not_hang() -> None:
+    large = make.encoded(Image.new("RGB", (7000, 4000)), "PNG", compress_level=1)
+    with ThreadPoolExecutor(1) as pool, decoder._MEMORY.held(1 << 30):
+        waiting = pool.submit(isolated().convert, "large", large, b"")
+        time.sleep(5)  # its limit is 4 s
+        decoder._MEMORY.release(1 << 30)
+        try:
+            assert waiting.result() == converted(large)
+        finally:
+            decoder._MEMORY.reserve(1 << 30)
 
 
 # --- what an attempt leaves for the next
@@ -235,7 +258,9 @@ def test_only_a_part_of_the_sample_that_was_begun_before_is_suspect(tmp_path: Pa
     assert not first.begin_sampling(["a/1.jpg", "a/2.jpg"])
     assert not first.begin_sampling(["a/3.jpg"]), "another process of the same job"
     assert second.begin_sampling(["a/2.jpg", "a/1.jpg"]), "a retry, or another job"
-    second.end_sampling()
+    second.end_sampling(["a/1.jpg", "a/2.jpg"])
+    first.end_sampling(["a/3.jpg"])
+    assert not list(tmp_path.iterdir())
     assert not first.begin_sampling(["a/1.jpg", "a/2.jpg"])
 
 
@@ -299,6 +324,28 @@ def test_a_hang_in_the_sample_ends_the_job_with_a_line_and_the_same_command_resu
     assert not (tmp_path / "out/photos/_state").exists()
 
 
+def test_an_interrupt_is_no_decoder_s_fault(tmp_path: Path) -> None:
+    make.class_folders(tmp_path / "in", {"a": 20})
+    (tmp_path / "in/a/0007.jpg").write_bytes(deadly("sleep"))
+    command = [
+        sys.executable,
+        "-m",
+        "beam_pipeline",
+        "--input",
+        str(tmp_path / "in"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*command, "--name", "photos"], env=deadly_environment(), cwd=make.ROOT, **pipes) as process:
+        while not (markers := list(tmp_path.glob("out/photos/_state/1.0.0/inflight/*/*"))):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 1
+    assert not any(marker.exists() for marker in markers)
+
+
 def test_a_repair_decodes_in_child_processes_from_its_first_attempt(tmp_path: Path, monkeypatch) -> None:
     make.class_folders(tmp_path / "in", {"a": 3})
     (tmp_path / "in/a/9.jpg").write_bytes(deadly("crash"))
@@ -309,5 +356,6 @@ def test_a_repair_decodes_in_child_processes_from_its_first_attempt(tmp_path: Pa
     finished = make.job(tmp_path / "in", tmp_path)
     assert (finished.code, "comes out with other bytes" in finished.err) == (1, True)  # without this picture
     monkeypatch.undo()
+    decoder._isolated.cache_clear()  # children with that codec
     assert make.job(tmp_path / "in", tmp_path).code == 0
     assert make.files(version) == before

@@ -60,6 +60,7 @@ def test_what_is_left_out_is_told_then_everything_is_checked_a_line_each_and_not
             f"  --setup_file={make.ROOT}/setup.py",
             f"  --requirements_file={make.ROOT}/deploy/requirements-worker-heic.txt",
             "  --requirements_cache=skip",
+            "  --decode_threads=2",
             "  up to 17 workers of 4 cores, 136 shards at a time; the job has 130 shards",
             "ok: credentials of me@example.com (project my-project), for a job in project my-project",
             f"warning: bucket gs://{cloud.bucket} is writable, {slow}",

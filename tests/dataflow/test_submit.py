@@ -16,6 +16,8 @@ from apache_beam.portability.api import beam_runner_api_pb2
 import beam_pipeline
 from beam_pipeline.cli import dataflow, watch
 from beam_pipeline.cli.main import parse
+from beam_pipeline.conversion import fetch
+from beam_pipeline.errors import StorageError
 from tests import make
 from tests.dataflow.api import RESET, FakeDataflow, Message, Step
 from tests.dataflow.cloud import IMAGE, Cloud, told
@@ -210,8 +212,20 @@ def test_a_plan_is_printed_when_its_job_is_done_by_the_command_that_submitted_it
     assert (finished.code, finished.out.splitlines()[1:]) == (0, ["5 classes; nothing was written"])
 
 
+@pytest.mark.parametrize(("flags", "threads"), [((), 2), (("--decode_threads=5",), 5)])
+def test_a_process_decodes_with_few_threads_as_there_is_one_for_each_core(
+    api: FakeDataflow, one: Cloud, flags: tuple[str, ...], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = set()
+    make.before(monkeypatch, fetch, "_shared_pool", lambda _, decode_threads: used.add(decode_threads))
+    api.steps = [Step("RUNNING", act=one.work), Step("DONE")]
+    finished = one.run(*flags)
+    assert (finished.code, used) == (0, {threads})
+    assert ("  --decode_threads=2" in finished.err.splitlines()) is (not flags)
+
+
 def test_a_plan_that_failed_is_not_said_to_have_started_nothing(api: FakeDataflow, one: Cloud) -> None:
-    text = "Traceback (most recent call last):\nbeam_pipeline.errors.StorageError: gs://in: permission denied"
+    text = make.told_by_worker(StorageError("gs://in: permission denied"))
     api.steps = [Step("FAILED", (Message("ERROR", text),))]
     finished = one.run("--plan_only")
     assert (finished.code, told(finished.err)[-1]) == (1, "error: gs://in: permission denied")

@@ -17,6 +17,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 import beam_pipeline
 from beam_pipeline.cli import service, watch
 from beam_pipeline.cli.main import main, parse
+from beam_pipeline.errors import ImageShardsError
+from tests import make
 from tests.dataflow.api import RESET, SILENCE, FakeDataflow, Message, Step
 from tests.dataflow.cloud import IMAGE, Cloud, told
 from tests.servers import Gcs, serving
@@ -56,7 +58,7 @@ passed through:
 ==>
     dist_proc/dax/workflow/worker/fnapi_service_impl.cc:1333
 """
-OURS = Message("ERROR", TRACEBACK.format("beam_pipeline.errors.ImageShardsError: 70 of 100 images are rejected"))
+OURS = Message("ERROR", TRACEBACK.format(make.told_by_worker(ImageShardsError("70 of 100 images are rejected"))))
 OTHERS = Message("ERROR", TRACEBACK.format("OSError: [Errno 28] No space left on device"))
 MISSING = "ModuleNotFoundError: No module named 'beam_pipeline'"
 NOT_STARTED = Message("ERROR", TRACEBACK.format(MISSING).replace(WHILE, ""))

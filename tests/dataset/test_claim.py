@@ -137,8 +137,8 @@ def plan_of(output: str) -> str | None:
 
 
 def test_jobs_of_one_plan_share_the_claim_and_another_is_told_by_whom_and_what_to_do(bucket: str) -> None:
-    assert job(bucket).take("plan")
-    assert job(bucket).take("plan")
+    first = job(bucket)
+    assert first.take("plan") == job(bucket).take("plan") == (first.writer().run, False)
     line = " with other images or flags: wait until it is published, or --restart discards what it has written$"
     with pytest.raises(ImageShardsError, match=BY_ANOTHER + line):
         job(bucket).take("other")
@@ -148,13 +148,13 @@ def test_jobs_of_one_plan_share_the_claim_and_another_is_told_by_whom_and_what_t
 def test_restart_and_overwrite_replace_the_claim_of_another_plan_once(bucket: str) -> None:
     job(bucket).take("plan")
     one = job(bucket, restart=True)
-    assert not one.take("plan"), "--restart begins again, whatever is there"
-    assert one.take("plan"), "a repeated step has it already: what it has written since stays"
-    assert not job(bucket, restart=True).take("other")
+    assert one.take("plan")[1], "--restart begins again, whatever is there"
+    assert not one.take("plan")[1], "a repeated step has it already: what it has written since stays"
+    assert job(bucket, restart=True).take("other")[1]
     assert plan_of(bucket) == "other"
-    assert not job(bucket, overwrite=True).take("third")
+    assert job(bucket, overwrite=True).take("third")[1]
     assert plan_of(bucket) == "third"
-    assert job(bucket, overwrite=True).take("third"), "a killed --overwrite resumes"
+    assert not job(bucket, overwrite=True).take("third")[1], "a killed --overwrite resumes"
 
 
 def test_after_a_job_of_another_plan_died_the_command_names_restart_which_publishes(gcs: Gcs, few: Path) -> None:

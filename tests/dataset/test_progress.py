@@ -41,6 +41,11 @@ def test_counts_of_several_processes_are_added_up_and_each_job_begins_at_0() -> 
             assert line._text(line._sum()) == ""
             report(now=True, images_listed=1234)
             assert line._text(line._sum()) == "listing: 1,234 images", "before there is a plan"
+            report(now=True, images_to_sample=64)
+            report(now=True, images_sampled=9)
+            assert line._text(line._sum()) == "sampling: 9/64 images", "it decodes, which may take a while"
+            report(now=True, images_sampled=55)
+            assert line._text(line._sum()) == "planning: 1,234 images"
             report(now=True, images=3, images_planned=40, shards_planned=4)
             report(now=True, images=4, shards=1)
             subprocess.run([sys.executable, "-c", code], check=True)

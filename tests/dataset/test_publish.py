@@ -48,7 +48,9 @@ def manifest(version: Path) -> dict:
 def test_every_file_but_run_json_is_in_the_manifest_with_its_hash(version: Path, manifest: dict) -> None:
     files = make.files(version)
     shards = {shard["file"]: shard for split in manifest["splits"].values() for shard in split["shards"]}
-    assert set(files) == {*manifest["files"], *shards, "manifest.json", "run.json"}
+    tables = {f"index/{name}.records.npy": shard["table"] for name, shard in shards.items()}
+    assert set(files) == {*manifest["files"], *shards, *tables, "manifest.json", "run.json"}
+    assert {name: schema.file_sums(files[name]) for name in tables} == tables
     assert {name: hashlib.sha256(files[name]).hexdigest() for name in manifest["files"]} == manifest["files"]
     for name, shard in shards.items():
         assert (shard["bytes"], shard["crc32c"]) == (len(files[name]), google_crc32c.value(files[name]))
@@ -135,9 +137,11 @@ def write_shards(photos: Path, output: str, shards_written: int = 2) -> Job:
     split = plan_split(histogram, 2)
     unmeasured = {"mean": [], "std": [], "sampled_images": 0}
     classes = ("ant", "bee", "cat")
-    plan = JobPlan(config.fingerprint(), classes, (), {"train": split}, unmeasured, "", images.codec_versions())
+    plan = JobPlan(
+        config.fingerprint(), classes, (), {"train": split}, unmeasured, "40-abc", "0-", images.codec_versions()
+    )
     JobState(config).claim.hold()
-    JobState(config).prepare(plan)
+    plan = JobState(config).prepare(plan)
     for index in range(shards_written):
         ShardWriter(config, plan).write("train", index, [ref for ref in refs if split.shard_of(ref.order_key) == index])
     return config, plan
@@ -199,7 +203,7 @@ def test_what_is_missing_unaccounted_for_or_written_by_something_else_since_is_n
 def test_a_sidecar_of_another_plan_is_not_published(written: Job) -> None:
     config, plan = written
     with pytest.raises(ImageShardsError, match="was not written"):
-        publish(config, dataclasses.replace(plan, references="other"), {})
+        publish(config, dataclasses.replace(plan, inputs="other"), {})
     assert not (Path(config.dataset_url) / "manifest.json").exists()
 
 
@@ -252,6 +256,21 @@ def test_a_job_whose_plan_another_one_has_published_ends_well(remote: Job) -> No
     assert not any("_state" in name for name in before)
 
 
+@pytest.mark.parametrize("run", [None, "of other images"])
+def test_a_version_that_may_be_of_other_images_is_not_taken_for_ours(remote: Job, run: str | None) -> None:
+    # With the same names and sizes: only the etags differ, which run.json alone has.
+    config, plan = remote
+    second = join(config)
+    JobState(second).prepare(plan)
+    publish(config, plan, {})
+    store, url = storage.open_storage(config.output), f"{config.dataset_url}/run.json"
+    store.write(url, json.dumps({"inputs": run}).encode()) if run else store.delete(url)
+    with pytest.raises(ImageShardsError, match=r"was published by another job .* run the command again"):
+        JobState(second).prepare(plan)
+    with pytest.raises(ImageShardsError, match="another job has taken over this version"):
+        ShardWriter(second, plan).write("train", 0, [])
+
+
 @pytest.mark.parametrize("method", ["sidecar", "check"])
 def test_a_job_whose_plan_is_published_meanwhile_ends_well(remote: Job, method: str, monkeypatch: MonkeyPatch) -> None:
     config, plan = remote
@@ -278,7 +297,7 @@ def test_a_manifest_that_came_too_late_is_taken_back(remote: Job, monkeypatch: M
 
 def begin_again(config: Config, plan: JobPlan) -> None:
     """What another job does with another plan and `--restart`."""
-    JobState(join(config, restart=True)).prepare(dataclasses.replace(plan, references="other"))
+    JobState(join(config, restart=True)).prepare(dataclasses.replace(plan, inputs="other"))
 
 
 def test_on_gs_a_shard_of_a_voided_job_replaces_no_other(gcs: Gcs, photos: Path, monkeypatch: MonkeyPatch) -> None:

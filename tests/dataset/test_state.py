@@ -21,14 +21,22 @@ from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import ImageShardsError, StorageError
 from beam_pipeline.planning.plan import JobPlan, SplitPlan, split_documents, split_plans
 from beam_pipeline.schema import ShardName, is_ours
+from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.servers import Gcs
 
 PLAN = JobPlan(
-    {"seed": 0}, ("a",), (), {"train": SplitPlan(9, 90, (5, 1 << 63))}, {"mean": ["0.1"]}, "9-abc", {"pillow": "1"}
+    {"seed": 0},
+    ("a",),
+    (),
+    {"train": SplitPlan(9, 90, (5, 1 << 63))},
+    {"mean": ["0.1"]},
+    "9-abc",
+    "0-",
+    {"pillow": "1"},
 )
-OTHER = dataclasses.replace(PLAN, references="other")
+OTHER = dataclasses.replace(PLAN, inputs="other")
 NAME = ShardName("photos", "train", 1, 3)
 STATE = "photos/_state/1.0.0"
 EMPTY = {f"{STATE}/claim.json", f"{STATE}/plan.json"}
@@ -74,6 +82,10 @@ def another(config: Config, **more: bool) -> JobState:
     return JobState(dataclasses.replace(config, run_id=uuid.uuid4().hex, **more))
 
 
+def save_sidecar(state: JobState, name: ShardName, sidecar: dict) -> None:
+    state.put(state.sidecar_url(name), seal_manifest(sidecar), None, lambda: None)
+
+
 plans = st.dictionaries(
     st.sampled_from(["train", "validation", "test"]),
     st.builds(SplitPlan, st.integers(1), st.integers(1), st.lists(st.integers(0, (1 << 64) - 1)).map(tuple)),
@@ -91,11 +103,12 @@ def test_every_part_of_a_plan_is_in_its_hash() -> None:
     # fmt: off
     others = {
         "configuration": {"seed": 1}, "classes": ("b",), "columns": ({"name": "x"},), "statistics": {},
-        "splits": {"train": SplitPlan(9, 90, (6, 1 << 63))}, "references": "9-abd", "codec": {"pillow": "2"},
+        "splits": {"train": SplitPlan(9, 90, (6, 1 << 63))}, "inputs": "9-abd", "dropped": "1-abd",
+        "codec": {"pillow": "2"},
     }
     # fmt: on
-    assert set(others) == {field.name for field in dataclasses.fields(JobPlan)}
-    assert len({PLAN.sha256, *(dataclasses.replace(PLAN, **{key: others[key]}).sha256 for key in others)}) == 8
+    assert {*others, "claim"} == {field.name for field in dataclasses.fields(JobPlan)}
+    assert len({PLAN.sha256, *(dataclasses.replace(PLAN, **{key: others[key]}).sha256 for key in others)}) == 9
 
 
 # --- making the output ready
@@ -106,7 +119,7 @@ def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config
     state = JobState(dataclasses.replace(config, restart=not storage.is_local(config.output)))
     state.prepare(PLAN)
     assert state.exists()
-    state.save_sidecar(NAME, {"plan": PLAN.sha256})
+    save_sidecar(state, NAME, {"plan": PLAN.sha256})
     put(config, NAME.file)
     before = files(config)
     state.prepare(PLAN)
@@ -118,13 +131,42 @@ def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config
 def test_another_plan_voids_all_that_was_written(config: Config, flag: str) -> None:
     state = JobState(config)
     state.prepare(PLAN)
-    state.save_sidecar(NAME, {"plan": PLAN.sha256})
+    save_sidecar(state, NAME, {"plan": PLAN.sha256})
     put(config, NAME.file, NAME.index_file, "dataset_info.json", "notes.txt", *["manifest.json"] * (flag != "restart"))
     storage.open_storage(config.output).write(f"{config.output}/photos/2.0.0/manifest.json", b"old")
     JobState(dataclasses.replace(config, **{flag: True})).prepare(OTHER)
     kept = {"photos/1.0.0/notes.txt"} if flag == "restart" else set()
     assert files(config) == {*EMPTY, *kept, "photos/2.0.0/manifest.json"}, "only --overwrite deletes the user's files"
     assert state.sidecar(NAME) is None
+
+
+def test_overwrite_deletes_files_of_others_where_there_is_nothing_else(config: Config) -> None:
+    put(config, "notes.txt", "drafts/1.txt")
+    JobState(dataclasses.replace(config, overwrite=True)).prepare(PLAN)
+    assert files(config) == EMPTY
+
+
+def test_a_restart_of_the_same_plan_stops_the_job_before_it(remote: Config) -> None:
+    # It would publish while its shards are deleted.
+    claimed = JobState(remote).prepare(PLAN)
+    joined = another(remote).prepare(PLAN)
+    JobState(remote).check(joined)
+    again = another(remote, restart=True)
+    again.check(again.prepare(PLAN))
+    for plan in (claimed, joined):
+        with pytest.raises(ImageShardsError, match="another job has taken over this version"):
+            JobState(remote).check(plan)
+
+
+def test_an_overwrite_of_the_same_plan_stops_a_job_that_is_about_to_publish_it_again(remote: Config) -> None:
+    # The one that it shared the claim with has published, and was killed before it deleted the claim.
+    joined = JobState(remote).prepare(PLAN)
+    put(remote, "manifest.json", NAME.file)
+    overwriting = another(remote, overwrite=True)
+    overwriting.check(overwriting.prepare(PLAN))
+    assert files(remote) == EMPTY
+    with pytest.raises(ImageShardsError, match="another job has taken over this version"):
+        JobState(remote).check(joined)
 
 
 @pytest.mark.parametrize("plan", [PLAN, OTHER], ids=["the same plan", "another plan"])
@@ -244,7 +286,7 @@ def test_an_index_folder_of_ours_alone_is_gone(local: Config, claim: Claim) -> N
 def test_a_zombie_may_not_write(config: Config, claim: Claim, meanwhile: str) -> None:
     zombie = JobState(config)
     zombie.prepare(PLAN)
-    zombie.check(PLAN.sha256)
+    zombie.check(PLAN)
     if meanwhile == "begun again and published":  # while a worker slept
         storage.open_storage(config.output).delete(f"{config.output}/{STATE}/claim.json")
     elif storage.is_local(config.output):
@@ -254,7 +296,7 @@ def test_a_zombie_may_not_write(config: Config, claim: Claim, meanwhile: str) ->
         another(config, restart=True).prepare(OTHER)
     line = r"/1\.0\.0: another job has taken over this version; this one stops and publishes"
     with pytest.raises(ImageShardsError, match=line):
-        zombie.check(PLAN.sha256)
+        zombie.check(PLAN)
 
 
 # --- sidecars
@@ -263,7 +305,7 @@ def test_a_zombie_may_not_write(config: Config, claim: Claim, meanwhile: str) ->
 def test_a_broken_sidecar_is_none(config: Config) -> None:
     state = JobState(config)
     assert state.sidecar(NAME) is None
-    state.save_sidecar(NAME, {"plan": "x", "records": 3})
+    save_sidecar(state, NAME, {"plan": "x", "records": 3})
     valid = storage.open_storage(config.output).read(f"{state.url}/shards/train-00001.json")
     changed = (valid.replace(b'"records":3', b'"records":7'), valid.replace(b',"records":3', b""))
     for data in (b"", b"{}\n", b"[]\n", b'{"plan":"x"}\n', valid[:-9], *changed):
@@ -317,7 +359,7 @@ def test_clearing_leaves_nothing_of_the_state_but_that_of_another_version(config
     other.prepare(PLAN)
     state.prepare(PLAN)
     put(config, "manifest.json")
-    state.save_sidecar(NAME, {})
+    save_sidecar(state, NAME, {})
     remote = not storage.is_local(config.output)
     for _ in range(2):  # what a killed publisher left in an object store is cleared by any later job
         (another(config) if remote else state).clear()
@@ -340,7 +382,7 @@ def test_clearing_leaves_the_state_of_a_job_that_overwrites(remote: Config, mome
     before = files(remote)
     JobState(remote).clear()
     assert files(remote) == before
-    overwriting.check(OTHER.sha256)
+    overwriting.check(OTHER)
 
 
 @pytest.mark.parametrize("folder", [STATE, "photos/_state"])
@@ -366,7 +408,7 @@ def test_plan_only_leaves_its_plan_once_and_nothing_else(local: Config, remote: 
         state.attempts.begin_sampling([])
         assert state.has_leftovers()
         assert not state.exists(), "the next job would delete files of another program"
-        state.attempts.end_sampling()
+        state.attempts.end_sampling([])
         state.save_plan_only(PLAN)
         assert state.take_plan_only() == json.loads(json.dumps(PLAN.document()))
         assert files(config) == set()

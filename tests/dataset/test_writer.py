@@ -47,7 +47,7 @@ class Job:
         self.version, self.state = Path(some.dataset_url), JobState(some)
         self.shard, self.index = self.version / NAME.file, self.version / NAME.index_file
         split = {"train": SplitPlan(len(self.refs), 1, ())}
-        self.plan = JobPlan(some.fingerprint(), tuple(classes), (), split, {}, "", images.codec_versions())
+        self.plan = JobPlan(some.fingerprint(), tuple(classes), (), split, {}, "", "", images.codec_versions())
         self.state.claim.hold()
         self.state.claim.take(self.plan.sha256)
 
@@ -159,7 +159,7 @@ def test_a_shard_that_is_not_whole_or_of_another_plan_is_rewritten(job: Job, wha
     elif damage == "flipped":
         make.flip_byte(path)
     else:
-        job.plan = dataclasses.replace(job.plan, references="other")
+        job.plan = dataclasses.replace(job.plan, inputs="other")
     assert not job.write().kept
     assert make.files(job.version) == before
 
@@ -301,7 +301,7 @@ def test_results_come_back_from_their_sidecars_and_add_up(job: Job) -> None:
         document = json.loads(schema.canonical_json(result.to_json()))
         assert json.loads(schema.canonical_json(ShardResult.from_json(document).to_json())) == document
         total.merge(ShardResult.from_json(document))
-    one_file = dict.fromkeys(("plan", "file", "bytes", "crc32c", "etag", "runs", "index"))
+    one_file = dict.fromkeys(("plan", "file", "bytes", "crc32c", "etag", "runs", "index", "table"))
     assert total.to_json() | one_file == job.write().to_json() | one_file
 
 
@@ -327,5 +327,7 @@ def test_a_gzip_shard_holds_the_plain_shards_bytes_and_tensorflow_reads_it(job: 
     assert gzip.decompress(data) == job.shard.read_bytes()
     assert (sidecar["bytes"], sidecar["crc32c"]) == (len(data), google_crc32c.value(data))
     assert (sidecar["runs"], sidecar["index"]) == ([], None)
-    assert not (packed.version / "index").exists()
+    assert [path.name for path in (packed.version / "index").iterdir()] == [f"{packed.shard.name}.records.npy"]
+    tables = [make.files(one.version / "index")[f"{one.shard.name}.records.npy"] for one in (packed, job)]
+    assert tables[0] == tables[1], "of uncompressed records"
     assert sum(1 for _ in tf.data.TFRecordDataset([str(packed.shard)], compression_type="GZIP")) == 40

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,13 +68,13 @@ class Output:
 class Job:
     """One command as a process group."""
 
-    def __init__(self, images: Path, output: Output, mode: str = "in_memory") -> None:
+    def __init__(self, images: Path, output: Output, mode: str = "in_memory", more: Sequence[str] = ()) -> None:
         command = [sys.executable, "-m", "beam_pipeline", "--input", str(images), "--output", output.url]
         environment = {**os.environ, "PYTHONPATH": str(make.ROOT)}
         if output.server:
             environment["STORAGE_EMULATOR_HOST"] = output.server
         self.output = output
-        command += [*FLAGS, *MODES[mode]]
+        command += [*FLAGS, *MODES[mode], *more]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True

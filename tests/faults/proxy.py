@@ -30,6 +30,7 @@ LOSE = "the server does it, the reply is lost"
 DELAY = "it takes a moment longer"
 EXPIRED = "401: the credentials have expired"
 FORBIDDEN = "403: this account may not"
+FLIP = "a bit of an image flips on its way"
 SILENCE = "no answer ever comes"
 FAULTS = (BUSY, DROP, RESET, TRUNCATE, SHORT, LOSE, DELAY)
 FAILURES = (BUSY, DROP, RESET, TRUNCATE, LOSE)
@@ -96,6 +97,9 @@ class Proxy(ThreadingHTTPServer):
                 self.happened[fault] += 1
         return fault, chance
 
+    def before(self, request: str, body: bytes) -> None:
+        """Called before a request is passed on; for subclasses."""
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Clients that go away are no news here."""
 
@@ -105,6 +109,7 @@ class _Handler(Handler):
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.before(f"{self.command} {self.path}", body)
         fault, chance = self.server.fault_for(self.command, self.path)
         if fault == BUSY:
             self._reply(chance.choice((429, 500, 503)), {}, b'{"error": {"code": 503, "message": "try again"}}')
@@ -137,6 +142,8 @@ class _Handler(Handler):
             if name.lower() not in _HOP_BY_HOP
         }
         cut = chance.randrange(len(data)) if data else 0
+        if fault == FLIP and data.startswith(b"\xff\xd8"):
+            data = data[:cut] + bytes([data[cut] ^ 1 << chance.randrange(8)]) + data[cut + 1 :]
         if fault == LOSE or (fault == TRUNCATE and not data):
             self._hang_up()
         elif fault == TRUNCATE:

@@ -73,9 +73,9 @@ def test_every_kind_of_request_survives_every_fault(
 def test_the_lost_answer_to_a_claim_is_no_refusal(gcs: Gcs, through: Through) -> None:
     config = Config(input="/in", output=f"gs://{gcs.new_bucket()}", name="photos")
     failing = through(0.7, faults=(proxy.LOSE,))
-    assert Claim(config).take("plan")
+    assert not Claim(config).take("plan")[1]
     other = Claim(dataclasses.replace(config, restart=True, run_id="other"))
-    assert not other.take("another plan")
+    assert other.take("another plan") == ("other", True)
     writer = other.writer()
     assert writer is not None and (writer.run, writer.plan) == ("other", "another plan")
     assert failing.happened[proxy.LOSE]
@@ -183,6 +183,17 @@ def test_at_ten_percent_faults_the_job_writes_the_same_bytes_and_loses_no_image(
     assert make.same_each_time(gcs.download(bucket, "out/photos/1.0.0", tmp_path / "down")) == reference
     assert not [name for name in gcs.names(bucket) if "_state" in name]
     assert failing.happened.total() >= 5, "of some 140 requests"
+
+
+def test_an_image_of_which_a_bit_flips_on_its_way_is_read_again(
+    gcs: Gcs, photos: Path, through: Through, reference: dict[str, bytes], tmp_path: Path
+) -> None:
+    gcs.put_folder(bucket := gcs.new_bucket(), "in", photos)
+    failing = through(0.06, faults=(proxy.FLIP,))  # of three in a row the image would be rejected
+    finished = make.job(f"gs://{bucket}/in", tmp_path, *make.TWO_SPLITS)
+    assert finished.code == 0, finished.err
+    assert make.same_each_time(tmp_path / "photos/1.0.0") == reference
+    assert failing.happened[proxy.FLIP]
 
 
 @pytest.mark.parametrize("fault", [proxy.EXPIRED, proxy.FORBIDDEN], ids=["expired", "forbidden"])

@@ -24,6 +24,7 @@ def test_every_kind_of_file_takes_part(dataset: flips.Dataset) -> None:
         "manifest.json",
         "photos-tfrecord",
         "photos-tfrecord.idx",
+        "photos-tfrecord.records.npy",
         "rejects.jsonl",
         "runs.npy",
     }

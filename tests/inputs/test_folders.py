@@ -9,7 +9,7 @@ import pytest
 from beam_pipeline.config import Config
 from beam_pipeline.inputs import folders
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary, all_images, class_folders, list_images
-from beam_pipeline.inputs.references import order_key
+from beam_pipeline.inputs.references import order_key, split_hasher
 from tests.servers import Gcs
 
 
@@ -87,6 +87,27 @@ def test_split_by_keeps_what_belongs_together_and_a_path_without_a_match_is_deal
     without = {ref.path: ref.split for ref in all_images(config(tmp_path, **shares))}
     others = [ref for ref in refs if "patient" not in ref.path]
     assert {ref.path: ref.split for ref in others} == {ref.path: without[ref.path] for ref in others}
+
+
+def test_an_image_that_is_moved_to_another_class_keeps_its_split_with_split_by_name_alone(tmp_path: Path) -> None:
+    names = [f"{day}/{number:02d}.jpg" for day in ("mon", "tue") for number in range(40)]
+
+    def splits(label: str, **more: object) -> list[str]:
+        folder = touch(tmp_path / label, *(f"{label}/{name}" for name in names))
+        refs = {ref.path: ref.split for ref in all_images(config(folder, splits="train=50,test=50", **more))}
+        return [refs[f"{label}/{name}"] for name in names]
+
+    assert splits("cat", split_by="name") == splits("a dog", split_by="name")
+    assert splits("cat") != splits("a dog")
+    assert config(tmp_path, split_by="name").fingerprint()["split_by"] == "name"
+
+
+@pytest.mark.parametrize("path", ["1.jpg", "/data/cat/1.jpg", "gs://bucket/cat/1.jpg"])
+def test_the_name_of_a_row_without_a_folder_below_the_input_is_its_path(path: str) -> None:
+    table = {"layout": "manifest", "manifest": "/m.csv", "header": ("path", "label"), "splits": "train=50,test=50"}
+    make = [split_hasher(config("/in", **table, **more)) for more in ({"split_by": "name"}, {})]
+    assert make[0](path) == make[1](path)
+    assert make[0]("cat/1.jpg") == make[1]("1.jpg") != make[0]("cat/a/1.jpg") == make[1]("a/1.jpg")
 
 
 # --- which files are images

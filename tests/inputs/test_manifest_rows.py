@@ -12,7 +12,7 @@ import pytest
 
 from beam_pipeline.config import Config
 from beam_pipeline.errors import UsageError
-from beam_pipeline.inputs.manifest_rows import read_header, row_refs
+from beam_pipeline.inputs.manifest_rows import box_notice, read_header, row_refs
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import example
 from tests import make
@@ -380,3 +380,46 @@ def test_a_hostile_row_is_one_line_that_names_it(tmp_path: Path, row: str, what:
     row = row.replace('"n":', '"n:float32":')
     path = written(tmp_path, f"{first}\n{row}\n", "m.jsonl")
     assert refused(path) == what
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "is_box"),
+    [
+        *(
+            (name, "x", True)
+            for name in ("box", "BBox", "boxes:bytes", "object/bbox/xmin", "bounding_box", "y_max", "xywh")
+        ),
+        *((name, "x", False) for name in ("mailbox", "boxer", "inbox", "toolboxes", "max", "oxymax")),
+        ("where:float32[]", "1;2;3;4", True),
+        ("where:float32[]", "", False),
+        ("where:float32[]", "1;2;3", False),
+        ("where", "1;2;3;4", False),
+    ],
+)
+def test_columns_that_look_like_boxes_are_a_warning(tmp_path: Path, column: str, cells: str, is_box: bool) -> None:
+    table = f"path,label,age:int64,{column}\na.jpg,cat,3,{cells}\nb.jpg,cat,3,{cells}\n"
+    url = str(written(tmp_path, table))
+    header = read_header(url, 1)
+    notice = box_notice(Config(layout="manifest", manifest=url, output="/nowhere", name="x", header=header))
+    assert (notice is not None) == is_box
+    if notice:
+        assert notice.startswith(f"{column.partition(':')[0]!r} looks like a box, ")
+
+
+def test_the_warning_of_boxes_says_what_each_resize_mode_moves_before_the_job_begins(
+    photos: Path, tmp_path: Path
+) -> None:
+    rows = "".join(f"{name},x,0.1;0.2;0.3;0.4,\n" for name in sorted(make.files(photos)))
+    (tmp_path / "m.csv").write_text(f"path,label,place:float32[],box:float32[]\n{rows}")
+    flags = ("--layout", "manifest", "--manifest", tmp_path / "m.csv")
+    finished = make.job(photos, tmp_path / "out", *flags, "--resize_mode", "pad")
+    assert finished.code == 0
+    (line,) = finished.err.splitlines()
+    assert line == (
+        "warning: 'box', 'place' look like boxes, stored as given, but --resize_mode pad moves the pixels: "
+        "in pixels a box is wrong after every mode; "
+        "as fractions of width and height it is valid after stretch, shorter and longer, wrong after crop and pad; "
+        "--image_size none keeps it valid; images are stored upright: a box must be of the image as EXIF turns it"
+    )
+    finished = make.run("--input", photos, "--output", tmp_path / "own", "--name", "d", *flags, "--image_size", "none")
+    assert "resize_mode" not in finished.err and "images are stored upright" in finished.err

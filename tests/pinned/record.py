@@ -19,6 +19,7 @@ import tempfile
 import zlib
 from importlib import metadata, util
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import google_crc32c
@@ -86,10 +87,31 @@ def published(case: str, folder: Path) -> dict[str, str]:
     return {name: f"{len(data)} {google_crc32c.value(data):08x}" for name, data in contents.items()}
 
 
+def shards_hash(cases: dict[str, dict[str, str]]) -> str:
+    """A hash of all pins of shards."""
+    pins = [f"{case}/{file} {pin}" for case, files in cases.items() for file, pin in files.items() if "/" not in file]
+    return hashlib.sha256("\n".join(pin for pin in pins if ".tfrecord-" in pin).encode()).hexdigest()
+
+
+def write_own_version(recorded: dict[str, Any]) -> None:
+    """Note which bytes the number of our own code stands for; it is raised when they change for the same libraries."""
+    from beam_pipeline.images.codec import OWN_VERSION
+
+    file = FOLDER / "own_version.json"
+    new = {"codecs": recorded["codecs"], "imageshards": OWN_VERSION, "shards": shards_hash(recorded["cases"])}
+    old = json.loads(file.read_text()) if file.exists() else new
+    is_ours = old["codecs"] == new["codecs"] and old["shards"] != new["shards"]
+    if is_ours and int(OWN_VERSION) <= int(old["imageshards"]):
+        sys.exit("shards have other bytes: raise OWN_VERSION in beam_pipeline/images/codec.py, then record again")
+    file.write_text(json.dumps(new, indent=0) + "\n")
+
+
 if __name__ == "__main__":
     name, photos = ("photos", Path(sys.argv[1])) if sys.argv[1:] else ("samples", None)
     with tempfile.TemporaryDirectory() as temporary:
-        recorded = {"codecs": codecs(), "inputs": prepare(Path(temporary), photos)}
+        recorded: dict[str, Any] = {"codecs": codecs(), "inputs": prepare(Path(temporary), photos)}
         recorded["cases"] = {case: published(case, Path(temporary)) for case in CASES}
+    if not photos:
+        write_own_version(recorded)
     (FOLDER / f"{name}.json").write_text(json.dumps(recorded, indent=0) + "\n")
     print(f"{name}.json: {len(CASES)} cases, written by {sys.modules['beam_pipeline'].__file__}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from beam_pipeline.images.codec import OWN_VERSION
 from tests import make
 from tests.pinned import record
 
@@ -35,6 +36,13 @@ def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_files_are_those_that_were_recorded(inputs: tuple[str, Path], case: str) -> None:
     expected = recorded(inputs[0], *["zlib"] * (case == "gzip"))
     assert record.published(case, inputs[1]) == expected["cases"][case]
+
+
+def test_the_number_of_our_own_code_stands_for_these_bytes() -> None:
+    """A base with another number isn't taken: images would keep bytes that today's code doesn't write."""
+    noted = json.loads((record.FOLDER / "own_version.json").read_text())
+    assert noted["shards"] == record.shards_hash(recorded("samples")["cases"]), "run tests/pinned/record.py"
+    assert noted["imageshards"] == OWN_VERSION
 
 
 def test_an_old_version_is_accepted_verified_and_repaired(tmp_path: Path) -> None:

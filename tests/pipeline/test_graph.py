@@ -180,7 +180,7 @@ def test_no_request_of_a_healthy_job_is_repeated_or_fails(remote: Remote) -> Non
     uploads = [request for request in remote.requests if request.method == "POST"]
     shards, sidecars, others = 4, 4, len(["claim", "plan"])
     notes = 4 + len(["32 sampled images", "the last 9"])
-    indexes, metadata = 4 + 2, len(["labels", "features", "info", "rejects", "run", "manifest"])
+    indexes, metadata = 4 + 4 + 2, len(["labels", "features", "info", "rejects", "run", "manifest"])
     assert len(uploads) == shards + sidecars + others + notes + indexes + metadata
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import random
+import re
 import shutil
 from collections import Counter
 from itertools import islice
@@ -19,6 +21,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import beam_pipeline
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError
@@ -27,6 +30,7 @@ from beam_pipeline.inputs.references import ImageRef, order_key, sample_size
 from beam_pipeline.pipeline import elements, graph, listing, writing
 from beam_pipeline.pipeline.elements import Page, PageCoder
 from beam_pipeline.pipeline.listing import ListImages
+from beam_pipeline.pipeline.planning import PlanShards, SampleImages
 from beam_pipeline.pipeline.writing import assign_shards
 from beam_pipeline.planning.plan import JobPlan, SplitPlan
 from tests import make
@@ -85,6 +89,38 @@ def test_list_images_gives_every_image_once_and_one_summary(
         facts = summary | beam.Map(lambda one: (one.images, one.classes, list(one.smallest)))
         smallest = sorted(everything, key=lambda ref: (ref.order_key, ref.path))
         assert_that(facts, equal_to([(40, ("ant", "bee", "cat"), smallest)]), "summary")
+
+
+def test_many_class_folders_share_pages_and_summaries(tmp_path: Path) -> None:
+    make.class_folders(tmp_path / "in", {f"c{number:02}": 1 for number in range(31)} | {"empty": 0})
+    some = config(tmp_path / "in", tmp_path / "out")
+    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
+        keyed, summary = job | "List" >> ListImages(some)
+        lengths = keyed | beam.FlatMap(lambda pair: map(len, pair[1]))
+        assert_that(lengths, equal_to([16, 15]), "pages")
+        counts = summary | beam.Map(lambda one: (one.images, len(one.classes), one.class_counts["empty"]))
+        assert_that(counts, equal_to([(31, 32, 0)]), "summary")
+    (empty,) = job.result.metrics().query(MetricsFilter().with_name(elements.CLASSES_EMPTY))["counters"]
+    assert empty.committed == 1
+
+
+@pytest.mark.parametrize("layout", ["class_folders", "manifest"])
+def test_stratified_splits_are_those_of_a_listing_in_one_process(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    monkeypatch.setattr(listing, "PAGE_REFS", 5)
+    table = {"layout": layout, "manifest": str(manifest_of(photos, tmp_path)), "header": ("path", "label")}
+    more = table if layout == "manifest" else {}
+    some = config(photos, tmp_path, splits="train=75,test=25", stratify=True, **more)
+    everything = sorted(all_images(some))
+    assert Counter(ref.split for ref in everything if ref.label in ("x", "ant"))["test"] == (10 if more else 3)
+    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
+        keyed, summary = job | "List" >> ListImages(some)
+        pages = keyed | beam.FlatMap(lambda pair: pair[1])
+        assert_that(pages | "Refs" >> beam.FlatMap(list), equal_to(everything), "every image")
+        smallest = sorted(everything, key=lambda ref: (ref.order_key, ref.path))
+        facts = summary | beam.Map(lambda one: (one.images, list(one.smallest)))
+        assert_that(facts, equal_to([(40, smallest)]), "summary")
 
 
 def manifest_of(photos: Path, folder: Path) -> Path:
@@ -147,11 +183,35 @@ def test_a_class_folder_without_images_is_a_class_and_no_image_at_all_stops_the_
     assert listing.complete(total, config(Path("/in"), Path("/out"))).classes == ("a", "empty")
 
 
+def test_a_worker_logs_each_shard_as_it_is_begun_and_published(
+    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "imageshards"):
+        beam_pipeline.run(config(photos, tmp_path, num_shards=2))
+    lines = [record.getMessage() for record in caplog.records if record.name == "imageshards"]
+    begun, published = "shard train-N: begun, N images", "shard train-N: published, N records, N rejects, N kB, N s"
+    assert sorted(re.sub(r"\d[\d.,]*", "N", line) for line in lines) == [begun] * 2 + [published] * 2
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "gs"])
+def test_sampling_and_planning_in_another_pipeline_leave_nothing(
+    photos: Path, tmp_path: Path, gcs: Gcs, remote: bool
+) -> None:
+    some = Config(input=str(photos), output=f"gs://{gcs.new_bucket()}" if remote else str(tmp_path), name="photos")
+    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as pipeline:
+        pages, summary = pipeline | "ListImages" >> ListImages(some)
+        sample = summary | "SampleImages" >> SampleImages(some)
+        plan = pages | "PlanShards" >> PlanShards(some, summary, sample)
+        assert_that(plan | beam.Map(lambda plan: plan.images), equal_to([40]))
+    assert not list(tmp_path.iterdir())
+    assert not remote or not gcs.names(some.output.removeprefix("gs://"))
+
+
 def test_references_are_assigned_to_shards_without_loss(photos: Path, tmp_path: Path) -> None:
     refs = list(all_images(config(photos, tmp_path, splits="train=0.5,validation=0.5")))
     numbers = random.Random(1)
     cuts = tuple(sorted(numbers.getrandbits(64) for _ in range(5)))
-    plan = JobPlan({}, (), (), {"train": SplitPlan(1, 1, cuts), "validation": SplitPlan(1, 1, ())}, {}, "", {})
+    plan = JobPlan({}, (), (), {"train": SplitPlan(1, 1, cuts), "validation": SplitPlan(1, 1, ())}, {}, "", "", {})
     parts = dict(assign_shards((0, [Page(refs[:9]), Page(refs[9:])]), plan))
     assert sorted(ref for part in parts.values() for ref in part) == sorted(refs)
     for (split, index), part in parts.items():

@@ -22,8 +22,9 @@ from tests.reading.without import run_without
 
 FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
 NAMES = """
-DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench copy eval_batches eval_dataset
-image_files_dataset index keras load_info record_dataset show torch train train_batches train_dataset verify
+DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench copy diff eval_batches eval_dataset
+image_files_dataset index keras load_info record_dataset rejects show torch train train_batches train_dataset
+verify
 """
 
 
@@ -118,7 +119,7 @@ def test_a_verb_is_a_function_whatever_was_imported_before() -> None:
     import reader.commands
     import reader.training.options
 
-    for name in ("verify", "index", "copy", "show", "bench", "train"):
+    for name in ("verify", "rejects", "diff", "index", "copy", "show", "bench", "train"):
         if name != "train" or importlib.util.find_spec("keras"):
             assert inspect.isfunction(getattr(reader, name)), name
 

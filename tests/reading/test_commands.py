@@ -21,7 +21,7 @@ from tests.make import ROOT
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
 
-VERBS = ("info", "verify", "show", "bench", "copy", "index", "train")
+VERBS = ("info", "verify", "rejects", "diff", "show", "bench", "copy", "index", "train")
 
 
 @pytest.fixture(scope="module")

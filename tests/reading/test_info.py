@@ -16,7 +16,10 @@ import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError
 from beam_pipeline.schema.manifest import seal_manifest
+from beam_pipeline.storage.local import LocalStorage
+from imageshards import main
 from reader.info import MAX_WINDOW_BYTES, DatasetInfo, load_info
+from tests import make
 from tests.reading.shards import CLASSES, make_dataset
 
 
@@ -100,7 +103,11 @@ def test_an_index_that_contradicts_the_manifest_is_refused(tmp_path: Path, data:
     ("files", "message"),
     [
         ([], "holds no manifest.json, so no dataset is published there: there is no such folder, or it is empty"),
-        (["1.0.0/manifest.json", "1.1.0/manifest.json"], "name a version: .*/1.0.0, .*/1.1.0$"),
+        (
+            ["1.0.0/photos-train.tfrecord-00000-of-00001", "10.0.0/a"],
+            "no version is published there: 10.0.0, 1.0.0 without a manifest.json; run the same imageshards write",
+        ),
+        (["1.0.0/manifest.json", "1.1.0/manifest.json"], "1.1.0/manifest.json is corrupt"),
         (
             ["photos-train.tfrecord-00000-of-00001"],
             "only an unfinished job's files: .*run the same imageshards write command again",
@@ -130,6 +137,82 @@ def test_a_url_that_names_no_folder_names_the_right_one(tmp_path: Path) -> None:
     ):
         with pytest.raises(NotPublishedError, match=message):
             load_info(url)
+
+
+# --- which version
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of published versions, of unpublished ones, and of what is no version."""
+    folder = tmp_path_factory.mktemp("versions") / "photos"
+    for version in ("1.9.0", "1.10.0", "1.10.2", "2.0.0"):
+        make_dataset(folder / version, {"train": [3]})
+    for other in ("_state/1.10.3", "10.0.0", "1.11.0", "2.0", "latest", "01.99.0"):
+        (folder / other).mkdir(parents=True)
+        (folder / other / "a").write_bytes(b"")
+    (folder / "99.0.0").write_bytes(b"a file")
+    return folder
+
+
+MATCHES = [
+    ("", "2.0.0"), ("/", "2.0.0"), (":*.*.*", "2.0.0"), (":1.*.*", "1.10.2"), (":1.9.*", "1.9.0"), (":1.*.0", "1.10.0"),
+    (":1.10.0", "1.10.0"), ("/1.9.0", "1.9.0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["local", "gs", "s3"])
+def test_the_newest_published_version_that_matches_is_opened(
+    versions: Path, place: str, request: pytest.FixtureRequest
+) -> None:
+    url = str(versions)
+    if place != "local":
+        server = request.getfixturevalue({"gs": "gcs", "s3": "s3"}[place])
+        bucket = server.new_bucket()
+        for name, data in make.files(versions).items():
+            server.put(bucket, f"photos/{name}", data)
+        url = f"{place}://{bucket}/photos"
+    for suffix, version in MATCHES:
+        assert load_info(f"{url}{suffix}").url == f"{url}/{version}", suffix
+
+
+@pytest.mark.parametrize(
+    ("suffix", "message"),
+    [
+        (":3.*.*", r"no published version matches 3\.\*\.\*: there are 2.0.0, 1.10.2, 1.10.0, 1.9.0$"),
+        (":1.11.*", r"no published version matches 1\.11\.\*: there are 2.0.0"),
+        (":10.0.0", r"no published version matches 10\.0\.0: there are 2.0.0"),
+        (":1.*", "no folder|there is no such folder"),
+    ],
+)
+def test_a_version_that_is_not_there_is_told_with_those_that_are(versions: Path, suffix: str, message: str) -> None:
+    with pytest.raises(NotPublishedError, match=message) as error:
+        load_info(f"{versions}{suffix}")
+    assert "\n" not in str(error.value)
+
+
+def test_the_url_of_a_version_is_opened_by_one_request(versions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[str] = []
+    for method in ("names", "files", "stat", "read_range"):
+        make.before(monkeypatch, LocalStorage, method, lambda _, url, *more: requests.append(url))
+    load_info(versions / "1.9.0")
+    file = str(versions / "1.9.0" / schema.MANIFEST_FILE)
+    assert set(requests) == {file}, "the folder is never listed"
+
+
+def test_every_verb_takes_a_folder_of_versions(
+    versions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_newest = []
+    for url in (f"{versions}:2.*.*", f"{versions}/2.0.0"):
+        for arguments in (["info"], ["info", "--hash"], ["verify"], ["show", "--out", f"{tmp_path}/a.png"]):
+            assert main([arguments[0], url, *arguments[1:]]) == 0
+            of_newest.append(capsys.readouterr().out)
+    assert of_newest[:4] == of_newest[4:]
+    assert main(["copy", f"{versions}:2.*.*", f"{tmp_path}/copy"]) == 0
+    assert load_info(tmp_path / "copy").version == load_info(versions).version
+    assert reader.verify(versions)
+    assert len(list(reader.train_batches(versions, "train", global_batch_size=1))) == 3
 
 
 # --- positions

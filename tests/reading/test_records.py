@@ -101,7 +101,8 @@ def test_any_bytes_in_a_file_or_an_index_are_records_or_corrupt(
     path.write_bytes(content[:offset] + junk + content[offset + data.draw(st.sampled_from([0, len(junk)])) :])
     make.flip_byte(folder / "shard-0", 0)  # so that the index is read
     found = read(table, range(70))
-    assert all(isinstance(one, CorruptRecordError) or one == records[number] for number, one in enumerate(found))
+    # Junk as long as a record moves valid ones to where others were.
+    assert all(isinstance(one, CorruptRecordError) or one in records for one in found)
     assert isinstance(found[0], CorruptRecordError)
 
 

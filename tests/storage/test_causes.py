@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,7 +17,7 @@ from google.auth.exceptions import RefreshError, TransportError
 from beam_pipeline.errors import StorageError
 from beam_pipeline.storage import causes, open_storage
 from tests.conftest import S3_KEYS, forget_clients
-from tests.servers import RESET, SHORT, SILENCE, Answer, Telling, telling
+from tests.servers import BODY, RESET, SHORT, SILENCE, Answer, Telling, telling
 
 URLS = {"gs": "gs://bucket/x", "s3": "s3://bucket/x", "az": "az://bucket/x", "http": "{server}/x"}
 Reach = Callable[[str], str]
@@ -109,6 +110,23 @@ ENDED = {
     RESET: "no connection (127.0.0.1:",
     SILENCE: "no answer in time (127.0.0.1:",
 }
+
+
+LISTING = """<?xml version="1.0" encoding="UTF-8"?><ListBucketResult><Name>bucket</Name><Prefix>x/</Prefix>
+<KeyCount>1</KeyCount><IsTruncated>false</IsTruncated><Contents><Key>x/1.jpg</Key><Size>7</Size><ETag>"e"</ETag>
+<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>"""
+
+
+@pytest.mark.parametrize("ask", ["names", "files"])
+@pytest.mark.parametrize(
+    "corrupt", ["", LISTING[:200], LISTING.replace("</Key>", "</Ke{>"), LISTING.replace(">7<", ">w<")]
+)
+def test_a_listing_that_arrives_corrupt_is_asked_again(ask: str, corrupt: str, reach: Reach) -> None:
+    with telling(Answer(BODY, words=corrupt), Answer(BODY, words=LISTING), Answer(BODY, words="<html>")) as server:
+        reach(server.url)
+        (listed,) = islice(getattr(open_storage("s3://bucket/x", 30), ask)("s3://bucket/x"), 1)
+        assert getattr(listed, "path", listed) == "1.jpg"
+        assert "the listing is corrupt" in line("s3", server, 0.3, "names"), "and not for ever"
 
 
 @pytest.mark.parametrize("scheme", URLS)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -193,6 +194,31 @@ def test_a_link_to_an_emptied_folder_stays(tmp_path: Path) -> None:
     for _ in range(2):  # then it is empty before
         STORE.delete_tree(str(tmp_path / "link"))
         assert list((tmp_path / "link").iterdir()) == []
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a file 1,100 levels down, more than Python's calls can be nested."""
+    path = tmp_path / "top"
+    for _ in range(1100):
+        path.mkdir()
+        path /= "d"
+    path.write_bytes(b"1")
+    yield tmp_path / "top"
+    subprocess.run(["rm", "-r", tmp_path / "top"], check=False)  # pytest's own cleaning up would end in the same error
+
+
+def test_folders_may_be_nested_deeply(deep: Path) -> None:
+    (deep / "d/back").symlink_to(deep)
+    (name,) = names_below(str(deep))
+    assert name == "/".join(["d"] * 1100)
+    assert STORE.read(f"{deep}/{name}") == b"1"
+
+
+def test_folders_nested_too_deeply_for_a_pattern_or_a_deletion_are_one_line(deep: Path) -> None:
+    for ask in (lambda: STORE.glob(f"{deep}/**/d"), lambda: STORE.delete_tree(str(deep))):
+        with pytest.raises(StorageError, match="nested too deeply"):
+            ask()
 
 
 def test_join_changes_nothing() -> None:

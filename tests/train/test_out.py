@@ -6,6 +6,7 @@ import errno
 import functools
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -19,13 +20,13 @@ import pytest
 from PIL import Image
 
 import reader
-from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from reader.records import RunReader
 from reader.training import checkpoint, pictures
 from reader.training.fit import TrainResult, train
 from reader.training.options import TrainOptions
 from reader.training.out_folder import OutFolder
-from tests import servers
+from tests import make, servers
 from tests.train import runs
 
 SMALL: dict[str, Any] = {"image_size": 16, "batch_size": 8, "epochs": 1, "seed": 5, "device": "cpu"}
@@ -331,3 +332,11 @@ def test_the_verdict_on_a_slow_model_is_the_device(
     result, _ = trained(dataset, tmp_path / "out", model="slow:model", epochs=2)
     assert result.epochs[1]["wait_share"] < 0.05
     assert result.verdict.endswith("the device is the limit")
+
+
+def test_a_corrupt_record_is_told_as_the_reader_says_it(dataset: str, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(dataset, tmp_path / "dataset"))
+    for shard in make.shard_files(copy):
+        make.flip_byte(shard)
+    with pytest.raises(CorruptRecordError, match=r"record \d+ at byte \d+: the CRC of the data is wrong$"):
+        trained(str(copy), tmp_path / "out")

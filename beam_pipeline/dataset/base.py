@@ -1,0 +1,275 @@
+"""A base: the published version from which unchanged images are taken, instead of being converted again.
+
+Records are in the order of their keys, so a base's cuts say which of its shards may hold a new shard's images; their
+record tables say where, and what each was made of. The bytes are those of a job without a base, so a worker that can't
+read it goes on without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from beam_pipeline import schema, storage
+from beam_pipeline.config import Config
+from beam_pipeline.conversion.fetch import Stored, listed_md5
+from beam_pipeline.dataset.published import shards_of, tables_of
+from beam_pipeline.errors import CorruptRecordError, NotPublishedError, StorageError, UsageError, one_line, say
+from beam_pipeline.images import EncodedImage, ImageOptions, Source, codec_versions
+from beam_pipeline.inputs.references import ImageRef
+from beam_pipeline.planning.plan import split_plans
+from beam_pipeline.schema import canonical_json, example, table
+from beam_pipeline.schema.manifest import open_manifest
+from beam_pipeline.schema.table import Table
+from beam_pipeline.storage import Storage, join
+
+_PIECE_BYTES = 8 << 20  # of a base shard that one request reads
+_TABLES = 32  # that a process keeps: those of other splits are looked into for many shards
+_DECIDES = {"size": "image_size", "format": "image_format"}  # image options that are flags under other names
+
+
+def choose_base(config: Config) -> tuple[Config, str]:
+    """For the launcher: the configuration with the base that `--base` means, and a line that says which.
+
+    By default it is the newest published version of the dataset with the same image flags, seed and codec.
+
+    Raises:
+        UsageError: the version that `--base` names can't be the base.
+    """
+    none = dataclasses.replace(config, base="none", base_sha256="")
+    why_not = ""
+    for version in _candidates(config):
+        url = join(join(config.output, config.name), version)
+        manifest = _manifest(url, config.first_contact_s)
+        fault = "isn't published" if manifest is None else _difference(config, manifest)
+        if manifest is not None and not fault:
+            chosen = dataclasses.replace(config, base=version, base_sha256=manifest["self_sha256"])
+            return chosen, f"base: {version}, from which unchanged images are taken"
+        if config.base:
+            raise UsageError(f"--base {version!r}: {url} {fault}; choose another version, or none")
+        if manifest is not None:
+            why_not = why_not or f"base: none, since {version} {fault}"
+    return none, why_not
+
+
+def _candidates(config: Config) -> list[str]:
+    """The versions that may be the base, the newest first."""
+    if config.base == config.version:
+        raise UsageError(f"--base {config.base!r}: it is the version to be written; choose an earlier one, or none")
+    if config.base:
+        return [] if config.base == "none" else [config.base]
+    folder = join(config.output, config.name)
+    try:
+        names = [name.rstrip("/") for name in storage.open_storage(folder, config.first_contact_s).names(folder)]
+    except FileNotFoundError:
+        return []
+    versions = [name for name in names if schema.VERSION_PATTERN.fullmatch(name) and name != config.version]
+    return sorted(versions, key=lambda version: [int(part) for part in version.split(".")], reverse=True)
+
+
+def _manifest(url: str, deadline_s: float) -> dict[str, Any] | None:
+    """The manifest of a version; None if it isn't published."""
+    file = join(url, schema.MANIFEST_FILE)
+    try:
+        return open_manifest(storage.open_storage(file, deadline_s).read(file), file)
+    except (FileNotFoundError, NotADirectoryError, NotPublishedError):
+        return None
+
+
+def _difference(config: Config, manifest: dict[str, Any]) -> str:
+    """Why a version's images aren't those that this job would make; "" if they are."""
+    ours, theirs = json.loads(canonical_json(config.fingerprint())), manifest["configuration"]
+    flags = [*(_DECIDES.get(name, name) for name in ImageOptions._fields), "seed"]
+    if different := [flag for flag in flags if ours[flag] != theirs.get(flag, ours)]:
+        return f"was written with another --{different[0]}"
+    if theirs["compression"] != "none":
+        return "is compressed"
+    if len(tables_of(manifest)) < len(shards_of(manifest)):
+        return "has no record tables"
+    return "" if manifest["codec"] == codec_versions() else "was written by other versions of the image libraries"
+
+
+def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored | None]:
+    """What the base has of each image of a shard; ends early after a storage error.
+
+    Args:
+        config: of the job.
+        refs: in order of their keys.
+    """
+    base = _open_base(config.base_url, config.base_sha256, config.io_deadline) if config.base_sha256 else None
+    if base is None or base.is_lost:
+        return
+    # MD5s of a manifest are its author's word: a job without a base would compare them with the images.
+    is_listed = not (config.layout == "manifest" and "md5" in config.header)
+    try:
+        yield from base.stored(refs, is_listed)
+    except StorageError as error:
+        if not base.is_lost:
+            base.is_lost = True
+            _say_lost(config.base_url, error)
+
+
+def base_facts(config: Config, records: int, in_base: int, taken: int) -> dict[str, Any]:
+    """What run.json says of the base, if there is one.
+
+    Args:
+        config: of the job.
+        records: of the new version.
+        in_base, taken: images whose path the base has, and those that were taken from it.
+    """
+    if not config.base_sha256:
+        return {}
+    facts = {"version": config.base, "self_sha256": config.base_sha256, "encoded": records - taken, "taken": taken}
+    base = _open_base(config.base_url, config.base_sha256, config.io_deadline)
+    if base is not None and not base.is_lost:
+        facts["gone"] = base.records - in_base
+    return {"base": facts}
+
+
+def _say_lost(url: str, error: StorageError) -> None:
+    say(f"warning: going on without the base {url}: {one_line(error)}", sys.stderr)
+
+
+@functools.lru_cache(maxsize=1)
+def _open_base(url: str, sha256: str, deadline_s: float) -> _Base | None:
+    """The base that the launcher chose; None if it is gone."""
+    try:
+        manifest = _manifest(url, deadline_s)
+    except StorageError as error:
+        _say_lost(url, error)
+        return None
+    if manifest is None or manifest["self_sha256"] != sha256:
+        return None
+    return _Base(url, storage.open_storage(url, deadline_s), manifest)
+
+
+class _Base:
+    """A base as a worker process has it.
+
+    Attributes:
+        records: how many it has.
+        is_lost: after a storage error.
+    """
+
+    def __init__(self, url: str, store: Storage, manifest: dict[str, Any]) -> None:
+        self._url, self._store, self._shards = url, store, shards_of(manifest)
+        plans = split_plans(manifest["plan"]["splits"])
+        self._cuts = {split: np.array(plan.cuts, np.uint64) for split, plan in plans.items()}
+        self.records, self.is_lost = int(manifest["records"]), False
+        self._table = functools.lru_cache(maxsize=_TABLES)(self._read_table)
+
+    def stored(self, refs: Sequence[ImageRef], is_listed: bool) -> Iterator[Stored | None]:
+        """What this version has of each image.
+
+        Args:
+            refs: in order of their keys.
+            is_listed: whether their MD5s come from a listing, so that an unchanged image needn't be read.
+        """
+        matches = self._find(refs)
+        for ref, match in zip(refs, matches, strict=True):
+            if match is not None and match.may_be(ref, is_listed):
+                match.shard.needed.append(match.row)
+        for ref, match in zip(refs, matches, strict=True):
+            if match is None:
+                yield None
+                continue
+            image = match.shard.image(match.row, ref.path) if match.may_be(ref, is_listed) else None
+            is_unchanged = image is not None and is_listed and listed_md5(ref) is not None
+            yield Stored(match.md5, image, is_unchanged)
+
+    def _find(self, refs: Sequence[ImageRef]) -> list[_Match | None]:
+        """The row of each image's path in a record table, in whichever split it was."""
+        keys = np.array([ref.order_key for ref in refs], np.uint64)
+        matches: list[_Match | None] = [None] * len(refs)
+        for split, cuts in self._cuts.items():
+            numbers = np.searchsorted(cuts, keys, side="right")
+            for number in np.unique(numbers).tolist():
+                columns = self._table(split, number)
+                if columns is None:
+                    continue
+                shard = _Shard(self._store, join(self._url, self._shards[split, number]["file"]), columns)
+                places = np.flatnonzero(numbers == number)
+                rows = np.searchsorted(columns["order_key"], keys[places])
+                for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+                    if not refs[place].duplicate_of and shard.has(row, refs[place]):
+                        matches[place] = _Match(shard, row)
+        return matches
+
+    def _read_table(self, split: str, number: int) -> Table | None:
+        """The record table of a shard; None if it isn't what was published."""
+        entry = self._shards[split, number]
+        try:
+            data = self._store.read(join(self._url, schema.table_file(entry["file"])))
+        except FileNotFoundError:
+            return None
+        return table.read_table(data) if schema.sha256(data) == entry["table"]["sha256"] else None
+
+
+class _Shard:
+    """The records of a base shard, of which some are needed in rising order.
+
+    Attributes:
+        columns: its record table.
+        needed: rows, each of which is read once.
+    """
+
+    def __init__(self, store: Storage, url: str, columns: Table) -> None:
+        self._store, self._url, self.columns = store, url, columns
+        self._ends = np.cumsum(columns["bytes"], dtype=np.int64)
+        self.needed: list[int] = []
+        self._start, self._piece = 0, b""
+
+    def has(self, row: int, ref: ImageRef) -> bool:
+        """Whether a row is this image's."""
+        columns = self.columns
+        return (
+            row < len(self._ends)
+            and int(columns["order_key"][row]) == ref.order_key
+            and int(columns["name"][row]) == table.name_hash(ref.path)
+        )
+
+    def image(self, row: int, path: str) -> EncodedImage | None:
+        """The image of a needed row; None if its record is corrupt."""
+        stop, size = int(self._ends[row]), int(self.columns["bytes"][row])
+        if stop > self._start + len(self._piece):
+            self._start = stop - size
+            ends = self._ends[self.needed]
+            last = int(np.searchsorted(ends, self._start + _PIECE_BYTES, side="right")) - 1
+            self._piece = self._store.read(self._url, self._start, max(stop, int(ends[last])))
+        begin = stop - size - self._start
+        try:
+            (record,) = schema.unframe(self._piece[begin : begin + size])
+            features = example.features_of(record)
+            if example.bytes_of(features[schema.FILENAME_KEY]) != schema.relative_path_bytes(path):
+                return None
+            height, width = map(int, example.numbers_of(features[schema.SIZE_KEY]))
+            data = example.bytes_of(features[schema.IMAGE_KEY])
+        except (CorruptRecordError, KeyError, ValueError):
+            return None
+        names = ("source_height", "source_width", "source_format", "passthrough")
+        source_height, source_width, image_format, passthrough = (int(self.columns[name][row]) for name in names)
+        source = Source(table.SOURCE_FORMATS[image_format], source_height, source_width)
+        return EncodedImage(data, height, width, source, table.PASSTHROUGH[passthrough - 1] if passthrough else None)
+
+
+class _Match(NamedTuple):
+    """The row of an image in a base shard."""
+
+    shard: _Shard
+    row: int
+
+    @property
+    def md5(self) -> bytes:
+        """Of the source that was converted then."""
+        return bytes(self.shard.columns["source_md5"][self.row])
+
+    def may_be(self, ref: ImageRef, is_listed: bool) -> bool:
+        """Whether the image may be unchanged, by what the listing says of it."""
+        listed = listed_md5(ref) if is_listed else None
+        return int(self.shard.columns["source_bytes"][self.row]) == ref.source_bytes and listed in (None, self.md5)

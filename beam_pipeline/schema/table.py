@@ -1,0 +1,84 @@
+"""The record table of a shard: what is known of each record without reading it, one column behind the other."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from beam_pipeline.schema import relative_path_bytes
+
+Table = npt.NDArray[np.void]
+# Codes in the table, part of the format: only appended to.
+SOURCE_FORMATS = ("AVIF", "BMP", "GIF", "HEIF", "JPEG", "PNG", "TIFF", "WEBP")  # as Pillow names them
+# How compressed pixels may come through unchanged: in the same bytes, or in a file that has lost its metadata. Their
+# codes begin at 1; 0 is encoded again.
+PASSTHROUGH = ("whole", "without_metadata")
+# Every table of the writer has these; those of `imageshards index` lack what only the source knows.
+COLUMNS = {
+    "order_key": "<u8",  # ascending
+    "bytes": "<u4",  # of the framed record, as the text index has them
+    "class": "<u4",
+    "source_bytes": "<u8",
+    "source_md5": "(16,)u1",
+    "source_height": "<u4",  # in pixels, upright
+    "source_width": "<u4",
+    "source_format": "u1",
+    "passthrough": "u1",
+    "name": "<u8",  # `name_hash` of the file name
+}
+_NUMBERS = {"int64": "<i8", "float32": "<f4"}
+_MOST_HEADER_BYTES = 1 << 24  # of thousands of columns; NumPy's default refuses more than 10,000
+
+
+def name_hash(path: str) -> int:
+    """64-bit BLAKE2b of a record's `filename`: finds a path without reading records."""
+    return int.from_bytes(hashlib.blake2b(relative_path_bytes(path), digest_size=8).digest(), "little")
+
+
+def column_name(feature: str) -> str:
+    """Column of the table that holds the numbers of a manifest's column."""
+    return f"column:{feature}"
+
+
+def numeric(features: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Column of the table → its type, of the manifest's columns that hold one number a record."""
+    return {
+        column_name(one["name"]): _NUMBERS[one["dtype"]]
+        for one in features
+        if one["dtype"] in _NUMBERS and not one["list"]
+    }
+
+
+def table_bytes(types: Mapping[str, str], columns: Mapping[str, Sequence[Any]]) -> bytes:
+    """The bytes of a `.records.npy`: a structured scalar of one array a column, so that a range read gets a column.
+
+    Args:
+        types: column → its type.
+        columns: column → its values, one record after the other, in file order.
+    """
+    dtypes = {name: np.dtype(kind) for name, kind in types.items()}
+    arrays = {name: np.array(columns[name], dtype.base).reshape(-1, *dtype.shape) for name, dtype in dtypes.items()}
+    table = np.empty((), [(name, array.dtype, array.shape) for name, array in arrays.items()])
+    for name, array in arrays.items():
+        table[name][...] = array
+    out = io.BytesIO()
+    np.lib.format.write_array(out, table, version=(3, 0), allow_pickle=False)  # names in UTF-8
+    return out.getvalue()
+
+
+def read_table(data: bytes) -> Table:
+    """The columns of a `.records.npy`: `table["class"]` has a value for each record.
+
+    Raises:
+        ValueError: it isn't one.
+    """
+    table: Table = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False, max_header_size=_MOST_HEADER_BYTES)
+    lengths = {table[name].shape[:1] for name in table.dtype.names or ()}
+    if table.shape or len(lengths) != 1 or () in lengths:
+        raise ValueError("it isn't a record table")
+    return table

@@ -1,0 +1,147 @@
+"""A new version with a base beside the same one without: CPU of the complete command, and one hash.
+
+    python benchmarks/growth.py [IMAGES] [--count 6000] [--repeats 3] [--image_size 224]
+
+IMAGES is a folder of class folders (drawn pictures without), repeated up to the count. A change is made to the input of
+version 1.0.0, or to the flags. From both commands' CPU that of a job of ten images is subtracted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+CHANGES: dict[str, Callable[[list[Path]], list[str]]] = {}
+FLAGS = ["--splits", "train=0.8,validation=0.2", "--num_shards", "train=6,validation=3"]
+
+
+def change(function: Callable[[list[Path]], list[str]]) -> None:
+    """One of the changes: of every hundredth file, or of the flags, which it returns."""
+    CHANGES[function.__name__] = function
+
+
+@change
+def nothing(files: list[Path]) -> list[str]:
+    """Not a thing."""
+    return []
+
+
+@change
+def more(files: list[Path]) -> list[str]:
+    """One percent more images."""
+    for file in files:
+        shutil.copy(file, file.with_name(f"new-{file.name}"))
+    return []
+
+
+@change
+def fewer(files: list[Path]) -> list[str]:
+    """One percent fewer."""
+    for file in files:
+        file.unlink()
+    return []
+
+
+@change
+def relabelled(files: list[Path]) -> list[str]:
+    """One percent in another class folder."""
+    folders = sorted({file.parent for file in files})
+    for file in files:
+        file.rename(folders[folders.index(file.parent) - 1] / f"moved-{file.name}")
+    return []
+
+
+@change
+def replaced(files: list[Path]) -> list[str]:
+    """By the picture of the next, in as many bytes if there is room behind it."""
+    contents = [file.read_bytes() for file in files]
+    for file, own, other in zip(files, contents, [*contents[1:], contents[0]], strict=True):
+        file.unlink()  # a link
+        file.write_bytes(other.ljust(len(own), b"\0"))
+    return []
+
+
+@change
+def class_inserted(files: list[Path]) -> list[str]:
+    """A class before all others, so that every id changes."""
+    folder = files[0].parent.with_name("0 first")
+    folder.mkdir()
+    shutil.copy(files[0], folder)
+    return []
+
+
+@change
+def other_shares(files: list[Path]) -> list[str]:
+    """Other splits."""
+    return ["--splits", "train=0.7,validation=0.3"]
+
+
+@change
+def other_shards(files: list[Path]) -> list[str]:
+    """Other shards."""
+    return ["--num_shards", "train=9,validation=2"]
+
+
+def write(images: str, output: str, *more: str) -> float:
+    """CPU seconds of the command and its children."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "beam_pipeline", "--input", images, "--output", output, "--name", "bench"]
+    done = subprocess.run([*command, *FLAGS, *more], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    """Print a table."""
+    import material
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", type=Path, nargs="?")
+    parser.add_argument("--count", type=int, default=6000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--image_size", default="224")
+    parser.add_argument("--only", default=",".join(CHANGES))
+    flags = parser.parse_args()
+    size = ["--image_size", flags.image_size]
+    from reader.tools.copy import dataset_hash
+
+    with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
+        images = Path(material.images(flags.images, Path(scratch) / "first", flags.count))
+        few = Path(material.images(flags.images, Path(scratch) / "few", 10))
+        ten = median(write(str(few), f"{scratch}/ten{turn}", *size) for turn in range(3))
+        write(str(images), f"{scratch}/base", *size)
+        print(f"{flags.count:,} images, {flags.repeats} turns; CPU of ten images: {ten:.2f} s, subtracted")
+        print("| change | without a base, s | with, s | ratio | one hash |")
+        print("| --- | --- | --- | --- | --- |")
+        for name in flags.only.split(","):
+            changed = Path(scratch) / name
+            shutil.copytree(images, changed, copy_function=os.link)
+            files = sorted(path for path in changed.rglob("*") if path.is_file())[::100]
+            version = [*size, *CHANGES[name](files), "--version", "1.1.0"]
+            plain, based, hashes = [], [], set()
+            for _ in range(flags.repeats):
+                plain.append(write(str(changed), f"{scratch}/plain", *version, "--base", "none") - ten)
+                based.append(write(str(changed), f"{scratch}/base", *version) - ten)
+                for output in ("plain", "base"):
+                    folder = f"{scratch}/{output}/bench/1.1.0"
+                    hashes.add(dataset_hash(folder))
+                    shutil.rmtree(folder)
+            ratios = sorted(ours / theirs for ours, theirs in zip(based, plain, strict=True))
+            spread = f"{median(ratios):.3f} ({ratios[0]:.3f} – {ratios[-1]:.3f})"
+            print(f"| {name} | {median(plain):.1f} | {median(based):.1f} | {spread} | {len(hashes) == 1} |", flush=True)
+            shutil.rmtree(changed)
+
+
+if __name__ == "__main__":
+    main()

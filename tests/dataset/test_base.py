@@ -1,0 +1,276 @@
+"""A version with a base has the bytes of one without; what is unchanged is neither converted nor, if listed, read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_pipeline import images, schema, storage
+from beam_pipeline.dataset import base
+from beam_pipeline.dataset.state import JobState
+from tests import make
+from tests.servers import Gcs
+
+FLAGS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "train=3,validation=2")
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Input and output of version 1.0.0; one image of it is no image."""
+    folder = tmp_path_factory.mktemp("base")
+    make.class_folders(folder / "in", {"ant": 25, "bee": 20, "cat": 15}, suffix="png")
+    (folder / "in" / "bee" / "text.png").write_text("none")
+    finished = make.job(folder / "in", folder / "out", *FLAGS, "--max_reject_fraction", 0.1)
+    assert finished.code == 0 and "base" not in finished.err, finished.err
+    return folder
+
+
+@pytest.fixture
+def grown(published: Path, tmp_path: Path) -> Path:
+    """A copy that may be changed."""
+    return shutil.copytree(published, tmp_path, dirs_exist_ok=True)
+
+
+def write(folder: Path, *more: object, version: str = "1.1.0", out: str = "out") -> make.Finished:
+    """Write another version; flags that are given twice count the second time."""
+    flags = [*FLAGS, "--max_reject_fraction", 0.1, "--version", version]
+    return make.job(folder / "in", folder / out, *flags, *more)
+
+
+def versions(folder: Path, *more: object, version: str = "1.1.0") -> tuple[make.Finished, dict[str, bytes]]:
+    """A job with a base, whose files must be those of one without."""
+    finished, plain = write(folder, *more, version=version), write(folder, *more, "--base", "none", out="plain")
+    assert finished.code == plain.code == 0, finished.err + plain.err
+    assert "taken from" not in plain.out
+    files = make.same_each_time(folder / "out" / "photos" / version)
+    without = make.same_each_time(folder / "plain" / "photos" / "1.1.0")
+    if version == "1.1.0":
+        assert files == without
+    return finished, files
+
+
+def add(folder: Path) -> None:
+    (folder / "cat" / "more.png").write_bytes(make.encoded(make.picture(seed=1000), "PNG"))
+
+
+def remove(folder: Path) -> None:
+    (folder / "ant" / "0003.png").unlink()
+
+
+def relabel(folder: Path) -> None:
+    (folder / "ant" / "0003.png").rename(folder / "bee" / "moved.png")
+
+
+def replace(folder: Path) -> None:
+    """By another picture in as many bytes."""
+    first, second = (folder / "ant" / f"000{number}.png" for number in (3, 4))
+    size = max(len(first.read_bytes()), len(second.read_bytes()))
+    data = second.read_bytes()
+    second.write_bytes(first.read_bytes().ljust(size, b"\0"))
+    first.write_bytes(data.ljust(size, b"\0"))
+
+
+def insert_class(folder: Path) -> None:
+    (folder / "beaver").mkdir()
+    (folder / "beaver" / "0.png").write_bytes(make.encoded(make.picture(seed=1000), "PNG"))
+
+
+CHANGES: list[tuple[Callable[[Path], None], tuple[str, ...], str]] = [
+    (lambda folder: None, (), "0 encoded, 60 taken from 1.0.0, 0 gone"),
+    (add, (), "1 encoded, 60 taken from 1.0.0, 0 gone"),
+    (remove, (), "0 encoded, 59 taken from 1.0.0, 1 gone"),
+    (relabel, (), "1 encoded, 59 taken from 1.0.0, 1 gone"),
+    (replace, (), "2 encoded, 58 taken from 1.0.0, 0 gone"),
+    (insert_class, (), "1 encoded, 60 taken from 1.0.0, 0 gone"),
+    (add, ("--splits", "train=0.5,validation=0.5"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
+    (add, ("--num_shards", "train=1,validation=5"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
+    (add, ("--one_hot", "--compression", "gzip"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
+    (add, ("--duplicates", "drop"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
+]
+
+
+@pytest.mark.parametrize(("change", "flags", "summary"), CHANGES)
+def test_the_bytes_are_those_of_a_job_without_a_base(
+    grown: Path, change: Callable[[Path], None], flags: tuple[str, ...], summary: str
+) -> None:
+    change(grown / "in")
+    finished, _ = versions(grown, *flags)
+    assert finished.err.startswith("base: 1.0.0, from which unchanged images are taken\n")
+    assert f"\n  {summary}\n" in finished.out
+    run = json.loads((grown / "out/photos/1.1.0/run.json").read_text())["base"]
+    assert run["self_sha256"] == make.manifest(grown / "out/photos/1.0.0")["self_sha256"]
+
+
+def test_each_version_is_the_base_of_the_next(grown: Path) -> None:
+    for number, change in enumerate((add, remove, insert_class), 1):
+        change(grown / "in")
+        finished = write(grown, version=f"1.{number * 5}.0")  # 1.10.0 is newer than 1.5.0
+        previous = f"1.{number * 5 - 5}.0"
+        assert f"taken from {previous}" in finished.out
+        assert finished.code == 0, finished.err
+    plain = write(grown, "--base", "none", version="1.15.0", out="plain")
+    assert plain.code == 0
+    last, without = (make.same_each_time(grown / out / "photos/1.15.0") for out in ("out", "plain"))
+    assert last == without
+
+
+def test_of_unchanged_images_that_a_store_lists_with_md5_only_the_sample_is_read(
+    gcs: Gcs, grown: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("beam_pipeline.inputs.references.sample_size", lambda images: 10)
+    monkeypatch.setattr("beam_pipeline.pipeline.listing.sample_size", lambda images: 10)
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "in", grown / "in")
+    url, flags = f"gs://{bucket}", [*FLAGS, "--max_reject_fraction", 0.2]
+    assert make.job(f"{url}/in", f"{url}/out", *flags).code == 0
+    add(grown / "in")
+    gcs.put(bucket, "in/cat/more.png", (grown / "in/cat/more.png").read_bytes())
+    before = len(gcs.requests())
+    finished = make.job(f"{url}/in", f"{url}/out", *flags, "--version", "1.1.0")
+    assert finished.code == 0 and "1 encoded, 60 taken" in finished.out, finished
+    reads = [name for request in gcs.requests()[before:] if (name := request.object_read)]
+    assert len([name for name in reads if name.startswith("in/")]) == 10 + 2  # the sample; what is new, and the reject
+    for shard in make.shard_files(grown / "out/photos/1.0.0"):
+        of_base = [name for name in reads if shard.name in name and "1.0.0" in name]
+        assert len(of_base) <= 6, of_base
+    plain = make.job(f"{url}/in", f"{url}/plain", *flags, "--version", "1.1.0", "--base", "none")
+    assert plain.code == 0
+    folders = [gcs.download(bucket, f"{out}/photos/1.1.0", tmp_path_factory.mktemp(out)) for out in ("out", "plain")]
+    first, second = map(make.same_each_time, folders)
+    assert first == second
+
+
+@pytest.mark.parametrize("column", ["md5", "label"])
+def test_an_md5_that_a_manifest_gives_is_not_believed(grown: Path, column: str) -> None:
+    """Its author may have taken it from the images of last year."""
+    rows = ["path,label,md5"]
+    for name, data in make.files(grown / "in").items():
+        if name != "bee/text.png":
+            rows.append(f"{name},{name.split('/')[0]},{schema.hashlib.md5(data).hexdigest()}")
+    (grown / "rows.csv").write_text("\n".join(rows))
+    flags = ("--layout", "manifest", "--manifest", grown / "rows.csv")
+    assert write(grown, *flags, version="2.0.0").code == 0
+    replace(grown / "in")
+    finished = write(grown, *flags, version="2.1.0")
+    assert finished.code == 0 and "0 encoded, 58 taken from 2.0.0" in finished.out, finished
+    assert "changed 2" in finished.out
+
+
+# --- bases that can't be read
+
+
+def flip_shard(version: Path) -> None:
+    shard = make.shard_files(version)[0]
+    first = int((version / "index" / f"{shard.name}.idx").read_text().split()[1])
+    make.flip_byte(shard, first // 2)
+
+
+def flip_table(version: Path) -> None:
+    make.flip_byte(next((version / "index").glob("*-train.tfrecord-00001*.npy")))
+
+
+def delete_table(version: Path) -> None:
+    next((version / "index").glob("*-train.tfrecord-00001*.npy")).unlink()
+
+
+@pytest.mark.parametrize("corrupt", [flip_shard, flip_table, delete_table])
+def test_what_is_corrupt_in_a_base_is_converted(grown: Path, corrupt: Callable[[Path], None]) -> None:
+    corrupt(grown / "out/photos/1.0.0")
+    finished, _ = versions(grown)
+    encoded = int(finished.out.partition(" encoded, ")[0].rpartition(" ")[2])
+    assert encoded == 1 if corrupt is flip_shard else 10 <= encoded <= 25
+    assert "warning: going on" not in finished.err
+
+
+def test_after_a_storage_error_the_job_goes_on_without_the_base_and_says_so_once(grown: Path) -> None:
+    for shard in make.shard_files(grown / "out/photos/1.0.0"):
+        shard.unlink()
+    finished, _ = versions(grown)
+    assert finished.err.count("warning: going on without the base ") == 1
+    assert "60 encoded, 0 taken from 1.0.0\n" in finished.out  # how many are gone isn't known
+
+
+def test_a_base_that_was_replaced_since_it_was_chosen_is_not_used(grown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make.before(monkeypatch, base, "_open_base", lambda *_: (grown / "out/photos/1.0.0/manifest.json").unlink(True))
+    finished, _ = versions(grown)
+    assert "60 encoded, 0 taken from 1.0.0" in finished.out
+
+
+# --- which version is the base
+
+
+def test_the_newest_version_with_the_same_images_is_the_base(grown: Path) -> None:
+    for version, flag in (
+        ("1.1.0", ("--seed", 7)),
+        ("1.2.0", ("--jpeg_quality", 80)),
+        ("1.3.0", ("--max_pixels", 9999)),
+    ):
+        finished = write(grown, *flag, version=version)
+        assert finished.err.startswith("base: none, since 1."), finished.err
+    assert write(grown, version="1.4.0").err.startswith("base: 1.0.0,")
+    assert write(grown, "--seed", 7, version="1.5.0").err.startswith("base: 1.1.0,")
+    assert "base" not in write(grown, "--base", "none", version="1.6.0").err
+    assert write(grown, "--base", "1.1.0", "--seed", 7, version="1.7.0").err.startswith("base: 1.1.0,")
+    planned = write(grown, "--plan_only", version="1.8.0")
+    assert planned.code == 0 and planned.err.startswith("base: 1.6.0,"), planned.err
+
+
+def test_a_version_that_can_not_be_the_base_is_refused_in_a_line(grown: Path) -> None:
+    out = grown / "out"
+    for wanted, line in {
+        "1.1.0": "it is the version to be written; choose an earlier one, or none",
+        "3.0.0": f"{out}/photos/3.0.0 isn't published; choose another version, or none",
+        "newest": "name a version such as 1.0.0, or none",
+    }.items():
+        finished = write(grown, "--base", wanted)
+        assert (finished.code, finished.err) == (2, f"error: --base '{wanted}': {line}\n")
+    finished = write(grown, "--base", "1.0.0", "--image_format", "png")
+    line = f"{out}/photos/1.0.0 was written with another --image_format; choose another version, or none"
+    assert (finished.code, finished.err) == (2, f"error: --base '1.0.0': {line}\n")
+
+
+def test_a_version_is_never_its_own_base(grown: Path) -> None:
+    add(grown / "in")
+    finished = write(grown, "--overwrite", version="1.0.0")
+    assert finished.code == 0 and "base" not in finished.err and "taken" not in finished.out
+
+
+@pytest.mark.parametrize("change", ["codec", "tables", "gzip"])
+def test_other_codecs_older_releases_and_compressed_versions_are_no_base(
+    grown: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = grown / "out/photos/1.0.0/manifest.json"
+    if change == "codec":
+        monkeypatch.setattr(images.codec, "OWN_VERSION", "0")
+    elif change == "gzip":
+        assert write(grown, "--compression", "gzip", "--overwrite", version="1.0.0").code == 0
+    else:
+        manifest: dict[str, Any] = json.loads(file.read_text())
+        for split in manifest["splits"].values():
+            for shard in split["shards"]:
+                del shard["table"]
+        file.write_bytes(schema.manifest.seal_manifest(manifest))
+    finished = write(grown)
+    why = {"codec": "was written by other versions of the image libraries", "tables": "has no record tables"}
+    assert finished.err.startswith(f"base: none, since 1.0.0 {why.get(change, 'is compressed')}\n")
+
+
+def test_a_job_that_is_killed_goes_on_with_and_without_the_base(grown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its finished shards stay; whoever writes the others, the bytes are the same."""
+    add(grown / "in")
+    calls = []
+
+    def fail_sometimes(*_: object) -> None:
+        calls.append(1)
+        if len(calls) % 7 == 0:
+            raise storage.StorageError("stopped")
+
+    with monkeypatch.context() as patch:
+        make.before(patch, JobState, "put", fail_sometimes)
+        assert [write(grown).code, write(grown, "--base", "none").code] == [1, 1]
+    versions(grown)

@@ -1,0 +1,114 @@
+"""`diff` against a list made by hand, with one order and with another; what can't be compared is one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imageshards
+import reader
+from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.schema.manifest import seal_manifest
+from tests import make
+
+FLAGS = ("--splits", "train=0.6,validation=0.4", "--num_shards", "train=4,validation=3")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Versions 1.0.0 and, after every kind of change, 1.1.0, and 1.2.0 with another seed."""
+    folder = make.class_folders(tmp_path_factory.mktemp("diff") / "in", {"ant": 40, "bee": 30, "cat": 20}).parent
+    assert make.job(folder / "in", folder / "out", *FLAGS).code == 0
+    images = folder / "in"
+    (images / "ant" / "0000.jpg").unlink()
+    (images / "ant" / "0001.jpg").write_bytes(make.encoded(make.picture(seed=500)))
+    (images / "ant" / "0002.jpg").rename(images / "bee" / "0002.moved.jpg")  # another name: gone and added
+    for number in range(30, 40):
+        (images / "ant" / f"00{number}.jpg").rename(images / "cat" / f"00{number}.jpg")
+    (images / "bee" / "old").mkdir()
+    (images / "bee" / "0005.jpg").rename(images / "bee" / "old" / "0005.jpg")
+    (images / "beetle").mkdir()
+    (images / "beetle" / "new.jpg").write_bytes(make.encoded(make.picture(seed=501)))
+    for version, seed in (("1.1.0", 0), ("1.2.0", 7)):
+        assert make.job(images, folder / "out", *FLAGS, "--version", version, "--seed", seed).code == 0
+    return folder / "out" / "photos"
+
+
+def by_hand(version: str) -> dict[str, Any]:
+    moved = {(f"ant/00{number}.jpg", f"cat/00{number}.jpg") for number in range(30, 40)}
+    return {
+        "gone": {"ant/0000.jpg", "ant/0002.jpg"},
+        "added": {"bee/0002.moved.jpg", "beetle/new.jpg"},
+        "changed": {"ant/0001.jpg"},
+        "moved": moved | {("bee/0005.jpg", "bee/old/0005.jpg")},
+        "relabelled": {after for _, after in moved},
+    }
+
+
+@pytest.mark.parametrize("version", ["1.1.0", "1.2.0"])
+def test_the_difference_is_that_of_a_list_made_by_hand(folder: Path, version: str) -> None:
+    difference = imageshards.diff(str(folder / "1.0.0"), folder / version)
+    assert difference
+    expected = by_hand(version)
+    assert {kind: set(difference.names[kind]) for kind in expected} == expected
+    assert {kind: difference.counts[kind] for kind in expected} == {
+        kind: len(names) for kind, names in expected.items()
+    }
+    splits = [names_of(folder / one) for one in ("1.0.0", version)]
+    pairs = [(path, path) for path in splits[0].keys() & splits[1].keys()] + [*expected["moved"]]
+    other_split = {after for before, after in pairs if splits[0][before] != splits[1][after]}
+    assert set(difference.names["other_split"]) == other_split and difference.leaked == len(other_split) > 0
+    assert difference.classes == {"beetle": (None, 2), "cat": (2, 3)}
+    assert difference.configuration == ({"seed": (0, 7)} if version == "1.2.0" else {})
+
+
+def names_of(version: Path) -> dict[str, str]:
+    """Path → split, from the records themselves."""
+    found = {}
+    for split in ("train", "validation"):
+        for batch in reader.eval_batches(version, split, global_batch_size=1, features=["filename"]):
+            found[batch[0]["filename"][0].decode()] = split
+    return found
+
+
+def test_a_version_does_not_differ_from_itself_or_from_its_copy_in_other_shards(folder: Path, tmp_path: Path) -> None:
+    assert not reader.diff(folder / "1.1.0", folder / "1.1.0")
+    input = folder.parent.parent / "in"
+    assert make.job(input, tmp_path, "--splits", "train=0.6,validation=0.4", "--num_shards", 1).code == 0
+    difference = reader.diff(folder / "1.1.0", tmp_path / "photos" / "1.0.0")
+    assert not any(difference.counts.values()) and set(difference.configuration) == {"num_shards"}
+
+
+def test_the_command_prints_and_exits_as_it_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert imageshards.main(["diff", str(folder / "1.0.0"), str(folder / "1.0.0")]) == 0
+    assert capsys.readouterr().out == f"{folder}/1.0.0 and {folder}/1.0.0 hold the same images\n"
+    assert imageshards.main(["diff", str(folder / "1.0.0"), str(folder / "1.1.0")]) == 1
+    text = capsys.readouterr().out
+    for line in (
+        "1 image with other bytes:\n  ant/0001.jpg\n",
+        "  bee/0005.jpg → bee/old/0005.jpg\n",
+        "10 images relabelled:\n  cat/003",
+        "changed between train and another split, since its path decides: --split_by name keeps an image in its split",
+        "ids of 2 classes differ: beetle none → 2, cat 2 → 3\n",
+    ):
+        assert line in text
+    assert imageshards.main(["diff", str(folder / "1.0.0"), str(folder / "1.1.0"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["counts"]["relabelled"] == 10
+
+
+def test_what_has_no_tables_or_names_is_refused_in_a_line(folder: Path, tmp_path: Path) -> None:
+    old = shutil.copytree(folder / "1.0.0", tmp_path / "old")
+    manifest = make.manifest(old)
+    for split in manifest["splits"].values():
+        for shard in split["shards"]:
+            del shard["table"]
+    (old / "manifest.json").write_bytes(seal_manifest(manifest))
+    with pytest.raises(ImageShardsError, match=r"old has no record tables, since an older release wrote it: write it"):
+        reader.diff(old, folder / "1.0.0")
+    reader.index(str(folder / "1.0.0" / "*.tfrecord-*"), tmp_path / "index")
+    with pytest.raises(UsageError, match="its records were not written by imageshards, so they have no names"):
+        reader.diff(tmp_path / "index", folder / "1.0.0")

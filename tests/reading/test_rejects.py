@@ -1,0 +1,124 @@
+"""`imageshards rejects`: why images got no record, in words, from what the pipeline wrote."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import reader
+from beam_pipeline import schema
+from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.schema.manifest import seal_manifest
+from imageshards import main
+from reader.tools.rejects import in_words
+from tests import make
+from tests.reading.shards import make_dataset
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rejects")
+    images = make.class_folders(folder / "in", {"cat": 4})
+    good = make.encoded(make.picture(120, 90))
+    broken = {
+        "empty": b"",
+        "text": "größe, no image".encode(),
+        "page": b"<!DOCTYPE html><p>404",
+        "zeros": bytes(500),
+        "other": b"\x01\x02\x03\xff\xfe\xfd\xfc\xfb\xfa",
+        "cut": good[: len(good) // 2],
+        "photoshop": b"8BPS\0\1" + bytes(90),
+        "wide": make.encoded(make.picture(300, 200)),
+        **{f"text{number}": b"some text" for number in range(7)},
+    }
+    for name, data in broken.items():
+        (images / "cat" / f"{name}.jpg").write_bytes(data)
+    flags = ("--max_reject_fraction", "1", "--max_pixels", "50000", "--duplicates", "drop")
+    return make.published(images, folder / "out", *flags)
+
+
+def test_groups_are_in_words_with_counts_and_a_few_names(version: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rejects", str(version)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "15 of 19 images were rejected",
+        "duplicate of another image: 6 (duplicate)",
+        "  cat/text1.jpg, cat/text2.jpg, cat/text3.jpg, cat/text4.jpg, cat/text5.jpg and 1 more",
+        "text: 2 (not_an_image)",
+        "  cat/text.jpg, cat/text0.jpg",
+        "another kind of file: 1 (not_an_image)",
+        "  cat/other.jpg",
+        "empty file: 1 (not_an_image)",
+        "  cat/empty.jpg",
+        "only zeros: 1 (not_an_image)",
+        "  cat/zeros.jpg",
+        "too many pixels, --max_pixels 50000: 1 (too_many_pixels)",
+        "  cat/wide.jpg",
+        "truncated JPEG: 1 (truncated)",
+        "  cat/cut.jpg",
+        "unsupported PSD: 1 (unsupported)",
+        "  cat/photoshop.jpg",
+        "web page or XML: 1 (not_an_image)",
+        "  cat/page.jpg",
+        f"all of them: {version}/rejects.jsonl",
+    ]
+
+
+def test_json_has_the_same(version: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rejects", str(version), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["dataset"], document["images"], document["rejected"]) == (str(version), 19, 15)
+    assert document["groups"][1] == {
+        "what": "text", "reason": "not_an_image", "count": 2, "paths": ["cat/text.jpg", "cat/text0.jpg"],
+    }  # fmt: skip
+    assert sum(group["count"] for group in document["groups"]) == 15
+    assert [group.what for group in reader.rejects(version)] == [group["what"] for group in document["groups"]]
+
+
+def test_no_reject_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rejects", make_dataset(tmp_path / "1.0.0", {"train": [3]})]) == 0
+    assert capsys.readouterr().out == "0 of 3 images were rejected\n"
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail", "words"),
+    [
+        ("unsupported", "HEIF: install imageshards[heic] on the workers", None),
+        ("unsupported", "JPEG of 40x30 pixels, 99 bytes", "unsupported JPEG"),
+        ("unsupported", "camera raw, 99 bytes", "unsupported camera raw"),
+        ("decode_error", "PNG, 99 bytes", "corrupt PNG"),
+        ("too_many_bytes", "99 bytes, --max_image_bytes 50", "too many bytes, --max_image_bytes 50"),
+        ("too_many_pixels", "9x9 pixels of WEBP RGB take 1621 MiB, --max_pixels 7 permits 1 MiB",
+         "too many pixels, --max_pixels 7 permits 1 MiB"),
+        ("vanished", "not found", "gone before it was read"),
+        ("changed", "listed with 5 bytes, read 6", "changed after it was listed"),
+        ("a_new_reason", "{x}", "a new reason"),
+    ],
+)  # fmt: skip
+def test_what_differs_between_images_is_not_in_the_words(reason: str, detail: str, words: str | None) -> None:
+    assert in_words(reason, detail) == (words or f"unsupported {detail}")
+
+
+def test_every_reason_has_words() -> None:
+    for reason in schema.RejectReason:
+        assert "_" not in in_words(reason, "x")
+
+
+@pytest.mark.parametrize("data", [b"", b"{}\n", b"no JSON\n", None])
+def test_a_file_that_is_not_the_published_one_is_told(version: Path, tmp_path: Path, data: bytes | None) -> None:
+    copy = Path(shutil.copytree(version, tmp_path / "1.0.0"))
+    file = copy / schema.REJECTS_FILE
+    file.unlink() if data is None else file.write_bytes(data)
+    with pytest.raises(ImageShardsError, match=r"rejects\.jsonl isn't the file that was published; run the job with"):
+        reader.rejects(copy)
+
+
+def test_an_index_tells_reasons_without_names(tmp_path: Path) -> None:
+    dataset = Path(make_dataset(tmp_path / "1.0.0", {"train": [3]}))
+    manifest = make.manifest(dataset)
+    manifest["rejects"]["by_reason"] = {"corrupt_record": 2}
+    del manifest["files"][schema.REJECTS_FILE]
+    (dataset / schema.MANIFEST_FILE).write_bytes(seal_manifest(manifest))
+    assert [(group.what, group.count, group.paths) for group in reader.rejects(dataset)] == [("corrupt record", 2, [])]
