@@ -241,7 +241,8 @@ class _Shard:
             self._start = stop - size
             ends = self._ends[self.needed]
             last = int(np.searchsorted(ends, self._start + _PIECE_BYTES, side="right")) - 1
-            self._piece = self._store.read(self._url, self._start, max(stop, int(ends[last])))
+            end = max(stop, int(ends[last])) if last >= 0 else stop  # a record may be larger than a piece
+            self._piece = self._store.read(self._url, self._start, end)
         begin = stop - size - self._start
         try:
             (record,) = schema.unframe(self._piece[begin : begin + size])

@@ -13,6 +13,7 @@ import pytest
 from beam_pipeline import images, schema, storage
 from beam_pipeline.dataset import base
 from beam_pipeline.dataset.state import JobState
+from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.servers import Gcs
 
@@ -159,6 +160,21 @@ def test_an_md5_that_a_manifest_gives_is_not_believed(grown: Path, column: str) 
     finished = write(grown, *flags, version="2.1.0")
     assert finished.code == 0 and "0 encoded, 58 taken from 2.0.0" in finished.out, finished
     assert "changed 2" in finished.out
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 5_000])
+def test_a_base_shard_is_read_in_pieces(grown: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
+    monkeypatch.setattr(base, "_PIECE_BYTES", piece_bytes)
+    sizes = []
+
+    def note(_: object, url: str, start: int = 0, stop: int | None = None) -> None:
+        if "1.0.0/photos-" in url and stop is not None:
+            sizes.append(stop - start)
+
+    make.before(monkeypatch, LocalStorage, "read", note)
+    finished = write(grown)
+    assert finished.code == 0 and "0 encoded, 60 taken" in finished.out
+    assert max(sizes) <= max(piece_bytes, 4_000) and (len(sizes) == 60) == (piece_bytes == 1)
 
 
 # --- bases that can't be read
