@@ -260,8 +260,7 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
     if pattern is None and (info := _open(storage, url)):
         return info
     names = storage.names(url)
-    versions = [name[:-1] for name in names if name[-1] == "/" and schema.VERSION_PATTERN.fullmatch(name[:-1])]
-    versions.sort(key=lambda version: tuple(map(int, version.split("."))), reverse=True)
+    versions = schema.newest_first(names)
     for version in versions:
         is_wanted = pattern is None or fnmatchcase(version, pattern["version"])
         if is_wanted and (info := _open(storage, f"{url}/{version}")):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
     """Convert the images of `config.input` and publish the dataset.
 
-    Where IPython is active (Jupyter, Colab) all of it happens in a process of its own, whose output is printed here.
+    If IPython is active (Jupyter, Colab) all of it happens in a process of its own, whose output is printed here.
     Elsewhere a local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the
     process (the same call in a new one resumes, and decodes that image in isolation); if the caller must survive that,
     call this in a process of its own. Ctrl-C raises KeyboardInterrupt at once; with

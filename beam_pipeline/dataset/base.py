@@ -66,11 +66,10 @@ def _candidates(config: Config) -> list[str]:
         return [] if config.base == "none" else [config.base]
     folder = join(config.output, config.name)
     try:
-        names = [name.rstrip("/") for name in storage.open_storage(folder, config.first_contact_s).names(folder)]
+        versions = schema.newest_first(storage.open_storage(folder, config.first_contact_s).names(folder))
     except FileNotFoundError:
         return []
-    versions = [name for name in names if schema.VERSION_PATTERN.fullmatch(name) and name != config.version]
-    return sorted(versions, key=lambda version: [int(part) for part in version.split(".")], reverse=True)
+    return [version for version in versions if version != config.version]
 
 
 def _manifest(url: str, deadline_s: float) -> dict[str, Any] | None:
@@ -171,15 +170,16 @@ class _Base:
             refs: in order of their keys.
             is_listed: whether their MD5s come from a listing, so that an unchanged image needn't be read.
         """
-        matches = self._find(refs)
+        matches, needed = self._find(refs), []
         for ref, match in zip(refs, matches, strict=True):
-            if match is not None and match.may_be(ref, is_listed):
+            needed.append(match is not None and match.may_be(ref, is_listed))
+            if match is not None and needed[-1]:
                 match.shard.needed.append(match.row)
-        for ref, match in zip(refs, matches, strict=True):
+        for ref, match, is_needed in zip(refs, matches, needed, strict=True):
             if match is None:
                 yield None
                 continue
-            image = match.shard.image(match.row, ref.path) if match.may_be(ref, is_listed) else None
+            image = match.shard.image(match.row, ref.path) if is_needed else None
             is_unchanged = image is not None and is_listed and listed_md5(ref) is not None
             yield Stored(match.md5, image, is_unchanged)
 

@@ -20,6 +20,12 @@ NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]*")  # TFDS reads no other dataset and
 VERSION_PATTERN = re.compile(r"(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)")
 
 
+def newest_first(names: Iterable[str]) -> list[str]:
+    """The versions among the names of a folder, as `Storage.names` gives them: folders have a slash at their end."""
+    versions = [name[:-1] for name in names if name[-1:] == "/" and VERSION_PATTERN.fullmatch(name[:-1])]
+    return sorted(versions, key=lambda version: tuple(map(int, version.split("."))), reverse=True)
+
+
 def canonical_json(value: Any) -> bytes:
     """The one JSON text of `value`: sorted keys, UTF-8, no white space, a line break at the end.
 
