@@ -121,12 +121,12 @@ class Claim:
 
     # --- in an object store: claim.json, changed only as it was found. Jobs of one plan share it: they write the same
 
-    def take(self, plan: str, anew: bool = False) -> tuple[str, bool]:
+    def take(self, plan: str, replaces: bool = False) -> tuple[str, bool]:
         """For the step that writes first, when the plan's hash is known; a repeated step changes nothing.
 
         Args:
             plan: hash of this job's.
-            anew: whether to replace that of another job of this plan, too, as `--restart` does.
+            replaces: whether to replace that of another job of this plan, too, as `--restart` does.
 
         Returns:
             The run that made the claim: this one, or one of the same plan; whether it replaced another one just now, so
@@ -143,7 +143,7 @@ class Claim:
         while not store.write(self._url, document, generation):
             writer, generation = self._read()
             if writer is not None:
-                if writer.plan == plan and (writer.run == config.run_id or not (config.restart or anew)):
+                if writer.plan == plan and (writer.run == config.run_id or not (config.restart or replaces)):
                     return writer.run, False
                 if not (config.restart or config.overwrite):
                     raise ImageShardsError(

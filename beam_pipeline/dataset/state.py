@@ -96,11 +96,11 @@ class JobState:
         Raises:
             ImageShardsError: another job is writing the version, or has published another plan since this one began.
         """
-        config, data, anew = self._config, canonical_json(plan.document()), False
+        config, data, replaces = self._config, canonical_json(plan.document()), False
         if self._is_local:
             self.check(plan)
         while True:
-            run, is_replaced = self.claim.take(plan.sha256, anew)
+            run, is_replaced = self.claim.take(plan.sha256, replaces)
             claimed = replace(plan, claim=run)
             # In this order: jobs that share the claim write shards only after plan.json, so that what is listed before
             # it is there is old; and one that publishes deletes it only after it wrote the manifest.
@@ -116,8 +116,10 @@ class JobState:
                     raise self.published_meanwhile()
             if not is_published and not is_replaced and planned == data:
                 return claimed
-            anew = is_published and planned == data and run != config.run_id  # the claim of a job that has published
-            if anew or (old and not self._is_local and self.claim.writer() is None):  # one that shared it has, just now
+            # The claim of a job that has published.
+            replaces = is_published and planned == data and run != config.run_id
+            # One that shared it has, just now.
+            if replaces or (old and not self._is_local and self.claim.writer() is None):
                 continue
             if old or self._is_local:  # where --overwrite deletes the user's files, too, which are not listed
                 self.check(claimed)
