@@ -108,16 +108,16 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
                 return None
             return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
         # In an object store the job itself finds that another one has published meanwhile.
-        if config.overwrite or not storage.is_local(config.output) or read_manifest(config) is None:
-            for notice in filter(None, (duplicates.notice(config), manifest_rows.box_notice(config))):
-                say(f"warning: {notice}", sys.stderr)
-            if not job.write(config, command):
-                return None
-            manifest, run = at_once(partial(read_manifest, config), partial(published.run_facts, config))
-            if manifest is None:
-                raise ImageShardsError(f"the job has ended, but {config.dataset_url} isn't published: see its log")
-            return Manifest(config.dataset_url, manifest, PUBLISHED, run)
-    return _run(config, options, command)  # another job has published it since it was checked
+        if storage.is_local(config.output) and not config.overwrite and read_manifest(config) is not None:
+            raise JobState(config).published_meanwhile()
+        for notice in filter(None, (duplicates.notice(config), manifest_rows.box_notice(config))):
+            say(f"warning: {notice}", sys.stderr)
+        if not job.write(config, command):
+            return None
+        manifest, run = at_once(partial(read_manifest, config), partial(published.run_facts, config))
+        if manifest is None:
+            raise ImageShardsError(f"the job has ended, but {config.dataset_url} isn't published: see its log")
+        return Manifest(config.dataset_url, manifest, PUBLISHED, run)
 
 
 def _job(options: PipelineOptions | None, config: Config) -> Job:

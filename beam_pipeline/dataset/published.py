@@ -268,10 +268,11 @@ def _find_damage(config: Config, manifest: dict[str, Any]) -> tuple[Damage, str]
     found = {file.path: file for file in store.files(config.dataset_url)}
     shards = shards_of(manifest)
     expected = manifest["file_sizes"] | {one["file"]: one for one in shards.values()} | tables_of(manifest)
+    reads: storage.Reads = "always" if config.repair else "never"
     corrupt = set()
     for name, one in expected.items():
         url = storage.join(config.dataset_url, name)
-        if not storage.is_intact(store, url, found.get(name), one["bytes"], one["crc32c"], read=config.repair):
+        if not storage.is_intact(store, url, found.get(name), one["bytes"], one["crc32c"], reads):
             corrupt.add(name)
             _check_place(config, url)
     damaged = {key for key, one in shards.items() if corrupt & {one["file"], schema.table_file(one["file"])}}

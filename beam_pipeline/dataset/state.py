@@ -265,8 +265,8 @@ class JobState:
                 continue  # a compressed shard has no index, one of an older version no table
             listed, url = found(file), join(self._config.dataset_url, file)
             unchanged = not reads and listed is not None and bool(listed.etag) and listed.etag == expected.get("etag")
-            read = False if unchanged else None
-            if not storage.is_intact(self._store, url, listed, expected["bytes"], expected["crc32c"], read):
+            reads_shard: storage.Reads = "never" if unchanged else "if unknown"
+            if not storage.is_intact(self._store, url, listed, expected["bytes"], expected["crc32c"], reads_shard):
                 return f"{kind} {file}"
         return None
 

@@ -20,13 +20,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import google_crc32c
 
 from beam_pipeline.errors import MissingFileError, StorageError, UsageError
 
 Data = bytes | memoryview
+Reads = Literal["always", "if unknown", "never"]
 DEFAULT_DEADLINE_S = 600.0
 _PIECE_BYTES = 16 << 20
 _BUFFER_BYTES = 8 << 20
@@ -266,7 +267,12 @@ def pieces(store: Storage, url: str, size: int) -> Iterator[bytes]:
 
 
 def is_intact(
-    store: Storage, url: str, found: ListedFile | None, size: int, crc32c: int, read: bool | None = None
+    store: Storage,
+    url: str,
+    found: ListedFile | None,
+    size: int,
+    crc32c: int,
+    reads: Reads,
 ) -> bool:
     """Whether a file has this size and CRC-32C.
 
@@ -274,10 +280,10 @@ def is_intact(
         store, url: the file.
         found: what the store says of it.
         size, crc32c: what it should be.
-        read: every byte of it, or none: then an unknown CRC is taken for valid; None reads if the CRC is unknown.
+        reads: whether to read every byte; "if unknown" reads if the store has no CRC, "never" then takes it for valid.
     """
     if found is None or found.bytes != size:
         return False
-    if read or (read is None and found.crc32c is None):
+    if reads == "always" or (reads == "if unknown" and found.crc32c is None):
         return functools.reduce(google_crc32c.extend, pieces(store, url, size), 0) == crc32c
     return found.crc32c in (None, crc32c)
