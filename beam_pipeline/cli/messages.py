@@ -163,7 +163,8 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
         few = [number for number, records in enumerate(count) if records < _FEW and number not in empty]
         if few:
             named = some([f"{classes[number]!r} {count[number]}" for number in few])
-            found.append(f"fewer than {_FEW} records of {plural(len(few), 'class')} in split {split!r}: {named}")
+            fix = "; --stratify gives each class its share" if config.split_fractions and not config.stratify else ""
+            found.append(f"fewer than {_FEW} records of {plural(len(few), 'class')} in split {split!r}: {named}{fix}")
     found += [f"split {split!r} got no images" for split in config.split_fractions or {} if split not in splits]
     for split, content in splits.items():
         wanted = config.num_shards.get(split) if isinstance(config.num_shards, dict) else config.num_shards

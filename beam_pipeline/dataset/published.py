@@ -153,8 +153,8 @@ def _choices(config: Config, manifest: dict[str, Any], labels: set[str]) -> str:
         return f"choose --version {minor} or --overwrite"
     return (
         f"class {moved[1]!r} takes the id of {moved[0]!r}: choose --version {_next_version(config, True)} or "
-        f"--overwrite, or keep the ids: --version {minor} with a --labels_file of the lines of {schema.LABELS_FILE}, "
-        "then new classes"
+        f"--overwrite, or keep the ids with --version {minor} and a --labels_file: the lines of {schema.LABELS_FILE}, "
+        "then the new classes"
     )
 
 

@@ -97,6 +97,6 @@ def test_warnings_are_of_few_shards_and_of_classes_with_few_images_in_a_split_th
     ]
     few = {"train": split([5, 5]), "validation": split([4, 0])}
     assert warnings(config(), manifest(splits=few)) == [
-        "fewer than 5 records of 2 classes in split 'validation': 'a' 4, 'b' 0"
+        "fewer than 5 records of 2 classes in split 'validation': 'a' 4, 'b' 0; --stratify gives each class its share"
     ]
     assert warnings(config(splits=None), manifest(splits={"train": split([1, 2])})) == []
