@@ -248,4 +248,4 @@ _SECRET_PARAMETER = re.compile(rf"([?&,;](?:{_WORD}|key|sig)=)[^\0&,;\s]+", re.I
 def without_secrets(command: Sequence[str]) -> list[str]:
     """A command line as run.json keeps it: the values of secret flags and URL parameters are `***`."""
     shown = _SECRET.sub(r"\1***", "\0".join(command))  # no argument holds a NUL
-    return _SECRET_PARAMETER.sub(r"\1***", shown).split("\0")
+    return _SECRET_PARAMETER.sub(r"\1***", shown).split("\0") if command else []

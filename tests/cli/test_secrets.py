@@ -97,6 +97,7 @@ def test_a_name_with_an_at_sign_is_no_password(url: str) -> None:
         ("--input=https://h/a?x=1&sig=canary&token=canary", "--input=https://h/a?x=1&sig=***&token=***"),
         ("--input photos --one_hot", "--input photos --one_hot"),
         ("--split_by key=([a-z]+)", "--split_by key=([a-z]+)"),
+        ("", ""),  # `run` from Python
     ],
 )
 def test_a_kept_command_line_shows_no_secret(given: str, kept: str) -> None:
