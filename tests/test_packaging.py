@@ -100,7 +100,7 @@ def test_a_package_that_has_no_checkout_asks_for_an_image(wheel: Path, tmp_path:
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
     )
     assert refused.returncode == 2
-    assert refused.stderr.startswith("error: --sdk_container_image is missing: workers need an image")
+    assert refused.stderr.startswith("error: --sdk_container_image is missing: without an image, ")
 
 
 def test_setup_py_makes_the_sdist_that_dataflow_stages(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from tests.reading.without import run_without
 
 DOCUMENT = make.ROOT / "docs" / "reader.md"
 NEEDS = {
-    "torch": "PyTorch is not installed: pip install '.[torch]'",
-    "jax": "JAX is not installed: pip install '.[jax]'",
+    "torch": "PyTorch is not installed: pip install 'imageshards[torch]'",
+    "jax": "JAX is not installed: pip install 'imageshards[jax]'",
 }
 
 
