@@ -271,7 +271,7 @@ def test_a_local_job_is_checked_too(photos: Path, tmp_path: Path) -> None:
     [
         ({"pillow": "12.1.1"}, "pillow {pillow}, the launcher 12.1.1"),
         ({"pillow": "12.1.1", "zlib": "1"}, "pillow {pillow}, the launcher 12.1.1 (1 other version differs)"),
-        ({"imageshards": "0.1.0 (12345678)"}, "imageshards {imageshards}, the launcher 0.1.0 (12345678)"),
+        ({"imageshards": "0.0.1 (12345678)"}, "imageshards {imageshards}, the launcher 0.0.1 (12345678)"),
         ({"extra": "1"}, "no extra, the launcher 1"),
         ({"pillow_heif": None}, "pillow_heif {pillow_heif}, the launcher none"),
     ],
