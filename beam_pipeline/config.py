@@ -328,7 +328,8 @@ class Config:
     optimize: Switch = Flag(_IMAGES, False, _switch, "make JPEGs 3 % smaller, in three times the encoding time")
     max_pixels: Whole = Flag(
         _IMAGES, 178_956_970, _between(int, 1, 1 << 40),
-        "reject images of more pixels, or of more memory than 6 bytes for each of these, before they are decoded", "N")
+        "reject images of more pixels than this, or that need more than 6 times as many bytes of memory, before they "
+        "are decoded", "N")
     max_image_bytes: Whole = Flag(_IMAGES, "256MiB", _bytes, "reject larger files, before they are fetched", "BYTES")
     allow_truncated: Switch = Flag(
         _IMAGES, False, _switch, "store the readable part of a truncated file instead of rejecting it")
