@@ -180,7 +180,9 @@ class DatasetInfo:
             ImageShardsError: the version is an older one that has none, or the file isn't the one that was published.
         """
         if shard.table is None:
-            raise ImageShardsError(f"{self.url} has no record tables, since an older release wrote it: write it again")
+            raise ImageShardsError(
+                f"{self.url} has no record tables, since it was written before there were any: write it again"
+            )
         path = self.path(schema.table_file(shard.file))
         data = self.storage.read(path)
         if schema.sha256(data) != shard.table.sha256:

@@ -40,6 +40,7 @@ def test_help_has_one_line_for_each_verb_and_version_is_the_distributions(capsys
         ("--input x", f"unknown command '--input': choose one of {', '.join(VERBS)}"),
         ("write --inptu x", "unknown flag '--inptu': did you mean --input?"),
         ("show x --splt train", "unknown flag '--splt': did you mean --split?"),
+        ("info a b", "info takes one dataset; to compare two: imageshards diff a b"),
     ],
 )
 def test_bad_usage_is_exit_2_with_one_line(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
