@@ -90,9 +90,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = tmp_path_factory.mktemp("installed")
     venv.create(environment)
     python = environment / "bin" / "python"
-    (packages,) = environment.glob("lib/python*/site-packages")
-    (packages / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
     done(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    (packages,) = environment.glob("lib/python*/site-packages")  # the others last: imageshards may be among them
+    (packages / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
     return environment / "bin"
 
 

@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["show", "x", "-o", "y"], "unknown flag '-o': see --help"),
         (["show", "x", "--dataset", "y"], "unknown flag '--dataset': see --help"),
         (["show", "x", "--coun", "1"], "unknown flag '--coun': did you mean --count?"),
-        (["info", "x", "y"], "unknown argument 'y': see --help"),
+        (["verify", "x", "y"], "unknown argument 'y': see --help"),
         (["show", "x", "--seed", "x"], "--seed: invalid int value: 'x'; see --help"),
         (["show", "DATASET", "--count", "0"], "count must be at least 1, got 0"),
         (["show", "x", "--count"], "--count: expected one argument; see --help"),
