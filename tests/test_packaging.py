@@ -90,7 +90,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = tmp_path_factory.mktemp("installed")
     venv.create(environment)
     python = environment / "bin" / "python"
-    done(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index")
+    done(*pip, wheel, env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})
     (packages,) = environment.glob("lib/python*/site-packages")  # the others last: imageshards may be among them
     (packages / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
     return environment / "bin"
