@@ -47,4 +47,4 @@ def require_pipeline() -> None:
     """
     for module, name in _NEEDED.items():
         if find_spec(module) is None:
-            raise UsageError(f"{name} is not installed: pip install '.[pipeline]'")
+            raise UsageError(f"{name} is not installed: pip install 'imageshards[pipeline]'")

@@ -22,8 +22,6 @@ from beam_pipeline.images.colour import Rgb
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.schema import NAME_PATTERN, STATE_FOLDER, VERSION_PATTERN, example, is_utf8
 
-# Flags that older manifests hold and that are gone → what a job does now.
-REMOVED = {"progressive": False, "icc": "srgb", "keep_metadata": False}
 # Flags that are younger than some manifests: a configuration leaves them out at these values, and stays the same.
 ADDED = {"stratify": False}
 BY_NAME = "name"  # the word for --split_by
@@ -330,7 +328,8 @@ class Config:
     optimize: Switch = Flag(_IMAGES, False, _switch, "make JPEGs 3 % smaller, in three times the encoding time")
     max_pixels: Whole = Flag(
         _IMAGES, 178_956_970, _between(int, 1, 1 << 40),
-        "reject images of more pixels, or of more memory than 6 bytes for each of these, before they are decoded", "N")
+        "reject images of more pixels than this, or that need more than 6 times as many bytes of memory, before they "
+        "are decoded", "N")
     max_image_bytes: Whole = Flag(_IMAGES, "256MiB", _bytes, "reject larger files, before they are fetched", "BYTES")
     allow_truncated: Switch = Flag(
         _IMAGES, False, _switch, "store the readable part of a truncated file instead of rejecting it")

@@ -112,7 +112,7 @@ class CorruptRecordError(ImageShardsError):
 
 
 # What to do if workers have other versions than the launcher.
-OTHER_IMAGE = "build the workers' image with deploy/Dockerfile from the launcher's checkout, with its Python and extras"
+OTHER_IMAGE = "build the workers' image from a checkout, deploy/Dockerfile, with the launcher's version, Python, extras"
 # Beam's own check, in a worker; it says what the other side has by the name of an image.
 _SDK = r"environment: \S*?beam_python([\d.]+)_sdk:([\d.]+)\."
 _OTHER_SDK = re.compile(rf"Submission {_SDK} Runtime {_SDK}")

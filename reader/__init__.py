@@ -1,11 +1,11 @@
 """imageshards, the read side: batches of sharded image datasets for any trainer, and the tools around them.
 
-    import reader
+    import imageshards
 
-    info = reader.load_info("gs://bucket/datasets/flowers/1.0.0")
-    train = reader.train_dataset(info, "train", global_batch_size=1024, augment=reader.augment.flip_crop)
+    info = imageshards.load_info("gs://bucket/datasets/flowers/1.0.0")
+    train = imageshards.train_dataset(info, "train", global_batch_size=1024, augment=imageshards.augment.flip_crop)
 
-`import reader` is cheap and imports no framework: the first use of an interface does.
+`import imageshards` has the same names. Importing either is cheap and loads no framework: the first use of a name does.
 """
 
 from __future__ import annotations
@@ -107,6 +107,4 @@ def with_install_hint(error: ModuleNotFoundError) -> ModuleNotFoundError:
     if package not in _PACKAGES:
         return error
     name, extra = _PACKAGES[package]
-    return ModuleNotFoundError(
-        f"{name} is not installed: in the clone of imageshards, pip install '.[{extra}]'", name=error.name
-    )
+    return ModuleNotFoundError(f"{name} is not installed: pip install 'imageshards[{extra}]'", name=error.name)

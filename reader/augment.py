@@ -1,8 +1,8 @@
 """Augmentation on the host: `f(image, seed)` for one decoded image, the same for a record wherever it is read.
 
-    train = reader.train_dataset(info, "train", global_batch_size=256, augment=reader.augment.flip_crop)
-    crop = reader.augment.random_resized_crop(then=reader.augment.flip)
-    train = reader.train_dataset(info, "train", global_batch_size=256, image_size=224, augment=crop)
+    train = imageshards.train_dataset(info, "train", global_batch_size=256, augment=imageshards.augment.flip_crop)
+    crop = imageshards.augment.random_resized_crop(then=imageshards.augment.flip)
+    train = imageshards.train_dataset(info, "train", global_batch_size=256, image_size=224, augment=crop)
 
 An augment gets a uint8 array [height, width, channels], which it may change, and the record's seed: an integer in
 [0, 2^64) that follows from (seed, epoch, record number), so it is the same for any thread, batch size or host and
@@ -86,7 +86,7 @@ def random_resized_crop(
     Args:
         scale: smallest and largest share of the image's area.
         ratio: smallest and largest width over height.
-        then: another augment, for the resized images, such as `reader.augment.flip`.
+        then: another augment, for the resized images, such as `imageshards.augment.flip`.
 
     Raises:
         UsageError: the bounds aren't in order.
@@ -138,9 +138,9 @@ def check_augment(augment: object, name: str = "augment") -> None:
     if augment is None:
         return
     if augment is random_resized_crop:
-        raise UsageError(f"{name}=random_resized_crop: call it, {name}=reader.augment.random_resized_crop()")
+        raise UsageError(f"{name}=random_resized_crop: call it, {name}=imageshards.augment.random_resized_crop()")
     given = getattr(augment, "__name__", None) or repr(augment)[:80]
-    needed = "a function f(image, seed) of a uint8 array [height, width, channels], such as reader.augment.flip"
+    needed = "a function f(image, seed) of a uint8 array [height, width, channels], such as imageshards.augment.flip"
     if not callable(augment):
         raise UsageError(f"{name}={given}: give {needed}")
     try:

@@ -1,10 +1,10 @@
 """`train_batches` and `eval_batches`: a dataset's batches as NumPy arrays, without a framework.
 
-    batches = reader.train_batches("gs://bucket/datasets/flowers/1.0.0", "train", global_batch_size=1024)
+    batches = imageshards.train_batches("gs://bucket/datasets/flowers/1.0.0", "train", global_batch_size=1024)
     for images, labels in batches:
         ...
 
-`reader.as_tf`, `reader.as_jax` and `reader.as_torch` hand out the same batches.
+`imageshards.as_tf`, `imageshards.as_jax` and `imageshards.as_torch` hand out the same batches.
 """
 
 from __future__ import annotations
@@ -272,7 +272,8 @@ class Batches:
         """A position, continued by these hosts and batches."""
         if not isinstance(position, Position):
             raise UsageError(
-                f"position must be a reader.Position, such as batches.position_at(trained_steps), got {position!r}"
+                "position must be an imageshards.Position, such as batches.position_at(trained_steps), "
+                f"got {position!r}"
             )
         for name, meaning in (("source", "dataset or split"), ("records", "number of records")):
             ours, given = getattr(self.start, name), getattr(position, name)
@@ -429,12 +430,12 @@ def train_batches(
         host: which part of the records is read here: (index, count); "auto" for this process' part, as
             torch.distributed or jax.distributed knows it; or the `tf.distribute.InputContext` that
             `distribute_datasets_from_function` gives, whose replicas then take a batch each; None for all.
-        augment: `f(image, seed)`, of `reader.augment` or your own.
+        augment: `f(image, seed)`, of `imageshards.augment` or your own.
         labels: `int` or `one_hot`.
         features: names of further features that are wanted: a manifest's columns, or `filename`, `label`, `size`.
         window_runs: runs of 64 records that are shuffled together; larger values mix better but use more memory; None
             for the position's, or 16.
-        cache: None, `memory` or a local folder: keeps undecoded what was read from remote storage (`reader.cache`).
+        cache: None, `memory` or a local folder: keeps undecoded what was read from remote storage.
         on_error: `raise`, or `skip` corrupt records: another record of the split takes the row of each; they are
             counted (`batches.skipped`) and logged at the end of an iteration.
 

@@ -98,6 +98,8 @@ def run(given: Sequence[str]) -> int:
     values, rest = root.parse_known_args(list(map(_with_underscores, given)))
     if rest:
         name, flags = rest[0].partition("=")[0], re.findall(r"--\w+", values.parser.format_usage())
+        if given[0] == "info" and not name.startswith("-"):
+            raise UsageError(f"info takes one dataset; to compare two: imageshards diff {values.dataset} {rest[0]}")
         raise _unknown("flag" if name.startswith("-") else "argument", name, flags, "see --help")
     values.command = shlex.join(["imageshards", *given])
     try:

@@ -180,7 +180,9 @@ class DatasetInfo:
             ImageShardsError: the version is an older one that has none, or the file isn't the one that was published.
         """
         if shard.table is None:
-            raise ImageShardsError(f"{self.url} has no record tables, since an older release wrote it: write it again")
+            raise ImageShardsError(
+                f"{self.url} has no record tables, since it was written before there were any: write it again"
+            )
         path = self.path(schema.table_file(shard.file))
         data = self.storage.read(path)
         if schema.sha256(data) != shard.table.sha256:
@@ -196,7 +198,7 @@ class DatasetInfo:
         if self.compression != "none":
             raise ImageShardsError(
                 f"{self.url} is compressed with {self.compression}, so no record can be found by its offset: read it "
-                "with reader.record_dataset, or write it with --compression none"
+                "with imageshards.record_dataset, or write it with --compression none"
             )
         path = self.path(schema.runs_file(split))
         data = self.storage.read(path)
@@ -252,7 +254,8 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
         StorageError: the storage can't be reached.
     """
     if not isinstance(url, str | os.PathLike) or not isinstance(os.fspath(url), str) or "\0" in os.fspath(url):
-        raise UsageError(f"no dataset: {reprlib.repr(url)}: give its URL or path, or what reader.load_info returns")
+        shown = reprlib.repr(url)
+        raise UsageError(f"no dataset: {shown}: give its URL or path, or what imageshards.load_info returns")
     given = os.fspath(url)
     pattern = _WITH_VERSION.fullmatch(given)
     url = normalize(pattern["folder"] if pattern else given)

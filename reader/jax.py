@@ -60,7 +60,7 @@ class JaxBatches:
         if local.dtype == object:
             raise UsageError(
                 "a feature holds strings or lists, for which JAX has no array: leave it out of features=, or use "
-                "reader.train_batches"
+                "imageshards.train_batches"
             )
         return jax.make_array_from_process_local_data(self._sharding, local)
 
@@ -81,7 +81,8 @@ def as_jax(batches: Batches, mesh: jax.sharding.Mesh | jax.sharding.Sharding) ->
             JAX has no array for a feature.
     """
     if not isinstance(batches, Batches):
-        raise UsageError(f"reader.as_jax({type(batches).__name__}): give what train_batches or eval_batches returned")
+        given = type(batches).__name__
+        raise UsageError(f"imageshards.as_jax({given}): give what train_batches or eval_batches returned")
     if not isinstance(mesh, jax.sharding.Sharding | jax.sharding.Mesh):
         raise UsageError(
             f"mesh must be a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch, got {reprlib.repr(mesh)}"

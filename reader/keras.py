@@ -1,6 +1,6 @@
 """Keras' `fit` on any backend: `Stream` hands it the batches, `Resume` continues a run that was stopped.
 
-resume = reader.keras.Resume("runs/1", batches)
+resume = imageshards.keras.Resume("runs/1", batches)
 model.fit(resume.data, epochs=10, initial_epoch=resume.initial_epoch, shuffle=False, callbacks=[resume])
 """
 
@@ -113,7 +113,7 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
 class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves a run every so many steps and at its end; made again, it continues from the last save.
 
-        resume = reader.keras.Resume("runs/1", batches)
+        resume = imageshards.keras.Resume("runs/1", batches)
         epochs = {"epochs": resume.epochs(10), "initial_epoch": resume.initial_epoch}
         model.fit(resume.data, **epochs, shuffle=False, callbacks=[resume])
 

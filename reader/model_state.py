@@ -1,4 +1,4 @@
-"""The state of a Keras training as one .npz file, for `reader.keras.Resume` and `imageshards train`.
+"""The state of a Keras training as one .npz file, for `imageshards.keras.Resume` and `imageshards train`.
 
 Keras' own formats lose state (random seeds, optimizers), so these are the arrays of all variables, in their order.
 """

@@ -230,7 +230,7 @@ class Position(_Position1, frozen=True, tag=2):
             batch_size_of(position.global_batch_size, position.phases[-1].hosts)
         except (ValueError, TypeError, RecursionError) as error:
             shown = repr(text[:_SHOWN_CHARACTERS]) if isinstance(text, str) else reprlib.repr(text)
-            raise UsageError(f"not a reader.Position: {shown}: {one_line(error)}") from None
+            raise UsageError(f"not an imageshards.Position: {shown}: {one_line(error)}") from None
         if not isinstance(position, Position):
             position = Position(**structs.asdict(position), step=0 if step is None else integer("step", step, 0))
             if step is None and position.records_read:

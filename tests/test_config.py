@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pickle
 import re
 from fractions import Fraction
@@ -13,10 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_pipeline.config import REMOVED, Config, splits_text
-from beam_pipeline.dataset import published
+from beam_pipeline.config import Config, splits_text
 from beam_pipeline.errors import UsageError
-from beam_pipeline.schema import canonical_json
 
 
 def config(**more: object) -> Config:
@@ -207,15 +204,6 @@ def test_the_fingerprint_holds_no_place_and_no_float() -> None:
     found = leaves(config(input="/secret-in", output="/secret-out", splits="train=0.7,test=0.3").fingerprint())
     assert all(leaf is None or isinstance(leaf, str | int | bool) for leaf in found)
     assert not any("secret" in str(leaf) for leaf in found)
-
-
-@pytest.mark.parametrize(("flag", "default"), REMOVED.items())
-def test_a_manifest_may_hold_a_removed_flag_at_its_old_default(flag: str, default: object) -> None:
-    mine = json.loads(canonical_json(config().fingerprint()))
-    assert flag not in mine
-    published._check_configuration(config(), {"configuration": mine | {flag: default}})
-    with pytest.raises(UsageError, match=f"^--{flag} {default!r}: /out/photos/1.0.0 is published with 'another'"):
-        published._check_configuration(config(), {"configuration": mine | {flag: "another"}})
 
 
 # --- what the class promises

@@ -40,6 +40,7 @@ def test_help_has_one_line_for_each_verb_and_version_is_the_distributions(capsys
         ("--input x", f"unknown command '--input': choose one of {', '.join(VERBS)}"),
         ("write --inptu x", "unknown flag '--inptu': did you mean --input?"),
         ("show x --splt train", "unknown flag '--splt': did you mean --split?"),
+        ("info a b", "info takes one dataset; to compare two: imageshards diff a b"),
     ],
 )
 def test_bad_usage_is_exit_2_with_one_line(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,13 +93,13 @@ def test_importing_it_and_listing_its_names_and_verbs_needs_no_extra(tmp_path: P
     assert "  write " in run_without(HEAVY, program, tmp_path, PYTHONPATH=str(make.ROOT)).stdout
 
 
-OF_READER = "is not installed: in the clone of imageshards, pip install '.[reader]'"
+OF_READER = "is not installed: pip install 'imageshards[reader]'"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("write --help", "Apache Beam is not installed: pip install '.[pipeline]'"),
+        ("write --help", "Apache Beam is not installed: pip install 'imageshards[pipeline]'"),
         ("verify DATASET", f"simplejpeg {OF_READER}"),
         ("show DATASET", f"Pillow {OF_READER}"),
         ("train DATASET --out model", f"Keras {OF_READER.replace('reader', 'train')}"),
@@ -116,7 +117,7 @@ def test_a_verb_without_its_packages_says_which_extra_to_install(arguments: str,
 def test_the_write_side_without_its_packages_is_a_usage_error_in_one_line(
     module: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = f"{name} is not installed: pip install '.[pipeline]'"
+    line = f"{name} is not installed: pip install 'imageshards[pipeline]'"
     program = (
         f"import runpy, sys; sys.modules[{module!r}] = None; runpy.run_module('beam_pipeline', run_name='__main__')"
     )

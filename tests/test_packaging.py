@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ import pytest
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
+import beam_pipeline
 from tests import make
 from tests.make import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+TEXTS = ("README.md", "LICENSE", "CHANGELOG.md", "constraints.txt")
 
 
 def pinned(file: str) -> dict[str, list[Requirement]]:
@@ -51,7 +54,7 @@ def modules() -> set[str]:
 def copied(source: Path, *more: str) -> Path:
     """The folder `source` with what is packed, and more folders."""
     source.mkdir()
-    for name in ("pyproject.toml", "setup.py", "imageshards.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "imageshards.py", *TEXTS):
         shutil.copy(ROOT / name, source)
     for folder in ("beam_pipeline", "reader", *more):
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -81,35 +84,67 @@ def test_wheel_holds_both_packages_and_the_command_and_nothing_else(wheel: Path)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_the_installed_command_runs_a_job_in_two_processes_and_reads_its_dataset(wheel: Path, tmp_path: Path) -> None:
-    place = tmp_path / "installed"
-    done(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", place, wheel)
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a fresh environment with the wheel in it, whose other packages are those of this one."""
+    environment = tmp_path_factory.mktemp("installed")
+    venv.create(environment)
+    python = environment / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index")
+    done(*pip, wheel, env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})
+    (packages,) = environment.glob("lib/python*/site-packages")  # the others last: imageshards may be among them
+    (packages / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    return environment / "bin"
+
+
+def test_an_installed_wheel_writes_and_reads_a_dataset_far_from_any_checkout(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH")
     make.class_folders(tmp_path / "photos", {"ant": 3, "bee": 2})
-    environment = {**os.environ, "PYTHONPATH": str(place)}
     write = "write --input photos --output datasets --name photos --image_size 32 --direct_num_workers=2"
-    for command in (f"{write} --direct_running_mode=multi_processing", "verify datasets/photos/1.0.0"):
-        said = done(place / "bin" / "imageshards", *command.split(), cwd=tmp_path, env=environment).stdout
-    assert "5 records" in said
+    said = {
+        command: done(installed / "imageshards", *command.split(), cwd=tmp_path).stdout
+        for command in ("--version", f"{write} --direct_running_mode=multi_processing", "info datasets/photos")
+    }
+    assert said["--version"] == f"imageshards {beam_pipeline.__version__}\n"
+    assert "5 records of 5 images" in said["info datasets/photos"]
+    program = """import beam_pipeline, imageshards, reader
+print(*[module.__file__ for module in (beam_pipeline, imageshards, reader)])
+print(next(iter(imageshards.eval_batches("datasets/photos", "train", global_batch_size=5)))[0].shape)"""
+    files, shape = done(installed / "python", "-c", program, cwd=tmp_path).stdout.splitlines()
+    assert all(Path(file).is_relative_to(installed.parent) for file in files.split())
+    assert shape == "(5, 32, 32, 3)"
 
 
-def test_a_package_that_has_no_checkout_asks_for_an_image(wheel: Path, tmp_path: Path) -> None:
-    done(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", tmp_path, wheel)
+def test_an_extra_is_added_as_messages_say_without_looking_for_the_package_itself(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    pip = (sys.executable, "-m", "pip", "--python", installed / "python", "install", "--dry-run", "--no-index")
+    said = done(*pip, "imageshards[reader]", cwd=tmp_path).stdout
+    assert "already satisfied: imageshards[reader]" in said
+
+
+def test_an_installed_wheel_says_that_dataflow_needs_an_image_or_a_checkout(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH")
     flags = "--input=gs://in --output=gs://out --name=photos --runner=DataflowRunner --project=p --region=europe-west4"
-    command = [sys.executable, "-m", "beam_pipeline", *flags.split()]
-    refused = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
-    )
+    command = [installed / "imageshards", "write", *flags.split()]
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("error: --sdk_container_image is missing: workers need an image")
+    assert refused.stderr.startswith("error: --sdk_container_image is missing: without an image, ")
 
 
 def test_setup_py_makes_the_sdist_that_dataflow_stages(tmp_path: Path) -> None:
     command = ("setup.py", "-q", "sdist", "--dist-dir", tmp_path / "dist")
-    done(sys.executable, *command, cwd=copied(tmp_path / "source"))
+    done(sys.executable, *command, cwd=copied(tmp_path / "source", "tests", "deploy"))
     (made,) = (tmp_path / "dist").glob("imageshards-*.tar.gz")
     with tarfile.open(made) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    assert modules() <= names
+    assert modules() | {"constraints.txt", "deploy/Dockerfile", "deploy/requirements-worker.txt"} <= names
+    assert not any(name.startswith("tests/") for name in names)
 
 
 def test_a_trainer_gets_no_beam_and_a_worker_no_tensorflow() -> None:

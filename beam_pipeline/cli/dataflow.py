@@ -174,8 +174,8 @@ def _code(given: Mapping[str, Any]) -> dict[str, Any]:
     requirements = _REPOSITORY / "deploy" / f"requirements-worker{extra}.txt"
     if not (setup.is_file() and requirements.is_file()):
         raise UsageError(
-            "--sdk_container_image is missing: workers need an image, or a checkout to install this package from "
-            f"({setup.parent} has no setup.py and deploy/); build one with deploy/Dockerfile, or pip install -e"
+            "--sdk_container_image is missing: without an image, workers install this package from its checkout, and "
+            f"{setup.parent} is none (no setup.py and deploy/); build an image from a checkout, or pip install -e there"
         )
     # The workers fetch the packages, not this machine.
     return {"setup_file": str(setup), "requirements_file": str(requirements), "requirements_cache": "skip"}

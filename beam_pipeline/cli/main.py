@@ -9,18 +9,21 @@ import gc
 import logging
 import os
 import re
+import shlex
 import sys
 import tempfile
 import traceback
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
+from itertools import takewhile
 from warnings import filterwarnings
 
+from beam_pipeline import storage
 from beam_pipeline.cli.command import INTERRUPTED
 from beam_pipeline.cli.messages import published_text, warnings
 from beam_pipeline.cli.quiet import only_our_lines
 from beam_pipeline.cli.run import run
-from beam_pipeline.config import FLAGS, REMOVED, Config
+from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, one_line, say, tell
 from beam_pipeline.images.formats import hide_warnings
 
@@ -99,11 +102,9 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     ours, rest = _parsed(_our_parser(), _with_underscores(arguments, _OURS))
     for number, argument in enumerate(rest):
         is_flag = argument.startswith("--")
-        if (name := argument.partition("=")[0].removeprefix("--").replace("-", "_")) in REMOVED and is_flag:
-            raise UsageError(f"--{name} is gone: leave it out")
         # Behind a flag of Beam it may be its value.
         if _nearest(argument, _OURS, _SURELY_OURS) if is_flag else number == 0:
-            raise _unknown(argument, _OURS)
+            raise _unknown(rest[number:], _OURS, vars(ours))
     config = Config(**vars(ours))
     if rest:
         parser, flags = beams_parser()
@@ -114,7 +115,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
             for one, after in zip(rest, [*rest[1:], "--"], strict=True)
         ]
         if unknown := _parsed(parser, rest)[1]:
-            raise _unknown(unknown[0], [*_OURS, *flags])
+            raise _unknown(unknown, [*_OURS, *flags], vars(ours))
     return config, rest
 
 
@@ -175,12 +176,23 @@ def beams_parser() -> tuple[argparse.ArgumentParser, list[str]]:
     return parsers[0], re.findall(r"(?:^  |, )(--[\w-]+)", parsers[0].format_help(), re.MULTILINE)
 
 
-def _unknown(argument: str, flags: Collection[str]) -> UsageError:
-    flag = argument.partition("=")[0]
+def _unknown(arguments: Sequence[str], flags: Collection[str], given: Collection[str]) -> UsageError:
+    """Of the first argument, which is no flag of `flags` or no flag at all; `given` are our flags that have a value."""
+    flag = arguments[0].partition("=")[0]
     if not flag.startswith("-"):
-        return UsageError(f"unexpected argument {flag!r}: every value belongs to a flag; see --help")
-    nearest = _nearest(argument, flags, 0.5)
+        values = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
+        missing = [f"--{name}" for name in ("input", "output") if name not in given]
+        fix = "every value belongs to a flag; see --help"
+        if len(values) <= len(missing):  # as `cp SRC DST`
+            pairs = zip(missing, values, strict=False)
+            fix = f"did you mean {' '.join(f'{name} {shlex.quote(_hidden(value))}' for name, value in pairs)}?"
+        return UsageError(f"unexpected argument {_hidden(flag)!r}: {fix}")
+    nearest = _nearest(flag, flags, 0.5)
     return UsageError(f"unknown flag {flag!r}: {f'did you mean {nearest}?' if nearest else 'see --help'}")
+
+
+def _hidden(value: str) -> str:
+    return "***" if storage.has_password(value) else value
 
 
 def _nearest(argument: str, flags: Collection[str], likeness: float) -> str | None:

@@ -173,5 +173,5 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
             only = f"has only {plural(shards, 'image')}: wrote {plural(shards, 'shard')}"
             found.append(f"--num_shards {wanted}: split {split!r} {only}")
     if config.compression == "gzip":
-        found.append("gzip shards have no index and no TFDS metadata: read them with reader.record_dataset")
+        found.append("gzip shards have no index and no TFDS metadata: read them with imageshards.record_dataset")
     return found

@@ -156,9 +156,7 @@ def _code(options: Mapping[str, Any]) -> Iterator[str]:
     for name in ("pillow", "pillow_heif") if pins else ():
         if pins.get(name) != here.get(name):
             what = f"it has {name} {pins.get(name, 'missing')}, this launcher {here.get(name, 'none')}"
-            raise wrong(
-                "--requirements_file", file, f"{what}; install the versions of constraints.txt here: make setup"
-            )
+            raise wrong("--requirements_file", file, f"{what}; install its version here, or change it to this one")
     installed = " and ".join(Path(one).name for one in (options["setup_file"], file) if one)
     code = f"image {image}, not checked here" if image else f"workers install {installed}"
     yield f"ok: {code}; a worker stops the job unless it has {needs}"
@@ -177,7 +175,7 @@ def _heic(config: Config) -> str:
         paths = (file.path for file in files)
     first = next((path for path in islice(paths, _HEIC_SAMPLE) if path.lower().endswith(_HEIC)), None)
     if first is not None and config.extensions & {"heic", "heif"}:
-        fix = "pip install '.[heic]' here, or leave heic and heif out of --extensions"
+        fix = "pip install 'imageshards[heic]' here, or leave heic and heif out of --extensions"
         raise UsageError(
             f"--input {config.input!r}: {first!r} is HEIC, which can't be decoded without pillow-heif; {fix}"
         )

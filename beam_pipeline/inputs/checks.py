@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from itertools import islice
 
@@ -14,6 +15,8 @@ from beam_pipeline.inputs.manifest_rows import row_refs
 from beam_pipeline.inputs.references import class_name
 
 _LOOKED_AT = 1000  # files at most, of an input without class folders
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+_UNPACK_EACH = 'for f in *.tar; do mkdir "${f%.tar}" && tar -xf "$f" -C "${f%.tar}"; done'
 _SPLIT_NAMES = frozenset({"train", "val", "valid", "validation", "dev", "test"})
 
 
@@ -29,6 +32,8 @@ def check_input(config: Config) -> None:
             raise UsageError(f"--manifest {config.manifest!r}: it has a header but no row; add a row for each image")
         return
     summary = ListingSummary()
+    if config.input.lower().endswith(_ARCHIVES) and not os.path.isdir(config.input):
+        raise wrong("--input", config.input, _how_to_unpack(config.input))
     if storage.is_local(config.input) and not os.path.isdir(config.input):
         what = "a file, not a folder" if os.path.exists(config.input) else "no such folder"
         raise wrong("--input", config.input, what)
@@ -52,7 +57,17 @@ def check_input(config: Config) -> None:
             f"{plural(summary.suffixes.total(), 'file')} without an image suffix, {summary.hidden} hidden); "
             f"images end in {', '.join(sorted(config.extensions))}"
         )
+        if tars := summary.suffixes[".tar"]:
+            what = f"{plural(tars, '.tar file')} in its folders instead of images; unpack each: {_UNPACK_EACH}"
         raise wrong("--input", config.input, what)
+
+
+def _how_to_unpack(url: str) -> str:
+    is_here = storage.is_local(url)
+    file = shlex.quote(url) if is_here else "FILE"
+    command = f"unzip {file} -d DIR" if url.lower().endswith(".zip") else f"tar -xf {file} -C DIR"
+    copied = "" if is_here else "copy it to this machine, "
+    return f"an archive, not a folder; {copied}unpack it and give the folder: {command}"
 
 
 def _why_no_classes(config: Config, summary: ListingSummary) -> str:
@@ -60,6 +75,8 @@ def _why_no_classes(config: Config, summary: ListingSummary) -> str:
     of_splits = config.layout == "split_class_folders"
     wanted = "DIR/SPLIT/CLASS/image.jpg" if of_splits else "DIR/CLASS/image.jpg"
     store = storage.open_storage(config.input, config.io_deadline)
+    if tars := summary.suffixes[".tar"]:
+        return f"{plural(tars, '.tar file')} instead of class folders; unpack each: {_UNPACK_EACH}"
     files = [file.path for file in islice(store.files(config.input), _LOOKED_AT)]
     direct = sum("/" not in path and why_skipped(path, config.extensions) is None for path in files)
     parent, _, name = config.input.rpartition("/")
@@ -70,7 +87,10 @@ def _why_no_classes(config: Config, summary: ListingSummary) -> str:
         return f"looked for {wanted}, found only {plural(hidden, 'hidden folder')}"
     if files and of_splits:
         return f"looked for {wanted}, found no class folders; for DIR/CLASS/image.jpg give --layout class_folders"
-    return f"looked for {wanted}, found {'no class folders' if files else 'nothing'}"
+    if not files:
+        return f"looked for {wanted}, found nothing"
+    others = [plural(count, f"{suffix} file") for suffix, count in summary.suffixes.most_common(1)]
+    return f"looked for {wanted}, found {' and '.join([*others, 'no class folders'])}"
 
 
 def read_labels(url: str, deadline_s: float) -> tuple[str, ...]:

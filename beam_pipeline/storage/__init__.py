@@ -239,9 +239,8 @@ def open_storage(url: str, deadline_s: float = DEFAULT_DEADLINE_S) -> Storage:
     try:
         return storage_of(scheme, deadline_s)
     except ImportError as error:
-        raise StorageError(
-            f"{url}: {error}", "in the clone of imageshards, pip install '.[reader]' or '.[pipeline]'"
-        ) from None
+        fix = "pip install 'imageshards[reader]' or 'imageshards[pipeline]'"
+        raise StorageError(f"{url}: {error}", fix) from None
 
 
 @functools.cache

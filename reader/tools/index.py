@@ -96,8 +96,8 @@ def index(
     files = find_files(patterns)
     for file in filter(is_gzip, files):
         raise UsageError(
-            f"{file} is GZIP, so no record can be found by its offset: read it with reader.record_dataset, or write "
-            "it without compression"
+            f"{file} is GZIP, so no record can be found by its offset: read it with imageshards.record_dataset, or "
+            "write it without compression"
         )
     keys = find_keys(files, image_key, class_key)
     splits: dict[str, list[str]] = {}

@@ -26,7 +26,7 @@ class Progress:
     """How far a training is.
 
     Attributes:
-        position: `reader.Position` of the next record, as JSON.
+        position: `imageshards.Position` of the next record, as JSON.
         phase: number of its phase.
         lines: of metrics.jsonl.
         step: updates made, in all phases.

@@ -29,6 +29,11 @@ def messages() -> list[tuple[str, int, str]]:
 TEXTS = {
     "texts/a/1.txt": "1",
     "texts/a/2.txt": "2",
+    "photos.tar": "an archive is known by its name",
+    "packed/cat.tar": "1",
+    "packed/dog.tar": "2",
+    "packed_twice/train/cat.tar": "1",
+    "rows/1.parquet": "1",
     "taken/photos/1.0.0/notes.txt": "mine",
     "labels.txt": "cat\n",
     "rat_first.txt": "rat\ncat\ndog\n",

@@ -151,7 +151,7 @@ def test_plan_only_prints_the_plan_and_writes_nothing(photos: Path, version: Pat
         ({"a": 3}, ("--num_shards", "10"),
          "--num_shards 10: split 'train' has only 3 images: wrote 3 shards"),
         ({"a": 2}, ("--compression", "gzip"),
-         "gzip shards have no index and no TFDS metadata: read them with reader.record_dataset"),
+         "gzip shards have no index and no TFDS metadata: read them with imageshards.record_dataset"),
     ],
     ids=["split", "class", "shards", "gzip"],
 )  # fmt: skip

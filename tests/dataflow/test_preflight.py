@@ -233,7 +233,7 @@ def test_requirements_with_other_codecs_than_the_launchers_are_refused(
     file = tmp_path / "requirements.txt"
     file.write_text(pins.format_map(versions()))
     code, lines = checked(cloud, f"--requirements_file={file}")
-    what = f"it has {why.format_map(versions())}; install the versions of constraints.txt here: make setup"
+    what = f"it has {why.format_map(versions())}; install its version here, or change it to this one"
     assert (code, lines[-1]) == (2, f"error: --requirements_file '{file}': {what}")
 
 
@@ -248,7 +248,7 @@ def test_an_input_with_heic_images_needs_pillow_heif_here(
     phone = tmp_path / "phone"
     (phone / "cat").mkdir(parents=True)
     (phone / "cat" / "IMG_1.HEIC").touch()
-    fix = "pip install '.[heic]' here, or leave heic and heif out of --extensions"
+    fix = "pip install 'imageshards[heic]' here, or leave heic and heif out of --extensions"
     with pytest.raises(UsageError, match="without pillow-heif") as refused:
         list(preflight.check_dataset(dataclasses.replace(config, input=str(phone))))
     what = "'cat/IMG_1.HEIC' is HEIC, which can't be decoded without pillow-heif"
@@ -271,7 +271,7 @@ def test_a_local_job_is_checked_too(photos: Path, tmp_path: Path) -> None:
     [
         ({"pillow": "12.1.1"}, "pillow {pillow}, the launcher 12.1.1"),
         ({"pillow": "12.1.1", "zlib": "1"}, "pillow {pillow}, the launcher 12.1.1 (1 other version differs)"),
-        ({"imageshards": "0.1.0 (12345678)"}, "imageshards {imageshards}, the launcher 0.1.0 (12345678)"),
+        ({"imageshards": "0.0.1 (12345678)"}, "imageshards {imageshards}, the launcher 0.0.1 (12345678)"),
         ({"extra": "1"}, "no extra, the launcher 1"),
         ({"pillow_heif": None}, "pillow_heif {pillow_heif}, the launcher none"),
     ],

@@ -96,11 +96,11 @@ def test_reading_needs_no_framework_and_names_the_extra_that_brings_one(
     done = run_without(FRAMEWORKS, PROGRAM, tmp_path, info.url, FRAMEWORKS)
     assert done.stdout.splitlines() == [
         "56 []",
-        "train_dataset TensorFlow is not installed: in the clone of imageshards, pip install '.[tensorflow]'",
-        "as_jax JAX is not installed: in the clone of imageshards, pip install '.[jax]'",
-        "torch PyTorch is not installed: in the clone of imageshards, pip install '.[torch]'",
-        "record_dataset TensorFlow is not installed: in the clone of imageshards, pip install '.[tensorflow]'",
-        "train Keras is not installed: in the clone of imageshards, pip install '.[train]'",
+        "train_dataset TensorFlow is not installed: pip install 'imageshards[tensorflow]'",
+        "as_jax JAX is not installed: pip install 'imageshards[jax]'",
+        "torch PyTorch is not installed: pip install 'imageshards[torch]'",
+        "record_dataset TensorFlow is not installed: pip install 'imageshards[tensorflow]'",
+        "train Keras is not installed: pip install 'imageshards[train]'",
     ]
 
 
@@ -141,7 +141,7 @@ def test_what_is_no_dataset_is_told_in_one_line(tmp_path: Path, build: Any) -> N
         (tmp_path / "photos", r"photos holds images, not a dataset: write one first: imageshards write --input"),
         (tmp_path / "photos" / "cat", r"cat holds images, not a dataset"),
         (tmp_path / "nowhere", r"nowhere holds no manifest\.json, so no dataset is published there"),
-        *((given, r"^no dataset: .*: give its URL or path, or what reader\.load_info returns$") for given in NO_URLS),
+        *((given, r"^no dataset: .*: give its URL or path, or what .*\.load_info returns$") for given in NO_URLS),
         ("ftp://host/photos", r"^ftp://host/photos: no such storage; use a local path, gs://, s3:// or az://"),
     ):
         with pytest.raises((NotPublishedError, UsageError), match=message) as caught:
@@ -176,9 +176,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"cache": __file__}, r"cache='.*test_api\.py': Not a directory; give a folder that can be written"),
     ({"seed": "a"}, "seed must be a whole number, got 'a'"),
     ({"window_runs": 0}, "window_runs must be at least 1, got 0"),
-    ({"augment": "flip"}, r"augment='flip': give a function f\(image, seed\) of .*, such as reader\.augment\.flip"),
+    (
+        {"augment": "flip"},
+        r"augment='flip': give a function f\(image, seed\) of .*, such as imageshards\.augment\.f",
+    ),
     ({"augment": lambda image: image}, r"augment=<lambda> doesn't take two arguments: give a function f\(image, seed"),
-    ({"augment": reader.augment.random_resized_crop}, r"augment=random_resized_crop: call it, augment=reader\.augment"),
+    (
+        {"augment": reader.augment.random_resized_crop},
+        r"augment=random_resized_crop: call it, augment=imageshards\.",
+    ),
     ({"augment": reader.augment.random_resized_crop()}, r"random_resized_crop resizes its crops: give image_size"),
 ]
 
@@ -208,7 +214,7 @@ def test_a_batch_larger_than_the_split_warns(
     info: reader.DatasetInfo, caplog: pytest.LogCaptureFixture, door: str
 ) -> None:
     if door == "train_dataset":
-        pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")
+        pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'imageshards[tensorflow]'")
     getattr(reader, door)(info, "train", global_batch_size=63)
     assert not caplog.text
     getattr(reader, door)(info, "train", global_batch_size=64)
@@ -221,7 +227,7 @@ def test_mixed_sizes_and_gzip_say_what_to_do(tmp_path: Path) -> None:
         reader.train_batches(mixed, "train", global_batch_size=4)
     assert next(iter(reader.train_batches(mixed, "train", global_batch_size=4, image_size=6)))[0].shape == (4, 6, 6, 3)
     gzip = make_dataset(tmp_path / "gzip", {"train": [9]}, compression="gzip")
-    with pytest.raises(ImageShardsError, match=r"is compressed with gzip.*reader\.record_dataset"):
+    with pytest.raises(ImageShardsError, match=r"is compressed with gzip.*imageshards\.record_dataset"):
         reader.eval_batches(gzip, "train", global_batch_size=4)
 
 

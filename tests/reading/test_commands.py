@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["show", "x", "-o", "y"], "unknown flag '-o': see --help"),
         (["show", "x", "--dataset", "y"], "unknown flag '--dataset': see --help"),
         (["show", "x", "--coun", "1"], "unknown flag '--coun': did you mean --count?"),
-        (["info", "x", "y"], "unknown argument 'y': see --help"),
+        (["verify", "x", "y"], "unknown argument 'y': see --help"),
         (["show", "x", "--seed", "x"], "--seed: invalid int value: 'x'; see --help"),
         (["show", "DATASET", "--count", "0"], "count must be at least 1, got 0"),
         (["show", "x", "--count"], "--count: expected one argument; see --help"),
@@ -114,12 +114,12 @@ def test_only_training_needs_a_framework(folder: str, tmp_path: Path) -> None:
         f"train {folder} --out {tmp_path}/out",
     )
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 2]", done.stderr
-    assert done.stderr == "error: Keras is not installed: in the clone of imageshards, pip install '.[train]'\n"
-    assert "PyTorch is not installed: in the clone of imageshards, pip install '.[torch]'\n" in done.stdout
+    assert done.stderr == "error: Keras is not installed: pip install 'imageshards[train]'\n"
+    assert "PyTorch is not installed: pip install 'imageshards[torch]'\n" in done.stdout
     assert "\nno chart: Matplotlib is not installed\n" in done.stdout
     done = run_without("simplejpeg,PIL", LINES, tmp_path, f"info {folder}", f"verify {folder}", f"show {folder}")
     assert done.stdout.splitlines()[-1] == "[0, 2, 2]", done.stderr
-    missing = "simplejpeg is not installed: in the clone of imageshards, pip install '.[reader]'"
+    missing = "simplejpeg is not installed: pip install 'imageshards[reader]'"
     assert done.stderr.splitlines()[0] == f"error: {missing}"
 
 

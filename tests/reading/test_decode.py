@@ -318,7 +318,7 @@ def test_arguments_of_augments_are_checked() -> None:
             augment.random_resized_crop(scale=bounds)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"^ratio must be the smallest and largest width over height, .* got 2$"):
         augment.random_resized_crop(ratio=2)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"random_resized_crop: call it, then=reader.augment.random_resized_crop"):
+    with pytest.raises(UsageError, match=r"random_resized_crop: call it, then=imageshards.augment.random_resized_crop"):
         augment.random_resized_crop(then=augment.random_resized_crop)
 
 
@@ -379,8 +379,8 @@ def test_a_keras_layer_is_refused_or_works_with_a_lambda(info: reader.DatasetInf
 
 
 def test_arrays_of_other_kinds_are_taken(info: reader.DatasetInfo) -> None:
-    tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[torch]'")
+    tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'imageshards[tensorflow]'")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'imageshards[torch]'")
     expected = 255 - augmented(info, None)
     for function in (
         lambda image, seed: 255 - image,

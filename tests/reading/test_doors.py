@@ -15,9 +15,9 @@ import reader
 from beam_pipeline.schema.example import bytes_feature, float_feature, int64_feature
 from tests.reading.shards import make_dataset
 
-jax = pytest.importorskip("jax", reason="JAX is not installed: pip install '.[jax]'")
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[torch]'")
+jax = pytest.importorskip("jax", reason="JAX is not installed: pip install 'imageshards[jax]'")
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'imageshards[tensorflow]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'imageshards[torch]'")
 
 RECORDS, HOST_BATCH, SEED = 123, 10, 7
 DEVICE = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])

@@ -87,7 +87,7 @@ def test_what_is_held_of_twenty_batches_stays_as_it_was_while_reading_goes_on(
     info: reader.DatasetInfo, kind: str
 ) -> None:
     if kind in ("torch", "jax", "tensorflow"):
-        pytest.importorskip(kind, reason=f"{kind} is not installed: pip install '.[{kind}]'")
+        pytest.importorskip(kind, reason=f"{kind} is not installed: pip install 'imageshards[{kind}]'")
     held, expected = [], []
     for number, (images, _) in enumerate(train(info, 8).repeat()):
         assert images.ctypes.data % 64 == 0

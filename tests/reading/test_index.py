@@ -292,8 +292,8 @@ def test_what_cannot_be_indexed_says_why(tmp_path: Path) -> None:
     short = tmp_path / "names.txt"
     short.write_text("ant\nbee\n")
     for pattern, where, more, message in (
-        (f"{packed}/a", out, {}, r"a is GZIP, .* read it with reader\.record_dataset"),
-        (f"{packed}/*", out, {}, r"a is GZIP, .* read it with reader\.record_dataset"),
+        (f"{packed}/a", out, {}, r"a is GZIP, .* read it with imageshards\.record_dataset"),
+        (f"{packed}/*", out, {}, r"a is GZIP, .* read it with imageshards\.record_dataset"),
         (f"{files}/a", out, {"class_key": "label"}, r"--class_key among: class \(int64, 1\), image \(bytes, 1\)"),
         (f"{files}/b*", out, {}, r"no file matches .*: .*files holds a"),
         (f"{files}/a", "gs://bucket/x", {}, "--out gs://bucket/x: give a local folder"),

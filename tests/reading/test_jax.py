@@ -23,7 +23,7 @@ from tests.make import ROOT
 from tests.reading.shards import flipped, make_dataset
 from tests.reading.without import run_without
 
-needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed: pip install '.[jax]'")
+needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed: pip install 'imageshards[jax]'")
 
 COLUMNS: Any = [
     ("scores", "float32", True, float_feature, lambda number: [1.0] * (number % 3)),
@@ -126,10 +126,10 @@ def test_batches_are_spread_over_a_mesh_two_ahead_the_last_and_errors_at_their_t
         "the batches are those of host 1 of 2, but this is process 0 of the mesh's 1, which would read equal or "
         "missing records: give host='auto'",
         "evaluation ends: only the batches of train_batches repeat",
-        *[f"{no_array}reader.train_batches"] * 2,
+        *[f"{no_array}imageshards.train_batches"] * 2,
         "mesh must be a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch, got 'data'",
-        "reader.as_jax(BatchIterator): give what train_batches or eval_batches returned",
-        "reader.as_jax(str): give what train_batches or eval_batches returned",
+        "imageshards.as_jax(BatchIterator): give what train_batches or eval_batches returned",
+        "imageshards.as_jax(str): give what train_batches or eval_batches returned",
         "[2, 3, 4, 5, 5]",
         *[f"True {where}"] * 2,
     ]
@@ -341,7 +341,7 @@ def test_keras_without_tensorflow_trains_and_evaluates_each_record_once(
     info: reader.DatasetInfo, tmp_path: Path, backend: str
 ) -> None:
     if find_spec(backend) is None or find_spec("keras") is None:
-        pytest.skip(f"{backend} or keras is not installed: pip install '.[{backend},train]'")
+        pytest.skip(f"{backend} or keras is not installed: pip install 'imageshards[{backend},train]'")
     damaged, where = flipped(tmp_path / "1.0.0", [40], 33, columns=COLUMNS)
     once = [[value] * 3 for value in (100.0, 4950.0, 328350.0)]  # 100 records: count, sum, sum of squares
     done = run_without("tensorflow", KERAS_PROGRAM, tmp_path, info.url, damaged, KERAS_BACKEND=backend)
@@ -357,7 +357,7 @@ def test_keras_without_tensorflow_trains_and_evaluates_each_record_once(
 
 
 def test_tensorflow_that_uses_an_accelerator_already_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")
+    tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'imageshards[tensorflow]'")
 
     def too_late(devices: list[Any], kind: str) -> None:
         raise RuntimeError("Visible devices cannot be modified after being initialized")

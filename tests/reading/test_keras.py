@@ -42,7 +42,7 @@ def fits(request: pytest.FixtureRequest, url: str, tmp_path_factory: pytest.Temp
     backend: str = request.param
     for package in ("keras", backend):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install '.[train,{backend}]'")
+            pytest.skip(f"{package} is not installed: pip install 'imageshards[train,{backend}]'")
     folder = tmp_path_factory.mktemp(backend)
     options = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "TF_DETERMINISTIC_OPS": "1"}
     # The same model is compiled seven times, at 4 s each.

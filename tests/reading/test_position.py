@@ -106,7 +106,7 @@ def changed(**changes: Any) -> str:
     ids=lambda value: repr(value)[:60],
 )
 def test_what_is_no_position_or_an_impossible_one_is_refused_in_one_line(text: Any, why: str) -> None:
-    with pytest.raises(UsageError, match=rf"^not a reader\.Position: .*{why}") as caught:
+    with pytest.raises(UsageError, match=rf"^not an imageshards\.Position: .*{why}") as caught:
         Position.from_json(text)
     assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 300
 

@@ -19,8 +19,8 @@ from tests.reading.without import run_without
 
 DOCUMENT = make.ROOT / "docs" / "reader.md"
 NEEDS = {
-    "torch": "PyTorch is not installed: pip install '.[torch]'",
-    "jax": "JAX is not installed: pip install '.[jax]'",
+    "torch": "PyTorch is not installed: pip install 'imageshards[torch]'",
+    "jax": "JAX is not installed: pip install 'imageshards[jax]'",
 }
 
 
@@ -73,7 +73,7 @@ def test_recipe_runs_as_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module, reason in NEEDS.items():
-        if f"import {module}" in text or f"reader.{module}" in text:
+        if f"import {module}" in text or f"imageshards.{module}" in text:
             pytest.importorskip(module, reason=reason)
     monkeypatch.chdir(folder)
     printed = io.StringIO()
@@ -98,7 +98,7 @@ def test_the_document_shows_every_way_to_read() -> None:
     text = DOCUMENT.read_text()
     not_shown = {"DatasetInfo", "__version__", "augment", "torch"}
     for name in {*reader.__all__} - not_shown:
-        assert f"reader.{name}" in text, name
+        assert f"imageshards.{name}" in text, name
     for layer in ("Normalization", "Discretization", "StringLookup", "Hashing", "HashedCrossing", "Embedding"):
         assert f"layers.{layer}(" in text, layer
     for verb in ("info", "copy", "index", "show", "bench"):

@@ -146,7 +146,7 @@ def test_a_position_of_something_else_is_one_line(info: reader.DatasetInfo) -> N
     for split in ("validation", "train[:50%]"):
         with pytest.raises(ValueError, match=r"^the position was made with another dataset or split: .*$"):
             reader.train_batches(info, split, global_batch_size=8, position=position)
-    with pytest.raises(UsageError, match=r"^position must be a reader.Position, such as batches\.position_at"):
+    with pytest.raises(UsageError, match=r"^position must be an imageshards.Position, such as batches\.position_at"):
         reader.train_batches(info, "train", global_batch_size=8, position="x")  # type: ignore[arg-type]
 
 

@@ -19,8 +19,8 @@ import reader
 from beam_pipeline.schema.example import bytes_feature, int64_feature
 from tests.reading.shards import flipped, make_dataset, numbers_in
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install '.[tensorflow]'")
-keras = pytest.importorskip("keras", reason="Keras is not installed: pip install '.[train]'")
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'imageshards[tensorflow]'")
+keras = pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
 
 COLUMNS: Any = [
     ("age", "int64", False, int64_feature, lambda number: [number]),

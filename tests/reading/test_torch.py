@@ -20,7 +20,7 @@ from tests import servers
 from tests.make import ROOT
 from tests.reading.shards import flipped, make_dataset, numbers_in
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[torch]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'imageshards[torch]'")
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than cores
 
@@ -284,7 +284,7 @@ def test_wrong_arguments_are_named_before_a_worker_starts(info: reader.DatasetIn
         with pytest.raises(UsageError, match=message):
             dataset(info, **options)
     for thing in (info, [1, 2], iter(reader.train_batches(info, "train", global_batch_size=8))):
-        with pytest.raises(UsageError, match=rf"^reader.as_torch\({type(thing).__name__}\): give what train_batches"):
+        with pytest.raises(UsageError, match=rf"^imageshards.as_torch\({type(thing).__name__}\): give what train"):
             reader.as_torch(thing)
     with pytest.raises(TypeError, match="drop_last"):
         dataset(info, drop_last=True)

@@ -1,0 +1,145 @@
+"""The documents: every link leads somewhere, the answers in docs/faq.md run as written, and things have one name."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imageshards
+import reader
+from beam_pipeline import __version__, sample_data
+from tests.make import ROOT
+
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md"), *ROOT.glob("deploy/*.md")]
+)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link's part behind # may be: the headings, in lower case with dashes, as code hosts write them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.relative_to(ROOT).as_posix() for page in PAGES])
+def test_every_link_to_another_page_leads_to_a_file_and_a_heading(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+    labels = set(re.findall(r"^\[([^\]]+)\]: https://\S+$", text, re.MULTILINE))
+    assert set(re.findall(r"\]\[([^\]]+)\]", text)) == labels
+
+
+def test_documents_call_everything_by_the_one_name_and_the_version_stands_in_the_code() -> None:
+    names = "|".join(sorted(reader.__all__, key=len, reverse=True))
+    for page in [*ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*.md")]:
+        text = page.read_text()
+        assert not re.search(
+            r"python -m (reader|beam_pipeline)\b(?!\.sample_data)|^import reader$", text, re.MULTILINE
+        ), page
+        assert not re.search(rf"(?<![\w/.])reader\.({names})\b(?!\.py)", text), page
+    for file in [*ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*.*"), ROOT / "README.md", ROOT / "pyproject.toml"]:
+        assert not re.search(rf"imageshards\W{{0,3}}{re.escape(__version__)}", file.read_text()), file
+    assert f"## {__version__} (unreleased)" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_guide_for_contributors_names_every_target_of_the_makefile() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert len(targets) > 8
+    assert [one for one in targets if one != "help" and f"make {one}" not in guide] == []
+
+
+FAQ = ROOT / "docs" / "faq.md"
+ANSWERS = re.findall(r"^```(bash|python)\n(.*?)^```$", FAQ.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What those who ask have: photos, ImageNet's archives, a flat folder, Parquet files, a dataset."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = tmp_path_factory.mktemp("faq")
+    sample_data.main([str(folder / "photos"), "--images", "60", "--broken", "0"])
+    pictures = sorted((folder / "photos").rglob("*.jpg"))
+    write = "--output datasets --name photos --splits train=0.8,validation=0.2 --input photos"
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
+        assert imageshards.main(["write", *write.split()]) == 0
+    names = {"n01440764": pictures[:4], "n01443537": pictures[4:8]}
+    for label, files in names.items():
+        with tarfile.open(folder / f"{label}.tar", "w") as inner:
+            for number, file in enumerate(files):
+                inner.add(file, f"{label}_{number}.JPEG")
+    with tarfile.open(folder / "ILSVRC2012_img_train.tar", "w") as outer:
+        for label in names:
+            outer.add(folder / f"{label}.tar", f"{label}.tar")
+    with tarfile.open(folder / "ILSVRC2012_img_val.tar", "w") as flat:
+        for number, file in enumerate(pictures[8:11]):
+            flat.add(file, f"ILSVRC2012_val_{number:08}.JPEG")
+    rows = [f"ILSVRC2012_val_{number:08},n01440764 1 2 3 4 \n" for number in range(3)]
+    (folder / "LOC_val_solution.csv").write_text("".join(["ImageId,PredictionString\n", *rows]))
+    (folder / "flat").mkdir()
+    for number, file in enumerate(pictures[:9]):
+        (folder / "flat" / f"{('cat', 'dog')[number % 2]}_{number:03}.jpg").write_bytes(file.read_bytes())
+    (folder / "parquet").mkdir()
+    table = [
+        {"image": {"bytes": file.read_bytes(), "path": None}, "label": n % 2} for n, file in enumerate(pictures[:9])
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), folder / "parquet" / "0000.parquet")
+    return folder
+
+
+def commands(text: str) -> list[tuple[bool, str]]:
+    """The parts of a block: (whether it is a line of ours, its text)."""
+    parts: list[tuple[bool, str]] = []
+    for line in text.replace("\\\n", "").splitlines():
+        is_ours = line.startswith("imageshards ")
+        if parts and not is_ours and not parts[-1][0]:
+            parts[-1] = (False, f"{parts[-1][1]}\n{line}")
+        else:
+            parts.append((is_ours, line))
+    return parts
+
+
+@pytest.mark.parametrize("number", range(len(ANSWERS)), ids=[f"{language}-{text[:20]!r}" for language, text in ANSWERS])
+def test_an_answer_runs_as_written(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    language, text = ANSWERS[number]
+    monkeypatch.chdir(folder)
+    if language == "python":
+        pytest.importorskip("tensorflow" if "import tensorflow" in text else "numpy")
+        variables: dict[str, Any] = {"__name__": "answer"}
+        exec(compile(text, f"{FAQ} ({number})", "exec"), variables)
+        return
+    for is_ours, part in commands(text):
+        if is_ours:  # in this process: Beam takes seconds to import
+            line, _, otherwise = part.partition(" || ")
+            code = imageshards.main(shlex.split(line)[1:])
+            assert code == 0 or (otherwise, code) == ("true", 1), line
+        else:
+            done = subprocess.run(["bash", "-euo", "pipefail", "-c", part], capture_output=True, text=True)
+            assert (done.returncode, done.stderr) == (0, ""), part
+
+
+def test_what_was_unpacked_is_the_dataset_that_the_answers_promise(folder: Path) -> None:
+    found = {
+        name: {split.name: split.records for split in imageshards.load_info(folder / "datasets" / name).splits.values()}
+        for name in ("imagenet", "flat", "unpacked", "photos")
+    }
+    assert found["imagenet"] == {"train": 8, "validation": 3}
+    assert sum(found["flat"].values()) == sum(found["unpacked"].values()) == 9
+    assert sum(found["photos"].values()) == 61
