@@ -22,6 +22,8 @@ from beam_pipeline.images.colour import Rgb
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.schema import NAME_PATTERN, STATE_FOLDER, VERSION_PATTERN, example, is_utf8
 
+# Flags that manifests of early development versions hold and that are gone → what a job does now.
+REMOVED = {"progressive": False, "icc": "srgb", "keep_metadata": False}
 # Flags that are younger than some manifests: a configuration leaves them out at these values, and stays the same.
 ADDED = {"stratify": False}
 BY_NAME = "name"  # the word for --split_by
