@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError, one_line
+from beam_pipeline.storage.usage import Usage
 
 _FILE = Path(__file__).with_name("prices.json")
 _DEFAULT = "default"
@@ -92,3 +95,19 @@ def load_prices(file: str = "") -> Prices:
     except (ImageShardsError, ValueError, KeyError) as error:
         why = f"it has no region {error}" if isinstance(error, KeyError) else one_line(error)
         raise UsageError(f"--prices {file!r}: {why}; write it as beam_pipeline/storage/prices.json is") from None
+
+
+def dollars(used: Usage, prices: Mapping[str, Any]) -> dict[str, float]:
+    """Dollars by what they are for: requests, and on Dataflow cores, as if none were ever idle.
+
+    Args:
+        used: by a job.
+        prices: as run.json keeps them; nothing is known without.
+    """
+    if not prices:
+        return {}
+    requests = used.lists_and_writes * prices["class_a_per_1000"] + used.reads * prices["class_b_per_1000"]
+    found = {"requests": requests / 1000}
+    if "core_hour" in prices:
+        found["cores"] = used.cpu_s / 3600 * prices["core_hour"]
+    return found
