@@ -26,22 +26,27 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # the server that tests u
 import material
 from PIL import Image
 
+from beam_pipeline import storage
 from beam_pipeline.storage.prices import load_prices
 from tests import make, servers
 from tests.servers import Gcs, Request
 
 _NUMBER = r"([\d,.]+)"
 _UNITS = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
-_EPOCH = """
+# An epoch of shards, and of single files.
+_SHARDS = """
 import sys
 import imageshards
-kind, url = sys.argv[1:]
-if kind == "shards":
-    batches = imageshards.train_batches(imageshards.load_info(url), "train", global_batch_size=64)
-    for _ in range(batches.steps_per_epoch):
-        next(batches)
-else:
-    from reader import files
+info = imageshards.load_info(sys.argv[1])
+batches = iter(imageshards.train_batches(info, "train", global_batch_size=64))
+for _ in range(info.splits["train"].records // 64):
+    next(batches)
+"""
+_FILES = """
+import sys
+from reader.files import image_files_dataset
+for _ in image_files_dataset(sys.argv[1]):
+    pass
 """
 
 
@@ -69,12 +74,45 @@ def main() -> None:
             gcs = Gcs(url, log)
             print("| input | | CPU s | requests that list or write | that read | bytes read | bytes written |")
             print("|---|---|---|---|---|---|---|")
+            used = {}
             for name, folder in inputs(flags.photos, Path(scratch), flags.count).items():
                 source = gcs.new_bucket()
                 gcs.put_folder(source, "images", folder)
-                report(name, gcs, f"gs://{source}/images", flags.repeats)
+                used[name] = report(name, gcs, f"gs://{source}/images", flags.repeats)
                 if name == "photos":
                     with_base(gcs, source, folder, flags.repeats)
+                    epochs = two_epochs(gcs, source, flags.count)
+        print_dollars(used)
+        print(epochs)
+
+
+def print_dollars(used: dict[str, tuple[int, Counts]]) -> None:
+    """What a million images of three sizes cost on Dataflow, by what was measured and the package's prices."""
+    rates = load_prices().at()
+    core_hour = rates.dataflow_vcpu_hour.dollars + 4 * rates.dataflow_memory_gb_hour.dollars
+    print("\n| a million images of | CPU-hours | cores, $ | requests, $ | together, $ |\n|---|---|---|---|---|")
+    for name in ("photos", "2 MP", "12 MP"):
+        images, counts = used[name]
+        hours = counts.cpu_s / images * 1e6 / 3600
+        cores, requests = hours * core_hour, rates.requests(1000, 1e6)
+        print(f"| {name} | {hours:.2f} | {cores:.2f} | {requests:.2f} | {cores + requests:.2f} |")
+
+
+def two_epochs(gcs: Gcs, source: str, images: int) -> str:
+    """Requests of an epoch over shards and over single files, and their price for a million images."""
+    target, found = gcs.new_bucket(), []
+    command("--input", f"gs://{source}/images", "--output", f"gs://{target}", "--name", "bench", "--num_shards", "2")
+    for name, code, url in (
+        ("shards", _SHARDS, f"gs://{target}/bench/1.0.0"),
+        ("single files", _FILES, f"gs://{source}/images"),
+    ):
+        before = len(gcs.requests())
+        subprocess.run([sys.executable, "-c", code, url], check=True, capture_output=True)
+        lists, reads = counted(gcs.requests()[before:])
+        price = load_prices().at().requests(lists, reads) / images * 1e6
+        found.append(f"| {name} | {lists:,} | {reads:,} | {price:.4f} | {90 * price:.2f} |")
+    title = f"| an epoch of {images:,} images | requests that list | that read | a million images, $ | 90 epochs, $ |"
+    return "\n".join(["", title, "|---|---|---|---|---|", *found])
 
 
 def inputs(photos: Path, scratch: Path, count: int) -> dict[str, Path]:
@@ -95,8 +133,8 @@ def inputs(photos: Path, scratch: Path, count: int) -> dict[str, Path]:
     return made
 
 
-def report(name: str, gcs: Gcs, images: str, repeats: int, *more: str) -> None:
-    """Plan and job in turns; prints a row of each, of the server, and of their ratios."""
+def report(name: str, gcs: Gcs, images: str, repeats: int, *more: str) -> tuple[int, Counts]:
+    """Plan and job in turns; prints a row of each, of the server, and of their ratios; returns what the job used."""
     planned, used, seen, per_image = [], [], [], 0
     for turn in range(repeats):
         # Another seed samples other images.
@@ -106,30 +144,29 @@ def report(name: str, gcs: Gcs, images: str, repeats: int, *more: str) -> None:
         before = len(gcs.requests())
         command(*flags, *output)
         requests = gcs.requests()[before:]
-        place = more[more.index("--output") + 1].removeprefix("gs://") if more else bucket
-        version = more[more.index("--version") + 1] if more else "1.0.0"
+        place, version = (more[1].removeprefix("gs://"), more[3]) if more else (bucket, "1.0.0")
         run = json.loads(gcs.get(place, f"bench/{version}/run.json"))
         used.append(Counts(**{field: run["used"][field] for field in Counts._fields}))
         seen.append(counted(requests))
         per_image = run["images"]
-        if more:
-            for object_name in gcs.names(place):
-                if f"/{version}/" in object_name:
-                    gcs._client.bucket(place).blob(object_name).delete()
+        if more:  # the next turn writes the same version
+            store = storage.open_storage(f"gs://{place}")
+            store.delete_tree(f"gs://{place}/bench/{version}")
     ratios = [[theirs / ours for ours, theirs in zip(*pair, strict=True)] for pair in zip(used, planned, strict=True)]
     print(row(f"{name}, {per_image:,}", "plan", median(planned)))
     print(row("", "job", median(used)))
     print(row("", "server", (None, *median(seen))))
     spreads = [f"{statistics.median(one):.3f} ({min(one):.3f} – {max(one):.3f})" for one in zip(*ratios, strict=True)]
     print(f"| | plan / job | {' | '.join(spreads)} |", flush=True)
+    return per_image, Counts(*median(used))
 
 
 def with_base(gcs: Gcs, source: str, folder: Path, repeats: int) -> None:
     """A version with 1 % more images than its base."""
     target = gcs.new_bucket()
     for seed in range(repeats):
-        command("--input", f"gs://{source}/images", "--output", f"gs://{target}", "--name", "bench", "--seed", str(seed),
-                "--version", f"1.0.{seed}", "--base", "none")  # fmt: skip
+        flags = ("--name", "bench", "--seed", str(seed), "--version", f"1.0.{seed}", "--base", "none")
+        command("--input", f"gs://{source}/images", "--output", f"gs://{target}", *flags)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     gcs.put_folder(source, "grown", folder)
     for path in files[::100]:

@@ -10,7 +10,7 @@ from beam_pipeline.cli import dataflow
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import duration
 from beam_pipeline.errors import plural, size
-from beam_pipeline.storage.prices import dollars, load_prices
+from beam_pipeline.storage.prices import Rates, dollars, load_prices
 from beam_pipeline.storage.usage import Usage
 
 # Measured by benchmarks/cost.py: what an image costs beyond what the sample shows, one that is fetched by a request or
@@ -65,17 +65,38 @@ def prices_of(config: Config, fleet: Fleet) -> dict[str, Any]:
     rates = prices.at(fleet.region)
     found: dict[str, Any] = {
         "note": prices.note,
-        "address": rates.class_b_per_1000.address.partition(" ")[0],
+        "addresses": [rates.class_b_per_1000.address.partition(" ")[0]],
         "class_a_per_1000": rates.class_a_per_1000.dollars,
         "class_b_per_1000": rates.class_b_per_1000.dollars,
     }
     if fleet.machine_type and fleet.cores:
         gb = next((gb for kind, gb in _GB_A_CORE.items() if kind in fleet.machine_type), 4.0)
-        cores_each = fleet.cores / fleet.workers
-        found["core_hour"] = rates.dataflow_vcpu_hour.dollars + gb * rates.dataflow_memory_gb_hour.dollars
-        found["core_hour"] += fleet.disk_gb / cores_each * rates.dataflow_disk_gb_hour.dollars
-        found["core_hour_address"] = rates.dataflow_vcpu_hour.address.partition(" ")[0]
+        disk_gb = fleet.disk_gb * fleet.workers / fleet.cores
+        found["core_hour"] = round(_dataflow_dollars(rates, 1, gb, disk_gb), 6)
+        found["addresses"].append(rates.dataflow_vcpu_hour.address.partition(" ")[0])
     return found
+
+
+def bill_text(config: Config, region: str, counts: Mapping[str, float]) -> str:
+    """What a job on Dataflow has cost, but for its requests.
+
+    Args:
+        config, region: of the job.
+        counts: the service's: seconds of vCPUs, of megabytes of memory and of gigabytes of disk.
+    """
+    prices = load_prices(config.prices)
+    vcpu, memory_mb, disk = (
+        counts.get(name, 0) / 3600 for name in ("TotalVcpuTime", "TotalMemoryUsage", "TotalPdUsage")
+    )
+    return f"${_dataflow_dollars(prices.at(region), vcpu, memory_mb / 1000, disk):,.2f} ({prices.note})"
+
+
+def _dataflow_dollars(rates: Rates, vcpu_hours: float, memory_gb_hours: float, disk_gb_hours: float) -> float:
+    return (
+        vcpu_hours * rates.dataflow_vcpu_hour.dollars
+        + memory_gb_hours * rates.dataflow_memory_gb_hour.dollars
+        + disk_gb_hours * rates.dataflow_disk_gb_hour.dollars
+    )
 
 
 def estimate(config: Config, document: Mapping[str, Any]) -> tuple[Usage, int]:
@@ -161,6 +182,5 @@ def _bytes_and_dollars(used: Usage, prices: Mapping[str, Any], reads: str, write
         lines[0] += f"; {plural(used.reads, 'request')} that read, {used.lists_and_writes:,} that list or write"
     if found := dollars(used, prices):
         parts = ", ".join(f"${amount:,.4f} {what}" for what, amount in found.items())
-        addresses = ", ".join(prices[name] for name in ("address", "core_hour_address") if name in prices)
-        lines.append(f"${sum(found.values()):,.2f} = {parts}: {prices['note']} ({addresses})")
+        lines.append(f"${sum(found.values()):,.4f} = {parts}: {prices['note']} ({', '.join(prices['addresses'])})")
     return lines
