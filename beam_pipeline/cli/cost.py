@@ -24,6 +24,7 @@ _SHARD_WRITES, _SHARD_READS, _CHUNK_WRITES, _CHUNK_IMAGES = 6, 10, 2, 32
 _INPUT_LISTS, _JOB_WRITES, _JOB_READS = 2, 14, 8
 _RECORD_BYTES, _SHARD_BYTES = 77, 1800  # of indexes and record tables; of a sidecar
 _PIECE_BYTES = 8 << 20  # of a base's shard, as dataset/base.py reads it
+HOW_TO_KNOW = "--plan_only lists the input, converts up to 512 images of it, and estimates what the job costs"
 _GB_A_CORE = {"highmem": 8.0, "highcpu": 1.0}  # others have 4
 
 
@@ -139,11 +140,8 @@ def estimate_text(config: Config, document: Mapping[str, Any], fleet: Fleet) -> 
     """What `--plan_only` says of the cost, in at most five lines."""
     used, taken = estimate(config, document)
     prices = prices_of(config, fleet)
-    on = (
-        f": {duration(used.cpu_s / fleet.cores)} on {plural(fleet.cores, 'core')} of {fleet.where}"
-        if fleet.cores
-        else ""
-    )
+    hours = duration(used.cpu_s / max(1, fleet.cores))
+    on = f": {hours} on {plural(fleet.cores, 'core')} of {fleet.where}" if fleet.cores else ""
     start = "; the workers' start and idle time come on top" if fleet.machine_type else ""
     sampled = document["expected"]["sample"]["images"]
     lines = [
@@ -171,6 +169,10 @@ def spent_text(run: Mapping[str, Any]) -> list[str]:
     return [f"{_cpu_text(used.cpu_s)}, {first}", *more]
 
 
+def _dollar_text(amount: float) -> str:
+    return f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"
+
+
 def _cpu_text(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} CPU-hours" if seconds >= 3600 else f"{seconds:,.1f} CPU-seconds"
 
@@ -181,6 +183,7 @@ def _bytes_and_dollars(used: Usage, prices: Mapping[str, Any], reads: str, write
     if used.reads or used.lists_and_writes:
         lines[0] += f"; {plural(used.reads, 'request')} that read, {used.lists_and_writes:,} that list or write"
     if found := dollars(used, prices):
-        parts = ", ".join(f"${amount:,.4f} {what}" for what, amount in found.items())
-        lines.append(f"${sum(found.values()):,.4f} = {parts}: {prices['note']} ({', '.join(prices['addresses'])})")
+        text = " + ".join(f"{_dollar_text(amount)} for {what}" for what, amount in found.items())
+        total = f"{_dollar_text(sum(found.values()))} = " if len(found) > 1 else ""
+        lines.append(f"{total}{text}: {prices['note']} ({', '.join(prices['addresses'])})")
     return lines

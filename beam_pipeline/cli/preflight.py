@@ -19,7 +19,6 @@ from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError, UsageError
 from beam_pipeline.inputs.manifest_rows import row_refs
-from beam_pipeline.inputs.references import LARGEST_SAMPLE
 from beam_pipeline.schema import canonical_json
 from beam_pipeline.storage.gs import GoogleStorage
 
@@ -60,7 +59,6 @@ def check_dataset(config: Config) -> Iterator[str]:
     yield f"ok: input {config.input or config.manifest} has images"
     yield _heic(config)
     yield f"ok: output {config.dataset_url} {_found(config)}"
-    yield f"cost: --plan_only estimates it; it lists the input and converts up to {LARGEST_SAMPLE} images"
 
 
 def _found(config: Config) -> str:

@@ -24,6 +24,7 @@ from beam_pipeline.dataset.state import JobState, at_once
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, UsageError, say
 from beam_pipeline.inputs import checks, manifest_rows
 from beam_pipeline.schema.manifest import open_manifest
+from beam_pipeline.storage import usage
 from beam_pipeline.storage.prices import load_prices
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     if notebook.is_active():
         return cast(Manifest | None, notebook.run_elsewhere(config, beam_options, command))
     config = dataclasses.replace(config, run_id=uuid.uuid4().hex)
+    usage.take()  # what this process did before is no part of the job
     handlers = list(logging.root.handlers)
     try:
         with _no_empty_folders(config):
@@ -96,6 +98,8 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
                 JobState(config).clear()
         return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
     if config.preflight:
+        if not found:
+            say(f"cost: {cost.HOW_TO_KNOW}", sys.stderr)
         what = f"{found.damage} would be repaired" if found else "checked"
         say(f"{what}; nothing was started", sys.stderr)
         return None
