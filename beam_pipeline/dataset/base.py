@@ -104,10 +104,8 @@ def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored |
     base = _open_base(config.base_url, config.base_sha256, config.io_deadline) if config.base_sha256 else None
     if base is None or base.is_lost:
         return
-    # MD5s of a manifest are its author's word: a job without a base would compare them with the images.
-    is_listed = not (config.layout == "manifest" and "md5" in config.header)
     try:
-        yield from base.stored(refs, is_listed)
+        yield from base.stored(refs, _are_listed(config))
     except StorageError as error:
         if not base.is_lost:
             base.is_lost = True
@@ -119,14 +117,22 @@ def unchanged(config: Config, refs: Sequence[ImageRef]) -> dict[str, int]:
     base = _open_base(config.base_url, config.base_sha256, config.io_deadline) if config.base_sha256 else None
     if base is None:
         return {}
-    is_listed = not (config.layout == "manifest" and "md5" in config.header)
-    matches = base.find(refs)
+    is_listed = _are_listed(config)
+    try:
+        matches = base.find(refs)
+    except StorageError:
+        return {}  # the job would go on without it
     found = sum(one is not None and one.may_be(ref, is_listed) for ref, one in zip(refs, matches, strict=True))
     return {
         "records": base.records,
         "unchanged": found,
         "are_listed": all(is_listed and listed_md5(ref) for ref in refs),
     }
+
+
+def _are_listed(config: Config) -> bool:
+    """Whether MD5s are a store's. A manifest's are its author's word: a job without a base compares them with images."""
+    return not (config.layout == "manifest" and "md5" in config.header)
 
 
 def base_facts(config: Config, records: int, in_base: int, taken: int) -> dict[str, Any]:
