@@ -131,7 +131,7 @@ def unchanged(config: Config, refs: Sequence[ImageRef]) -> dict[str, int]:
 
 
 def _are_listed(config: Config) -> bool:
-    """Whether MD5s are a store's. A manifest's are its author's word: a job without a base compares them with images."""
+    """Whether MD5s are a store's. A manifest's are its author's word, which a job without a base checks."""
     return not (config.layout == "manifest" and "md5" in config.header)
 
 
