@@ -112,7 +112,7 @@ def test_an_unfinished_job_is_told_before_workers_meet_it(
     plan = canonical_json({"configuration": config.fingerprint()})
     cloud.gcs.put(cloud.bucket, "datasets/photos/_state/1.0.0/plan.json", plan)
     found, lines = checked(cloud, "--seed=3", *flags)
-    assert (found, lines[-1 if code else -2]) == (code, told.format(cloud))
+    assert (found, lines[-1 if code else -3]) == (code, told.format(cloud))
 
 
 @pytest.mark.parametrize("flag", ["--input", "--output", "--temp_location", "--staging_location"])
