@@ -80,7 +80,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_both_packages_and_the_command_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     shipped = {name for name in names if ".dist-info/" not in name}
-    assert shipped == modules() | {"beam_pipeline/py.typed", "reader/py.typed"}
+    assert shipped == modules() | {"beam_pipeline/py.typed", "reader/py.typed", "beam_pipeline/storage/prices.json"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -29,13 +29,14 @@ from apache_beam.options.pipeline_options import (
 )
 
 from beam_pipeline import __version__
-from beam_pipeline.cli import dataflow
+from beam_pipeline.cli import cost, dataflow
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.progress import ProgressLine
 from beam_pipeline.dataset.published import Damage
 from beam_pipeline.errors import ImageShardsError, UnforeseenError, UsageError, from_worker, one_line, say
 from beam_pipeline.pipeline import graph, limits
+from beam_pipeline.storage import usage
 
 _IN_PROCESS = "FnApiRunner"  # plain DirectRunner would first try to download another one
 _LOCAL = frozenset({"fnapi", "direct", "prism", "bundlebaseddirect", "switchingdirect"})
@@ -106,13 +107,23 @@ class Job:
         Returns:
             Whether the job is done: not with `--detach`, or if only a template of it was made.
         """
+        launcher = usage.take()
+        launcher.cpu_s = 0.0  # runs before the job
         facts = {
             "command": without_secrets(command),
             "runner": self._runner,
             "started_unix_s": int(time.time()),
             "versions": {"imageshards": __version__, "apache_beam": beam.__version__, "python": python_version()},
+            "used": vars(launcher),
+            "prices": cost.prices_of(config, self.fleet(config)),
         }
         return self._run(config, lambda: graph.build(self._pipeline, config, facts))
+
+    def fleet(self, config: Config) -> cost.Fleet:
+        """What the job runs on."""
+        if self.is_dataflow:
+            return cost.dataflow_fleet(self._options.get_all_options())
+        return cost.Fleet("this machine", config.threads) if is_local(self._options) else cost.Fleet("the cluster")
 
     def repair(self, config: Config, manifest: dict[str, Any], damage: Damage) -> bool:
         """Rewrite the corrupt files of a published version; returns the same as `write`."""

@@ -6,6 +6,7 @@ import dataclasses
 from contextlib import suppress
 from typing import Any
 
+from beam_pipeline.cli import cost
 from beam_pipeline.config import Config
 from beam_pipeline.errors import plural, size, some
 
@@ -115,6 +116,8 @@ def published_text(manifest: Manifest) -> str:
             f"{found['across_classes']:,} with conflicting labels, {found['across_splits']:,} across splits (leaks); "
             "see duplicates.jsonl"
         )
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        lines += cost.spent_text(manifest.run) if manifest.outcome == PUBLISHED else []
     return "\n  ".join(lines)
 
 

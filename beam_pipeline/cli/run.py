@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import beam_pipeline
 from beam_pipeline import schema, storage
-from beam_pipeline.cli import notebook
+from beam_pipeline.cli import cost, notebook
 from beam_pipeline.cli.messages import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates, published
@@ -24,6 +24,8 @@ from beam_pipeline.dataset.state import JobState, at_once
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, UsageError, say
 from beam_pipeline.inputs import checks, manifest_rows
 from beam_pipeline.schema.manifest import open_manifest
+from beam_pipeline.storage import usage
+from beam_pipeline.storage.prices import load_prices
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -57,6 +59,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     if notebook.is_active():
         return cast(Manifest | None, notebook.run_elsewhere(config, beam_options, command))
     config = dataclasses.replace(config, run_id=uuid.uuid4().hex)
+    usage.take()  # what this process did before is no part of the job
     handlers = list(logging.root.handlers)
     try:
         with _no_empty_folders(config):
@@ -67,7 +70,8 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
 
 def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]) -> Manifest | None:
     """`run`; changes the handlers of logging."""
-    job = None if options is None else _job(options, config)  # an unknown runner fails first
+    load_prices(config.prices)  # a bad file fails first, then an unknown runner
+    job = None if options is None else _job(options, config)
     if config.detach and not (job and job.is_dataflow):
         raise UsageError("--detach works only with --runner DataflowRunner; leave it out")
     if config.plan_only and not config.preflight:
@@ -94,6 +98,8 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
                 JobState(config).clear()
         return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
     if config.preflight:
+        if not found:
+            say(f"cost: {cost.HOW_TO_KNOW}", sys.stderr)
         what = f"{found.damage} would be repaired" if found else "checked"
         say(f"{what}; nothing was started", sys.stderr)
         return None
@@ -129,7 +135,8 @@ def _job(options: PipelineOptions | None, config: Config) -> Job:
 def _plan(config: Config, job: Job) -> None:
     config = _with_base(job.configured(config))
     if job.write(config):
-        say(plan_text(JobState(config).take_plan_only()))
+        plan = JobState(config).take_plan_only()
+        say(f"{plan_text(plan)}\n{cost.estimate_text(config, plan, job.fleet(config))}")
 
 
 def _with_base(config: Config) -> Config:

@@ -114,10 +114,13 @@ class Service:
 
     Args:
         options: Beam's, of such a job.
+
+    Attributes:
+        region: of the jobs.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self._project, self._region, endpoint = (options[name] for name in ("project", "region", "dataflow_endpoint"))
+        self._project, self.region, endpoint = (options[name] for name in ("project", "region", "dataflow_endpoint"))
         impersonated = options["impersonate_service_account"] or ""
         with _explaining():
             # REST: Ctrl-C ends a request at once, and tests can run a server.
@@ -175,15 +178,15 @@ class Service:
 
     def console(self, job_id: str) -> str:
         """URL of a job's page."""
-        return f"https://console.cloud.google.com/dataflow/jobs/{self._region}/{job_id}?project={self._project}"
+        return f"https://console.cloud.google.com/dataflow/jobs/{self.region}/{job_id}?project={self._project}"
 
     def cancel_command(self, job_id: str) -> str:
         """What a user types to end a job."""
-        return f"gcloud dataflow jobs cancel {job_id} --region={self._region} --project={self._project}"
+        return f"gcloud dataflow jobs cancel {job_id} --region={self.region} --project={self._project}"
 
     @property
     def _scope(self) -> dict[str, Any]:
-        return {"project_id": self._project, "location": self._region}
+        return {"project_id": self._project, "location": self.region}
 
 
 def credentials(project: str, impersonated: str = "", fetch: bool = False) -> tuple[Any, str | None]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from beam_pipeline.cli import dataflow
+from beam_pipeline.cli import cost, dataflow
 from beam_pipeline.cli.service import ENDED, Message, Service, ServiceError, explained, state_of
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import ProgressText, StatusLine, duration
@@ -147,7 +147,7 @@ class Watch:
     """
 
     def __init__(self, service: Service, config: Config, job_id: str) -> None:
-        self._service, self._id = service, job_id
+        self._service, self._config, self._id = service, config, job_id
         self._discards = next((f"--{flag}" for flag in ("overwrite", "restart") if getattr(config, flag)), "")
         self._line = StatusLine(log_every_s=_LOG_LINE_EVERY_S)
         self._progress = ProgressText()
@@ -270,13 +270,15 @@ class Watch:
         begun, ended = job.create_time, job.current_state_time
         text = f" after {duration((ended - begun).total_seconds())}" if begun and ended else ""
         with suppress(ServiceError):
-            vcpu_hours = self._service.counts(self._id)["TotalVcpuTime"] / 3600  # the service counts seconds
+            counts = self._service.counts(self._id)
+            vcpu_hours = counts["TotalVcpuTime"] / 3600  # the service counts seconds
             pools = self._service.job(self._id, "JOB_VIEW_DESCRIPTION").environment.worker_pools
             machine = pools[0].machine_type if pools else ""
             if vcpu_hours:
                 text += f", {vcpu_hours:,.2f} vCPU-hours"
                 if cores := dataflow.cores_of(machine):
                     text += f" = {vcpu_hours / cores:,.2f} worker-hours of {machine}"
+                text += f", {cost.bill_text(self._config, self._service.region, counts)}"
         return text
 
 

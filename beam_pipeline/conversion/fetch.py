@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -62,6 +63,7 @@ class Converted(NamedTuple, Generic[Result]):
         md5: of the bytes that were read; b"" if none were.
         source_bytes: how many were read.
         stored: what the base has of it.
+        cpu_s: of the thread that made the result, fetching a remote image not included.
     """
 
     ref: ImageRef
@@ -69,6 +71,7 @@ class Converted(NamedTuple, Generic[Result]):
     md5: bytes
     source_bytes: int
     stored: Stored | None = None
+    cpu_s: float = 0.0
 
 
 def convert_all(
@@ -123,8 +126,12 @@ def convert_all(
             # Another one, since the frames of this one's traceback hold the image's bytes.
             return Converted(ref, Reject(reject.reason, reject.detail), md5, len(data), stored)
 
+    def timed(item: tuple[ImageRef, Stored | None], fetched: Callable[[], bytes]) -> Converted[Result]:
+        start = time.thread_time()
+        return converted(item, fetched)._replace(cpu_s=time.thread_time() - start)
+
     return pool.map(
-        zip(refs, chain(base, repeat(None)), strict=False), fetch, converted, cost=lambda item: item[0].source_bytes
+        zip(refs, chain(base, repeat(None)), strict=False), fetch, timed, cost=lambda item: item[0].source_bytes
     )
 
 

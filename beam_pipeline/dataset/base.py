@@ -104,14 +104,35 @@ def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored |
     base = _open_base(config.base_url, config.base_sha256, config.io_deadline) if config.base_sha256 else None
     if base is None or base.is_lost:
         return
-    # MD5s of a manifest are its author's word: a job without a base would compare them with the images.
-    is_listed = not (config.layout == "manifest" and "md5" in config.header)
     try:
-        yield from base.stored(refs, is_listed)
+        yield from base.stored(refs, _are_listed(config))
     except StorageError as error:
         if not base.is_lost:
             base.is_lost = True
             _say_lost(config.base_url, error)
+
+
+def unchanged(config: Config, refs: Sequence[ImageRef]) -> dict[str, int]:
+    """How many of some images a job would take from the base, and how many records that has; empty without one."""
+    base = _open_base(config.base_url, config.base_sha256, config.io_deadline) if config.base_sha256 else None
+    if base is None:
+        return {}
+    is_listed = _are_listed(config)
+    try:
+        matches = base.find(refs)
+    except StorageError:
+        return {}  # the job would go on without it
+    found = sum(one is not None and one.may_be(ref, is_listed) for ref, one in zip(refs, matches, strict=True))
+    return {
+        "records": base.records,
+        "unchanged": found,
+        "are_listed": all(is_listed and listed_md5(ref) for ref in refs),
+    }
+
+
+def _are_listed(config: Config) -> bool:
+    """Whether MD5s are a store's. A manifest's are its author's word, which a job without a base checks."""
+    return not (config.layout == "manifest" and "md5" in config.header)
 
 
 def base_facts(config: Config, records: int, in_base: int, taken: int) -> dict[str, Any]:
@@ -170,7 +191,7 @@ class _Base:
             refs: in order of their keys.
             is_listed: whether their MD5s come from a listing, so that an unchanged image needn't be read.
         """
-        matches, needed = self._find(refs), []
+        matches, needed = self.find(refs), []
         for ref, match in zip(refs, matches, strict=True):
             needed.append(match is not None and match.may_be(ref, is_listed))
             if match is not None and needed[-1]:
@@ -183,7 +204,7 @@ class _Base:
             is_unchanged = image is not None and is_listed and listed_md5(ref) is not None
             yield Stored(match.md5, image, is_unchanged)
 
-    def _find(self, refs: Sequence[ImageRef]) -> list[_Match | None]:
+    def find(self, refs: Sequence[ImageRef]) -> list[_Match | None]:
         """The row of each image's path in a record table, in whichever split it was."""
         keys = np.array([ref.order_key for ref in refs], np.uint64)
         matches: list[_Match | None] = [None] * len(refs)

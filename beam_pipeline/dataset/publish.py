@@ -22,7 +22,8 @@ from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
 from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.schema.tfds import dataset_info_document, features_document
-from beam_pipeline.storage import ListedFile
+from beam_pipeline.storage import ListedFile, usage
+from beam_pipeline.storage.usage import Usage
 
 _SIDECARS_IN_FLIGHT = 32
 
@@ -98,7 +99,14 @@ def _publish(
             manifest["duplicates"] = duplicates.totals(saved)
         manifest["files"] = {file: one["sha256"] for file, one in sums.items()}
         manifest["file_sizes"] = {file: {"bytes": one["bytes"], "crc32c": one["crc32c"]} for file, one in sums.items()}
-        files[schema.RUN_FILE] = canonical_json({**run, "inputs": plan.inputs, **totals.run_totals()})
+        used = Usage(**run.get("used", {}))
+        used.merge(usage.take())
+        if not storage.is_local(config.output):
+            used.lists_and_writes += len(files) + 3  # these files, run.json and the manifest, a listing
+            used.reads += 4  # and what the launcher reads of it
+        files[schema.RUN_FILE] = canonical_json(
+            {**run, "inputs": plan.inputs, **totals.run_totals(used, run.get("prices", {}))}
+        )
         last = [(file, files.pop(file)) for file in (schema.DATASET_INFO_FILE,) if file in files]
         found = looked.result()
         if schema.MANIFEST_FILE in found and state.published_manifest(plan) is not None:

@@ -23,6 +23,8 @@ from beam_pipeline.inputs.references import ReferenceSum, content_fields, listin
 from beam_pipeline.planning.plan import JobPlan, split_documents
 from beam_pipeline.schema import ENVIRONMENT_REASONS, RejectReason, ShardName
 from beam_pipeline.schema.manifest import FORMAT_VERSION
+from beam_pipeline.storage.prices import dollars
+from beam_pipeline.storage.usage import Usage
 
 Size = Sequence[int]  # height, width
 _COUNTS = ("rejects", "class_counts", "source_formats", "passed_through")
@@ -80,6 +82,7 @@ class ShardResult:
         min_size, …: least or greatest height and width of records and of their sources; None without records.
         source_formats, passed_through: format, and `EncodedImage.passthrough` → records.
         in_base, taken: images whose path the base has, and those that were taken from it.
+        used: by the process that wrote it, since it finished its last shard.
     """
 
     kept: bool = False
@@ -105,6 +108,7 @@ class ShardResult:
     source_max_size: Size | None = None
     in_base: int = 0
     taken: int = 0
+    used: Usage = field(default_factory=Usage)
 
     @property
     def images(self) -> int:
@@ -113,7 +117,7 @@ class ShardResult:
 
     def add(self, converted: Converted[EncodedImage], class_id: int) -> None:
         """Count one image."""
-        ref, image, md5, source_bytes, stored = converted
+        ref, image, md5, source_bytes, stored, _ = converted
         self.listing.add(listing_fields(ref))
         self.content.add(content_fields(ref, md5))
         self.source_bytes += source_bytes
@@ -139,6 +143,7 @@ class ShardResult:
         self.source_bytes += other.source_bytes
         self.in_base += other.in_base
         self.taken += other.taken
+        self.used.merge(other.used)
         for counts in _COUNTS:
             getattr(self, counts).update(getattr(other, counts))
         self._extend(vars(other))
@@ -153,7 +158,7 @@ class ShardResult:
         """The shard's sidecar."""
         document = {key: value for key, value in vars(self).items() if key not in ("kept", "listing", "content")}
         sums = {"listing_fingerprint": self.listing.hex, "content_fingerprint": self.content.hex}
-        return {**document, **sums, "images": self.images}
+        return {**document, **sums, "images": self.images, "used": vars(self.used)}
 
     @classmethod
     def from_json(cls, sidecar: dict[str, Any]) -> ShardResult:
@@ -161,6 +166,7 @@ class ShardResult:
         result = cls(**{one.name: sidecar[one.name] for one in fields(cls) if one.name in sidecar})
         for counts in _COUNTS:
             setattr(result, counts, Counter(sidecar[counts]))
+        result.used = Usage(**sidecar.get("used", {}))
         result.listing = ReferenceSum(sidecar["images"], int(sidecar["listing_fingerprint"], 16))
         result.content = ReferenceSum(sidecar["images"], int(sidecar["content_fingerprint"], 16))
         return result
@@ -266,10 +272,22 @@ class DatasetTotals:
             },
         }
 
-    def run_totals(self) -> dict[str, Any]:
-        """How much work was done, for run.json."""
+    def run_totals(self, used: Usage, prices: Mapping[str, Any]) -> dict[str, Any]:
+        """How much work was done, for run.json.
+
+        Args:
+            used: by the job, but for what wrote the shards.
+            prices: of the launcher; empty if they aren't known.
+        """
         total = self._total
-        run = {"images": total.images, "source_bytes": total.source_bytes, "shard_bytes": total.bytes}
+        total.used.merge(used)
+        run = {
+            "images": total.images,
+            "source_bytes": total.source_bytes,
+            "shard_bytes": total.bytes,
+            "used": vars(total.used),
+            "dollars": dollars(total.used, prices),
+        }
         return run | base_facts(self._config, total.records, total.in_base, total.taken)
 
 

@@ -332,7 +332,7 @@ class JobState:
 
     def save_plan_only(self, plan: JobPlan) -> None:
         """Leave a plan for the launcher that waits for it, outside the state: a job may be running."""
-        self._store.write(self._plan_only_url, canonical_json(plan.document()))
+        self._store.write(self._plan_only_url, canonical_json({**plan.document(), "expected": plan.expected}))
 
     def take_plan_only(self) -> dict[str, Any]:
         """The plan that `--plan_only` left, which is deleted."""

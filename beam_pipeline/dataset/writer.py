@@ -33,7 +33,7 @@ from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName, example, table
 from beam_pipeline.schema.manifest import seal_manifest
-from beam_pipeline.storage import ListedFile
+from beam_pipeline.storage import ListedFile, usage
 
 _GZIP_LEVEL = 6
 
@@ -184,6 +184,7 @@ class ShardWriter:
         writes = [partial(self._state.put, url, content, seen[url], self._check) for url, content in urls.items()]
         written = at_once(partial(self._target.stat, url), self._check, *writes)[0]
         result.etag = written.etag if written else ""
+        result.used = usage.take()
         content = seal_manifest({**result.to_json(), "rejected": rejected})
         self._state.put(sidecar_url, content, seen[sidecar_url], self._check)
         return result

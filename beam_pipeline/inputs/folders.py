@@ -25,6 +25,7 @@ from beam_pipeline.inputs.references import (
 )
 from beam_pipeline.inputs.stratify import class_hashes, limits, split_stratified
 from beam_pipeline.schema import NAME_PATTERN
+from beam_pipeline.storage.usage import Usage
 
 # Kinds of skipped files, as run.json names them.
 HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS = "hidden", "hidden_images", "hidden_folders"
@@ -42,6 +43,8 @@ class ListingSummary:
         counts: skipped files by kind, other suffixes apart.
         suffixes: files that were skipped for their suffix, by suffix.
         references: count and order-free sum of all images, etags included, as run.json keeps it.
+        source_bytes: of all images.
+        used: by the listing.
         classes: class names, sorted or in the labels file's order; of a complete listing only.
     """
 
@@ -50,6 +53,8 @@ class ListingSummary:
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
     suffixes: Counter[str] = dataclasses.field(default_factory=Counter)
     references: ReferenceSum = dataclasses.field(default_factory=ReferenceSum)
+    source_bytes: int = 0
+    used: Usage = dataclasses.field(default_factory=Usage, compare=False)
     classes: tuple[str, ...] = ()
 
     @property
@@ -74,6 +79,7 @@ class ListingSummary:
         self.smallest = smallest(chain(self.smallest, refs))
         for ref in refs:
             self.references.add(reference_fields(ref))
+            self.source_bytes += ref.source_bytes
 
     def skip(self, kind: str, path: str) -> None:
         """Count a file that is skipped, for a reason of `why_skipped`."""
@@ -93,6 +99,8 @@ class ListingSummary:
             self.smallest = smallest(chain(self.smallest, other.smallest))
         self.counts.update(other.counts)
         self.references.merge(other.references)
+        self.source_bytes += other.source_bytes
+        self.used.merge(other.used)
         for suffix, files in other.suffixes.items():
             self._count_suffix(suffix, files)
 

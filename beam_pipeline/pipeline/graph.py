@@ -12,11 +12,13 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.published import Damage, plan_of
 from beam_pipeline.dataset.repair import restore
+from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline.duplicates import MarkDuplicates
 from beam_pipeline.pipeline.elements import reports_errors
 from beam_pipeline.pipeline.listing import ListImages
 from beam_pipeline.pipeline.planning import PlanShards, SampleImages, prepare_output
 from beam_pipeline.pipeline.writing import WriteShards, assign_shards, publish_dataset
+from beam_pipeline.storage.usage import Usage
 
 
 def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
@@ -50,8 +52,14 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
             groups | "SaveDuplicates" >> beam.Map(reports_errors(duplicates.save), config, AsSingleton(plan))
         )
         # lines of duplicates.jsonl, in the state
-    facts = summary | "RunFacts" >> beam.Map(lambda one: {**run, "skipped": one.skipped})
+    facts = summary | "RunFacts" >> beam.Map(_run_facts, run)
     plan | "PublishDataset" >> beam.Map(publish_dataset, config, AsIter(written), saved, AsSingleton(facts))
+
+
+def _run_facts(summary: ListingSummary, run: dict[str, Any]) -> dict[str, Any]:
+    used = Usage(**run.get("used", {}))
+    used.merge(summary.used)
+    return {**run, "skipped": summary.skipped, "used": vars(used)}
 
 
 def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, Any], damage: Damage) -> None:

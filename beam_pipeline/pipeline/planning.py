@@ -12,6 +12,7 @@ from apache_beam.pvalue import AsList, AsSingleton
 from apache_beam.transforms.window import GlobalWindows
 
 from beam_pipeline.config import Config
+from beam_pipeline.dataset import base
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.inputs.folders import ListingSummary
@@ -96,7 +97,17 @@ class _EstimateSizesFn(beam.DoFn):  # type: ignore[misc]
 @reports_errors
 def _plan(sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample: list[Measurement]) -> JobPlan:
     sampling.check_sample(sample, summary.images, config.max_reject_fraction)
-    return plan_job(sizes, config, summary, sample)
+    plan = plan_job(sizes, config, summary, sample)
+    if not config.plan_only:
+        return plan
+    expected = {
+        "source_bytes": summary.source_bytes,
+        "listing": vars(summary.used),
+        "sample": {"images": len(sample), "source_bytes": sum(one.source_bytes for one in sample)},
+        "cpu_s": sampling.cpu_s_an_image(sample),
+        "base": base.unchanged(config, summary.smallest[: len(sample)]),
+    }
+    return dataclasses.replace(plan, expected=expected)
 
 
 @reports_errors

@@ -65,6 +65,7 @@ class JobPlan:
         dropped: the same of the duplicates that are dropped.
         codec: versions of the image libraries.
         claim: no part of it: the run that made the claim under which it is carried out; "" for this one.
+        expected: no part of it: what an estimate of its cost needs to know, for `--plan_only`.
     """
 
     configuration: dict[str, Any]
@@ -76,6 +77,7 @@ class JobPlan:
     dropped: str
     codec: dict[str, str]
     claim: str = field(default="", compare=False)
+    expected: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def document(self) -> dict[str, Any]:
         """The plan as `plan.json` holds it."""

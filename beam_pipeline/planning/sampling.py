@@ -5,7 +5,7 @@ Sums are integers, so that no order of addition and no CPU changes a digit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
@@ -28,6 +28,7 @@ class Measurement(NamedTuple):
         record_bytes: of its framed record, 0 for a reject.
         sums: of its stored pixels; None for a reject.
         reject: why there is no record, or None.
+        cpu_s: what converting it took.
     """
 
     path: str
@@ -36,6 +37,7 @@ class Measurement(NamedTuple):
     record_bytes: int
     sums: ChannelSums | None
     reject: Reject | None
+    cpu_s: float = 0.0
 
 
 def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Iterator[Measurement]:
@@ -66,10 +68,10 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
     with ThreadPoolExecutor(1) as thread:
         begun = thread.submit(begin)  # while the first images are fetched
         try:
-            for ref, result, *_ in convert_all(config, refs, convert):
-                reject = result if isinstance(result, Reject) else None
-                record_bytes, sums = (0, None) if isinstance(result, Reject) else result
-                yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject)
+            for one in convert_all(config, refs, convert):
+                ref, reject = one.ref, one.result if isinstance(one.result, Reject) else None
+                record_bytes, sums = (0, None) if isinstance(one.result, Reject) else one.result
+                yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject, one.cpu_s)
         except StorageError:
             raise
         except Exception:
@@ -101,6 +103,13 @@ def statistics(sample: Iterable[Measurement]) -> dict[str, Any]:
 
 def _digits(value: Decimal) -> str:
     return str(value.quantize(Decimal("0.000001")))
+
+
+def cpu_s_an_image(sample: Sequence[Measurement]) -> float:
+    """What converting an image takes; the dearest one isn't counted, since a process's first image loads the codec."""
+    seconds = sorted(one.cpu_s for one in sample)
+    kept = seconds[: max(1, len(seconds) - 1)]
+    return sum(kept) / len(kept) if kept else 0.0
 
 
 def check_sample(sample: list[Measurement], images_listed: int, max_reject_fraction: float) -> None:

@@ -8,6 +8,8 @@ deadline; a local one fails at once. Every file is written under its final name 
     local       files of this machine
     objects     s3://, az://, http:// by obstore
     gs          gs:// by google-cloud-storage, read by obstore
+    usage       how many requests and bytes that were
+    prices      what they cost
 """
 
 from __future__ import annotations

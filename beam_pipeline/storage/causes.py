@@ -7,11 +7,12 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
 from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
+from beam_pipeline.storage import usage
 
 T = TypeVar("T")
 
@@ -122,14 +123,24 @@ def _words(error: BaseException) -> str:
     return " ".join(text.split())[:200] or type(error).__name__
 
 
-def retry(request: Callable[[], T], url: str, deadline_s: float, is_anonymous: bool = False) -> T:
+def retry(
+    request: Callable[[], T], url: str, deadline_s: float, is_anonymous: bool = False, billed: Mapping[str, int] = {}
+) -> T:
     """Call `request` until it succeeds, with jittered exponential backoff.
+
+    Args:
+        request: one request.
+        url: what it is about.
+        deadline_s: of failures that it puts up with.
+        is_anonymous: whether it is sent without credentials.
+        billed: what `usage.count` counts for each attempt.
 
     Raises:
         StorageError: refused for good, such as a missing file, or `deadline_s` seconds of failures.
     """
     start, pause_s = time.monotonic(), _FIRST_PAUSE_S
     while True:
+        usage.count(**billed)
         try:
             return _interruptible(request)
         except ImageShardsError:

@@ -16,7 +16,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import IO
 
 from beam_pipeline.errors import MissingFileError, StorageError
-from beam_pipeline.storage import Data, ListedFile, Storage
+from beam_pipeline.storage import Data, ListedFile, Storage, usage
 from beam_pipeline.storage.causes import explained
 
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
@@ -66,7 +66,9 @@ class LocalStorage(Storage):
         size = -1 if stop is None else max(0, stop - start)
         with _told(url), self.open(url) as file:
             file.seek(start)
-            return file.read(size) if out is None else out[: file.readinto(out[:size])]
+            data: Data = file.read(size) if out is None else out[: file.readinto(out[:size])]
+        usage.count(bytes_read=len(data))
+        return data
 
     def open(self, url: str) -> BufferedReader:
         """What is no file, a folder, a pipe or a link that leads nowhere, isn't found, and never waited for."""
@@ -91,13 +93,16 @@ class LocalStorage(Storage):
                 os.replace(temporary, url)
             finally:
                 Path(temporary).unlink(missing_ok=True)
+        usage.count(bytes_written=len(data))
         return True
 
     def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
         with _told(url):
             file.flush()
             os.makedirs(os.path.dirname(url), exist_ok=True)
+            size = os.fstat(file.fileno()).st_size
             os.replace(file.name, url)
+        usage.count(bytes_written=size)
         return True
 
     def delete(self, url: str, generation: str = "") -> None:

@@ -18,13 +18,15 @@ from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedErr
 from obstore.store import AzureStore, HTTPStore, S3Store
 
 from beam_pipeline.errors import StorageError, UsageError
-from beam_pipeline.storage import Data, ListedFile, Storage, bucket_and_name, join, why_unusable
+from beam_pipeline.storage import Data, ListedFile, Storage, bucket_and_name, join, usage, why_unusable
 from beam_pipeline.storage.causes import NO_CREDENTIALS, Incomplete, cause_of, retry, status_of
 
 T = TypeVar("T")
 
 CHUNK_BYTES = 16 << 20
 PAGE_NAMES = 1000
+# What an attempt at a request counts as, for its price.
+READ, LIST_OR_WRITE, FREE = {"reads": 1}, {"lists_and_writes": 1}, dict[str, int]()
 _DELETES_IN_FLIGHT = 32
 _REFUSED = re.compile(r"^/|/$|//|(?:^|/)\.{1,2}(?:/|$)|[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -77,22 +79,24 @@ class ObjectStorage(Storage):
             raise StorageError(f"{url}: a name that {self._scheme}:// can't be asked for here", "rename it")
         return self._stores(bucket, is_anonymous), name
 
-    def _ask(self, url: str, request: Callable[[Any, str], T]) -> T:
+    def _ask(self, url: str, request: Callable[[Any, str], T], billed: dict[str, int] = READ) -> T:
         """Send a request until it succeeds; without credentials if there are none, as public buckets allow."""
         is_anonymous = self._is_anonymous
         try:
-            return retry(lambda: request(*self._object(url, is_anonymous)), url, self._deadline_s, is_anonymous)
+            return retry(lambda: request(*self._object(url, is_anonymous)), url, self._deadline_s, is_anonymous, billed)
         except StorageError as error:
             if is_anonymous or cause_of(error.__cause__ or error) is not NO_CREDENTIALS:
                 raise
         self._is_anonymous = True
-        return self._ask(url, request)
+        return self._ask(url, request, billed)
 
     # --- reading
 
     def read_range(self, url: str, start: int, stop: int | None, out: memoryview | None = None) -> Data:
         # Memory of obstore's own, not `out`: a copy would cost 0.03 ms a MB more.
-        return b"" if stop is not None and stop <= start else memoryview(self._body(url, start, stop))
+        data = b"" if stop is not None and stop <= start else memoryview(self._body(url, start, stop))
+        usage.count(bytes_read=len(data))
+        return data
 
     def _body(self, url: str, start: int, stop: int | None) -> Any:
         return self._ask(url, lambda store, name: _received(store, name, start, stop))
@@ -132,7 +136,7 @@ class ObjectStorage(Storage):
             return [_listed(one["path"][len(prefix) :], one) for one in found]
 
         if delimiter:
-            found = self._ask(url, lambda store, _: obstore.list_with_delimiter(store, prefix or None))
+            found = self._ask(url, lambda store, _: obstore.list_with_delimiter(store, prefix or None), LIST_OR_WRITE)
             yield there(found["objects"]), [f"{folder[len(prefix) :]}/" for folder in found["common_prefixes"]]
             return
         listing: Iterator[Sequence[Any]] | None = None
@@ -144,9 +148,11 @@ class ObjectStorage(Storage):
             begun = begun or iter(obstore.list(store, prefix or None, offset=last, chunk_size=PAGE_NAMES))
             page = next(begun, ())
             listing = begun
+            if page or last is None:  # what says that there are no more pages is no request
+                usage.count(**LIST_OR_WRITE)
             return page
 
-        while page := self._ask(url, look):
+        while page := self._ask(url, look, FREE):
             yield there(page), []
             last = page[-1]["path"]
 
@@ -164,7 +170,9 @@ class ObjectStorage(Storage):
 
         try:
             # A refusal may be the second answer to a request whose first was lost: then the content is ours.
-            return self._ask(url, send) or self.read(url) == data
+            is_written = self._ask(url, send, LIST_OR_WRITE) or self.read(url) == data
+            usage.count(bytes_written=len(data))
+            return is_written
         except FileNotFoundError:
             if generation is None:
                 raise
@@ -175,13 +183,14 @@ class ObjectStorage(Storage):
             file.seek(0)  # every part is signed with its SHA-256, which the server compares
             obstore.put(store, name, file, chunk_size=CHUNK_BYTES, max_concurrency=2)
 
-        self._ask(url, send)  # in parts, for which there are no conditions
+        self._ask(url, send, LIST_OR_WRITE)  # in parts, for which there are no conditions
+        usage.count(bytes_written=file.seek(0, os.SEEK_END))
         return True
 
     def delete(self, url: str, generation: str = "") -> None:
         with suppress(FileNotFoundError):
             if not generation or self._ask(url, obstore.head)["e_tag"] == generation:  # deletes have no conditions
-                self._ask(url, obstore.delete)
+                self._ask(url, obstore.delete, FREE)
 
     def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:
         urls = (join(url, file.path) for file in self.files(url) if file.path not in keep)

@@ -357,7 +357,8 @@ def test_a_terminal_sees_the_progress_line_and_what_is_published(photos: Path, t
     assert process.returncode == 0
     *drawn, told = shown.decode().split("\r\033[K")
     assert all(line.startswith(("listing: ", "sampling: ", "planning: ", "shards ")) for line in drawn if line), shown
-    first, _, *rest = told.splitlines()
+    first, _, *rest, used = told.splitlines()
+    assert " CPU-seconds, read " in used
     assert [first, *rest] == [
         f"published {tmp_path}/x/1.0.0",
         "  40 images listed = 40 records + 0 rejects",

@@ -13,7 +13,7 @@ import apache_beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_pipeline.cli import dataflow, preflight, service
+from beam_pipeline.cli import cost, dataflow, preflight, service
 from beam_pipeline.cli.job import Job
 from beam_pipeline.cli.main import parse
 from beam_pipeline.config import Config
@@ -71,6 +71,7 @@ def test_what_is_left_out_is_told_then_everything_is_checked_a_line_each_and_not
             f"ok: input {cloud.source} has images",
             "ok: HEIC images can be decoded",
             f"ok: output {cloud.version} is empty",
+            f"cost: {cost.HOW_TO_KNOW}",
             "checked; nothing was started",
         ],
     )
@@ -111,7 +112,7 @@ def test_an_unfinished_job_is_told_before_workers_meet_it(
     plan = canonical_json({"configuration": config.fingerprint()})
     cloud.gcs.put(cloud.bucket, "datasets/photos/_state/1.0.0/plan.json", plan)
     found, lines = checked(cloud, "--seed=3", *flags)
-    assert (found, lines[-1 if code else -2]) == (code, told.format(cloud))
+    assert (found, lines[-1 if code else -3]) == (code, told.format(cloud))
 
 
 @pytest.mark.parametrize("flag", ["--input", "--output", "--temp_location", "--staging_location"])

@@ -107,7 +107,7 @@ def test_every_part_of_a_plan_is_in_its_hash() -> None:
         "codec": {"pillow": "2"},
     }
     # fmt: on
-    assert {*others, "claim"} == {field.name for field in dataclasses.fields(JobPlan)}
+    assert {*others, "claim", "expected"} == {field.name for field in dataclasses.fields(JobPlan)}
     assert len({PLAN.sha256, *(dataclasses.replace(PLAN, **{key: others[key]}).sha256 for key in others)}) == 9
 
 
@@ -409,7 +409,7 @@ def test_plan_only_leaves_its_plan_once_and_nothing_else(local: Config, remote: 
         assert state.has_leftovers()
         assert not state.exists(), "the next job would delete files of another program"
         state.attempts.end_sampling([])
-        state.save_plan_only(PLAN)
-        assert state.take_plan_only() == json.loads(json.dumps(PLAN.document()))
+        state.save_plan_only(dataclasses.replace(PLAN, expected={"cpu_s": 0.5}))
+        assert state.take_plan_only() == {**json.loads(json.dumps(PLAN.document())), "expected": {"cpu_s": 0.5}}
         assert files(config) == set()
     assert list(Path(local.output).iterdir()) == [], "the output folder is the user's"

@@ -301,7 +301,7 @@ def test_results_come_back_from_their_sidecars_and_add_up(job: Job) -> None:
         document = json.loads(schema.canonical_json(result.to_json()))
         assert json.loads(schema.canonical_json(ShardResult.from_json(document).to_json())) == document
         total.merge(ShardResult.from_json(document))
-    one_file = dict.fromkeys(("plan", "file", "bytes", "crc32c", "etag", "runs", "index", "table"))
+    one_file = dict.fromkeys(("plan", "file", "bytes", "crc32c", "etag", "runs", "index", "table", "used"))
     assert total.to_json() | one_file == job.write().to_json() | one_file
 
 

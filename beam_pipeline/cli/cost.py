@@ -1,0 +1,189 @@
+"""What a job will cost, from its plan, and what it has cost, from run.json: CPU time, bytes, requests, dollars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from beam_pipeline import storage
+from beam_pipeline.cli import dataflow
+from beam_pipeline.config import Config
+from beam_pipeline.dataset.progress import duration
+from beam_pipeline.errors import plural, size
+from beam_pipeline.storage.prices import Rates, dollars, load_prices
+from beam_pipeline.storage.usage import Usage
+
+# Measured by benchmarks/cost.py: what an image costs beyond what the sample shows, one that is fetched by a request or
+# taken from a base, a shard, and the rest of a job. Images of a sample are its threads' first, and cost more.
+_IMAGE_CPU_S, _FETCH_CPU_S, _TAKEN_CPU_S, _SHARD_CPU_S, _JOB_CPU_S = 0.1e-3, 0.25e-3, 0.15e-3, 0.03, 0.5
+_OF_A_SAMPLE = 0.9
+_READ_CPU_S_A_BYTE = 1.7e-9  # reading it and its MD5
+# Requests, counted on fake-gcs-server by benchmarks/cost.py: of a shard (marker, rejected images, four files; looks,
+# the claim), of a part of the sample, and of a job.
+_SHARD_WRITES, _SHARD_READS, _CHUNK_WRITES, _CHUNK_IMAGES = 6, 10, 2, 32
+_INPUT_LISTS, _JOB_WRITES, _JOB_READS = 2, 14, 8
+_RECORD_BYTES, _SHARD_BYTES = 77, 1800  # of indexes and record tables; of a sidecar
+_PIECE_BYTES = 8 << 20  # of a base's shard, as dataset/base.py reads it
+HOW_TO_KNOW = "--plan_only lists the input, converts up to 512 images of it, and estimates what the job costs"
+_GB_A_CORE = {"highmem": 8.0, "highcpu": 1.0}  # others have 4
+
+
+class Fleet(NamedTuple):
+    """What the job runs on.
+
+    Attributes:
+        where: in words.
+        cores: of all workers; 0 if that isn't known.
+        workers, machine_type, disk_gb, region: on Dataflow: at most how many, and what each is.
+    """
+
+    where: str
+    cores: int = 0
+    workers: int = 1
+    machine_type: str = ""
+    disk_gb: int = 0
+    region: str = "default"
+
+
+def dataflow_fleet(options: Mapping[str, Any]) -> Fleet:
+    """What a job on Dataflow runs on, by Beam's options with their defaults."""
+    workers, machine = options["max_num_workers"], options["machine_type"]
+    where = f"up to {plural(workers, 'worker')} of {machine}"
+    cores = workers * (dataflow.cores_of(machine) or 0)
+    return Fleet(where, cores, workers, machine, options["disk_size_gb"], options["region"])
+
+
+def prices_of(config: Config, fleet: Fleet) -> dict[str, Any]:
+    """The prices of a job as run.json keeps them; empty if nothing in it has a price that is known.
+
+    Raises:
+        UsageError: `--prices` names no file of prices.
+    """
+    prices = load_prices(config.prices)
+    schemes = {storage.scheme_of(url) for url in (config.input, config.output)} - {None}
+    if not config.prices and not fleet.machine_type and schemes != {"gs"}:
+        return {}
+    rates = prices.at(fleet.region)
+    found: dict[str, Any] = {
+        "note": prices.note,
+        "addresses": [rates.class_b_per_1000.address.partition(" ")[0]],
+        "class_a_per_1000": rates.class_a_per_1000.dollars,
+        "class_b_per_1000": rates.class_b_per_1000.dollars,
+    }
+    if fleet.machine_type and fleet.cores:
+        gb = next((gb for kind, gb in _GB_A_CORE.items() if kind in fleet.machine_type), 4.0)
+        disk_gb = fleet.disk_gb * fleet.workers / fleet.cores
+        found["core_hour"] = round(_dataflow_dollars(rates, 1, gb, disk_gb), 6)
+        found["addresses"].append(rates.dataflow_vcpu_hour.address.partition(" ")[0])
+    return found
+
+
+def bill_text(config: Config, region: str, counts: Mapping[str, float]) -> str:
+    """What a job on Dataflow has cost, but for its requests.
+
+    Args:
+        config, region: of the job.
+        counts: the service's: seconds of vCPUs, of megabytes of memory and of gigabytes of disk.
+    """
+    prices = load_prices(config.prices)
+    vcpu, memory_mb, disk = (
+        counts.get(name, 0) / 3600 for name in ("TotalVcpuTime", "TotalMemoryUsage", "TotalPdUsage")
+    )
+    return f"${_dataflow_dollars(prices.at(region), vcpu, memory_mb / 1000, disk):,.2f} ({prices.note})"
+
+
+def _dataflow_dollars(rates: Rates, vcpu_hours: float, memory_gb_hours: float, disk_gb_hours: float) -> float:
+    return (
+        vcpu_hours * rates.dataflow_vcpu_hour.dollars
+        + memory_gb_hours * rates.dataflow_memory_gb_hour.dollars
+        + disk_gb_hours * rates.dataflow_disk_gb_hour.dollars
+    )
+
+
+def estimate(config: Config, document: Mapping[str, Any]) -> tuple[Usage, int]:
+    """What a job will use, and how many of its images are taken from the base.
+
+    Args:
+        config: of the job.
+        document: its plan, as `--plan_only` leaves it.
+    """
+    expected, splits = document["expected"], document["splits"].values()
+    images, shards = sum(one["images"] for one in splits), sum(len(one["cuts"]) + 1 for one in splits)
+    written = sum(one["estimated_bytes"] for one in splits)
+    source_bytes, sample, base = expected["source_bytes"], expected["sample"], expected["base"]
+    taken = 0
+    if base and sample["images"]:
+        taken = min(base["records"], images * base["unchanged"] // sample["images"])
+    fetched = images - taken if base.get("are_listed") else images
+    read_bytes = source_bytes * fetched // images
+
+    used = Usage(**expected["listing"])
+    used.cpu_s += _JOB_CPU_S + shards * _SHARD_CPU_S + images * _IMAGE_CPU_S
+    used.cpu_s += ((images - taken) * _OF_A_SAMPLE + sample["images"]) * expected["cpu_s"] + taken * _TAKEN_CPU_S
+    used.cpu_s += _READ_CPU_S_A_BYTE * read_bytes * taken / images if fetched == images else 0.0
+    used.bytes_read += read_bytes + sample["source_bytes"] + shards * _SHARD_BYTES
+    used.bytes_written += written + images * _RECORD_BYTES + shards * _SHARD_BYTES
+    if not storage.is_local(config.input) or config.layout == "manifest":
+        used.reads += fetched + sample["images"]
+        used.lists_and_writes += _INPUT_LISTS
+        used.cpu_s += (fetched + sample["images"]) * _FETCH_CPU_S
+    pieces = written * taken // images // _PIECE_BYTES + 2 * shards + 2 if base else 0  # and tables, and its manifest
+    used.bytes_read += (written + images * _RECORD_BYTES) * taken // images if base else 0
+    if not storage.is_local(config.output):
+        chunks = -(-sample["images"] // _CHUNK_IMAGES)
+        used.lists_and_writes += shards * _SHARD_WRITES + chunks * _CHUNK_WRITES + _JOB_WRITES + len(splits)
+        used.reads += shards * _SHARD_READS + _JOB_READS + pieces
+    return used, taken
+
+
+def estimate_text(config: Config, document: Mapping[str, Any], fleet: Fleet) -> str:
+    """What `--plan_only` says of the cost, in at most five lines."""
+    used, taken = estimate(config, document)
+    prices = prices_of(config, fleet)
+    hours = duration(used.cpu_s / max(1, fleet.cores))
+    on = f": {hours} on {plural(fleet.cores, 'core')} of {fleet.where}" if fleet.cores else ""
+    start = "; the workers' start and idle time come on top" if fleet.machine_type else ""
+    sampled = document["expected"]["sample"]["images"]
+    lines = [
+        f"estimated cost, from {plural(sampled, 'sampled image')}:",
+        f"{_cpu_text(used.cpu_s)}{on}{start}",
+        *_bytes_and_dollars(used, prices, "reads", "writes"),
+    ]
+    if base := document["expected"]["base"]:
+        without = {**document, "expected": {**document["expected"], "base": {}}}
+        more, _ = estimate(config, without)
+        saved = _cpu_text(more.cpu_s - used.cpu_s)
+        if more.reads > used.reads:
+            saved += f" and {plural(more.reads - used.reads, 'request')}"
+        how = f"{base['unchanged']:,} of {sampled:,} in the sample are unchanged"
+        lines.append(f"base {config.base}: about {plural(taken, 'image')} from it ({how}) save {saved}")
+    return "\n  ".join(lines)
+
+
+def spent_text(run: Mapping[str, Any]) -> list[str]:
+    """What the summary of a published version says of its cost, from run.json; nothing if that doesn't say it."""
+    if "used" not in run:
+        return []
+    used = Usage(**{name: run["used"][name] for name in vars(Usage())})
+    first, *more = _bytes_and_dollars(used, run.get("prices", {}), "read", "wrote")
+    return [f"{_cpu_text(used.cpu_s)}, {first}", *more]
+
+
+def _dollar_text(amount: float) -> str:
+    return f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"
+
+
+def _cpu_text(seconds: float) -> str:
+    return f"{seconds / 3600:,.1f} CPU-hours" if seconds >= 3600 else f"{seconds:,.1f} CPU-seconds"
+
+
+def _bytes_and_dollars(used: Usage, prices: Mapping[str, Any], reads: str, writes: str) -> list[str]:
+    """Bytes and requests, and what these cost."""
+    lines = [f"{reads} {size(used.bytes_read)}, {writes} {size(used.bytes_written)}"]
+    if used.reads or used.lists_and_writes:
+        lines[0] += f"; {plural(used.reads, 'request')} that read, {used.lists_and_writes:,} that list or write"
+    if found := dollars(used, prices):
+        text = " + ".join(f"{_dollar_text(amount)} for {what}" for what, amount in found.items())
+        total = f"{_dollar_text(sum(found.values()))} = " if len(found) > 1 else ""
+        lines.append(f"{total}{text}: {prices['note']} ({', '.join(prices['addresses'])})")
+    return lines
