@@ -7,12 +7,13 @@ read it goes on without.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -42,34 +43,24 @@ def choose_base(config: Config) -> tuple[Config, str]:
     Raises:
         UsageError: the version that `--base` names can't be the base.
     """
-    none = dataclasses.replace(config, base="none", base_sha256="")
-    why_not = ""
-    for version in _candidates(config):
-        url = join(join(config.output, config.name), version)
-        manifest = _manifest(url, config.first_contact_s)
+    if config.base == config.version:
+        raise UsageError(f"--base {config.base!r}: it is the version to be written; choose an earlier one, or none")
+    folder, why_not = join(config.output, config.name), ""
+    versions = [config.base] * (config.base != "none")
+    if not config.base:
+        with contextlib.suppress(FileNotFoundError):
+            versions = schema.newest_first(storage.open_storage(folder, config.first_contact_s).names(folder))
+    for version in versions:
+        manifest = _manifest(join(folder, version), config.first_contact_s) if version != config.version else None
         fault = "isn't published" if manifest is None else _difference(config, manifest)
         if manifest is not None and not fault:
             chosen = dataclasses.replace(config, base=version, base_sha256=manifest["self_sha256"])
             return chosen, f"base: {version}, from which unchanged images are taken"
         if config.base:
-            raise UsageError(f"--base {version!r}: {url} {fault}; choose another version, or none")
+            raise UsageError(f"--base {version!r}: {join(folder, version)} {fault}; choose another version, or none")
         if manifest is not None:
             why_not = why_not or f"base: none, since {version} {fault}"
-    return none, why_not
-
-
-def _candidates(config: Config) -> list[str]:
-    """The versions that may be the base, the newest first."""
-    if config.base == config.version:
-        raise UsageError(f"--base {config.base!r}: it is the version to be written; choose an earlier one, or none")
-    if config.base:
-        return [] if config.base == "none" else [config.base]
-    folder = join(config.output, config.name)
-    try:
-        versions = schema.newest_first(storage.open_storage(folder, config.first_contact_s).names(folder))
-    except FileNotFoundError:
-        return []
-    return [version for version in versions if version != config.version]
+    return dataclasses.replace(config, base="none", base_sha256=""), why_not
 
 
 def _manifest(url: str, deadline_s: float) -> dict[str, Any] | None:
@@ -170,24 +161,11 @@ class _Base:
             refs: in order of their keys.
             is_listed: whether their MD5s come from a listing, so that an unchanged image needn't be read.
         """
-        matches, needed = self._find(refs), []
-        for ref, match in zip(refs, matches, strict=True):
-            needed.append(match is not None and match.may_be(ref, is_listed))
-            if match is not None and needed[-1]:
-                match.shard.needed.append(match.row)
-        for ref, match, is_needed in zip(refs, matches, needed, strict=True):
-            if match is None:
-                yield None
-                continue
-            image = match.shard.image(match.row, ref.path) if is_needed else None
-            is_unchanged = image is not None and is_listed and listed_md5(ref) is not None
-            yield Stored(match.md5, image, is_unchanged)
-
-    def _find(self, refs: Sequence[ImageRef]) -> list[_Match | None]:
-        """The row of each image's path in a record table, in whichever split it was."""
         keys = np.array([ref.order_key for ref in refs], np.uint64)
-        matches: list[_Match | None] = [None] * len(refs)
-        for split, cuts in self._cuts.items():
+        names = np.array([table.name_hash(ref.path) for ref in refs], np.uint64)
+        # Of each image its shard and row, its MD5 then, whether it may be unchanged, and whether the listing says so.
+        matches: list[tuple[_Shard, int, bytes, bool, bool] | None] = [None] * len(refs)
+        for split, cuts in self._cuts.items():  # in whichever split it was
             numbers = np.searchsorted(cuts, keys, side="right")
             for number in np.unique(numbers).tolist():
                 columns = self._table(split, number)
@@ -195,11 +173,22 @@ class _Base:
                     continue
                 shard = _Shard(self._store, join(self._url, self._shards[split, number]["file"]), columns)
                 places = np.flatnonzero(numbers == number)
-                rows = np.searchsorted(columns["order_key"], keys[places])
-                for place, row in zip(places.tolist(), rows.tolist(), strict=True):
-                    if not refs[place].duplicate_of and shard.has(row, refs[place]):
-                        matches[place] = _Match(shard, row)
-        return matches
+                _, at, rows = np.intersect1d(names[places], columns["name"], return_indices=True)
+                sizes, md5s = columns["source_bytes"][rows].tolist(), columns["source_md5"][rows]
+                for place, row, size, md5 in zip(places[at].tolist(), rows.tolist(), sizes, md5s, strict=True):
+                    ref, then = refs[place], md5.tobytes()
+                    if not ref.duplicate_of:
+                        now = listed_md5(ref) if is_listed else None
+                        may_be_same = size == ref.source_bytes and now in (None, then)
+                        matches[place] = (shard, row, then, may_be_same, now is not None)
+                        shard.last_row = max(shard.last_row, row if may_be_same else 0)
+        for ref, match in zip(refs, matches, strict=True):
+            if match is None:
+                yield None
+                continue
+            shard, row, then, may_be_same, is_known = match
+            image = shard.image(row, ref.path) if may_be_same else None
+            yield Stored(then, image, image is not None and is_known)
 
     def _read_table(self, split: str, number: int) -> Table | None:
         """The record table of a shard; None if it isn't what was published."""
@@ -212,65 +201,35 @@ class _Base:
 
 
 class _Shard:
-    """The records of a base shard, of which some are needed in rising order.
+    """The records of a base shard, of which some are read in rising order, a piece at a time.
 
     Attributes:
-        columns: its record table.
-        needed: rows, each of which is read once.
+        last_row: no record behind it is needed.
     """
 
     def __init__(self, store: Storage, url: str, columns: Table) -> None:
-        self._store, self._url, self.columns = store, url, columns
+        self._store, self._url, self._columns = store, url, columns
         self._ends = np.cumsum(columns["bytes"], dtype=np.int64)
-        self.needed: list[int] = []
+        self.last_row = 0
         self._start, self._piece = 0, b""
 
-    def has(self, row: int, ref: ImageRef) -> bool:
-        """Whether a row is this image's."""
-        columns = self.columns
-        return (
-            row < len(self._ends)
-            and int(columns["order_key"][row]) == ref.order_key
-            and int(columns["name"][row]) == table.name_hash(ref.path)
-        )
-
     def image(self, row: int, path: str) -> EncodedImage | None:
-        """The image of a needed row; None if its record is corrupt."""
-        stop, size = int(self._ends[row]), int(self.columns["bytes"][row])
+        """The image in a row; None if its record is corrupt."""
+        columns, stop = self._columns, int(self._ends[row])
+        start = stop - int(columns["bytes"][row])
         if stop > self._start + len(self._piece):
-            self._start = stop - size
-            ends = self._ends[self.needed]
-            last = int(np.searchsorted(ends, self._start + _PIECE_BYTES, side="right")) - 1
-            end = max(stop, int(ends[last])) if last >= 0 else stop  # a record may be larger than a piece
-            self._piece = self._store.read(self._url, self._start, end)
-        begin = stop - size - self._start
+            end = min(start + _PIECE_BYTES, int(self._ends[self.last_row]))
+            self._start, self._piece = start, self._store.read(self._url, start, max(stop, end))
         try:
-            (record,) = schema.unframe(self._piece[begin : begin + size])
+            (record,) = schema.unframe(self._piece[start - self._start : stop - self._start])
             features = example.features_of(record)
-            if example.bytes_of(features[schema.FILENAME_KEY]) != schema.relative_path_bytes(path):
+            if features[schema.FILENAME_KEY] != example.bytes_feature(schema.relative_path_bytes(path)):
                 return None
             height, width = map(int, example.numbers_of(features[schema.SIZE_KEY]))
             data = example.bytes_of(features[schema.IMAGE_KEY])
-        except (CorruptRecordError, KeyError, ValueError):
+        except (CorruptRecordError, LookupError, ValueError):
             return None
-        names = ("source_height", "source_width", "source_format", "passthrough")
-        source_height, source_width, image_format, passthrough = (int(self.columns[name][row]) for name in names)
+        names = ("source_format", "source_height", "source_width", "passthrough")
+        image_format, source_height, source_width, passthrough = (int(columns[name][row]) for name in names)
         source = Source(table.SOURCE_FORMATS[image_format], source_height, source_width)
         return EncodedImage(data, height, width, source, table.PASSTHROUGH[passthrough - 1] if passthrough else None)
-
-
-class _Match(NamedTuple):
-    """The row of an image in a base shard."""
-
-    shard: _Shard
-    row: int
-
-    @property
-    def md5(self) -> bytes:
-        """Of the source that was converted then."""
-        return bytes(self.shard.columns["source_md5"][self.row])
-
-    def may_be(self, ref: ImageRef, is_listed: bool) -> bool:
-        """Whether the image may be unchanged, by what the listing says of it."""
-        listed = listed_md5(ref) if is_listed else None
-        return int(self.shard.columns["source_bytes"][self.row]) == ref.source_bytes and listed in (None, self.md5)

@@ -104,10 +104,8 @@ class ReferenceSum:
 
     def add(self, fields: Iterable[bytes]) -> None:
         """Add one image, identified by these fields."""
-        digest = hashlib.blake2b(digest_size=16)
-        for field in fields:
-            digest.update(len(field).to_bytes(8, "little"))
-            digest.update(field)
+        parts = [part for field in fields for part in (len(field).to_bytes(8, "little"), field)]
+        digest = hashlib.blake2b(b"".join(parts), digest_size=16)  # one call: each costs as much as its bytes
         self.count += 1
         self.total = (self.total + int.from_bytes(digest.digest(), "big")) % _SUM_MODULUS
 
