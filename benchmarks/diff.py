@@ -2,8 +2,8 @@
 
     python benchmarks/diff.py [--images 10000000]
 
-The versions have a manifest and record tables as the job writes them. Of the records only those exist, in sparse files, whose
-names may be shown.
+The versions have a manifest and record tables as the job writes them. Of the records only those exist, in sparse files,
+whose names may be shown.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ def record(label: int, number: int) -> bytes:
 
 
 def some(images: Images, share: float) -> np.ndarray:
+    """Which images change."""
     return np.random.default_rng(1).random(len(images["label"])) < share
 
 
@@ -170,6 +171,7 @@ def other_seed(images: Images) -> Images:
 
 
 def moved(images: Images, rows: np.ndarray) -> Images:
+    """These images in another class folder."""
     label, known = images["label"].copy(), images["hashes"].copy()
     label[rows] = (label[rows] + 1) % CLASSES
     known[rows] = hashes({"label": label[rows], "number": images["number"][rows]}, 0)
