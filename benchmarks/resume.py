@@ -2,8 +2,8 @@
 
     python benchmarks/resume.py [IMAGES] [--count 4000] [--stopped_after 0.4] [--repeats 5]
 
-All images are in one shard, of which nothing is kept, so the second run does what a fresh one does, and may cost no more.
-The first is stopped after this share of the seconds of a fresh job.
+All images are in one shard, of which nothing is kept, so the second run does what a fresh one does, and may not cost
+more. The first is stopped after this share of the seconds of a fresh job.
 """
 
 from __future__ import annotations

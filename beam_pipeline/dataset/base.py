@@ -46,7 +46,7 @@ def choose_base(config: Config) -> tuple[Config, str]:
     if config.base == config.version:
         raise UsageError(f"--base {config.base!r}: it is the version to be written; choose an earlier one, or none")
     folder, why_not = join(config.output, config.name), ""
-    versions = [config.base] * (config.base != "none")
+    versions = [config.base] if config.base not in ("", "none") else []
     if not config.base:
         with contextlib.suppress(FileNotFoundError):
             versions = schema.newest_first(storage.open_storage(folder, config.first_contact_s).names(folder))
@@ -58,8 +58,7 @@ def choose_base(config: Config) -> tuple[Config, str]:
             return chosen, f"base: {version}, from which unchanged images are taken"
         if config.base:
             raise UsageError(f"--base {version!r}: {join(folder, version)} {fault}; choose another version, or none")
-        if manifest is not None:
-            why_not = why_not or f"base: none, since {version} {fault}"
+        why_not = why_not or f"base: none, since {version} {fault}" * (manifest is not None)
     return dataclasses.replace(config, base="none", base_sha256=""), why_not
 
 
@@ -134,7 +133,7 @@ def _open_base(url: str, sha256: str, deadline_s: float) -> _Base | None:
     except StorageError as error:
         _say_lost(url, error)
         return None
-    if manifest is None or manifest["self_sha256"] != sha256:
+    if not manifest or manifest["self_sha256"] != sha256:
         return None
     return _Base(url, storage.open_storage(url, deadline_s), manifest)
 
@@ -155,12 +154,7 @@ class _Base:
         self._table = functools.lru_cache(maxsize=_TABLES)(self._read_table)
 
     def stored(self, refs: Sequence[ImageRef], is_listed: bool) -> Iterator[Stored | None]:
-        """What this version has of each image.
-
-        Args:
-            refs: in order of their keys.
-            is_listed: whether their MD5s come from a listing, so that an unchanged image needn't be read.
-        """
+        """What this version has of each image; with `is_listed` the MD5s of images come from a listing."""
         keys = np.array([ref.order_key for ref in refs], np.uint64)
         names = np.array([table.name_hash(ref.path) for ref in refs], np.uint64)
         # Of each image its shard and row, its MD5 then, whether it may be unchanged, and whether the listing says so.

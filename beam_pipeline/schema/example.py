@@ -19,7 +19,7 @@ from beam_pipeline.errors import UsageError
 
 def bytes_feature(*values: bytes) -> bytes:
     """A serialized `tf.train.Feature` holding a BytesList."""
-    return _field(1, *(part for value in values for part in _parts(1, value)))
+    return _field(1, *[part for value in values for part in _parts(1, value)])
 
 
 def float_feature(*values: float) -> bytes:
@@ -42,7 +42,7 @@ def one_hot_feature(index: int, length: int) -> bytes:
 
 def example(features: Mapping[str, bytes]) -> bytes:
     """A serialized `tf.train.Example` from serialized features by key."""
-    parts = []
+    parts: list[bytes] = []
     for key in sorted(features):
         head, value = _key(key), features[key]
         length = _varint(len(value))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.recfunctions import repack_fields
 
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError, plural, some
@@ -25,18 +26,8 @@ _READS_AT_ONCE = 8
 _BUCKET_ROWS = 200_000  # some 60 MB with what compares them
 Rows = npt.NDArray[np.void]
 # An image of a version, from its shard's record table; `label` numbers the class names of both versions.
-_ROW = np.dtype(
-    [
-        ("key", "<u8"),
-        ("name", "<u8"),
-        ("md5", "S16"),
-        ("label", "<u4"),
-        ("split", "u1"),
-        ("shard", "<u4"),
-        ("offset", "<u8"),
-        ("bytes", "<u4"),
-    ]
-)
+_COLUMNS = ("key", "name", "md5", "label", "split", "shard", "offset", "bytes")
+_ROW = np.dtype([*zip(_COLUMNS, ("<u8", "<u8", "S16", "<u4", "u1", "<u4", "<u8", "<u4"), strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +72,19 @@ class Difference:
                 "its path decides: --split_by name keeps an image in its split"
             )
         if self.classes:
-            ids = [f"{name} {_id(before)} → {_id(now)}" for name, (before, now) in self.classes.items()]
+            texts = [["none" if number is None else str(number) for number in pair] for pair in self.classes.values()]
+            ids = [f"{name} {' → '.join(pair)}" for name, pair in zip(self.classes, texts, strict=True)]
             lines.append(f"ids of {plural(len(ids), 'class')} differ: {some(ids, _NAMES)}")
         lines += [f"--{flag} was {before!r}, is {now!r}" for flag, (before, now) in self.configuration.items()]
         return "\n".join(lines)
-
-
-def _id(number: int | None) -> str:
-    return "none" if number is None else str(number)
 
 
 def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.PathLike[str]) -> Difference:
     """Compare two versions of a dataset, from their record tables.
 
     Images are matched by path, the others by the MD5 of their source; of several with the same MD5, those that keep
-    class and split first. Temporary files take 53 bytes an image of both versions, up to twice that if all differ;
-    memory doesn't grow with their number.
+    class and split first. Temporary files take 53 bytes an image of both versions, twice that if all differ; memory
+    grows with the copies of one image, and not with the number of images.
 
     Args:
         a, b: the earlier and the later version.
@@ -197,13 +185,11 @@ class _Buckets:
             yield np.fromfile(before, _ROW), np.fromfile(now, _ROW)
 
 
-def _match(before: Rows, now: Rows, columns: Sequence[str]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+def _match(before: Rows, now: Rows, columns: list[str]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     """Indices of images that have the same values in some columns; if there are several, in pairs."""
     sides = []
     for rows in (before, now):
-        packed = np.empty(len(rows), [(name, _ROW[name]) for name in columns])
-        for name in columns:
-            packed[name] = rows[name]
+        packed = repack_fields(rows[columns])
         values = packed.view(f"S{packed.itemsize}")  # compares as bytes
         order = np.argsort(values, kind="stable")
         sides.append((order, values[order]))
@@ -222,7 +208,6 @@ class _Found:
         self._first = [np.empty(0, _ROW)] * 2
 
     def add(self, before: Rows, now: Rows) -> None:
-        """Count these."""
         self.count += len(now)
         sides = [np.concatenate(pair) for pair in zip(self._first, (before, now), strict=True)]
         order = np.argsort(sides[1]["key"], kind="stable")[:_NAMES]
