@@ -15,7 +15,7 @@ import numpy.typing as npt
 from numpy.lib.recfunctions import repack_fields
 
 from beam_pipeline import schema
-from beam_pipeline.errors import UsageError, plural, some
+from beam_pipeline.errors import StorageError, UsageError, plural, some
 from beam_pipeline.schema import example
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader.info import DatasetInfo, as_info
@@ -92,6 +92,7 @@ def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.Path
     Raises:
         UsageError: one is an index of third-party files, whose records have no names.
         ImageShardsError: one has no record tables, since an older release wrote it.
+        StorageError: there is no space for the temporary files.
     """
     versions = as_info(a), as_info(b)
     for info in versions:
@@ -177,8 +178,12 @@ class _Buckets:
         words = _ROW[self._column].itemsize // 8
         numbers = rows[self._column].copy().view(np.uint64)[::words] % len(self._files)
         for number, files in enumerate(self._files):
-            with files[version].open("ab") as file:
-                rows[numbers == number].tofile(file)
+            try:
+                with files[version].open("ab") as file:
+                    rows[numbers == number].tofile(file)
+            except OSError as error:  # NumPy's says how much was written, and not why
+                full = f"{tempfile.gettempdir()}: a temporary file can't be written ({error})"
+                raise StorageError(full, "free space there, or set TMPDIR to another folder") from None
 
     def __iter__(self) -> Iterator[tuple[Rows, Rows]]:
         for before, now in self._files:
