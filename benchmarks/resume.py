@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--stopped_after", type=float, default=0.4)
     parser.add_argument("--repeats", type=int, default=5)
     flags = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as folder:
         images, output = material.images(flags.images, Path(folder), flags.count), Path(folder) / "out"
         runs = []
