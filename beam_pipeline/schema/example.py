@@ -19,7 +19,13 @@ from beam_pipeline.errors import UsageError
 
 def bytes_feature(*values: bytes) -> bytes:
     """A serialized `tf.train.Feature` holding a BytesList."""
-    return _field(1, *[part for value in values for part in _parts(1, value)])
+    parts, size = [b""], 0
+    for value in values:
+        length = _varint(len(value))
+        parts += (b"\x0a", length, value)
+        size += 1 + len(length) + len(value)
+    parts[0] = b"\x0a" + _varint(size)
+    return b"".join(parts)
 
 
 def float_feature(*values: float) -> bytes:
@@ -42,12 +48,16 @@ def one_hot_feature(index: int, length: int) -> bytes:
 
 def example(features: Mapping[str, bytes]) -> bytes:
     """A serialized `tf.train.Example` from serialized features by key."""
-    parts: list[bytes] = []
+    parts, size = [b""], 0
     for key in sorted(features):
         head, value = _key(key), features[key]
         length = _varint(len(value))
-        parts += (b"\x0a", _varint(len(head) + len(length) + len(value)), head, length, value)
-    return _field(1, *parts)
+        entry_bytes = len(head) + len(length) + len(value)
+        entry = _varint(entry_bytes)
+        parts += (b"\x0a", entry, head, length, value)
+        size += 1 + len(entry) + entry_bytes
+    parts[0] = b"\x0a" + _varint(size)
+    return b"".join(parts)
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -157,11 +167,6 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 def _field(number: int, *value: bytes) -> bytes:
     """A length-delimited field, its value given in parts: an image is copied once a message around it."""
     return b"".join((bytes((number << 3 | 2,)), _varint(sum(map(len, value))), *value))
-
-
-def _parts(number: int, value: bytes) -> tuple[bytes, bytes, bytes]:
-    """A length-delimited field, not joined yet."""
-    return bytes((number << 3 | 2,)), _varint(len(value)), value
 
 
 def _packed(values: bytes) -> bytes:
