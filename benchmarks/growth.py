@@ -36,7 +36,7 @@ from tests import servers
 CHANGES: dict[str, Callable[[list[Path]], list[str]]] = {}
 FLAGS = ["--splits", "train=0.8,validation=0.2", "--num_shards", "train=6,validation=3"]
 KILLS = {"killed": 3}
-FLIPPED = {"flipped_records": "*.tfrecord-*", "flipped_table": "index/*.npy"}
+FLIPPED = {"flipped_records": "*.tfrecord-*", "flipped_table": "index/*.tfrecord-*.npy"}
 VERSIONS = {"four_versions": 4}
 PIECE_BYTES = 8 << 20  # of a base shard that one request reads
 
