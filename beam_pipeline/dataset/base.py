@@ -7,6 +7,7 @@ read it goes on without.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -42,34 +43,23 @@ def choose_base(config: Config) -> tuple[Config, str]:
     Raises:
         UsageError: the version that `--base` names can't be the base.
     """
-    none = dataclasses.replace(config, base="none", base_sha256="")
-    why_not = ""
-    for version in _candidates(config):
-        url = join(join(config.output, config.name), version)
-        manifest = _manifest(url, config.first_contact_s)
+    if config.base == config.version:
+        raise UsageError(f"--base {config.base!r}: it is the version to be written; choose an earlier one, or none")
+    folder, why_not = join(config.output, config.name), ""
+    versions = [config.base] if config.base not in ("", "none") else []
+    if not config.base:
+        with contextlib.suppress(FileNotFoundError):
+            versions = schema.newest_first(storage.open_storage(folder, config.first_contact_s).names(folder))
+    for version in versions:
+        manifest = _manifest(join(folder, version), config.first_contact_s) if version != config.version else None
         fault = "isn't published" if manifest is None else _difference(config, manifest)
         if manifest is not None and not fault:
             chosen = dataclasses.replace(config, base=version, base_sha256=manifest["self_sha256"])
             return chosen, f"base: {version}, from which unchanged images are taken"
         if config.base:
-            raise UsageError(f"--base {version!r}: {url} {fault}; choose another version, or none")
-        if manifest is not None:
-            why_not = why_not or f"base: none, since {version} {fault}"
-    return none, why_not
-
-
-def _candidates(config: Config) -> list[str]:
-    """The versions that may be the base, the newest first."""
-    if config.base == config.version:
-        raise UsageError(f"--base {config.base!r}: it is the version to be written; choose an earlier one, or none")
-    if config.base:
-        return [] if config.base == "none" else [config.base]
-    folder = join(config.output, config.name)
-    try:
-        versions = schema.newest_first(storage.open_storage(folder, config.first_contact_s).names(folder))
-    except FileNotFoundError:
-        return []
-    return [version for version in versions if version != config.version]
+            raise UsageError(f"--base {version!r}: {join(folder, version)} {fault}; choose another version, or none")
+        why_not = why_not or f"base: none, since {version} {fault}" * (manifest is not None)
+    return dataclasses.replace(config, base="none", base_sha256=""), why_not
 
 
 def _manifest(url: str, deadline_s: float) -> dict[str, Any] | None:
@@ -119,13 +109,12 @@ def unchanged(config: Config, refs: Sequence[ImageRef]) -> dict[str, int]:
         return {}
     is_listed = _are_listed(config)
     try:
-        matches = base.find(refs)
+        matches = base.find(refs, is_listed)
     except StorageError:
         return {}  # the job would go on without it
-    found = sum(one is not None and one.may_be(ref, is_listed) for ref, one in zip(refs, matches, strict=True))
     return {
         "records": base.records,
-        "unchanged": found,
+        "unchanged": sum(match is not None and match.may_be_same for match in matches),
         "are_listed": all(is_listed and listed_md5(ref) for ref in refs),
     }
 
@@ -164,7 +153,7 @@ def _open_base(url: str, sha256: str, deadline_s: float) -> _Base | None:
     except StorageError as error:
         _say_lost(url, error)
         return None
-    if manifest is None or manifest["self_sha256"] != sha256:
+    if not manifest or manifest["self_sha256"] != sha256:
         return None
     return _Base(url, storage.open_storage(url, deadline_s), manifest)
 
@@ -185,28 +174,22 @@ class _Base:
         self._table = functools.lru_cache(maxsize=_TABLES)(self._read_table)
 
     def stored(self, refs: Sequence[ImageRef], is_listed: bool) -> Iterator[Stored | None]:
-        """What this version has of each image.
-
-        Args:
-            refs: in order of their keys.
-            is_listed: whether their MD5s come from a listing, so that an unchanged image needn't be read.
-        """
-        matches, needed = self.find(refs), []
+        """What this version has of each image; `is_listed`: their MD5s come from a listing."""
+        matches = self.find(refs, is_listed)
+        for match in filter(None, matches):
+            if match.may_be_same:
+                match.shard.last_row = max(match.shard.last_row, match.row)
         for ref, match in zip(refs, matches, strict=True):
-            needed.append(match is not None and match.may_be(ref, is_listed))
-            if match is not None and needed[-1]:
-                match.shard.needed.append(match.row)
-        for ref, match, is_needed in zip(refs, matches, needed, strict=True):
             if match is None:
                 yield None
                 continue
-            image = match.shard.image(match.row, ref.path) if is_needed else None
-            is_unchanged = image is not None and is_listed and listed_md5(ref) is not None
-            yield Stored(match.md5, image, is_unchanged)
+            image = match.shard.image(match.row, ref.path) if match.may_be_same else None
+            yield Stored(match.md5, image, image is not None and match.is_known)
 
-    def find(self, refs: Sequence[ImageRef]) -> list[_Match | None]:
-        """The row of each image's path in a record table, in whichever split it was."""
+    def find(self, refs: Sequence[ImageRef], is_listed: bool) -> list[_Match | None]:
+        """The image at each path, in whichever split it was; arguments as of `stored`."""
         keys = np.array([ref.order_key for ref in refs], np.uint64)
+        names = np.array([table.name_hash(ref.path) for ref in refs], np.uint64)
         matches: list[_Match | None] = [None] * len(refs)
         for split, cuts in self._cuts.items():
             numbers = np.searchsorted(cuts, keys, side="right")
@@ -215,11 +198,15 @@ class _Base:
                 if columns is None:
                     continue
                 shard = _Shard(self._store, join(self._url, self._shards[split, number]["file"]), columns)
-                places = np.flatnonzero(numbers == number)
-                rows = np.searchsorted(columns["order_key"], keys[places])
-                for place, row in zip(places.tolist(), rows.tolist(), strict=True):
-                    if not refs[place].duplicate_of and shard.has(row, refs[place]):
-                        matches[place] = _Match(shard, row)
+                indices = np.flatnonzero(numbers == number)
+                _, at, rows = np.intersect1d(names[indices], columns["name"], return_indices=True)
+                sizes, md5s = columns["source_bytes"][rows].tolist(), columns["source_md5"][rows]
+                for index, row, size, md5 in zip(indices[at].tolist(), rows.tolist(), sizes, md5s, strict=True):
+                    ref, then = refs[index], md5.tobytes()
+                    if not ref.duplicate_of:
+                        now = listed_md5(ref) if is_listed else None
+                        may_be_same = size == ref.source_bytes and now in (None, then)
+                        matches[index] = _Match(shard, row, then, may_be_same, now is not None)
         return matches
 
     def _read_table(self, split: str, number: int) -> Table | None:
@@ -233,65 +220,52 @@ class _Base:
 
 
 class _Shard:
-    """The records of a base shard, of which some are needed in rising order.
+    """The records of a base shard, of which some are read in rising order, a piece at a time.
 
     Attributes:
-        columns: its record table.
-        needed: rows, each of which is read once.
+        last_row: no record behind it is needed.
     """
 
     def __init__(self, store: Storage, url: str, columns: Table) -> None:
-        self._store, self._url, self.columns = store, url, columns
+        self._store, self._url, self._columns = store, url, columns
         self._ends = np.cumsum(columns["bytes"], dtype=np.int64)
-        self.needed: list[int] = []
+        self.last_row = 0
         self._start, self._piece = 0, b""
 
-    def has(self, row: int, ref: ImageRef) -> bool:
-        """Whether a row is this image's."""
-        columns = self.columns
-        return (
-            row < len(self._ends)
-            and int(columns["order_key"][row]) == ref.order_key
-            and int(columns["name"][row]) == table.name_hash(ref.path)
-        )
-
     def image(self, row: int, path: str) -> EncodedImage | None:
-        """The image of a needed row; None if its record is corrupt."""
-        stop, size = int(self._ends[row]), int(self.columns["bytes"][row])
+        """The image in a row; None if its record is corrupt."""
+        columns, stop = self._columns, int(self._ends[row])
+        start = stop - int(columns["bytes"][row])
         if stop > self._start + len(self._piece):
-            self._start = stop - size
-            ends = self._ends[self.needed]
-            last = int(np.searchsorted(ends, self._start + _PIECE_BYTES, side="right")) - 1
-            end = max(stop, int(ends[last])) if last >= 0 else stop  # a record may be larger than a piece
-            self._piece = self._store.read(self._url, self._start, end)
-        begin = stop - size - self._start
+            end = min(start + _PIECE_BYTES, int(self._ends[self.last_row]))
+            self._start, self._piece = start, self._store.read(self._url, start, max(stop, end))
         try:
-            (record,) = schema.unframe(self._piece[begin : begin + size])
+            (record,) = schema.unframe(self._piece[start - self._start : stop - self._start])
             features = example.features_of(record)
-            if example.bytes_of(features[schema.FILENAME_KEY]) != schema.relative_path_bytes(path):
+            if features[schema.FILENAME_KEY] != example.bytes_feature(schema.relative_path_bytes(path)):
                 return None
             height, width = map(int, example.numbers_of(features[schema.SIZE_KEY]))
             data = example.bytes_of(features[schema.IMAGE_KEY])
-        except (CorruptRecordError, KeyError, ValueError):
+        except (CorruptRecordError, LookupError, ValueError):
             return None
-        names = ("source_height", "source_width", "source_format", "passthrough")
-        source_height, source_width, image_format, passthrough = (int(self.columns[name][row]) for name in names)
+        names = ("source_format", "source_height", "source_width", "passthrough")
+        image_format, source_height, source_width, passthrough = (int(columns[name][row]) for name in names)
         source = Source(table.SOURCE_FORMATS[image_format], source_height, source_width)
         return EncodedImage(data, height, width, source, table.PASSTHROUGH[passthrough - 1] if passthrough else None)
 
 
 class _Match(NamedTuple):
-    """The row of an image in a base shard."""
+    """An image of the base.
+
+    Attributes:
+        shard, row: which.
+        md5: of the source that was converted then.
+        may_be_same: by size and listed MD5 the source is that of today.
+        is_known: today's MD5 is listed, so the source needn't be read.
+    """
 
     shard: _Shard
     row: int
-
-    @property
-    def md5(self) -> bytes:
-        """Of the source that was converted then."""
-        return bytes(self.shard.columns["source_md5"][self.row])
-
-    def may_be(self, ref: ImageRef, is_listed: bool) -> bool:
-        """Whether the image may be unchanged, by what the listing says of it."""
-        listed = listed_md5(ref) if is_listed else None
-        return int(self.shard.columns["source_bytes"][self.row]) == ref.source_bytes and listed in (None, self.md5)
+    md5: bytes
+    may_be_same: bool
+    is_known: bool

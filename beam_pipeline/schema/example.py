@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from beam_pipeline import schema
@@ -19,7 +19,13 @@ from beam_pipeline.errors import UsageError
 
 def bytes_feature(*values: bytes) -> bytes:
     """A serialized `tf.train.Feature` holding a BytesList."""
-    return _field(1, *(part for value in values for part in _parts(1, value)))
+    parts, size = [b""], 0
+    for value in values:
+        length = _varint(len(value))
+        parts += (b"\x0a", length, value)
+        size += 1 + len(length) + len(value)
+    parts[0] = b"\x0a" + _varint(size)
+    return b"".join(parts)
 
 
 def float_feature(*values: float) -> bytes:
@@ -42,8 +48,22 @@ def one_hot_feature(index: int, length: int) -> bytes:
 
 def example(features: Mapping[str, bytes]) -> bytes:
     """A serialized `tf.train.Example` from serialized features by key."""
-    entries = [_field(1, _field(1, key.encode()), *_parts(2, features[key])) for key in sorted(features)]
-    return _field(1, *entries)
+    parts, size = [b""], 0
+    for key in sorted(features):
+        head, value = _key(key), features[key]
+        length = _varint(len(value))
+        entry_bytes = len(head) + len(length) + len(value)
+        entry = _varint(entry_bytes)
+        parts += (b"\x0a", entry, head, length, value)
+        size += 1 + len(entry) + entry_bytes
+    parts[0] = b"\x0a" + _varint(size)
+    return b"".join(parts)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _key(key: str) -> bytes:
+    """An entry of `Features` up to the length of its feature."""
+    return _field(1, key.encode()) + b"\x12"
 
 
 def image_example(
@@ -82,63 +102,71 @@ def features_of(record: bytes) -> dict[str, bytes]:
     Raises:
         ValueError: it isn't a record as `example` writes it.
     """
+    features = {}
     try:
-        ((features, end),) = _spans(record, 0, len(record))
-        pairs = [tuple(_spans(record, *entry)) for entry in _spans(record, features, end)]
-        return {record[slice(*key)].decode(): record[slice(*feature)] for key, feature in pairs}
+        start, stop = _value(record, 0, 1)
+        while start < stop:
+            start, end = _value(record, start, 1)
+            key, key_end = _value(record, start, 1)
+            feature, start = _value(record, key_end, 2)
+            features[record[key:key_end].decode()] = record[feature:start]
+            if start != end:
+                raise ValueError("an entry has more than a key and a value")
     except IndexError:
         raise ValueError("it ends early") from None
+    if start != len(record):
+        raise ValueError("it ends early")
+    return features
 
 
 def bytes_of(feature: bytes) -> bytes:
-    """The value of a BytesList of one. Raises ValueError if it is another feature."""
-    ((start, stop),) = _spans(feature, 0, len(feature))
-    ((start, stop),) = _spans(feature, start, stop)
-    return feature[start:stop]
+    """The value of a BytesList of one. Raises ValueError or IndexError if it is another feature."""
+    start, end = _value(feature, _value(feature, 0, 1)[0], 1)
+    if end != len(feature):
+        raise ValueError("it has another number of values than one")
+    return feature[start:end]
 
 
+@functools.lru_cache(maxsize=1 << 12)  # as `int64_feature`
 def numbers_of(feature: bytes) -> tuple[float, ...]:
-    """The values of a FloatList or an Int64List. Raises ValueError if it is another feature."""
-    ((start, stop),) = _spans(feature, 0, len(feature))
-    packed = b"".join(feature[slice(*span)] for span in _spans(feature, start, stop))
-    if feature[:1] == b"\x12":
-        return struct.unpack(f"<{len(packed) // 4}f", packed)
-    numbers, position = [], 0
-    while position < len(packed):
-        bits, position = _read_varint(packed, position)
+    """The values of a FloatList or an Int64List. Raises ValueError or IndexError if it is another feature."""
+    is_float = feature[:1] == b"\x12"
+    start, stop = _value(feature, 0, 2 if is_float else 3)
+    if start == stop:
+        return ()
+    position, stop = _value(feature, start, 1)
+    if is_float:
+        return struct.unpack(f"<{(stop - position) // 4}f", feature[position:stop])
+    numbers = []
+    while position < stop:
+        bits, position = _read_varint(feature, position)
         numbers.append(bits - (1 << 64) if bits >> 63 else bits)
     return tuple(numbers)
 
 
-def _spans(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the value of each length-delimited field."""
-    while start < stop:
-        if data[start] & 7 != 2:
-            raise ValueError("it holds another kind of field")
-        length, start = _read_varint(data, start + 1)
-        yield start, start + length
-        start += length
-    if start > stop:
-        raise ValueError("it ends early")
+def _value(data: bytes, start: int, number: int) -> tuple[int, int]:
+    """(start, stop) of the value of the length-delimited field of this number that starts here."""
+    if data[start] != number << 3 | 2:
+        raise ValueError("it holds another field")
+    length, start = _read_varint(data, start + 1)
+    return start, start + length
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     """A number, and the position behind it."""
-    value = shift = 0
-    while (byte := data[position]) & 0x80:
+    value = data[position]
+    if value < 0x80:
+        return value, position + 1
+    value, shift = value & 0x7F, 7
+    while (byte := data[position := position + 1]) & 0x80:
         value |= (byte & 0x7F) << shift
-        shift, position = shift + 7, position + 1
+        shift += 7
     return value | byte << shift, position + 1
 
 
 def _field(number: int, *value: bytes) -> bytes:
     """A length-delimited field, its value given in parts: an image is copied once a message around it."""
     return b"".join((bytes((number << 3 | 2,)), _varint(sum(map(len, value))), *value))
-
-
-def _parts(number: int, value: bytes) -> tuple[bytes, bytes, bytes]:
-    """A length-delimited field, not joined yet."""
-    return bytes((number << 3 | 2,)), _varint(len(value)), value
 
 
 def _packed(values: bytes) -> bytes:
@@ -149,6 +177,8 @@ def _packed(values: bytes) -> bytes:
 def _varint(value: int) -> bytes:
     if value < 0x80:
         return bytes((value,))
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

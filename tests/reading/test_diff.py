@@ -1,4 +1,4 @@
-"""`diff` against a list made by hand, with one order and with another; what can't be compared is one line."""
+"""`diff` against a list made by hand, with one order and another, in one part and many; what can't be compared."""
 
 from __future__ import annotations
 
@@ -22,11 +22,16 @@ FLAGS = ("--splits", "train=0.6,validation=0.4", "--num_shards", "train=4,valida
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Versions 1.0.0 and, after every kind of change, 1.1.0, and 1.2.0 with another seed."""
     folder = make.class_folders(tmp_path_factory.mktemp("diff") / "in", {"ant": 40, "bee": 30, "cat": 20}).parent
-    assert make.job(folder / "in", folder / "out", *FLAGS).code == 0
     images = folder / "in"
+    for label in ("ant", "bee"):
+        (images / label / "twin.jpg").write_bytes(make.encoded(make.picture(seed=502)))
+    assert make.job(images, folder / "out", *FLAGS).code == 0
     (images / "ant" / "0000.jpg").unlink()
-    (images / "ant" / "0001.jpg").write_bytes(make.encoded(make.picture(seed=500)))
-    (images / "ant" / "0002.jpg").rename(images / "bee" / "0002.moved.jpg")  # another name: gone and added
+    other, size = make.encoded(make.picture(seed=500), quality=50), (images / "ant" / "0001.jpg").stat().st_size
+    (images / "ant" / "0001.jpg").write_bytes(other.ljust(size, b"\0"))
+    (images / "ant" / "0002.jpg").rename(images / "bee" / "0002.moved.jpg")
+    for label in ("ant", "bee"):
+        (images / label / "twin.jpg").rename(images / label / "renamed.jpg")
     for number in range(30, 40):
         (images / "ant" / f"00{number}.jpg").rename(images / "cat" / f"00{number}.jpg")
     (images / "bee" / "old").mkdir()
@@ -38,22 +43,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out" / "photos"
 
 
-def by_hand(version: str) -> dict[str, Any]:
-    moved = {(f"ant/00{number}.jpg", f"cat/00{number}.jpg") for number in range(30, 40)}
+def by_hand() -> dict[str, Any]:
+    relabelled = {(f"ant/00{number}.jpg", f"cat/00{number}.jpg") for number in range(30, 40)}
+    relabelled.add(("ant/0002.jpg", "bee/0002.moved.jpg"))
+    twins = {(f"{label}/twin.jpg", f"{label}/renamed.jpg") for label in ("ant", "bee")}
     return {
-        "gone": {"ant/0000.jpg", "ant/0002.jpg"},
-        "added": {"bee/0002.moved.jpg", "beetle/new.jpg"},
+        "gone": {"ant/0000.jpg"},
+        "added": {"beetle/new.jpg"},
         "changed": {"ant/0001.jpg"},
-        "moved": moved | {("bee/0005.jpg", "bee/old/0005.jpg")},
-        "relabelled": {after for _, after in moved},
+        "moved": relabelled | twins | {("bee/0005.jpg", "bee/old/0005.jpg")},
+        "relabelled": {after for _, after in relabelled},
     }
 
 
-@pytest.mark.parametrize("version", ["1.1.0", "1.2.0"])
-def test_the_difference_is_that_of_a_list_made_by_hand(folder: Path, version: str) -> None:
+@pytest.mark.parametrize(("version", "bucket_rows"), [("1.1.0", 200_000), ("1.1.0", 7), ("1.2.0", 7)])
+def test_the_difference_is_that_of_a_list_made_by_hand(
+    folder: Path, version: str, bucket_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reader.tools.diff._BUCKET_ROWS", bucket_rows)
     difference = imageshards.diff(str(folder / "1.0.0"), folder / version)
     assert difference
-    expected = by_hand(version)
+    expected = by_hand()
     assert {kind: set(difference.names[kind]) for kind in expected} == expected
     assert {kind: difference.counts[kind] for kind in expected} == {
         kind: len(names) for kind, names in expected.items()
@@ -83,6 +93,19 @@ def test_a_version_does_not_differ_from_itself_or_from_its_copy_in_other_shards(
     assert not any(difference.counts.values()) and set(difference.configuration) == {"num_shards"}
 
 
+def test_other_shares_of_the_splits_show_who_changed_split_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    shares = ("--splits", "train=0.7,validation=0.3", "--num_shards", "train=4,validation=3")
+    assert make.job(folder.parent.parent / "in", tmp_path, *shares).code == 0
+    difference = reader.diff(folder / "1.1.0", tmp_path / "photos" / "1.0.0")
+    before, now = names_of(folder / "1.1.0"), names_of(tmp_path / "photos" / "1.0.0")
+    assert set(difference.names["other_split"]) == {path for path in now if now[path] != before[path]} > set()
+    assert difference.counts == {
+        **dict.fromkeys(difference.counts, 0),
+        "other_split": len(difference.names["other_split"]),
+    }
+    assert difference.leaked == 0 and set(difference.configuration) == {"splits"}
+
+
 def test_the_command_prints_and_exits_as_it_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert imageshards.main(["diff", str(folder / "1.0.0"), str(folder / "1.0.0")]) == 0
     assert capsys.readouterr().out == f"{folder}/1.0.0 and {folder}/1.0.0 hold the same images\n"
@@ -91,13 +114,13 @@ def test_the_command_prints_and_exits_as_it_says(folder: Path, capsys: pytest.Ca
     for line in (
         "1 image with other bytes:\n  ant/0001.jpg\n",
         "  bee/0005.jpg → bee/old/0005.jpg\n",
-        "10 images relabelled:\n  cat/003",
+        "11 images relabelled:\n  ",
         "changed between train and another split, since its path decides: --split_by name keeps an image in its split",
         "ids of 2 classes differ: beetle none → 2, cat 2 → 3\n",
     ):
         assert line in text
     assert imageshards.main(["diff", str(folder / "1.0.0"), str(folder / "1.1.0"), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["counts"]["relabelled"] == 10
+    assert json.loads(capsys.readouterr().out)["counts"]["relabelled"] == 11
 
 
 def test_what_has_no_tables_or_names_is_refused_in_a_line(folder: Path, tmp_path: Path) -> None:
