@@ -176,8 +176,8 @@ class _Base:
     def stored(self, refs: Sequence[ImageRef], is_listed: bool) -> Iterator[Stored | None]:
         """What this version has of each image; `is_listed`: their MD5s come from a listing."""
         matches = self.find(refs, is_listed)
-        for match in filter(None, matches):
-            if match.may_be_same:
+        for match in matches:
+            if match is not None and match.may_be_same:
                 match.shard.last_row = max(match.shard.last_row, match.row)
         for ref, match in zip(refs, matches, strict=True):
             if match is None:
