@@ -36,13 +36,14 @@ class Requests:
         self.count = Count()
         self._saw, self._lock = saw, threading.Lock()
 
-    def add(self, lists: int, reads: int, size: int, begin: float) -> None:
+    def add(self, is_read: bool, result: object, begin: float) -> None:
         """Count a request that began then and has ended now."""
-        if reads:
+        if is_read:
             self._saw(begin, time.perf_counter())
+        size = len(result) if isinstance(result, bytes | memoryview) else 0
         with self._lock:
-            before = self.count
-            self.count = Count(before.lists + lists, before.reads + reads, before.bytes + size)
+            lists, reads, read_bytes = self.count
+            self.count = Count(lists + (not is_read), reads + is_read, read_bytes + size)
 
 
 class SlowStorage(Storage):
@@ -56,8 +57,7 @@ class SlowStorage(Storage):
         begin = time.perf_counter()
         time.sleep(self._latency_s)
         result = call(*arguments)
-        size = len(result) if isinstance(result, bytes | memoryview) else 0
-        self._requests.add(not is_read, is_read, size, begin)
+        self._requests.add(is_read, result, begin)
         return result
 
     def names(self, url: str) -> list[str]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SECONDS = 1.0  # that are drawn
-_GAP_S = 0.002  # shorter pauses are not seen
+_GAP_S = 0.001  # shorter pauses are not seen
 _COLOURS = {"reads": "#2f7fc1", "decodes": "#3a9a5b", "trains": "#7b61b8", "waits": "#d9825b"}
 #: The rows of a picture, from the top: what is drawn in each, and its name.
 _GROUPS = ((("reads",), "reads"), (("decodes",), "decodes"), (("trains", "waits"), "accelerator"))
