@@ -138,7 +138,7 @@ def latency(rates: Mapping[str, float], latency_ms: float) -> Figure:
     in_flight = np.array([1, 64])
     for images, colour in ((1, OTHERS), (64, OURS)):
         axes.plot(in_flight, images * in_flight * 1000 / latency_ms, color=colour, linewidth=1.5)
-    axes.annotate("1 image a request", (5, 260), color=OTHERS, ha="center")
+    axes.annotate("1 image a request", (2.6, 170), color=OTHERS, ha="center")
     axes.annotate("64 images a request", (1.05, 8000), color=OURS)
     dots = [
         (1, experiment.ONE_AT_A_TIME, "one by one", OTHERS),

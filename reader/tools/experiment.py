@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from beam_pipeline.storage.prices import Rates, load_prices
 from reader import order
 from reader.batches import RecordRows, open_source
 from reader.buffers import BufferPool
-from reader.decode import ImageDecoder
+from reader.decode import ImageDecoder, UndecodableImageError
 from reader.engine import Cursor, Engine
 from reader.info import DatasetInfo, ImageInfo
 from reader.machine import cpu_count
@@ -119,8 +119,7 @@ class Experiment:
 
     def dollars(self, row: Way) -> float:
         """Price of the requests of one epoch of the split."""
-        a_pass = functools.partial(row.an_image)
-        lists, reads = a_pass(lambda one: one.requests.lists), a_pass(lambda one: one.requests.reads)
+        lists, reads = row.an_image(lambda one: one.requests.lists), row.an_image(lambda one: one.requests.reads)
         return self.rates.requests(lists * self.epoch_images, reads * self.epoch_images)
 
     def __str__(self) -> str:
@@ -203,7 +202,7 @@ def experiment(
         report: is given lines of progress.
 
     Raises:
-        UsageError: there are no images in `against`.
+        UsageError: there are no images in `against` that decode.
     """
     with tempfile.TemporaryDirectory(prefix="imageshards-files-") as folder:
         _copy(against, Path(folder), min(_FILES, len(forms.images)))
@@ -329,19 +328,23 @@ def image_files(folder: str) -> list[str]:
 
 
 def _copy(against: str, folder: Path, count: int) -> None:
-    """So many images of class folders, evenly drawn and again and again if there are fewer, in local class folders."""
-    files = image_files(against)
+    """So many images of class folders, evenly drawn or again and again, in local ones; those that decode."""
+    files, decode = image_files(against), decoder(32)
     store = storage.open_storage(files[0])
 
     def copy(number: int) -> None:
         file = files[number * len(files) // count if len(files) > count else number % len(files)]
         label, _, name = file.removeprefix(storage.normalize(against) + "/").partition("/")
-        target = folder / label / f"{number:06d}-{name.rpartition('/')[2]}"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(store.read(file))
+        target, encoded = folder / label / f"{number:06d}-{name.rpartition('/')[2]}", store.read(file)
+        with suppress(UndecodableImageError):
+            decode(encoded, np.empty(decode.shape, np.uint8), 0)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(encoded)
 
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         list(threads.map(copy, range(count)))
+    if not any(folder.iterdir()):
+        raise UsageError(f"{against}: none of the images there decodes")
 
 
 # --- measuring

@@ -82,6 +82,7 @@ def test_a_latency_is_waited_for_by_every_request_and_every_row_counts_its_reque
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     originals = make.class_folders(tmp_path / "originals", {"ant": 7, "bee": 9})
+    (originals / "ant" / "0000.jpg").write_bytes(b"no picture")  # is left out
     trace = tmp_path / "new" / "trace.png"
     few = ["--images", "128", "--batch_size", "16", "--image_size", "32", "--repeats", "1"]
     more = ["--against", str(originals), "--latency_ms", "5", "--trace", str(trace), "--json"]
