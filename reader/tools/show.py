@@ -21,7 +21,7 @@ from reader.position import integer
 from reader.records import InvalidRecordError
 from reader.tools.checks import read_records
 
-_TILE, _CAPTION, _GAP, _FONT_SIZE = 160, 32, 8, 11  # pixels; a caption is below its tile
+_TILE, _CAPTION, _GAP, _FONT_SIZE = 160, 32, 8, 11  # pixels; a tile is at most a square, its caption below it
 
 
 class Shown(NamedTuple):
@@ -136,7 +136,8 @@ def grid(records: Sequence[Shown]) -> Image.Image:
     in_group = len(tiles) // len(records)
     columns = max(1, round((len(records) / in_group) ** 0.5 * 1.2)) * in_group
     rows = -(-len(tiles) // columns)
-    step_x, step_y = _TILE + _GAP, _TILE + _CAPTION + _GAP
+    tile_height = max(image.height for image, *_ in tiles)
+    step_x, step_y = _TILE + _GAP, tile_height + _CAPTION + _GAP
     sheet = Image.new("RGB", (columns * step_x + _GAP, rows * step_y + _GAP), "white")
     draw = ImageDraw.Draw(sheet)
     try:
@@ -145,19 +146,23 @@ def grid(records: Sequence[Shown]) -> Image.Image:
         font = ImageFont.load_default(_FONT_SIZE)  # type: ignore[assignment]
     for index, (image, title, details) in enumerate(tiles):
         left, top = _GAP + index % columns * step_x, _GAP + index // columns * step_y
-        small = image.copy()
-        small.thumbnail((_TILE, _TILE))
-        sheet.paste(small, (left + (_TILE - small.width) // 2, top + (_TILE - small.height) // 2))
+        sheet.paste(image, (left, top + tile_height - image.height))
         while draw.textlength(title, font) > _TILE:
             title = f"{title[:-2]}…"
-        draw.text((left, top + _TILE + 2), title, "black", font)
-        draw.text((left, top + _TILE + 16), details, "dimgrey", font)
+        draw.text((left, top + tile_height + 2), title, "black", font)
+        draw.text((left, top + tile_height + 16), details, "dimgrey", font)
     return sheet
 
 
 def _tiles(record: Shown) -> Iterator[tuple[Image.Image, str, str]]:
-    """(image, first line, second line) of a record and of each augmented version of it."""
+    """(small image, first line, second line) of a record and of each augmented version of it."""
     height, width = record.size
-    yield record.image, record.label, f"{height} x {width}  record {record.number}"
+    yield _small(record.image), record.label, f"{height} x {width}  record {record.number}"
     for epoch, image in enumerate(record.augmented):
-        yield image, f"augmented, epoch {epoch}", f"{image.height} x {image.width}"
+        yield _small(image), f"augmented, epoch {epoch}", f"{image.height} x {image.width}"
+
+
+def _small(image: Image.Image) -> Image.Image:
+    small = image.copy()
+    small.thumbnail((_TILE, _TILE))
+    return small
