@@ -120,7 +120,10 @@ def values_before(column: str, variables: dict[str, Any]) -> Any:
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         features = {key: tf.constant(value.numpy()) for key, value in variables["inputs"].items()}
-        layer = v1.feature_column.input_layer(features, [eval(column, variables)])
+        old = eval(column, variables)
+        if re.match(r"fc\.(categorical|crossed)_", column):
+            old = tf.feature_column.indicator_column(old)
+        layer = v1.feature_column.input_layer(features, [old])
         session.run([v1.global_variables_initializer(), v1.tables_initializer()])
         return session.run(layer)
 
