@@ -18,7 +18,7 @@ from benchmarks.moving import DOCUMENT, IMAGES, LIBRARIES, Block, blocks
 HERE = [block for block in blocks() if not block.imports & LIBRARIES]
 (FEATURES,) = (block for block in HERE if block.section == "Feature columns")
 # Row of the table: name, the old call, the new one.
-COLUMNS = re.findall(r"^\| ([\w, ]+) \| `(fc\..+)` \| `(.+)` \|$", DOCUMENT.read_text(), re.MULTILINE)
+COLUMNS = re.findall(r"^\| ([\w, ]+) \| `(fc\..+)`<br>`(.+)` \|$", DOCUMENT.read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
