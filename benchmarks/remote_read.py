@@ -1,11 +1,15 @@
 """Reading from gs:// with a latency on each request, beside the local disk: rates, bytes fetched, memory.
 
     python benchmarks/remote_read.py [IMAGES] [--count 20480] [--latency_ms 50] [--repeats 7] [--epochs 50]
+    python benchmarks/remote_read.py --check FILES DATASET
 
 A real fake-gcs-server (from `.[test]`) behind a proxy that sleeps before it forwards. Both run on this machine and take
 their part of its CPUs, which is printed: the clock is pessimistic, and CPU µs count the reader alone. All cases are the
 NumPy door, `stub` with decoding replaced by nothing. Bytes fetched are those of objects; bytes used are those of the
 records that were handed out. Memory is that of processes of their own, after 1 and after EPOCHS epochs.
+
+`--check` reads two rows of `imageshards bench DATASET --against FILES --latency_ms 50`, in turns: as it does,
+local files with its own wait, and from the server behind the proxy. It fails if they differ by more than 15 %.
 """
 
 from __future__ import annotations
@@ -16,21 +20,30 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the server that tests use
 
 import material
 import psutil
 import turns
+from stored import BATCH, SIZE
 from turns import Case
 
-from beam_pipeline import schema
+import reader
+from beam_pipeline import schema, storage
 from beam_pipeline.schema.manifest import open_manifest
+from reader.tools import experiment
+from reader.tools.requests import Requests, SlowStorage
 from tests import servers
+
+CHECKED_FILES, CHECKED_WITHIN = 2000, 0.15
 
 
 def main() -> None:
@@ -41,7 +54,10 @@ def main() -> None:
     parser.add_argument("--latency_ms", type=float, default=50)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--check", nargs=2, metavar=("FILES", "DATASET"), help="compare with the experiment, and stop")
     flags = parser.parse_args()
+    if flags.check:
+        sys.exit(check(*flags.check, flags.latency_ms, flags.repeats))
     url, _ = material.kept(flags.images, flags.count)
     with tempfile.TemporaryDirectory(prefix="imageshards-remote-") as folder, servers.fake_gcs(log(folder)) as server:
         gcs = servers.Gcs(server, log(folder))
@@ -53,6 +69,60 @@ def main() -> None:
             print(f"{flags.latency_ms:g} ms a request, {flags.count:,} images a turn, {flags.repeats} turns")
             rates(url, remote, proxy, flags.count, flags.repeats)
             memory(url, remote, flags.count, flags.epochs)
+
+
+def check(files: str, dataset: str, latency_ms: float, repeats: int) -> str | None:
+    """Print rates and CPU of both ways, side by side; returns what differs too much."""
+    dataset = reader.load_info(dataset).url
+    with tempfile.TemporaryDirectory(prefix="imageshards-remote-") as folder, servers.fake_gcs(log(folder)) as server:
+        gcs = servers.Gcs(server, log(folder))
+        bucket = gcs.new_bucket()
+        gcs.put_folder(bucket, "shards", Path(dataset))
+        sources = experiment.image_files(files)
+        pictures = [Path(sources[number % len(sources)]) for number in range(CHECKED_FILES)]
+        for number, path in enumerate(pictures):
+            gcs.put(bucket, f"files/{number}{path.suffix}", path.read_bytes())
+        urls = [f"gs://{bucket}/files/{number}{path.suffix}" for number, path in enumerate(pictures)]
+        with slowed(server, latency_ms) as proxy:
+            os.environ["STORAGE_EMULATOR_HOST"] = proxy
+            wait = partial(SlowStorage, latency_s=latency_ms / 1000, requests=Requests())
+            rates: dict[str, list[tuple[float, float]]] = {}
+            for _ in range(repeats):
+                for name, here, there in (
+                    (experiment.FILES_AT_ONCE, partial(_files, list(map(str, pictures))), partial(_files, urls)),
+                    (experiment.OURS, partial(_shards, dataset), partial(_shards, f"gs://{bucket}/shards")),
+                ):
+                    with storage.wrapped(wait):
+                        rates.setdefault(f"{name}: experiment", []).append(_rate(here()))
+                    rates.setdefault(f"{name}: gs://", []).append(_rate(there()))
+    print(f"{latency_ms:g} ms a request, medians of {repeats} turns (lowest to highest)")
+    for name, found in rates.items():
+        clock, cpu = zip(*found, strict=True)
+        print(
+            f"{name}: {median(clock):,.0f} images/s ({min(clock):,.0f} to {max(clock):,.0f}), {median(cpu):,.0f} CPU µs"
+        )
+    wrong = []
+    for name in (experiment.FILES_AT_ONCE, experiment.OURS):
+        pairs = zip(rates[f"{name}: experiment"], rates[f"{name}: gs://"], strict=True)
+        ratio = median(there[0] / here[0] for here, there in pairs)
+        print(f"{name}: gs:// is {ratio:.2f} × the experiment")
+        wrong += [name] if abs(ratio - 1) > CHECKED_WITHIN else []
+    return f"more than {CHECKED_WITHIN:.0%} apart: {', '.join(wrong)}" if wrong else None
+
+
+def _files(urls: list[str]) -> Iterator[int]:
+    return experiment.at_once(urls, experiment.decoder(SIZE))
+
+
+def _shards(url: str) -> Iterator[int]:
+    return experiment.ours(reader.load_info(url), "train", SIZE, BATCH)
+
+
+def _rate(batches: Iterator[int]) -> tuple[float, float]:
+    """Images/s, and CPU µs of this process an image."""
+    begin, cpu = time.perf_counter(), time.process_time()
+    images = sum(batches)
+    return images / (time.perf_counter() - begin), 1e6 * (time.process_time() - cpu) / images
 
 
 def log(folder: str) -> Path:

@@ -354,31 +354,52 @@ def _add_bench(verbs: Any) -> None:
         ("images", 6400, "How many images each run reads; a smaller split is read again and again"),
         ("batch_size", 64, "Images in a batch"),
         ("image_size", 224, "Side in pixels that images are resized to"),
-        ("repeats", 7, "How many runs of each way count, after one to warm up"),
     ):
         flag(f"--{name}", metavar="N", type=int, default=default, help=f"{text} (default: {default}).")
+    flag(
+        "--repeats",
+        metavar="N",
+        type=int,
+        help="How many runs of each way count, after one to warm up (default: 7; with --latency_ms 3, and none).",
+    )
     flag(
         "--against", metavar="DIR", help="Class folders of the original images (default: files of the records' images)."
     )
     flag("--cached", action="store_true", help="Also read individual files from caches of decoded pixels.")
     flag("--chart", metavar="PNG", default="bench.png", help="File to draw into (default: %(default)s).")
+    flag(
+        "--latency_ms",
+        metavar="MS",
+        type=float,
+        help="An experiment in place of the above, without a bucket: every request to storage, single files included, "
+        "waits so long first and is counted. Reads from one file at a time to shards; needs --against; 2 to 3 minutes.",
+    )
+    flag("--trace", metavar="PNG", help="With --latency_ms: draw what its first and last way do in a second.")
 
 
 def _bench(given: argparse.Namespace) -> int:
     _import_tensorflow_quietly()
     from reader.tools import bench
 
-    info = load_info(given.dataset)
-    with _written("--chart", given.chart):  # before minutes are spent
-        Path(given.chart).touch()
-    names = ("split", "images", "batch_size", "image_size", "repeats", "against", "cached")
-    result = bench.bench(info, **{name: getattr(given, name) for name in names}, report=_show_progress)
-    try:
-        bench.chart(result.rows, result.title, given.chart)
-        drawn = f"chart: {given.chart}"
-    except ModuleNotFoundError:
-        drawn = "no chart: Matplotlib is not installed"
-    _print(given, result.as_json(), f"{result}\n{drawn}")
+    info, file = load_info(given.dataset), given.chart
+    flags = "split", "images", "batch_size", "image_size", "repeats", "against", "cached", "latency_ms"
+    values = {name: getattr(given, name) for name in flags}
+    if given.latency_ms is not None:
+        file = given.trace
+    elif given.trace is not None:
+        raise UsageError("--trace needs --latency_ms")
+    if file is not None:
+        with _written("--chart" if file == given.chart else "--trace", file):  # before minutes are spent
+            Path(file).touch()
+    result = bench.bench(info, **values, trace=given.trace is not None, report=_show_progress)
+    text = str(result)
+    if file is not None:
+        try:
+            result.draw(file)
+            text += f"\nchart: {file}"
+        except ModuleNotFoundError:
+            text += "\nno chart: Matplotlib is not installed"
+    _print(given, result.as_json(), text)
     return EXIT_OK
 
 

@@ -18,7 +18,8 @@ import io
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import IO, Any, NamedTuple
 
@@ -236,11 +237,26 @@ def open_storage(url: str, deadline_s: float = DEFAULT_DEADLINE_S) -> Storage:
     if scheme == "":
         raise UsageError(f"{url}: {why_unusable(url)}")
     try:
-        return storage_of(scheme, deadline_s)
+        store = storage_of(scheme, deadline_s)
     except ImportError as error:
         raise StorageError(
             f"{url}: {error}", "in the clone of imageshards, pip install '.[reader]' or '.[pipeline]'"
         ) from None
+    return store if _wrap is None else _wrap(store)
+
+
+_wrap: Callable[[Storage], Storage] | None = None
+
+
+@contextmanager
+def wrapped(wrap: Callable[[Storage], Storage]) -> Iterator[None]:
+    """Within it `open_storage` returns `wrap(store)`, in this process: for experiments that count or delay requests."""
+    global _wrap
+    before, _wrap = _wrap, wrap
+    try:
+        yield
+    finally:
+        _wrap = before
 
 
 @functools.cache

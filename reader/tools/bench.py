@@ -6,7 +6,6 @@ and augmentation on bytes in memory, on every core: the difference is what readi
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import os
 import platform
@@ -23,22 +22,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import reader
-from beam_pipeline import schema, storage
-from beam_pipeline.errors import plural
+from beam_pipeline import storage
+from beam_pipeline.errors import UsageError, plural
 from reader import augment
 from reader.decode import ImageDecoder
-from reader.example import ImageFinder
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
 from reader.position import integer
+from reader.tools import tutorial
 from reader.tools.checks import read_records
+from reader.tools.experiment import Experiment, experiment, image_files
+from reader.tools.forms import write_forms
 
 Batches = Iterator[int]  # images of each batch, without end
-Tensor = Any  # TensorFlow ships no types
 
-_SHARDS = 8
-_PNG = b"\x89PNG"
-_SHUFFLED = 2048  # records, as the tutorials have it
 OURS, ALONE = "train_batches", "decoding alone"
 _AUGMENTS: dict[str, Any] = {
     "": None,
@@ -129,6 +126,10 @@ class BenchResult:
         """The same for programs."""
         return {**self.conditions, "rows": [*map(as_json, self.rows)]}
 
+    def draw(self, path: str) -> None:
+        """Draw the rows, as `chart`."""
+        chart(self.rows, self.title, path)
+
 
 def bench(
     info: DatasetInfo | str | os.PathLike[str],
@@ -137,11 +138,13 @@ def bench(
     images: int = 6400,
     batch_size: int = 64,
     image_size: int = 224,
-    repeats: int = 7,
+    repeats: int | None = None,
     against: str | os.PathLike[str] | None = None,
     cached: bool = False,
+    latency_ms: float | None = None,
+    trace: bool = False,
     report: Callable[[str], None] = lambda line: None,
-) -> BenchResult:
+) -> BenchResult | Experiment:
     """Measure how fast a dataset is read here in every common way, compared with decoding alone.
 
     Args:
@@ -150,16 +153,24 @@ def bench(
         images: how many each run reads; a smaller split is read again and again.
         batch_size: images in a batch, at most the split's.
         image_size: side in pixels that images are resized to.
-        repeats: runs that count, after one to warm up.
+        repeats: runs that count, after one to warm up; None for 7, or with `latency_ms` for 3, without one to warm up.
         against: original images in class folders for the individual files; None takes the records' images.
         cached: also read individual files from caches of decoded pixels.
+        latency_ms: each request to storage waits so many milliseconds first and is counted, as if all files were in a
+            bucket; measures other rows (`reader.tools.experiment`), and needs `against`.
+        trace: with `latency_ms`, record what the first and the last row do in a second.
         report: is given lines of progress.
 
     Raises:
-        UsageError: no such split, or a number below 1.
+        UsageError: no such split, a number is out of bounds, or there are no images in `against`.
         ImageShardsError: a shard is missing or truncated, or a record is corrupt.
     """
     info, originals = as_info(info), storage.normalize(os.fspath(against)) if against else ""
+    if latency_ms is None and trace:
+        raise UsageError("trace needs latency_ms")
+    if latency_ms is not None:
+        _check_latency(latency_ms, originals)
+    repeats = repeats if repeats is not None else 7 if latency_ms is None else 3
     numbers = {"images": images, "batch_size": batch_size, "image_size": image_size, "repeats": repeats}
     for name, number in numbers.items():
         integer(name, number, 1)
@@ -167,12 +178,34 @@ def bench(
         found = read_records(info, split, lambda total: np.arange(min(images, total)))
         records = [run.record(index) for _, run, index in found]
         batch = min(batch_size, len(records))
+        if latency_ms is not None:
+            forms = write_forms(info, records, Path(scratch), with_files=True)
+            return experiment(
+                info,
+                split,
+                forms,
+                against=originals,
+                latency_ms=latency_ms,
+                image_size=image_size,
+                batch_size=batch,
+                repeats=repeats,
+                with_traces=trace,
+                report=report,
+            )
         rows = all_rows(info, split, records, image_size, batch, Path(scratch), originals, cached)
         measure(rows, images, repeats, report)
     conditions = {"dataset": info.url, "split": split, "split_images": len(records), **numbers}
     conditions |= {"against": originals or None, "cores": cpu_count(), "python": platform.python_version()}
     title = f"{info.name} {info.version}, {image_size} px, {plural(cpu_count(), 'core')}"
     return BenchResult(title, conditions, rows)
+
+
+def _check_latency(latency_ms: float, originals: str) -> None:
+    if not 0 <= latency_ms <= 10_000:  # NaN is neither
+        raise UsageError(f"latency_ms must be from 0 to 10,000, got {latency_ms:g}")
+    if not originals:
+        raise UsageError("latency_ms needs against: the class folders of the original images")
+    image_files(originals)
 
 
 # --- the rows
@@ -194,35 +227,23 @@ def all_rows(
     """
     options: dict[str, Any] = {"batch_size": batch, "image_size": size}
     ours: dict[str, Any] = {"global_batch_size": batch, "image_size": size}
-    found = [(bytes(image), label) for image, label in map(ImageFinder(info.image_key, info.class_key), records)]
-    images = [image for image, _ in found]
-    for number, (image, label) in enumerate(() if originals else found):
-        suffix = "png" if image.startswith(_PNG) else "jpg"
-        path = scratch / "files" / f"{label:06d}" / f"{number:08d}.{suffix}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image)
-    plain = [scratch / f"plain-{number:05d}" for number in range(min(_SHARDS, len(records)))]
-    zipped = [scratch / f"gzip-{number:05d}" for number in range(len(plain))]
-    for number in range(len(plain)):
-        data = b"".join(map(schema.frame, records[number::_SHARDS]))
-        plain[number].write_bytes(data)
-        zipped[number].write_bytes(gzip.compress(data, 6))
+    forms = write_forms(info, records, scratch, with_files=not originals)
 
     def files(cache: Any = None) -> Any:
-        return reader.image_files_dataset(originals or scratch / "files", cache=cache, **options)
+        return reader.image_files_dataset(originals or forms.files, cache=cache, **options)
 
     ways: dict[str, Callable[[], Any]] = {"individual files": files}
     if with_caches:
         ways["individual files, cached in memory"] = partial(files, cache="memory")
         ways["individual files, cached on disk"] = partial(files, cache=scratch / "cache")
     ways |= {
-        "GZIP shards, the tutorial's way": partial(_tutorial, info, zipped, size, None),
-        "plain shards, the tutorial's way": partial(_tutorial, info, plain, size, batch),
+        "GZIP shards, the tutorial's way": partial(tutorial.local_shards, info, forms.zipped, size, None),
+        "plain shards, the tutorial's way": partial(tutorial.local_shards, info, forms.plain, size, batch),
         "train_dataset (TensorFlow)": lambda: reader.train_dataset(info, split, **ours),
         "torch.loader (PyTorch)": lambda: reader.torch.loader(info, split, **options),
     }
     alone = {
-        name: Row(f"{ALONE}{name}", _decoding(images, batch, ImageDecoder(info.image, size, augment=one)))
+        name: Row(f"{ALONE}{name}", _decoding(forms.images, batch, ImageDecoder(info.image, size, augment=one)))
         for name, one in _AUGMENTS.items()
     }
     # Other files, or no decoding at all, compare with nothing.
@@ -269,34 +290,6 @@ def _decoding(encoded: Sequence[bytes], batch: int, decode: ImageDecoder) -> Cal
             yield batch * threads
 
     return read
-
-
-def _tutorial(info: DatasetInfo, shards: Sequence[Path], size: int, batch: int | None) -> Any:
-    """As https://keras.io/examples/keras_recipes/tfrecord and TensorFlow's guides read shards.
-
-    In batches of uint8; or, without `batch`, the first form: GZIP, float32, single images.
-    """
-    import tensorflow as tf
-
-    autotune = tf.data.AUTOTUNE
-    keys = {info.image_key: tf.io.FixedLenFeature([], tf.string), info.class_key: tf.io.FixedLenFeature([], tf.int64)}
-
-    def example(record: Tensor) -> tuple[Tensor, Tensor]:
-        parsed = tf.io.parse_single_example(record, keys)
-        image = tf.io.decode_image(parsed[info.image_key], info.image.channels, expand_animations=False)
-        image = tf.ensure_shape(image, [None, None, info.image.channels])
-        if (size, size) != info.image.min_size or info.image.min_size != info.image.max_size:
-            image = tf.cast(tf.round(tf.image.resize(image, [size, size])), tf.uint8)
-        image = tf.ensure_shape(image, [size, size, info.image.channels])
-        return image if batch else tf.cast(image, tf.float32) / 255.0, parsed[info.class_key]
-
-    files = list(map(str, shards))
-    if batch:
-        records = tf.data.TFRecordDataset(files, num_parallel_reads=autotune)
-    else:
-        names = tf.data.Dataset.from_tensor_slices(files).shuffle(_SHARDS, seed=0)
-        records = names.interleave(lambda name: tf.data.TFRecordDataset(name, "GZIP"), num_parallel_calls=autotune)
-    return records.shuffle(_SHUFFLED, seed=0).map(example, autotune).batch(batch or 1).prefetch(autotune)
 
 
 # --- measuring

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from beam_pipeline import storage
 from imageshards import main
+from reader.tools.requests import Requests, SlowStorage
 from tests import make, servers
 from tests.reading.shards import make_dataset
+from tests.reading.without import run_without
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +76,74 @@ def test_wrong_values_are_told(folder: str, tmp_path: Path, capsys: pytest.Captu
     ):
         assert main(["bench", folder, "--chart", str(tmp_path / "c.png"), *arguments]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_latency_is_waited_for_by_every_request_and_every_row_counts_its_requests(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    originals = make.class_folders(tmp_path / "originals", {"ant": 7, "bee": 9})
+    (originals / "ant" / "0000.jpg").write_bytes(b"no picture")  # is left out
+    trace = tmp_path / "new" / "trace.png"
+    few = ["--images", "128", "--batch_size", "16", "--image_size", "32", "--repeats", "1"]
+    more = ["--against", str(originals), "--latency_ms", "5", "--trace", str(trace), "--json"]
+    assert main(["bench", folder, *few, *more]) == 0
+    document = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in document["rows"]}
+    assert (document["latency_ms"], document["images"], document["epoch_images"]) == (5, 128, 160)
+    assert not [name for name, row in rows.items() if "missing" in row]
+    one, *_, ours = rows.values()
+    assert 0 < one["images_per_s"] <= 200  # 5 ms each
+    for name, row in rows.items():
+        is_file = name.startswith("files") and "second" not in name
+        requests = 1000 if is_file else 0 if "second" in name else None
+        assert requests is None or row["requests_per_1000"] == pytest.approx(requests, rel=0.02), name
+    assert rows["imageshards, train_batches"] is ours
+    assert ours["requests_per_1000"] == pytest.approx(
+        1000 * 3 / 128, 1e-3
+    )  # of 64 records each, in a shard of 100 and one of 60
+    assert ours["epoch_dollars"] == pytest.approx(0.0004 * 3 / 128 * 160 / 1000, abs=1e-6)
+    assert rows["plain shards, interleave"]["requests_per_1000"] == pytest.approx(1000 * 8 / 128)
+    first, last = document["traces"]
+    assert len(first["lanes"]["reads"]) == len(first["lanes"]["decodes"]) == 1
+    assert last["images"] == 128 and last["lanes"]["waits"]
+    with Image.open(trace) as drawn:
+        assert drawn.width > 900
+
+
+def test_the_experiment_s_table_needs_no_tensorflow(folder: str, tmp_path: Path) -> None:
+    originals = make.class_folders(tmp_path / "originals", {"ant": 7})
+    program = f"""
+import reader
+result = reader.bench({folder!r}, against={str(originals)!r}, latency_ms=1, images=16, image_size=32, repeats=1)
+print(result)
+"""
+    lines = run_without("tensorflow", program, tmp_path).stdout.splitlines()
+    assert len([line for line in lines if line.endswith("pip install '.[tensorflow]'")]) == 11
+    assert lines[-1].startswith("imageshards, train_batches ") and "is not installed" not in lines[-1]
+
+
+def test_requests_outside_the_experiment_are_not_delayed(folder: str) -> None:
+    requests = Requests()
+    with storage.wrapped(lambda store: SlowStorage(store, 0, requests)):
+        inside = storage.open_storage(folder)
+        assert inside.read(f"{folder}/manifest.json") and inside.names(folder)
+        assert len([*inside.files(folder)]) > 2 and inside.stat(f"{folder}/manifest.json")
+    assert (requests.count.lists, requests.count.reads) == (2, 2)
+    assert requests.count.bytes == Path(folder, "manifest.json").stat().st_size
+    assert not isinstance(storage.open_storage(folder), SlowStorage)
+
+
+def test_wrong_values_of_the_experiment_are_told(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for arguments, message in (
+        (["--latency_ms", "50"], "latency_ms needs against: the class folders of the original images"),
+        (["--latency_ms", "-1", "--against", folder], "latency_ms must be from 0 to 10,000, got -1"),
+        (["--latency_ms", "nan", "--against", folder], "latency_ms must be from 0 to 10,000, got nan"),
+        (["--latency_ms", "5", "--against", f"{tmp_path}/none"], f"{tmp_path}/none: no such folder"),
+        (["--latency_ms", "5", "--against", f"{tmp_path}/empty"], f"{tmp_path}/empty: no images in class folders"),
+        (["--trace", "t.png"], "--trace needs --latency_ms"),
+    ):
+        assert main(["bench", folder, "--chart", str(tmp_path / "c.png"), *arguments]) == 2
+        assert message in capsys.readouterr().err.replace("\n", " ")

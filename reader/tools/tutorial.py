@@ -1,0 +1,121 @@
+"""Pipelines as TensorFlow's tutorials write them, for `bench`.
+
+https://keras.io/examples/keras_recipes/tfrecord, https://www.tensorflow.org/guide/data_performance
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from beam_pipeline import schema, storage
+from reader.decode import ImageDecoder
+from reader.info import DatasetInfo
+
+Tensor = Any  # TensorFlow ships no types
+
+SHUFFLED = 2048  # records, as the tutorials have it
+_GZIP = 31  # zlib's window bits, with GZIP's header
+
+
+def local_shards(info: DatasetInfo, shards: Sequence[Path], size: int, batch: int | None) -> Any:
+    """Shards of this machine, read by TensorFlow itself.
+
+    In batches of uint8; or, without `batch`, the first form: GZIP, float32, single images.
+    """
+    import tensorflow as tf
+
+    autotune, files = tf.data.AUTOTUNE, list(map(str, shards))
+    if batch:
+        records = tf.data.TFRecordDataset(files, num_parallel_reads=autotune)
+    else:
+        names = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files), seed=0)
+        records = names.interleave(lambda name: tf.data.TFRecordDataset(name, "GZIP"), num_parallel_calls=autotune)
+    examples = records.shuffle(SHUFFLED, seed=0).map(_parser(info, size, not batch), autotune)
+    return examples.batch(batch or 1).prefetch(autotune)
+
+
+def shards(
+    info: DatasetInfo,
+    shards: Sequence[Path],
+    size: int,
+    batch: int,
+    *,
+    is_gzip: bool = False,
+    interleaved: int = 4,
+    prefetch: bool = True,
+) -> Any:
+    """The same in batches of uint8, read through our storage layer, a shard a request, as TensorFlow reads gs://.
+
+    Args:
+        info: the dataset.
+        shards: files.
+        size: side in pixels.
+        batch: images in a batch.
+        is_gzip: whether the shards are compressed.
+        interleaved: how many shards are read at a time; 1 reads one after the other.
+        prefetch: whether finished batches are kept ready.
+    """
+    import tensorflow as tf
+
+    read_file = storage.open_storage(str(shards[0])).read
+
+    def read(name: bytes) -> Any:
+        data = read_file(os.fsdecode(name))
+        return np.array(list(schema.unframe(zlib.decompress(data, _GZIP) if is_gzip else data)), object)
+
+    def records(name: Tensor) -> Any:
+        found = tf.ensure_shape(tf.numpy_function(read, [name], tf.string), [None])
+        return tf.data.Dataset.from_tensor_slices(found)
+
+    autotune = tf.data.AUTOTUNE
+    names = tf.data.Dataset.from_tensor_slices(list(map(str, shards))).shuffle(len(shards), seed=0)
+    if interleaved > 1:
+        found = names.interleave(records, cycle_length=interleaved, num_parallel_calls=autotune)
+    else:
+        found = names.flat_map(records)
+    batches = found.shuffle(SHUFFLED, seed=0).map(_parser(info, size), autotune).batch(batch)
+    if prefetch:
+        return batches.prefetch(autotune)
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # tf.data would add one itself
+    return batches.with_options(options)
+
+
+def files(names: Sequence[str], batch: int, decode: ImageDecoder) -> Any:
+    """Images of single files through our storage layer, in a map that tf.data runs in parallel as it thinks best."""
+    import tensorflow as tf
+
+    read = storage.open_storage(names[0]).read
+
+    def load(name: bytes) -> Any:
+        row = np.empty(decode.shape, np.uint8)
+        decode(read(os.fsdecode(name)), row, 0)
+        return row
+
+    paths = tf.data.Dataset.from_tensor_slices(list(map(os.fsencode, names)))
+    images = paths.map(lambda name: (tf.numpy_function(load, [name], tf.uint8),), tf.data.AUTOTUNE)
+    return images.batch(batch).prefetch(tf.data.AUTOTUNE)
+
+
+def _parser(info: DatasetInfo, size: int, is_float: bool = False) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """A function of a serialized Example: its image, uint8 or float32 [size, size, c], and its class."""
+    import tensorflow as tf
+
+    keys = {info.image_key: tf.io.FixedLenFeature([], tf.string), info.class_key: tf.io.FixedLenFeature([], tf.int64)}
+
+    def parse(record: Tensor) -> tuple[Tensor, Tensor]:
+        parsed = tf.io.parse_single_example(record, keys)
+        image = tf.io.decode_image(parsed[info.image_key], info.image.channels, expand_animations=False)
+        image = tf.ensure_shape(image, [None, None, info.image.channels])
+        if (size, size) != info.image.min_size or info.image.min_size != info.image.max_size:
+            image = tf.cast(tf.round(tf.image.resize(image, [size, size])), tf.uint8)
+        image = tf.ensure_shape(image, [size, size, info.image.channels])
+        return tf.cast(image, tf.float32) / 255.0 if is_float else image, parsed[info.class_key]
+
+    return parse
