@@ -2,7 +2,7 @@
 # # From a folder of images to a trained model
 #
 # Draws some pictures, converts them into TFRecord shards, looks at them, trains a small network on them, and measures
-# what feeds it. It takes about a minute on two cores, and needs no account and no download.
+# what feeds it. It takes two minutes on two cores, and needs no account and no download.
 #
 # [The README](../README.md) says what imageshards is for. This notebook is made from [tutorial.py](tutorial.py), and
 # its outputs are those of a machine with two cores and no accelerator.
@@ -205,10 +205,21 @@ print(f"{waited_s / (perf_counter() - began):.0%} of the time was spent waiting 
 # %% [markdown]
 # ## Individual files or shards?
 #
-# How fast can each way of reading feed a trainer on this machine? `bench` reads the same images as individual files,
-# as TensorFlow's tutorials read TFRecords, and as imageshards does, in turns.
+# How fast can each way of reading feed a trainer from this machine's disk? `bench` reads the same images as
+# individual files, as TensorFlow's tutorials read TFRecords, and as imageshards does, in turns.
+
 
 # %%
+def draw_rates(rows, names, where):
+    """Bars of images/s: `names` says what to call which row."""
+    rates = {names[row.name]: np.median(row.rates) for row in rows if row.name in names}
+    _, axes = plt.subplots(figsize=(6, 2))
+    axes.bar_label(axes.barh(rates.keys(), rates.values()), fmt="{:,.0f}", padding=4)
+    axes.invert_yaxis()
+    axes.set(xlabel=f"images/s {where}", xlim=(0, 1.25 * max(rates.values())))
+    plt.show()
+
+
 result = imageshards.bench(info, images=640, batch_size=32, image_size=96, repeats=3)
 names = {
     "individual files": "individual files",
@@ -217,17 +228,29 @@ names = {
     "train_dataset (TensorFlow)": "imageshards, TensorFlow",
     "train_batches": "imageshards, NumPy",
 }
-rows = [row for row in result.rows if row.name in names]
-figure, axes = plt.subplots(figsize=(6, 2))
-bars = axes.barh([names[row.name] for row in rows], [row.images_per_s for row in rows])
-axes.bar_label(bars, fmt="{:,.0f}", padding=4)
-axes.invert_yaxis()
-axes.set(xlabel="images/s from the local disk", xlim=(0, 1.25 * max(row.images_per_s for row in rows)))
-plt.show()
+draw_rates(result.rows, names, "from the local disk")
+
+# %% [markdown]
+# And from a bucket? There each request waits, here 50 ms, and a file is a request. With `latency_ms`, `bench` makes
+# every request wait so long, and reads the original images as individual files. A loop reads one at a time; many at
+# once are better; and a shard gives many images for one request. These shards are so small that two or three requests
+# are most of their time: [why.md](why.md) has the figures of a larger dataset.
+
+# %%
+result = imageshards.bench(info, batch_size=32, image_size=96, repeats=1, against=PHOTOS, latency_ms=50)
+names = {
+    "files, one at a time": "files, one at a time",
+    "files, tf.data's parallel map": "files, tf.data's parallel map",
+    "files, 32 at a time": "files, 32 at a time",
+    "plain shards, interleave": "TFRecords, tf.data",
+    "imageshards, train_batches": "imageshards, NumPy",
+}
+draw_rates(result.rows, names, "with 50 ms a request")
 
 # %% [markdown]
 # ## Next
 #
+# - [why.md](why.md): why files in a bucket are slow, and what each remedy brings
 # - [reader.md](reader.md): all arguments, JAX and PyTorch, several hosts, resuming, columns besides the image
 # - [moving.md](moving.md): from Keras' `image_dataset_from_directory`, TFDS, WebDataset, `ImageFolder` and others
 # - [training.md](training.md): `imageshards train`, which needs no code, on a TPU, GPUs or the CPU
