@@ -178,3 +178,11 @@ def _are_bounds(bounds: Any) -> bool:
         return bool(0 < low <= high)
     except (TypeError, ValueError):  # not two numbers
         return False
+
+
+# As `--augment` of the commands names them.
+BY_NAME: dict[str, Augment] = {
+    "flip": flip,
+    "flip_crop": flip_crop,
+    "random_resized_crop": random_resized_crop(then=flip),
+}

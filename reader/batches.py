@@ -142,6 +142,13 @@ class Batches:
         self._opened: _Opened | None = self._open()
         self._opened_elsewhere: Callable[[], _Opened | None] = lambda: None  # of the batches that this is `light` of
 
+    def __repr__(self) -> str:
+        info, split = self._arguments["info"], self._arguments["split"]
+        host = f", host {self.host} of {self.hosts}" if self.hosts > 1 else ""
+        images = f"{self.batch_size} images {'x'.join(map(str, self.shape))}"
+        more = "".join(f", {name}" for name in self.features)
+        return f"{type(self).__name__}({info.name} {info.version} {split}{host}: {len(self)} batches of {images}{more})"
+
     def __len__(self) -> int:
         """Batches of one iteration."""
         return self.steps * self._replicas

@@ -290,6 +290,7 @@ def _add_show(verbs: Any) -> None:
         "show",
         _show,
         "Draw a grid of a dataset's images with their labels and sizes.",
+        "With --augment, what training makes of each image in its first epochs is to the right of it. "
         "Records are numbered from 0 in the split: train[17:18] is record 17 of train, in all commands and readers.",
         "datasets/photos/1.0.0 --split validation --out grid.png",
         "0 drawn, 1 the dataset or its storage can't be read",
@@ -297,14 +298,25 @@ def _add_show(verbs: Any) -> None:
     flag("dataset", **_DATASET)
     flag("--split", metavar="SPLIT", default="train", help="To draw from, such as train[:100] (default: %(default)s).")
     flag("--count", metavar="N", type=int, default=20, help="How many images are shown (default: %(default)s).")
-    flag("--seed", metavar="N", type=int, default=0, help="Decides which images are shown (default: %(default)s).")
+    text = "Decides which images are shown, and is augmentation's seed (default: %(default)s)."
+    flag("--seed", metavar="N", type=int, default=0, help=text)
+    metavars = {option.name: option.metadata["metavar"] for option in dataclasses.fields(TrainOptions)}
+    names = metavars["augment"].removeprefix("none|").split("|")
+    text = "Show what this augmentation of imageshards train makes of each image, too."
+    flag("--augment", choices=names, help=text)
+    flag("--image_size", metavar="N", type=int, help="Side in pixels of the augmented images (default: as stored).")
+    flag("--epochs", metavar="N", type=int, default=4, help="How many augmented images of each (default: %(default)s).")
     flag("--out", metavar="PNG", default="show.png", help="File to write (default: %(default)s).")
 
 
 def _show(given: argparse.Namespace) -> int:
+    from reader.augment import BY_NAME  # OpenCV
     from reader.tools.show import choose, grid  # Pillow
 
-    records = choose(load_info(given.dataset), given.split, given.count, given.seed)
+    sizes = {"image_size": given.image_size, "epochs": given.epochs}
+    records = choose(
+        load_info(given.dataset), given.split, given.count, given.seed, augment=BY_NAME.get(given.augment), **sizes
+    )
     shown = [
         {"record": record.number, "label": record.label, "height": record.size[0], "width": record.size[1]}
         for record in records

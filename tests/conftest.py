@@ -25,6 +25,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Files whose tests take long, each some in processes of their own: begun first, so that none is left for the end.
 _SLOW_FILES = (
     "test_readme.py",
+    "test_tutorial.py",
+    "test_moving.py",
     "test_kill.py",
     "test_jax.py",
     "test_decoder.py",

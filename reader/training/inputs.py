@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from beam_pipeline.errors import errors_as_tokens
-from reader import augment
+from reader.augment import BY_NAME
 from reader.batches import eval_batches, train_batches
 from reader.info import DatasetInfo
 from reader.position import Position
@@ -18,12 +18,6 @@ from reader.training.devices import Devices
 from reader.training.options import Recipe
 
 _BEGINNING_S = 0.1  # that the first batch of an epoch may take; threads begin, and a first window is read
-_AUGMENTS: dict[str, Any] = {
-    "none": None,
-    "flip": augment.flip,
-    "flip_crop": augment.flip_crop,
-    "random_resized_crop": augment.random_resized_crop(then=augment.flip),
-}
 
 
 class Inputs:
@@ -40,7 +34,7 @@ class Inputs:
             info,
             "train",
             seed=recipe.options.seed,
-            augment=_AUGMENTS[recipe.options.augment],
+            augment=BY_NAME.get(recipe.options.augment),
             cache=recipe.options.cache,
             host=devices.host,
             **size,

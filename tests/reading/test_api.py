@@ -130,6 +130,14 @@ def test_a_dataset_is_given_by_its_info_or_its_url_or_its_path(info: reader.Data
         assert len(build(given, "train", **size_of_batch(build))) in (15, 16)
 
 
+def test_batches_are_shown_in_one_line(info: reader.DatasetInfo) -> None:
+    name, size = f"{info.name} {info.version}", "images 16x24x3"
+    train = reader.train_batches(info, "train[:50%]", global_batch_size=8, host=(1, 2), features=["filename"])
+    assert repr(train) == f"TrainBatches({name} train[:50%], host 1 of 2: {len(train)} batches of 4 {size}, filename)"
+    evals = reader.eval_batches(info, "train", global_batch_size=8)
+    assert repr(evals) == f"EvalBatches({name} train: {len(evals)} batches of 8 {size})"
+
+
 NO_URLS: list[Any] = [None, 3, b"photos", ["photos"] * 1000, {}, "a\0b"]
 
 

@@ -1,18 +1,22 @@
-"""`imageshards show`: a PNG with the images, labels and sizes of a dataset."""
+"""`imageshards show`: a PNG with the images, labels and sizes of a dataset, and with what training makes of them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 import reader
 from beam_pipeline import schema
+from beam_pipeline.errors import UsageError
 from imageshards import main
+from reader.augment import BY_NAME
 from reader.tools.show import choose
-from tests.reading.shards import CLASSES, make_dataset
+from tests.reading.shards import CLASSES, make_dataset, numbers_in
 
 
 @pytest.fixture
@@ -39,6 +43,60 @@ def test_records_are_drawn_by_the_seed_with_label_and_size(folder: str) -> None:
 def test_grey_images_are_shown(tmp_path: Path, image_format: str) -> None:
     folder = make_dataset(tmp_path / "1.0.0", {"train": [1]}, image_format=image_format, channels=1)
     assert choose(reader.load_info(folder), "train", 1)[0].image.mode == "RGB"
+
+
+def trained_on(url: str, split: str, epochs: int, **options: Any) -> dict[int, list[np.ndarray]]:
+    """Record number → its pixels in each epoch, as `train_batches` yields them."""
+    found: dict[int, list[np.ndarray]] = {}
+    train = reader.train_batches(url, split, global_batch_size=1, features=["filename"], **options)
+    for _ in range(epochs):
+        for inputs, _ in train:
+            found.setdefault(numbers_in([(inputs,)])[0], []).append(inputs["image"][0].copy())
+    return found
+
+
+@pytest.mark.parametrize("name", ["flip_crop", "random_resized_crop"])
+def test_augmented_images_are_those_of_training_to_the_pixel_epoch_after_epoch(name: str, tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "1.0.0", {"train": [20, 5]})
+    augment = reader.augment.flip_crop if name == "flip_crop" else reader.augment.random_resized_crop()
+    options: dict[str, Any] = {"augment": augment, "seed": 3, "image_size": (16, 24)}
+    trained = trained_on(folder, "train[10:]", 3, **options)
+    shown = choose(reader.load_info(folder), "train[10:]", 6, epochs=3, **options)
+    assert len(shown) == 6
+    for record in shown:
+        of_training = trained[10 + record.number]
+        assert len(record.augmented) == len(of_training) == 3
+        for image, pixels in zip(record.augmented, of_training, strict=True):
+            np.testing.assert_array_equal(np.asarray(image), pixels)
+    assert len({image.tobytes() for record in shown for image in record.augmented}) > 6
+
+
+def test_a_grid_has_a_row_of_augmented_images_for_each_record(folder: str) -> None:
+    plain = reader.show(folder, count=2)
+    augmented = reader.show(folder, count=2, augment=reader.augment.flip, image_size=16, epochs=3)
+    assert (plain.width - 8) // 168 == 2 and (augmented.width - 8) // 168 == 4
+    assert augmented.height - 8 == 2 * (plain.height - 8)
+
+
+def test_what_augmentation_needs_is_said(folder: str) -> None:
+    info = reader.load_info(folder)
+    for options, text in (
+        ({"augment": reader.augment.flip}, r"mixed sizes \(16x16 to 16x20\), which make no batch: give image_size"),
+        ({"image_size": 16}, "give augment, too"),
+        ({"augment": reader.augment.flip, "image_size": 16, "epochs": 0}, "epochs must be"),
+        ({"augment": lambda image, seed: image[:2], "image_size": 16}, r"the augment returned uint8 \[2, 16, 3\]"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            choose(info, "train", 2, **options)
+
+
+def test_the_command_names_the_augmentations_of_training(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / "grid.png"
+    command = ["show", folder, "--count", "1", "--epochs", "2", "--image_size", "16", "--out", str(path), "--augment"]
+    for name in BY_NAME:
+        assert main([*command, name]) == 0
+    with Image.open(path) as drawn:
+        assert drawn.width == 3 * 168 + 8
 
 
 def test_the_command_writes_a_png(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
