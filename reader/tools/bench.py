@@ -306,13 +306,15 @@ def measure(rows: Sequence[Row], images: int, repeats: int, report: Callable[[st
         try:
             while read < images:
                 read += next(batches)
+            # Before it is closed: an iterator of tf.data ends when its tuner wakes up, which may be seconds later.
+            run = Run(read, time.perf_counter() - wall, time.process_time() - cpu)
         except ModuleNotFoundError as error:
             row.missing = str(reader.with_install_hint(error))
             continue
         finally:
             batches.close()  # type: ignore[attr-defined]
         if repeat:
-            row.runs.append(Run(read, time.perf_counter() - wall, time.process_time() - cpu))
+            row.runs.append(run)
 
 
 # --- what was found

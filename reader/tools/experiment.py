@@ -361,13 +361,14 @@ def _measure(rows: Sequence[Way], requests: Requests, repeats: int, report: Call
         except (ModuleNotFoundError, _NotMeasuredError) as error:
             row.missing = str(reader.with_install_hint(error) if isinstance(error, ImportError) else error)
             continue
-        before, read, cpu, begin = requests.count, 0, time.process_time(), time.perf_counter()
+        before, read, wall, cpu, begin = requests.count, 0, 0.0, time.process_time(), time.perf_counter()
         with closing(batches):  # type: ignore[type-var]
             for images in batches:
-                read += images
-                if time.perf_counter() - begin > _LIMIT_S:
+                # Up to the last batch: an iterator of tf.data ends when its tuner wakes up, which may be seconds later.
+                read, wall = read + images, time.perf_counter() - begin
+                if wall > _LIMIT_S:
                     break
-            wall, cpu, count = time.perf_counter() - begin, time.process_time() - cpu, requests.count.since(before)
+            cpu, count = time.process_time() - cpu, requests.count.since(before)
         row.passes.append(Pass(read, wall, cpu, count))
 
 
