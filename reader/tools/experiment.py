@@ -206,14 +206,14 @@ def experiment(
     """
     with tempfile.TemporaryDirectory(prefix="imageshards-files-") as folder:
         _copy(against, Path(folder), min(_FILES, len(forms.images)))
-        total = info.records(split)
+        whole, total = split, info.records(split)
         if len(forms.images) < total and split in info.splits:
             split = f"{split}[:{len(forms.images)}]"
         requests = Requests()
         with storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000, requests)):
             rows = ways(info, split, forms, folder, latency_ms, image_size, batch_size)
             _measure(rows, requests, repeats, report)
-        traces = _traces(info, split, image_files(folder), latency_ms, image_size, batch_size) if with_traces else []
+        traces = _traces(info, whole, image_files(folder), latency_ms, image_size, batch_size) if with_traces else []
     prices = load_prices()
     conditions = {"dataset": info.url, "split": split, "against": against, "latency_ms": latency_ms}
     conditions |= {"images": len(forms.images), "batch_size": batch_size, "image_size": image_size}
