@@ -149,7 +149,7 @@ def latency(rates: Mapping[str, float], latency_ms: float) -> Figure:
     for in_flight_here, name, label, colour in dots:
         axes.plot([in_flight_here], [rates[name]], "o", color=colour)
         is_right = in_flight_here > 2
-        options = {"xytext": (0, -16), "ha": "right"} if is_right else {"xytext": (8, -4)}
+        options = {"xytext": (0, -18), "ha": "right"} if is_right else {"xytext": (8, -4)}
         place = 64 if is_right else in_flight_here
         axes.annotate(f"{label}, {rates[name]:,.0f}", (place, rates[name]), textcoords="offset points", **options)
     axes.set_xscale("log", base=2)
@@ -189,7 +189,7 @@ def remedies(rates: Mapping[str, float]) -> Figure:
     axes.set_yticks(range(len(pairs)), list(pairs))
     axes.invert_yaxis()
     axes.set_xscale("log")
-    axes.set_xlim(8, 200_000)
+    axes.set_xlim(8, 900_000)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("images/s, before (grey) and after (blue)")
     return figure

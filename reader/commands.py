@@ -393,7 +393,7 @@ def _bench(given: argparse.Namespace) -> int:
     if file is not None:
         with _written("--chart" if file == given.chart else "--trace", file):  # before minutes are spent
             Path(file).touch()
-    result = bench.bench(info, **values, trace=given.trace is not None, report=_show_progress)
+    result = bench.bench(info, **values, with_traces=given.trace is not None, report=_show_progress)
     text = str(result)
     if file is not None:
         try:

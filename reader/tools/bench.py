@@ -142,7 +142,7 @@ def bench(
     against: str | os.PathLike[str] | None = None,
     cached: bool = False,
     latency_ms: float | None = None,
-    trace: bool = False,
+    with_traces: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> BenchResult | Experiment:
     """Measure how fast a dataset is read here in every common way, compared with decoding alone.
@@ -158,7 +158,7 @@ def bench(
         cached: also read individual files from caches of decoded pixels.
         latency_ms: each request to storage waits so many milliseconds first and is counted, as if all files were in a
             bucket; measures other rows (`reader.tools.experiment`), and needs `against`.
-        trace: with `latency_ms`, record what the first and the last row do in a second.
+        with_traces: with `latency_ms`, record what the first and the last row do in a second.
         report: is given lines of progress.
 
     Raises:
@@ -166,8 +166,8 @@ def bench(
         ImageShardsError: a shard is missing or truncated, or a record is corrupt.
     """
     info, originals = as_info(info), storage.normalize(os.fspath(against)) if against else ""
-    if latency_ms is None and trace:
-        raise UsageError("trace needs latency_ms")
+    if latency_ms is None and with_traces:
+        raise UsageError("with_traces needs latency_ms")
     if latency_ms is not None:
         _check_latency(latency_ms, originals)
     repeats = repeats if repeats is not None else 7 if latency_ms is None else 3
@@ -189,7 +189,7 @@ def bench(
                 image_size=image_size,
                 batch_size=batch,
                 repeats=repeats,
-                with_traces=trace,
+                with_traces=with_traces,
                 report=report,
             )
         rows = all_rows(info, split, records, image_size, batch, Path(scratch), originals, cached)
@@ -306,13 +306,15 @@ def measure(rows: Sequence[Row], images: int, repeats: int, report: Callable[[st
         try:
             while read < images:
                 read += next(batches)
+            # Before it is closed: an iterator of tf.data ends when its tuner wakes up, which may be seconds later.
+            run = Run(read, time.perf_counter() - wall, time.process_time() - cpu)
         except ModuleNotFoundError as error:
             row.missing = str(reader.with_install_hint(error))
             continue
         finally:
             batches.close()  # type: ignore[attr-defined]
         if repeat:
-            row.runs.append(Run(read, time.perf_counter() - wall, time.process_time() - cpu))
+            row.runs.append(run)
 
 
 # --- what was found

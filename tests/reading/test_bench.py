@@ -105,7 +105,7 @@ def test_a_latency_is_waited_for_by_every_request_and_every_row_counts_its_reque
     assert rows["plain shards, interleave"]["requests_per_1000"] == pytest.approx(1000 * 8 / 128)
     first, last = document["traces"]
     assert len(first["lanes"]["reads"]) == len(first["lanes"]["decodes"]) == 1
-    assert last["images"] == 128 and last["lanes"]["waits"]
+    assert last["images"] == 160 and last["lanes"]["waits"]
     with Image.open(trace) as drawn:
         assert drawn.width > 900
 
