@@ -35,6 +35,7 @@ _SLOW_FILES = (
     "test_pinned.py",
     "test_doors.py",
     "test_bench.py",
+    "test_why.py",
     "test_defaults.py",
     "test_faults.py",
     "test_race.py",
