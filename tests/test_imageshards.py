@@ -101,7 +101,7 @@ OF_READER = "is not installed: pip install 'imageshards[reader]'"
     [
         ("write --help", "Apache Beam is not installed: pip install 'imageshards[pipeline]'"),
         ("verify DATASET", f"simplejpeg {OF_READER}"),
-        ("show DATASET", f"Pillow {OF_READER}"),
+        ("show DATASET", f"OpenCV {OF_READER}"),
         ("train DATASET --out model", f"Keras {OF_READER.replace('reader', 'train')}"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,19 +11,26 @@ from beam_pipeline.cli import dataflow
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import duration
 from beam_pipeline.errors import plural, size
-from beam_pipeline.storage.prices import Rates, dollars, load_prices
+from beam_pipeline.storage.prices import Price, Rates, dollars, load_prices
 from beam_pipeline.storage.usage import Usage
 
-# Measured by benchmarks/cost.py: what an image costs beyond what the sample shows, one that is fetched by a request or
-# taken from a base, a shard, and the rest of a job. Images of a sample are its threads' first, and cost more.
-_IMAGE_CPU_S, _FETCH_CPU_S, _TAKEN_CPU_S, _SHARD_CPU_S, _JOB_CPU_S = 0.1e-3, 0.25e-3, 0.15e-3, 0.03, 0.5
-_OF_A_SAMPLE = 0.9
-_READ_CPU_S_A_BYTE = 1.7e-9  # reading it and its MD5
-# Requests, counted on fake-gcs-server by benchmarks/cost.py: of a shard (marker, rejected images, four files; looks,
-# the claim), of a part of the sample, and of a job.
-_SHARD_WRITES, _SHARD_READS, _CHUNK_WRITES, _CHUNK_IMAGES = 6, 10, 2, 32
-_INPUT_LISTS, _JOB_WRITES, _JOB_READS = 2, 14, 8
-_RECORD_BYTES, _SHARD_BYTES = 77, 1800  # of indexes and record tables; of a sidecar
+# CPU seconds, measured by benchmarks/cost.py: what comes on top of the sample's decoding.
+_CPU_S_AN_IMAGE = 0.1e-3
+_CPU_S_A_FETCH = 0.25e-3  # by a request
+_CPU_S_A_TAKEN = 0.15e-3  # an image from the base
+_CPU_S_A_READ_BYTE = 1.7e-9  # and its MD5
+_CPU_S_A_SHARD = 0.03
+_CPU_S_A_JOB = 0.5
+_OF_SAMPLE_CPU = 0.9  # a sample's images are its threads' first, and cost more than later ones
+# Requests, counted on fake-gcs-server by benchmarks/cost.py.
+_WRITES_A_SHARD = 6  # a marker, rejected images, four files
+_READS_A_SHARD = 10  # looks at them, and at the claim
+_WRITES_A_JOB = 14
+_READS_A_JOB = 8
+_WRITES_A_SAMPLE_PART, _SAMPLE_PART_IMAGES = 2, 32
+_INPUT_LISTS = 2  # besides those of the listing
+_BYTES_A_RECORD = 77  # of indexes and record tables
+_BYTES_A_SHARD = 1800  # of its sidecar
 _PIECE_BYTES = 8 << 20  # of a base's shard, as dataset/base.py reads it
 HOW_TO_KNOW = "--plan_only lists the input, converts up to 512 images of it, and estimates what the job costs"
 _GB_A_CORE = {"highmem": 8.0, "highcpu": 1.0}  # others have 4
@@ -66,16 +74,24 @@ def prices_of(config: Config, fleet: Fleet) -> dict[str, Any]:
     rates = prices.at(fleet.region)
     found: dict[str, Any] = {
         "note": prices.note,
-        "addresses": [rates.class_b_per_1000.address.partition(" ")[0]],
+        "addresses": [_source(rates.class_b_per_1000)],
         "class_a_per_1000": rates.class_a_per_1000.dollars,
         "class_b_per_1000": rates.class_b_per_1000.dollars,
     }
     if fleet.machine_type and fleet.cores:
         gb = next((gb for kind, gb in _GB_A_CORE.items() if kind in fleet.machine_type), 4.0)
+        if custom := re.search(r"custom-(\d+)-(\d+)", fleet.machine_type):  # cores, megabytes
+            gb = int(custom[2]) / 1024 / int(custom[1])
         disk_gb = fleet.disk_gb * fleet.workers / fleet.cores
         found["core_hour"] = round(_dataflow_dollars(rates, 1, gb, disk_gb), 6)
-        found["addresses"].append(rates.dataflow_vcpu_hour.address.partition(" ")[0])
+        found["addresses"].append(_source(rates.dataflow_vcpu_hour))
     return found
+
+
+def _source(price: Price) -> str:
+    """`https://… of us-central1`: our file has one region's prices for all."""
+    address, _, details = price.address.partition(" (")
+    return f"{address} of {details.partition(',')[0]}" if details else address
 
 
 def bill_text(config: Config, region: str, counts: Mapping[str, float]) -> str:
@@ -109,30 +125,35 @@ def estimate(config: Config, document: Mapping[str, Any]) -> tuple[Usage, int]:
     """
     expected, splits = document["expected"], document["splits"].values()
     images, shards = sum(one["images"] for one in splits), sum(len(one["cuts"]) + 1 for one in splits)
-    written = sum(one["estimated_bytes"] for one in splits)
-    source_bytes, sample, base = expected["source_bytes"], expected["sample"], expected["base"]
-    taken = 0
-    if base and sample["images"]:
-        taken = min(base["records"], images * base["unchanged"] // sample["images"])
-    fetched = images - taken if base.get("are_listed") else images
-    read_bytes = source_bytes * fetched // images
+    records_bytes = sum(one["estimated_bytes"] for one in splits)
+    sample, base = expected["sample"], expected["base"]
+    sampled = max(1, sample["images"])
+    taken = min(base["records"], images * base["unchanged"] // sampled) if base else 0
+    # What is read once more for its MD5, to find duplicates; gs:// lists these.
+    hashes = config.duplicates != "keep" and (storage.scheme_of(config.input) != "gs" or config.layout == "manifest")
+    fetched = (images - taken if base.get("are_listed") else images) + images * hashes
+    read_bytes = expected["source_bytes"] * fetched // images
 
     used = Usage(**expected["listing"])
-    used.cpu_s += _JOB_CPU_S + shards * _SHARD_CPU_S + images * _IMAGE_CPU_S
-    used.cpu_s += ((images - taken) * _OF_A_SAMPLE + sample["images"]) * expected["cpu_s"] + taken * _TAKEN_CPU_S
-    used.cpu_s += _READ_CPU_S_A_BYTE * read_bytes * taken / images if fetched == images else 0.0
-    used.bytes_read += read_bytes + sample["source_bytes"] + shards * _SHARD_BYTES
-    used.bytes_written += written + images * _RECORD_BYTES + shards * _SHARD_BYTES
-    if not storage.is_local(config.input) or config.layout == "manifest":
-        used.reads += fetched + sample["images"]
+    used.cpu_s += _CPU_S_A_JOB + shards * _CPU_S_A_SHARD + images * _CPU_S_AN_IMAGE + taken * _CPU_S_A_TAKEN
+    used.cpu_s += ((images - taken) * _OF_SAMPLE_CPU + sample["images"]) * expected["cpu_s"]
+    only_hashed = images * hashes + (0 if base.get("are_listed") else taken)
+    used.cpu_s += _CPU_S_A_READ_BYTE * expected["source_bytes"] * only_hashed / images
+    used.bytes_read += read_bytes + sample["source_bytes"] + shards * _BYTES_A_SHARD
+    used.bytes_written += records_bytes + images * _BYTES_A_RECORD + shards * _BYTES_A_SHARD
+    requests = (fetched + sample["images"]) * sample["remote"] // sampled
+    used.reads += requests
+    used.cpu_s += requests * _CPU_S_A_FETCH
+    if not storage.is_local(config.input or config.manifest):
         used.lists_and_writes += _INPUT_LISTS
-        used.cpu_s += (fetched + sample["images"]) * _FETCH_CPU_S
-    pieces = written * taken // images // _PIECE_BYTES + 2 * shards + 2 if base else 0  # and tables, and its manifest
-    used.bytes_read += (written + images * _RECORD_BYTES) * taken // images if base else 0
+    pieces = 0
+    if base:  # and record tables, and its manifest
+        pieces = records_bytes * taken // images // _PIECE_BYTES + 2 * shards + 2
+        used.bytes_read += (records_bytes + images * _BYTES_A_RECORD) * taken // images
     if not storage.is_local(config.output):
-        chunks = -(-sample["images"] // _CHUNK_IMAGES)
-        used.lists_and_writes += shards * _SHARD_WRITES + chunks * _CHUNK_WRITES + _JOB_WRITES + len(splits)
-        used.reads += shards * _SHARD_READS + _JOB_READS + pieces
+        parts = -(-sample["images"] // _SAMPLE_PART_IMAGES)
+        used.lists_and_writes += shards * _WRITES_A_SHARD + parts * _WRITES_A_SAMPLE_PART + _WRITES_A_JOB + len(splits)
+        used.reads += shards * _READS_A_SHARD + _READS_A_JOB + pieces
     return used, taken
 
 

@@ -26,6 +26,8 @@ from beam_pipeline.storage import ListedFile, usage
 from beam_pipeline.storage.usage import Usage
 
 _SIDECARS_IN_FLIGHT = 32
+# Requests after run.json is written, besides the other files: itself, the manifest, a listing; what the launcher reads.
+_WRITES_TO_COME, _READS_TO_COME = 3, 4
 
 
 def publish(
@@ -102,8 +104,8 @@ def _publish(
         used = Usage(**run.get("used", {}))
         used.merge(usage.take())
         if not storage.is_local(config.output):
-            used.lists_and_writes += len(files) + 3  # these files, run.json and the manifest, a listing
-            used.reads += 4  # and what the launcher reads of it
+            used.lists_and_writes += len(files) + _WRITES_TO_COME
+            used.reads += _READS_TO_COME
         files[schema.RUN_FILE] = canonical_json(
             {**run, "inputs": plan.inputs, **totals.run_totals(used, run.get("prices", {}))}
         )

@@ -32,7 +32,7 @@ def check_input(config: Config) -> None:
             raise UsageError(f"--manifest {config.manifest!r}: it has a header but no row; add a row for each image")
         return
     summary = ListingSummary()
-    if config.input.lower().endswith(_ARCHIVES) and not os.path.isdir(config.input):
+    if config.input.lower().endswith(_ARCHIVES) and os.path.isfile(config.input):
         raise wrong("--input", config.input, _how_to_unpack(config.input))
     if storage.is_local(config.input) and not os.path.isdir(config.input):
         what = "a file, not a folder" if os.path.exists(config.input) else "no such folder"
@@ -42,7 +42,9 @@ def check_input(config: Config) -> None:
     except FileNotFoundError:
         raise wrong("--input", config.input, "no such bucket") from None
     if not folders:
-        raise wrong("--input", config.input, _why_no_classes(config, summary))
+        is_archive = config.input.lower().endswith(_ARCHIVES) and not storage.is_local(config.input)
+        why = _how_to_unpack(config.input) if is_archive else _why_no_classes(config, summary)
+        raise wrong("--input", config.input, why)
     labels = sorted({folder.label for folder in folders})
     if config.layout == "class_folders" and "train" in labels and len(labels) > 1 and _SPLIT_NAMES.issuperset(labels):
         what = f"its folders are splits, not classes: {', '.join(labels)}; give --layout split_class_folders"

@@ -16,11 +16,13 @@ from beam_pipeline.dataset import base
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.inputs.folders import ListingSummary
+from beam_pipeline.inputs.references import image_url
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import Page, counter, grouped, keyed, merge_all, reports_errors
 from beam_pipeline.planning import sampling
 from beam_pipeline.planning.plan import EstimatedSizes, JobPlan, SizeModel, plan_job
 from beam_pipeline.planning.sampling import Measurement
+from beam_pipeline.storage import is_local
 
 _SAMPLE_CHUNK = 32  # sampled images an element: as many as are fetched at a time, few enough to spread over workers
 
@@ -100,12 +102,17 @@ def _plan(sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample
     plan = plan_job(sizes, config, summary, sample)
     if not config.plan_only:
         return plan
+    refs = summary.smallest[: len(sample)]
     expected = {
         "source_bytes": summary.source_bytes,
         "listing": vars(summary.used),
-        "sample": {"images": len(sample), "source_bytes": sum(one.source_bytes for one in sample)},
+        "sample": {
+            "images": len(sample),
+            "source_bytes": sum(one.source_bytes for one in sample),
+            "remote": sum(not is_local(image_url(config, ref.path)) for ref in refs),
+        },
         "cpu_s": sampling.cpu_s_an_image(sample),
-        "base": base.unchanged(config, summary.smallest[: len(sample)]),
+        "base": base.unchanged(config, refs),
     }
     return dataclasses.replace(plan, expected=expected)
 

@@ -183,8 +183,11 @@ class ObjectStorage(Storage):
             file.seek(0)  # every part is signed with its SHA-256, which the server compares
             obstore.put(store, name, file, chunk_size=CHUNK_BYTES, max_concurrency=2)
 
-        self._ask(url, send, LIST_OR_WRITE)  # in parts, for which there are no conditions
-        usage.count(bytes_written=file.seek(0, os.SEEK_END))
+        size = file.seek(0, os.SEEK_END)
+        parts = -(-size // CHUNK_BYTES)
+        # Parts have no conditions. Several are begun and completed by a request each, and each is billed.
+        self._ask(url, send, {"lists_and_writes": parts + 2 if parts > 1 else 1})
+        usage.count(bytes_written=size)
         return True
 
     def delete(self, url: str, generation: str = "") -> None:

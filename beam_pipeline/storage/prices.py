@@ -47,10 +47,8 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dataflow_vcpu_hour: Price
     dataflow_memory_gb_hour: Price
     dataflow_disk_gb_hour: Price
-    dataflow_shuffle_per_gb: Price
     class_a_per_1000: Price
     class_b_per_1000: Price
-    storage_gb_month: Price
 
     def requests(self, class_a: float, class_b: float) -> float:
         """Dollars for so many requests."""

@@ -1,7 +1,7 @@
 """What a process has used: CPU time, requests of object stores, bytes read and written.
 
 Whoever finishes a piece of work takes what was used since the last one did, whichever threads used it: added up over
-all pieces and processes it is what the job used, but for the work of attempts that failed.
+all pieces and processes it is what the job used, without attempts that failed and workers that decoded a sample only.
 """
 
 from __future__ import annotations

@@ -65,6 +65,23 @@ def test_a_local_job_has_no_price_and_says_what_it_used(photos: Path, tmp_path: 
         assert "CPU-seconds" in text and "$" not in text and "request" not in text, text
 
 
+def test_a_local_manifest_expects_no_requests(photos: Path, tmp_path: Path) -> None:
+    names = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.jpg"))
+    (tmp_path / "rows.csv").write_text("path,label\n" + "".join(f"{name},{name[:3]}\n" for name in names))
+    flags = ("--layout", "manifest", "--manifest", tmp_path / "rows.csv")
+    plan = make.job(photos, tmp_path / "out", *flags, "--plan_only")
+    assert plan.code == 0, plan.err
+    assert "estimated cost" in plan.out and "request" not in plan.out
+
+
+@pytest.mark.parametrize("flags", [(), ("--duplicates", "report")])
+def test_what_a_plan_expects_to_be_read_is_read(photos: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    plan, job = (make.job(photos, tmp_path, *flags, *more) for more in (("--plan_only",), ()))
+    expected, used = (re.search(r"reads? ([\d.]+) (\wB)", one.out) for one in (plan, job))
+    assert expected and used and expected[2] == used[2], plan.out + plan.err + job.out + job.err
+    assert float(expected[1]) == pytest.approx(float(used[1]), rel=0.05), "a plan and sidecars are read, too"
+
+
 def test_worker_processes_add_to_what_the_job_used(photos: Path, tmp_path: Path) -> None:
     workers = ("--direct_num_workers", "2", "--direct_running_mode", "multi_processing")
     finished = make.job(photos, tmp_path, "--num_shards", "4", *workers)
@@ -103,6 +120,8 @@ def test_a_core_hour_of_dataflow_is_a_vcpu_its_memory_and_its_part_of_the_disk()
     memory = {
         kind: cost.prices_of(config(), fleet._replace(machine_type=f"n2-{kind}-4")) for kind in ("highmem", "highcpu")
     }
+    custom = cost.prices_of(config(), fleet._replace(machine_type="n2-custom-4-8192"))["core_hour"]
+    assert custom == pytest.approx(prices["core_hour"] - 2 * 0.003557, abs=2e-6), "2 GB a core"
     assert memory["highmem"]["core_hour"] - memory["highcpu"]["core_hour"] == pytest.approx(7 * 0.003557, abs=2e-6)
 
 

@@ -49,6 +49,10 @@ def test_what_is_wrong_with_a_bucket(gcs: Gcs) -> None:
     assert refused(config(url)) == f"--input '{url}': {LOOKED_FOR} no class folders"
     gcs.put(bucket, "a/1.jpg", b"1")
     check_input(config(f"{url}/"))
+    gcs.put(bucket, "a.tgz", b"an archive")
+    gcs.put(bucket, "b.tar/a/1.jpg", b"1")
+    assert refused(config(f"{url}/a.tgz")).startswith(f"--input '{url}/a.tgz': an archive, not a folder; copy it to")
+    check_input(config(f"{url}/b.tar"))
 
 
 @pytest.mark.parametrize("classes", [("train",), ("train", "bus"), ("test", "dev")])

@@ -32,7 +32,7 @@ def test_operations_count_as_a_bill_counts_them(request: pytest.FixtureRequest, 
     with open(tmp_path / "large", "w+b") as file:
         file.write(bytes(17 << 20))  # in two parts
         store.publish(file, f"{url}/large")
-    assert used() == (1, 0, 0, 17 << 20)
+    assert used() == (1 if scheme == "gs" else 4, 0, 0, 17 << 20), "S3 bills parts, their beginning and their end"
     assert len(list(store.files(url))) == 2
     assert used() == (1, 0, 0, 0)
     store.delete(f"{url}/a")
