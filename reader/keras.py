@@ -152,7 +152,10 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if why := storage.why_unusable(self._url):
             raise UsageError(f"{self._given}: {why}")
         if not isinstance(batches, TrainBatches) or len(batches) != batches.steps:
-            raise UsageError("Resume needs what train_batches returned, without an InputContext")
+            raise UsageError(
+                "Resume takes what train_batches returned, without an InputContext: not the tf.data.Dataset of "
+                "train_dataset; give resume.data to fit"
+            )
         self._store, self._every = storage.open_storage(self._url), integer("every_steps", every_steps, 1)
         if not batches.host:
             self._store.delete_temporaries(self._url)  # of a process that was killed

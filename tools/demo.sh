@@ -28,6 +28,10 @@ step "is every byte, record and picture as it should be?" \
     imageshards verify "$dataset"
 step "what is in it" \
     imageshards info "$dataset"
+step "what do the stored pictures look like?" \
+    imageshards show "$dataset" --out "$demo/pictures.png"
+step "which files got no record, and why?" \
+    imageshards rejects "$dataset"
 step "a small network learns the shapes" \
     imageshards train "$dataset" --out "$demo/model"
 
@@ -36,5 +40,6 @@ cat <<END
 == Where everything is
 $demo/images    the pictures and $(find "$demo/images" -name 'broken_*' | wc -l) broken files
 $dataset    the shards with indexes and metadata; rejects.jsonl names the broken files
+$demo/pictures.png    some of its pictures with their labels
 $demo/model    the trained model and its metrics
 END
