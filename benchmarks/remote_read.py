@@ -40,7 +40,7 @@ import reader
 from beam_pipeline import schema, storage
 from beam_pipeline.schema.manifest import open_manifest
 from reader.tools import experiment
-from reader.tools.requests import Requests, SlowStorage
+from reader.tools.requests import SlowStorage
 from tests import servers
 
 CHECKED_FILES, CHECKED_WITHIN = 2000, 0.15
@@ -85,7 +85,7 @@ def check(files: str, dataset: str, latency_ms: float, repeats: int) -> str | No
         urls = [f"gs://{bucket}/files/{number}{path.suffix}" for number, path in enumerate(pictures)]
         with slowed(server, latency_ms) as proxy:
             os.environ["STORAGE_EMULATOR_HOST"] = proxy
-            wait = partial(SlowStorage, latency_s=latency_ms / 1000, requests=Requests())
+            wait = partial(SlowStorage, latency_s=latency_ms / 1000)
             rates: dict[str, list[tuple[float, float]]] = {}
             for _ in range(repeats):
                 for name, here, there in (

@@ -17,7 +17,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,7 +43,7 @@ from reader.info import DatasetInfo, load_info
 from reader.tools.copy import checked_sizes, copy, dataset_hash
 from reader.tools.rejects import rejects
 from reader.training.models import application_name
-from reader.training.options import TrainOptions, check_backend
+from reader.training.options import AUGMENTS, TrainOptions, check_backend
 
 _WIDTH = 100
 _SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
@@ -300,10 +300,8 @@ def _add_show(verbs: Any) -> None:
     flag("--count", metavar="N", type=int, default=20, help="How many images are shown (default: %(default)s).")
     text = "Decides which images are shown, and is augmentation's seed (default: %(default)s)."
     flag("--seed", metavar="N", type=int, default=0, help=text)
-    metavars = {option.name: option.metadata["metavar"] for option in dataclasses.fields(TrainOptions)}
-    names = metavars["augment"].removeprefix("none|").split("|")
     text = "Show what this augmentation of imageshards train makes of each image, too."
-    flag("--augment", choices=names, help=text)
+    flag("--augment", choices=AUGMENTS, help=text)
     flag("--image_size", metavar="N", type=int, help="Side in pixels of the augmented images (default: as stored).")
     flag("--epochs", metavar="N", type=int, default=4, help="How many augmented images of each (default: %(default)s).")
     flag("--out", metavar="PNG", default="show.png", help="File to write (default: %(default)s).")
@@ -367,8 +365,9 @@ def _add_bench(verbs: Any) -> None:
     flag(
         "--against", metavar="DIR", help="Class folders of the original images (default: files of the records' images)."
     )
-    flag("--cached", action="store_true", help="Also read individual files from caches of decoded pixels.")
-    flag("--chart", metavar="PNG", default="bench.png", help="File to draw into (default: %(default)s).")
+    text = "Also read individual files from caches of decoded pixels; with --latency_ms they always are."
+    flag("--cached", action="store_true", help=text)
+    flag("--chart", metavar="PNG", help="File to draw into (default: bench.png); not with --latency_ms.")
     flag(
         "--latency_ms",
         metavar="MS",
@@ -383,26 +382,36 @@ def _bench(given: argparse.Namespace) -> int:
     _import_tensorflow_quietly()
     from reader.tools import bench
 
-    info, file = load_info(given.dataset), given.chart
+    info = load_info(given.dataset)
     flags = "split", "images", "batch_size", "image_size", "repeats", "against", "cached", "latency_ms"
     values = {name: getattr(given, name) for name in flags}
-    if given.latency_ms is not None:
-        file = given.trace
-    elif given.trace is not None:
+    if given.latency_ms is not None and given.chart is not None:
+        raise UsageError("--chart doesn't go with --latency_ms: --trace draws what it measures")
+    if given.latency_ms is None and given.trace is not None:
         raise UsageError("--trace needs --latency_ms")
-    if file is not None:
-        with _written("--chart" if file == given.chart else "--trace", file):  # before minutes are spent
-            Path(file).touch()
-    result = bench.bench(info, **values, with_traces=given.trace is not None, report=_show_progress)
-    text = str(result)
-    if file is not None:
-        try:
+    flag, file = ("--chart", given.chart or "bench.png") if given.latency_ms is None else ("--trace", given.trace)
+    can_draw = find_spec("matplotlib") is not None
+    with _drawn(flag, file) if file and can_draw else nullcontext():
+        result = bench.bench(info, **values, with_traces=given.trace is not None, report=_show_progress)
+        if file and can_draw:
             result.draw(file)
-            text += f"\nchart: {file}"
-        except ModuleNotFoundError:
-            text += "\nno chart: Matplotlib is not installed"
-    _print(given, result.as_json(), text)
+    note = "" if not file else f"\nchart: {file}" if can_draw else "\nno chart: Matplotlib is not installed"
+    _print(given, result.as_json(), f"{result}{note}")
     return EXIT_OK
+
+
+@contextmanager
+def _drawn(flag: str, file: str) -> Iterator[None]:
+    """Checks that a file can be written before minutes are spent; if they fail, it leaves no empty file behind."""
+    is_new = not os.path.lexists(file)
+    with _written(flag, file):
+        Path(file).touch()
+    try:
+        yield
+    except BaseException:  # Ctrl-C too
+        if is_new:
+            Path(file).unlink(missing_ok=True)
+        raise
 
 
 def _show_progress(line: str) -> None:

@@ -28,6 +28,7 @@ Encoded = bytes | memoryview
 
 _MAX_PIXELS = 178_956_970  # as Pillow: a forged header must not take all memory
 
+_LONGEST_SIDE = 16_384  # as the writer
 RESIZE_MODES = ("stretch", "crop", "pad")
 
 # Colour spaces whose pixels libjpeg-turbo and Pillow agree on, by channels wanted; CMYK differs by 1.
@@ -259,6 +260,8 @@ def checked_size(image_size: int | Iterable[int]) -> tuple[int, int]:
         size = 0, 0
     if min(size) < 1:
         raise UsageError(f"image_size must be a side or (height, width) in pixels, got {reprlib.repr(image_size)}")
+    if max(size) > _LONGEST_SIDE:
+        raise UsageError(f"image_size must be at most {_LONGEST_SIDE} pixels a side, got {reprlib.repr(image_size)}")
     return size
 
 

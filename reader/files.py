@@ -17,11 +17,11 @@ import tensorflow as tf
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.cache import cache_name
+from reader.class_folders import list_images
 from reader.decode import ImageDecoder, Pixels, UndecodableImageError, checked_size
 from reader.info import ImageInfo
 from reader.machine import cpu_count
 
-_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png")
 _FILES_AT_ONCE, _BATCHES_AT_ONCE = 32, 2  # a batch is fetched while the last images of another are decoded
 _SHUFFLED_IMAGES = 1024  # of a cache, whose order is fixed otherwise; 150 MB at 224×224
 
@@ -52,7 +52,7 @@ def image_files_dataset(
     size, cache = checked_size(image_size), None if cache is None else cache_name(cache)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise UsageError(f"batch_size must be a whole number from 1, got {batch_size!r}")
-    folder, files = storage.normalize(os.fspath(root)), _images(os.fspath(root))
+    folder, files = storage.normalize(os.fspath(root)), list_images(os.fspath(root))
     classes = sorted({path.split("/")[0] for path, _ in files})
     ids = {name: number for number, name in enumerate(classes)}
     labels = np.array([ids[path.split("/")[0]] for path, _ in files], np.int64)
@@ -73,19 +73,6 @@ def image_files_dataset(
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-len(files) // batch_size))).prefetch(2)
     dataset.class_names = classes
     return dataset
-
-
-def _images(root: str) -> list[tuple[str, int]]:
-    """(path below `root`, bytes) of every image in a class folder, sorted. Raises UsageError if there is none."""
-    folder, files = storage.normalize(root), []
-    if os.path.isdir(folder) or not storage.is_local(root):
-        files = [(file.path, file.bytes) for file in storage.open_storage(root).files(folder)]
-    if not files and not os.path.isdir(folder):  # object stores have no empty ones
-        raise UsageError(f"{root}: no such folder")
-    images = sorted(file for file in files if "/" in file[0] and file[0].lower().endswith(_SUFFIXES))
-    if not images:
-        raise UsageError(f"{root}: no image in class folders there; images end in {', '.join(_SUFFIXES)}")
-    return images
 
 
 class _Loader:

@@ -155,7 +155,7 @@ def bench(
         image_size: side in pixels that images are resized to.
         repeats: runs that count, after one to warm up; None for 7, or with `latency_ms` for 3, without one to warm up.
         against: original images in class folders for the individual files; None takes the records' images.
-        cached: also read individual files from caches of decoded pixels.
+        cached: also read individual files from caches of decoded pixels; not with `latency_ms`, which always does.
         latency_ms: each request to storage waits so many milliseconds first and is counted, as if all files were in a
             bucket; measures other rows (`reader.tools.experiment`), and needs `against`.
         with_traces: with `latency_ms`, record what the first and the last row do in a second.
@@ -170,6 +170,8 @@ def bench(
         raise UsageError("with_traces needs latency_ms")
     if latency_ms is not None:
         _check_latency(latency_ms, originals)
+        if cached:
+            raise UsageError("cached doesn't go with latency_ms, whose rows have caches anyway; leave it out")
     repeats = repeats if repeats is not None else 7 if latency_ms is None else 3
     numbers = {"images": images, "batch_size": batch_size, "image_size": image_size, "repeats": repeats}
     for name, number in numbers.items():

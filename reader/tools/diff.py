@@ -15,7 +15,7 @@ import numpy.typing as npt
 from numpy.lib.recfunctions import repack_fields
 
 from beam_pipeline import schema
-from beam_pipeline.errors import StorageError, UsageError, plural, some
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError, plural, some
 from beam_pipeline.schema import example
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader.info import DatasetInfo, as_info
@@ -91,7 +91,8 @@ def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.Path
 
     Raises:
         UsageError: one is an index of third-party files, whose records have no names.
-        ImageShardsError: one has no record tables, since it was written before there were any.
+        ImageShardsError: one has no record tables, since it was written before there were any, or a record whose name
+            is shown is corrupt.
         StorageError: there is no space for the temporary files.
     """
     versions = as_info(a), as_info(b)
@@ -223,9 +224,15 @@ class _Found:
         info = versions[version]
 
         def read(row: np.void) -> str:
-            path = info.path(info.splits[splits[row["split"]]].shards[row["shard"]].file)
-            start = int(row["offset"])
-            (record,) = schema.unframe(info.storage.read(path, start, start + int(row["bytes"])))
+            shard = info.splits[splits[row["split"]]].shards[row["shard"]]
+            path, start = info.path(shard.file), int(row["offset"])
+            try:
+                (record,) = schema.unframe(info.storage.read(path, start, start + int(row["bytes"])))
+            except (CorruptRecordError, ValueError) as error:  # the latter if the file ends before it
+                number = int(np.searchsorted(np.cumsum(info.load_table(shard)["bytes"]), start, "right"))
+                reason = error.reason if isinstance(error, CorruptRecordError) else "the file ends before this record"
+                told = CorruptRecordError(path, number, start, reason)
+                raise ImageShardsError(f"{told}; imageshards verify {info.url} finds every fault") from None
             name = example.bytes_of(example.features_of(record)[schema.FILENAME_KEY])
             return name.decode("utf-8", "surrogateescape")
 

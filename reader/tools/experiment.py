@@ -29,17 +29,20 @@ import numpy as np
 import reader
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError, plural
+from beam_pipeline.storage import usage
 from beam_pipeline.storage.prices import Rates, load_prices
+from beam_pipeline.storage.usage import Usage
 from reader import order
 from reader.batches import RecordRows, open_source
 from reader.buffers import BufferPool
+from reader.class_folders import list_images
 from reader.decode import ImageDecoder, UndecodableImageError
 from reader.engine import Cursor, Engine
 from reader.info import DatasetInfo, ImageInfo
 from reader.machine import cpu_count
 from reader.tools import tutorial
-from reader.tools.forms import Forms
-from reader.tools.requests import Count, Requests, SlowStorage
+from reader.tools.forms import Forms, write_temporary
+from reader.tools.requests import SlowStorage
 from reader.tools.trace import Trace, TracedDecoder, Tracer, draw
 
 Batches = Iterator[int]  # images of each batch, to the end of a pass
@@ -48,7 +51,6 @@ _FILES = 2000  # that a pass reads: 3 s of 32 at a time at 50 ms, and 300 MB of 
 _AT_ONCE = 32
 _SLOW_S = 3.0  # of waiting in a pass that reads few files at a time: it takes some of them only
 _LIMIT_S = 12.0  # then a row stops in the middle of a pass, and what it read ahead counts as requests, not as images
-_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png")
 TRAINED_PER_S = 8000  # images, by the accelerator that some rows feed
 ONE_AT_A_TIME, PARALLEL_MAP = "files, one at a time", "files, tf.data's parallel map"
 FILES_AT_ONCE = f"files, {_AT_ONCE} at a time"
@@ -61,8 +63,7 @@ class Pass(NamedTuple):
 
     images: int
     wall_s: float
-    cpu_s: float
-    requests: Count
+    used: Usage
 
 
 class _NotMeasuredError(Exception):
@@ -119,7 +120,7 @@ class Experiment:
 
     def dollars(self, row: Way) -> float:
         """Price of the requests of one epoch of the split."""
-        lists, reads = row.an_image(lambda one: one.requests.lists), row.an_image(lambda one: one.requests.reads)
+        lists, reads = row.an_image(lambda one: one.used.lists_and_writes), row.an_image(lambda one: one.used.reads)
         return self.rates.requests(lists * self.epoch_images, reads * self.epoch_images)
 
     def __str__(self) -> str:
@@ -135,8 +136,8 @@ class Experiment:
                 lines.append(f"{row.name:{width}}  {row.missing}")
                 continue
             rate = f"{statistics.median(row.rates):9,.0f} ({min(row.rates):,.0f} to {max(row.rates):,.0f})"
-            cpu, requests = row.an_image(lambda one: 1000 * one.cpu_s), row.an_image(_thousand_requests)
-            megabytes = row.an_image(lambda one: one.requests.bytes / 1000)
+            cpu, requests = row.an_image(lambda one: 1000 * one.used.cpu_s), row.an_image(_thousand_requests)
+            megabytes = row.an_image(lambda one: one.used.bytes_read / 1000)
             numbers = f"{cpu:12.3f}  {requests:14,.1f}  {megabytes:8,.1f}  {self.dollars(row):10.4f}"
             lines.append(f"{row.name:{width}}{rate:31}{numbers}")
         return "\n".join(lines)
@@ -163,15 +164,15 @@ class Experiment:
             "images": statistics.median(one.images for one in row.passes),
             "images_per_s": round(statistics.median(row.rates), 1),
             "images_per_s_spread": [round(min(row.rates), 1), round(max(row.rates), 1)],
-            "cpu_s_per_1000": round(row.an_image(lambda one: 1000 * one.cpu_s), 4),
+            "cpu_s_per_1000": round(row.an_image(lambda one: 1000 * one.used.cpu_s), 4),
             "requests_per_1000": round(row.an_image(_thousand_requests), 2),
-            "bytes_per_image": round(row.an_image(lambda one: one.requests.bytes), 1),
+            "bytes_per_image": round(row.an_image(lambda one: one.used.bytes_read), 1),
             "epoch_dollars": round(self.dollars(row), 6),
         }
 
 
 def _thousand_requests(one: Pass) -> float:
-    return 1000 * (one.requests.lists + one.requests.reads)
+    return 1000 * (one.used.lists_and_writes + one.used.reads)
 
 
 def experiment(
@@ -207,12 +208,11 @@ def experiment(
     with tempfile.TemporaryDirectory(prefix="imageshards-files-") as folder:
         _copy(against, Path(folder), min(_FILES, len(forms.images)))
         whole, total = split, info.records(split)
-        if len(forms.images) < total and split in info.splits:
-            split = f"{split}[:{len(forms.images)}]"
-        requests = Requests()
-        with storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000, requests)):
+        if len(forms.images) < total:
+            split = _first_records(info, split, len(forms.images))
+        with storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000)):
             rows = ways(info, split, forms, folder, latency_ms, image_size, batch_size)
-            _measure(rows, requests, repeats, report)
+            _measure(rows, repeats, report)
         traces = _traces(info, whole, image_files(folder), latency_ms, image_size, batch_size) if with_traces else []
     prices = load_prices()
     conditions = {"dataset": info.url, "split": split, "against": against, "latency_ms": latency_ms}
@@ -220,6 +220,17 @@ def experiment(
     conditions |= {"repeats": repeats, "epoch_images": total, "cores": cpu_count(), "python": platform.python_version()}
     title = f"{info.name} {info.version}, {image_size} px, {plural(cpu_count(), 'core')}"
     return Experiment(title, conditions, rows, total, prices.at(), prices.note, traces)
+
+
+def _first_records(info: DatasetInfo, split: str, count: int) -> str:
+    """The split string of so many records from the start of another: `train[:40]`, 16 → `train[:16]`."""
+    parts = []
+    for part in info.ranges(split):
+        stop = min(part.stop, part.start + count)
+        if stop > part.start:
+            parts.append(f"{part.split}[{part.start or ''}:{stop}]")
+            count -= stop - part.start
+    return "+".join(parts)
 
 
 # --- the rows
@@ -319,12 +330,7 @@ def _sizes(batches: Iterable[Any], step_s: float = 0) -> Batches:
 def image_files(folder: str) -> list[str]:
     """Images in class folders. Raises UsageError if there is none."""
     url = storage.normalize(folder)
-    found = storage.open_storage(url).files(url) if os.path.isdir(url) or not storage.is_local(url) else ()
-    paths = sorted(file.path for file in found if "/" in file.path and file.path.lower().endswith(_SUFFIXES))
-    if not paths:
-        what = f"no images in class folders there; they end in {', '.join(_SUFFIXES)}"
-        raise UsageError(f"{folder}: {what if found else 'no such folder'}")
-    return [storage.join(url, path) for path in paths]
+    return [storage.join(url, path) for path, _ in list_images(folder)]
 
 
 def _copy(against: str, folder: Path, count: int) -> None:
@@ -334,12 +340,10 @@ def _copy(against: str, folder: Path, count: int) -> None:
 
     def copy(number: int) -> None:
         file = files[number * len(files) // count if len(files) > count else number % len(files)]
-        label, _, name = file.removeprefix(storage.normalize(against) + "/").partition("/")
-        target, encoded = folder / label / f"{number:06d}-{name.rpartition('/')[2]}", store.read(file)
+        label, encoded = file.removeprefix(storage.normalize(against) + "/").partition("/")[0], store.read(file)
         with suppress(UndecodableImageError):
             decode(encoded, np.empty(decode.shape, np.uint8), 0)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(encoded)
+            write_temporary(folder / label / f"{number:06d}{os.path.splitext(file)[1]}", encoded)
 
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         list(threads.map(copy, range(count)))
@@ -350,7 +354,7 @@ def _copy(against: str, folder: Path, count: int) -> None:
 # --- measuring
 
 
-def _measure(rows: Sequence[Way], requests: Requests, repeats: int, report: Callable[[str], None]) -> None:
+def _measure(rows: Sequence[Way], repeats: int, report: Callable[[str], None]) -> None:
     """Read a pass of each row, in turns."""
     for repeat, row in itertools.product(range(repeats), rows):
         if row.missing:
@@ -361,15 +365,16 @@ def _measure(rows: Sequence[Way], requests: Requests, repeats: int, report: Call
         except (ModuleNotFoundError, _NotMeasuredError) as error:
             row.missing = str(reader.with_install_hint(error) if isinstance(error, ImportError) else error)
             continue
-        before, read, wall, cpu, begin = requests.count, 0, 0.0, time.process_time(), time.perf_counter()
+        usage.take()  # what came before is no part of this pass
+        read, wall, begin = 0, 0.0, time.perf_counter()
         with closing(batches):  # type: ignore[type-var]
             for images in batches:
                 # Up to the last batch: an iterator of tf.data ends when its tuner wakes up, which may be seconds later.
                 read, wall = read + images, time.perf_counter() - begin
                 if wall > _LIMIT_S:
                     break
-            cpu, count = time.process_time() - cpu, requests.count.since(before)
-        row.passes.append(Pass(read, wall, cpu, count))
+            used = usage.take()
+        row.passes.append(Pass(read, wall, used))
 
 
 def _traces(
@@ -380,8 +385,8 @@ def _traces(
 
     def traced(name: str, open: Callable[[Tracer], Batches]) -> None:
         tracer = Tracer()
-        requests = Requests(functools.partial(tracer.add, "reads"))
-        with storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000, requests)):
+        saw = functools.partial(tracer.add, "reads")
+        with storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000, saw)):
             found.append(tracer.record(name, open(tracer), batch, step_s))
 
     traced(ONE_AT_A_TIME, lambda tracer: one_at_a_time(files, TracedDecoder(decoder(size), tracer)))

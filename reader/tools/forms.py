@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from beam_pipeline import schema
+from beam_pipeline.errors import StorageError
 from reader.example import ImageFinder
 from reader.info import DatasetInfo
 
@@ -35,13 +37,21 @@ def write_forms(info: DatasetInfo, records: Sequence[bytes], scratch: Path, with
     found = [(bytes(image), label) for image, label in map(ImageFinder(info.image_key, info.class_key), records)]
     for number, (image, label) in enumerate(found if with_files else ()):
         suffix = "png" if image.startswith(_PNG) else "jpg"
-        path = scratch / "files" / f"{label:06d}" / f"{number:08d}.{suffix}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image)
+        write_temporary(scratch / "files" / f"{label:06d}" / f"{number:08d}.{suffix}", image)
     plain = [scratch / f"plain-{number:05d}" for number in range(min(_SHARDS, len(records)))]
     zipped = [scratch / f"gzip-{number:05d}" for number in range(len(plain))]
     for number in range(len(plain)):
         data = b"".join(map(schema.frame, records[number::_SHARDS]))
-        plain[number].write_bytes(data)
-        zipped[number].write_bytes(gzip.compress(data, 6))
+        write_temporary(plain[number], data)
+        write_temporary(zipped[number], gzip.compress(data, 6))
     return Forms([image for image, _ in found], scratch / "files", plain, zipped)
+
+
+def write_temporary(path: Path, data: bytes) -> None:
+    """Write a file that `bench` reads, and its folder. Raises StorageError if it can't be written: a full disk."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    except OSError as error:
+        full = f"{tempfile.gettempdir()}: a temporary file can't be written ({error.strerror})"
+        raise StorageError(full, "free space there, or set TMPDIR to another folder") from None

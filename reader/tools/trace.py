@@ -21,17 +21,19 @@ Span = tuple[float, float]
 
 
 class Trace(NamedTuple):
-    """One second of a way to read.
+    """The first second of a way to read.
 
     Attributes:
         name: of the way.
         lanes: what is done → for each thread that does it, from when to when, in seconds.
         images: decoded in that time.
+        seconds: when the pass ended, if that was earlier.
     """
 
     name: str
     lanes: dict[str, list[list[Span]]]
     images: int
+    seconds: float = SECONDS
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs, rounded to 0.1 ms."""
@@ -39,7 +41,7 @@ class Trace(NamedTuple):
             kind: [[[round(begin, 4), round(end, 4)] for begin, end in lane] for lane in lanes]
             for kind, lanes in self.lanes.items()
         }
-        return {"name": self.name, "images": self.images, "lanes": lanes}
+        return {"name": self.name, "images": self.images, "seconds": round(self.seconds, 4), "lanes": lanes}
 
 
 class Tracer:
@@ -59,16 +61,19 @@ class Tracer:
 
     def record(self, name: str, images: Iterator[int], batch: int, step_s: float) -> Trace:
         """Train `step_s` on each batch, until what is drawn and what was begun in it has ended."""
-        waits_since, ready = time.perf_counter(), 0
+        end = waits_since = time.perf_counter()
+        ready = 0
         for count in images:
-            now, ready = time.perf_counter(), ready + count
+            end = now = time.perf_counter()
+            ready += count
             is_over = now - self._begin > SECONDS + 0.2
             if ready >= batch or is_over:
                 self.add("waits", waits_since, now)
                 if is_over:
                     break
                 time.sleep(step_s)
-                waits_since, ready = time.perf_counter(), 0
+                end = waits_since = time.perf_counter()
+                ready = 0
                 self.add("trains", now, waits_since)
         images.close()  # type: ignore[attr-defined]
         lanes: dict[str, list[list[Span]]] = {}
@@ -78,7 +83,7 @@ class Tracer:
             decoded += len(seen) if kind == "decodes" else 0
             if seen:
                 lanes.setdefault(kind, []).append(_merged(seen))
-        return Trace(name, lanes, decoded)
+        return Trace(name, lanes, decoded, min(end - self._begin, SECONDS))
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
@@ -127,7 +132,7 @@ def draw(traces: Sequence[Trace], width: float = 9, colours: dict[str, str] = _C
         names = [f"{name} × {count}" if count > 1 else name for (_, name), count in zip(_GROUPS, counts, strict=True)]
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(_GROUPS) - 0.5, -0.5)
-        axes.set_title(f"{trace.name}: {trace.images:,} images in {SECONDS:g} s", loc="left")
+        axes.set_title(f"{trace.name}: {trace.images:,} images in {trace.seconds:.2g} s", loc="left")
         axes.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlim(0, 1000 * SECONDS)
     panels[-1].set_xlabel("milliseconds")

@@ -24,6 +24,9 @@ _RATES = {SMALL_CNN: 3e-3}
 _RATE = 1e-3
 
 
+# What `--augment` of `train` and `show` takes, besides none: the keys of `reader.augment.BY_NAME`, without OpenCV.
+AUGMENTS = ("flip", "flip_crop", "random_resized_crop")
+
 # Options that don't affect the result: they may change when a run resumes.
 _MAY_CHANGE = {
     "out",
@@ -111,9 +114,7 @@ class TrainOptions:
     label_smoothing: float = _option(
         0.0, "R", "Share of each label given to all classes (default: %(default)s).", _BELOW_1
     )
-    augment: str = _choice(
-        "flip_crop", "none|flip|flip_crop|random_resized_crop", "Augmentation of the training images"
-    )
+    augment: str = _choice("flip_crop", "|".join(("none", *AUGMENTS)), "Augmentation of the training images")
     class_weights: str = _choice("none", "none|balanced", "With balanced, all classes weigh the same")
     mixed_precision: str = _choice(
         "auto",

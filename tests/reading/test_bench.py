@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from beam_pipeline import storage
+from beam_pipeline.storage import usage
 from imageshards import main
-from reader.tools.requests import Requests, SlowStorage
+from reader.tools import bench
+from reader.tools.requests import SlowStorage
+from reader.tools.trace import Trace, Tracer, draw
 from tests import make, servers
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
@@ -105,7 +112,7 @@ def test_a_latency_is_waited_for_by_every_request_and_every_row_counts_its_reque
     assert rows["plain shards, interleave"]["requests_per_1000"] == pytest.approx(1000 * 8 / 128)
     first, last = document["traces"]
     assert len(first["lanes"]["reads"]) == len(first["lanes"]["decodes"]) == 1
-    assert last["images"] == 160 and last["lanes"]["waits"]
+    assert last["images"] == 160 and last["lanes"]["waits"] and 0 < last["seconds"] <= 1
     with Image.open(trace) as drawn:
         assert drawn.width > 900
 
@@ -118,32 +125,137 @@ result = reader.bench({folder!r}, against={str(originals)!r}, latency_ms=1, imag
 print(result)
 """
     lines = run_without("tensorflow", program, tmp_path).stdout.splitlines()
-    assert len([line for line in lines if line.endswith("pip install '.[tensorflow]'")]) == 11
+    assert len([line for line in lines if line.endswith("pip install 'imageshards[tensorflow]'")]) == 11
     assert lines[-1].startswith("imageshards, train_batches ") and "is not installed" not in lines[-1]
 
 
 def test_requests_outside_the_experiment_are_not_delayed(folder: str) -> None:
-    requests = Requests()
-    with storage.wrapped(lambda store: SlowStorage(store, 0, requests)):
+    seen: list[tuple[float, float]] = []
+    usage.take()
+    with storage.wrapped(lambda store: SlowStorage(store, 0, lambda *read: seen.append(read))):
         inside = storage.open_storage(folder)
         assert inside.read(f"{folder}/manifest.json") and inside.names(folder)
         assert len([*inside.files(folder)]) > 2 and inside.stat(f"{folder}/manifest.json")
-    assert (requests.count.lists, requests.count.reads) == (2, 2)
-    assert requests.count.bytes == Path(folder, "manifest.json").stat().st_size
+        inside.delete(f"{folder}/none")  # is free
+    used = usage.take()
+    assert (used.lists_and_writes, used.reads, len(seen)) == (2, 2, 2)
+    assert used.bytes_read == Path(folder, "manifest.json").stat().st_size
     assert not isinstance(storage.open_storage(folder), SlowStorage)
+
+
+def test_a_bucket_s_requests_wait_and_are_counted_once(gcs: servers.Gcs) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put(bucket, "one", b"123")
+    usage.take()
+    with storage.wrapped(lambda store: SlowStorage(store, 0.01)):
+        slow, begin = storage.open_storage(f"gs://{bucket}"), time.perf_counter()
+        assert slow.read(f"gs://{bucket}/one") == b"123" and slow.names(f"gs://{bucket}") == ["one"]
+    used = usage.take()
+    assert (used.lists_and_writes, used.reads, used.bytes_read) == (1, 1, 3)
+    assert time.perf_counter() - begin >= 0.02
+
+
+def test_our_row_reads_as_many_images_as_the_experiment_says(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    originals = make.class_folders(tmp_path / "originals", {"ant": 7})
+    few = ["--batch_size", "4", "--image_size", "32", "--repeats", "1", "--against", str(originals)]
+    command = ["bench", folder, *few, "--latency_ms", "0", "--json", "--images", "16"]
+    for given, read in (("train[:40]", "train[:16]"), ("train[50:60]+train[2:]", "train[50:60]+train[2:8]")):
+        assert main([*command, "--split", given]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert (document["images"], document["split"], document["rows"][-1]["images"]) == (16, read, 16)
+
+
+def test_original_files_may_have_names_as_long_as_names_can_be(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    originals = make.class_folders(tmp_path / "originals", {"ant": 3})
+    long = originals / "ant" / ("x" * 251 + ".jpg")
+    (originals / "ant" / "0000.jpg").rename(long)
+    few = ["--images", "4", "--batch_size", "4", "--image_size", "32", "--repeats", "1", "--against", str(originals)]
+    assert main(["bench", folder, *few, "--latency_ms", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 4
+
+
+@contextmanager
+def no_file_over(size: int) -> Iterator[None]:
+    """Writing more fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("is_original", [True, False])
+def test_temporary_files_that_cannot_be_written_are_one_line(
+    is_original: bool, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    originals = make.class_folders(tmp_path / "originals", {"ant": 1})
+    if is_original:
+        Image.effect_noise((500, 500), 99).save(originals / "ant" / "0000.jpg", quality=95)
+    few = ["--images", "1", "--image_size", "32", "--repeats", "1", "--against", str(originals), "--latency_ms", "0"]
+    with no_file_over(100_000 if is_original else 100):
+        code = main(["bench", folder, *few])
+    err = capsys.readouterr().err
+    assert code == 1 and err.count("\n") == 1
+    assert err.endswith(
+        "a temporary file can't be written (File too large); free space there, or set TMPDIR to another folder\n"
+    )
+
+
+@pytest.mark.parametrize("mine", [None, b"my own"])
+def test_a_bench_that_fails_or_is_interrupted_leaves_no_empty_picture(
+    mine: bytes | None, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = tmp_path / "c.png"
+    if mine:
+        picture.write_bytes(mine)
+
+    def left() -> bytes | None:
+        return picture.read_bytes() if picture.exists() else None
+
+    assert main(["bench", folder, "--split", "none", "--chart", str(picture)]) == 2 and left() == mine
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "measure", interrupt)
+    assert main(["bench", folder, *FEW, "--chart", str(picture)]) == 1 and left() == mine
+
+
+def test_a_trace_s_title_says_when_the_pass_ended() -> None:
+    tracer = Tracer()
+    trace = tracer.record("short", (count for count in (2, 2)), 2, 0.01)
+    assert 0.02 <= trace.seconds < 1 and trace.as_json()["seconds"] == round(trace.seconds, 4)
+    (axes,) = draw([trace._replace(seconds=0.0312)]).axes
+    assert axes.get_title(loc="left") == "short: 0 images in 0.031 s"
+    (axes,) = draw([Trace("long", {}, 1234)]).axes  # as those recorded before there was an end
+    assert axes.get_title(loc="left") == "long: 1,234 images in 1 s"
 
 
 def test_wrong_values_of_the_experiment_are_told(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
+    originals = str(make.class_folders(tmp_path / "originals", {"ant": 1}))
     for arguments, message in (
         (["--latency_ms", "50"], "latency_ms needs against: the class folders of the original images"),
         (["--latency_ms", "-1", "--against", folder], "latency_ms must be from 0 to 10,000, got -1"),
         (["--latency_ms", "nan", "--against", folder], "latency_ms must be from 0 to 10,000, got nan"),
         (["--latency_ms", "5", "--against", f"{tmp_path}/none"], f"{tmp_path}/none: no such folder"),
-        (["--latency_ms", "5", "--against", f"{tmp_path}/empty"], f"{tmp_path}/empty: no images in class folders"),
+        (["--latency_ms", "5", "--against", f"{tmp_path}/empty"], f"{tmp_path}/empty: no image in class folders"),
+        (
+            ["--latency_ms", "5", "--against", folder, "--chart", "c.png"],
+            "--chart doesn't go with --latency_ms: --trace",
+        ),
+        (
+            ["--latency_ms", "5", "--against", originals, "--cached"],
+            "cached doesn't go with latency_ms, whose rows have",
+        ),
         (["--trace", "t.png"], "--trace needs --latency_ms"),
     ):
-        assert main(["bench", folder, "--chart", str(tmp_path / "c.png"), *arguments]) == 2
+        assert main(["bench", folder, *arguments]) == 2
         assert message in capsys.readouterr().err.replace("\n", " ")

@@ -11,6 +11,7 @@ import pytest
 
 import imageshards
 import reader
+from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.manifest import seal_manifest
 from tests import make
@@ -121,6 +122,28 @@ def test_the_command_prints_and_exits_as_it_says(folder: Path, capsys: pytest.Ca
         assert line in text
     assert imageshards.main(["diff", str(folder / "1.0.0"), str(folder / "1.1.0"), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["counts"]["relabelled"] == 11
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_corrupt_record_is_one_line_with_its_file_and_the_command_that_finds_every_fault_of_its_version(
+    is_cut: bool, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = Path(shutil.copytree(folder / "1.1.0", tmp_path / "1.1.0"))
+    shards = {}
+    for shard in version.glob("photos-*.tfrecord-*"):
+        offset = 0
+        for number, record in enumerate(schema.unframe(shard.read_bytes())):
+            if b"beetle/new.jpg" in record:  # the one that was added
+                shards[shard] = number, offset
+            offset += len(record) + 16
+    ((shard, (number, offset)),) = shards.items()
+    data = bytearray(shard.read_bytes())
+    data[offset + 20] ^= 1
+    shard.write_bytes(data[:offset] if is_cut else data)
+    assert imageshards.main(["diff", str(folder / "1.0.0"), str(version)]) == 1
+    reason = "the file ends before this record" if is_cut else "the CRC of the data is wrong"
+    found = f"{shard}: record {number} at byte {offset}: {reason}; imageshards verify {version} finds every fault"
+    assert capsys.readouterr() == ("", f"error: {found}\n")
 
 
 def test_what_has_no_tables_or_names_is_refused_in_a_line(folder: Path, tmp_path: Path) -> None:

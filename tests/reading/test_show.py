@@ -16,6 +16,7 @@ from beam_pipeline.errors import UsageError
 from imageshards import main
 from reader.augment import BY_NAME
 from reader.tools.show import choose
+from reader.training.options import AUGMENTS
 from tests.reading.shards import CLASSES, make_dataset, numbers_in
 
 
@@ -84,6 +85,10 @@ def test_what_augmentation_needs_is_said(folder: str) -> None:
         ({"augment": reader.augment.flip}, r"mixed sizes \(16x16 to 16x20\), which make no batch: give image_size"),
         ({"image_size": 16}, "give augment, too"),
         ({"augment": reader.augment.flip, "image_size": 16, "epochs": 0}, "epochs must be"),
+        (
+            {"augment": reader.augment.flip, "image_size": 200_000},
+            "image_size must be at most 16384 pixels a side, got 200000",
+        ),
         ({"augment": lambda image, seed: image[:2], "image_size": 16}, r"the augment returned uint8 \[2, 16, 3\]"),
     ):
         with pytest.raises(UsageError, match=text):
@@ -93,7 +98,8 @@ def test_what_augmentation_needs_is_said(folder: str) -> None:
 def test_the_command_names_the_augmentations_of_training(folder: str, tmp_path: Path) -> None:
     path = tmp_path / "grid.png"
     command = ["show", folder, "--count", "1", "--epochs", "2", "--image_size", "16", "--out", str(path), "--augment"]
-    for name in BY_NAME:
+    assert tuple(BY_NAME) == AUGMENTS
+    for name in AUGMENTS:
         assert main([*command, name]) == 0
     with Image.open(path) as drawn:
         assert drawn.width == 3 * 168 + 8
