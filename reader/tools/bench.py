@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import platform
+import re
 import statistics
 import tempfile
 import threading
@@ -23,7 +24,7 @@ import numpy as np
 
 import reader
 from beam_pipeline import storage
-from beam_pipeline.errors import UsageError, plural
+from beam_pipeline.errors import ImageShardsError, UsageError, plural
 from reader import augment
 from reader.decode import ImageDecoder
 from reader.info import DatasetInfo, as_info
@@ -36,6 +37,7 @@ from reader.tools.forms import write_forms
 
 Batches = Iterator[int]  # images of each batch, without end
 
+_OF_A_FILE = re.compile(r"ImageShardsError: (.+)")  # tf.data hands on only the text of an error
 OURS, ALONE = "train_batches", "decoding alone"
 _AUGMENTS: dict[str, Any] = {
     "": None,
@@ -313,6 +315,10 @@ def measure(rows: Sequence[Row], images: int, repeats: int, report: Callable[[st
         except ModuleNotFoundError as error:
             row.missing = str(reader.with_install_hint(error))
             continue
+        except Exception as error:
+            if found := _OF_A_FILE.search(str(error)):
+                raise ImageShardsError(f"{found[1]}; remove the file, or leave --against out") from None
+            raise
         finally:
             batches.close()  # type: ignore[attr-defined]
         if repeat:

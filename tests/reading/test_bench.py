@@ -178,6 +178,18 @@ def test_original_files_may_have_names_as_long_as_names_can_be(
     assert json.loads(capsys.readouterr().out)["images"] == 4
 
 
+def test_an_original_that_does_not_decode_is_one_line(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorflow")
+    originals = make.class_folders(tmp_path / "originals", {"ant": 3})
+    (originals / "ant" / "0001.jpg").write_bytes(b"hello")
+    few = ["--images", "4", "--batch_size", "4", "--image_size", "32", "--repeats", "1", "--against", str(originals)]
+    assert main(["bench", folder, *few, "--chart", str(tmp_path / "x.png")]) == 1
+    text = f"error: {originals}/ant/0001.jpg: the image doesn't decode"
+    assert capsys.readouterr().err.startswith(text)
+
+
 @contextmanager
 def no_file_over(size: int) -> Iterator[None]:
     """Writing more fails, as on a full disk."""
