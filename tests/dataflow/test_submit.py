@@ -57,7 +57,7 @@ def test_one_command_submits_watches_and_sums_up_what_was_published(
     first, *others = finished.out.splitlines()
     assert first == f"published {one.version}"
     assert others[1:3] == ["  10 images listed = 10 records + 0 rejects", "  5 classes"]
-    assert " for requests + $" in others[4] and others[4].endswith("dataflow/pricing)")
+    assert " for requests + $" in others[4] and others[4].endswith("dataflow/pricing of us-central1)")
     again = one.run("--num_shards=3")
     assert (again.code, again.out.partition("\n")[0]) == (0, f"already {first}, nothing written")
     assert len(api.jobs) == 1
