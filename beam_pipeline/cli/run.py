@@ -114,8 +114,9 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
                 return None
             return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
         # In an object store the job itself finds that another one has published meanwhile.
-        if storage.is_local(config.output) and not config.overwrite and read_manifest(config) is not None:
-            raise JobState(config).published_meanwhile()
+        if storage.is_local(config.output) and not config.overwrite and (manifest := read_manifest(config)) is not None:
+            found = published.check(config, manifest)
+            return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
         for notice in filter(None, (duplicates.notice(config), manifest_rows.box_notice(config))):
             say(f"warning: {notice}", sys.stderr)
         if not job.write(config, command):
