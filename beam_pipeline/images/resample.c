@@ -1,0 +1,366 @@
+/* Pillow's resize of 8-bit images, bit for bit and several times as fast; `resize.py` is its only caller.
+
+   The algorithm is that of Pillow's Resample.c. Along each axis, an output pixel is a weighted mean of source pixels
+   under a filter that is as wide as the axis shrinks, so it doesn't alias. Weights are computed in double, then rounded
+   to integers of 22 binary places; sums are 32-bit integers. First each row is resized to the new width and rounded to
+   bytes, then each column to the new height.
+
+   What makes it fast: a pixel is one 32-bit integer, and 8 pixels are one of the compiler's portable vectors. Integer
+   sums are exact in any order, so the result can't differ from Pillow's. For rows, the 8 pixels are those at the same x
+   of 8 rows, which share their weights; rows are transposed for it. For columns, they are neighbours in a row.
+
+   Nothing here touches a Python object while it computes, so the GIL is released. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000 /* one binary for Python 3.11 and later: the first with buffers in the stable ABI */
+#include <Python.h>
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#pragma GCC diagnostic ignored "-Wpsabi" /* vectors are arguments of inlined functions only */
+
+/* Code for CPUs with AVX2, with SSE4.1 and without; the loader picks. Elsewhere the compiler's target decides. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
+#if __has_attribute(target_clones)
+#define CLONES __attribute__((target_clones("avx2", "sse4.1", "default")))
+#endif
+#endif
+#ifndef CLONES
+#define CLONES
+#endif
+#ifdef __clang__
+#define SHUFFLE(type, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(type, a, b, ...) __builtin_shuffle(a, b, (type){__VA_ARGS__}) /* GCC has the other from 12 on */
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+enum {
+    WEIGHT_BITS = 22,     /* 8 more for a pixel and 2 for the negative lobes of filters make 32 */
+    LANES = 8,            /* pixels of a vector */
+    MAX_SIDE = 1 << 20,   /* pixels: no index here overflows */
+    MOST_UNCLIPPED = 8192 /* so many weights, all rounded up, don't make 256 of 255 */
+};
+
+typedef uint32_t Pixels __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* red in the lowest byte */
+typedef int32_t Sums __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Four __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
+
+/* Pixels in memory. A row's pixels lie side by side, `pixel` bytes each, of which the first `channels` count. */
+typedef struct {
+    uint8_t *data;
+    Py_ssize_t height, width, channels, pixel, row; /* row: bytes from one to the next */
+} Image;
+
+/* What the output's pixels along one axis are made of: pixel i of count[i] source pixels from first[i] on, whose
+   weights begin at weights[i * taps]. All are in [begin, end). */
+typedef struct {
+    int taps, begin, end, *first, *count;
+    int32_t *weights;
+} Axis;
+
+/* --- Weights: Pillow's `precompute_coeffs` and `normalize_coeffs_8bpc`, operation by operation --- */
+
+static double box(double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; }
+
+static double bilinear(double x) {
+    x = fabs(x);
+    return x < 1.0 ? 1.0 - x : 0.0;
+}
+
+static double hamming(double x) {
+    x = fabs(x);
+    if (x == 0.0) return 1.0;
+    if (x >= 1.0) return 0.0;
+    x *= M_PI;
+    return sin(x) / x * (0.54f + 0.46f * cos(x)); /* Pillow's constants are floats */
+}
+
+static double bicubic(double x) {
+    x = fabs(x);
+    if (x < 1.0) return ((-0.5 + 2.0) * x - (-0.5 + 3.0)) * x * x + 1;
+    if (x < 2.0) return (((x - 5) * x + 8) * x - 4) * -0.5;
+    return 0.0;
+}
+
+static double sinc(double x) {
+    if (x == 0.0) return 1.0;
+    x *= M_PI;
+    return sin(x) / x;
+}
+
+static double lanczos(double x) { return -3.0 <= x && x < 3.0 ? sinc(x) * sinc(x / 3) : 0.0; }
+
+static const struct {
+    const char *name;
+    double (*at)(double);
+    double support; /* source pixels to each side that count, if nothing shrinks */
+} FILTERS[] = {{"box", box, 0.5},         {"bilinear", bilinear, 1.0}, {"hamming", hamming, 1.0},
+               {"bicubic", bicubic, 2.0}, {"lanczos", lanczos, 3.0}};
+enum { FILTER_COUNT = sizeof FILTERS / sizeof *FILTERS };
+
+static void release(Axis *axis) {
+    free(axis->first);
+    free(axis->weights);
+}
+
+/* Fill in an axis of `out` pixels made of [low, high) of `in` pixels. Returns 0 if there is no memory. */
+static int weigh(Axis *axis, int in, float low, float high, int out, int filter) {
+    double scale = (double)(high - low) / out, filter_scale = scale < 1.0 ? 1.0 : scale;
+    double support = FILTERS[filter].support * filter_scale, inverse = 1.0 / filter_scale;
+    axis->taps = (int)ceil(support) * 2 + 1;
+    axis->begin = in;
+    axis->first = calloc(2 * (size_t)out, sizeof *axis->first);
+    axis->weights = calloc((size_t)out * axis->taps, sizeof *axis->weights);
+    double *exact = malloc(axis->taps * sizeof *exact);
+    int done = axis->first && axis->weights && exact;
+    axis->count = axis->first + out;
+    for (int i = 0; done && i < out; i++) {
+        double center = low + (i + 0.5) * scale, sum = 0.0;
+        int first = (int)(center - support + 0.5), end = (int)(center + support + 0.5);
+        if (first < 0) first = 0;
+        if (first > in - 1) first = in - 1; /* by rounding only; Pillow has no need of it */
+        if (end > in) end = in;
+        int count = end - first < 0 ? 0 : end - first < axis->taps ? end - first : axis->taps;
+        for (int x = 0; x < count; x++) sum += exact[x] = FILTERS[filter].at((x + first - center + 0.5) * inverse);
+        for (int x = 0; x < count; x++) {
+            double weight = (sum != 0.0 ? exact[x] / sum : exact[x]) * (1 << WEIGHT_BITS);
+            axis->weights[(size_t)i * axis->taps + x] = (int32_t)(weight < 0 ? -0.5 + weight : 0.5 + weight);
+        }
+        axis->first[i] = first;
+        axis->count[i] = count;
+        if (first < axis->begin) axis->begin = first;
+        if (first + count > axis->end) axis->end = first + count;
+    }
+    free(exact);
+    return done;
+}
+
+/* --- Sums --- */
+
+/* The sum of `count` vectors, `step` integers from one to the next, each times its weight, for each of the channels:
+   Pillow's inner loop. `clips` is its `clip8`; without negative weights no sum leaves 0-255. */
+INLINE Pixels weighted(const uint32_t *from, Py_ssize_t step, const int32_t *weights, int count, int channels,
+                       int clips) {
+    Pixels sums[4], result = {0}; /* unsigned, since they wrap as Pillow's do */
+    for (int c = 0; c < channels; c++) sums[c] = (Pixels){0} + (1 << (WEIGHT_BITS - 1));
+    for (int i = 0; i < count; i++, from += step) {
+        Pixels pixels = *(const Pixels *)from;
+        for (int c = 0; c < channels; c++) sums[c] += (pixels >> 8 * c & 255) * (uint32_t)weights[i];
+    }
+    for (int c = 0; c < channels; c++) {
+        if (clips) {
+            Sums sum = (Sums)sums[c] >> WEIGHT_BITS;
+            sum &= ~(sum >> 31);
+            sums[c] = (Pixels)((sum | (255 - sum) >> 31) & 255);
+        } else
+            sums[c] >>= WEIGHT_BITS;
+        result |= sums[c] << 8 * c;
+    }
+    return result;
+}
+
+/* The columns of 4 rows of 4 pixels as rows. */
+INLINE void transpose(const Four rows[4], Four *out, Py_ssize_t step) {
+    Four a = SHUFFLE(Four, rows[0], rows[1], 0, 4, 1, 5), b = SHUFFLE(Four, rows[0], rows[1], 2, 6, 3, 7);
+    Four c = SHUFFLE(Four, rows[2], rows[3], 0, 4, 1, 5), d = SHUFFLE(Four, rows[2], rows[3], 2, 6, 3, 7);
+    out[0] = SHUFFLE(Four, a, c, 0, 1, 4, 5);
+    out[step] = SHUFFLE(Four, a, c, 2, 3, 6, 7);
+    out[2 * step] = SHUFFLE(Four, b, d, 0, 1, 4, 5);
+    out[3 * step] = SHUFFLE(Four, b, d, 2, 3, 6, 7);
+}
+
+/* 4 pixels; reads 16 bytes. */
+INLINE Four load(const uint8_t *from, int size) {
+    if (size == 4) return *(const Four *)from;
+    Bytes bytes = *(const Bytes *)from;
+    return (Four)SHUFFLE(Bytes, bytes, bytes, 0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
+}
+
+/* The bytes of 4 pixels that count; writes 16. */
+INLINE void store(Four pixels, uint8_t *to, int channels) {
+    Bytes bytes = (Bytes)pixels;
+    *(Bytes *)to = channels == 1 ? SHUFFLE(Bytes, bytes, bytes, 0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+                                 : SHUFFLE(Bytes, bytes, bytes, 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0);
+}
+
+/* Source pixels [begin, end) of LANES rows, transposed: `out[x]` holds the pixels x of all rows. */
+INLINE void gather(const uint8_t *const source[LANES], int size, int begin, int end, uint32_t *out) {
+    int x = begin;
+    if (size != 1)
+        for (; x + 6 <= end; x += 4)
+            for (int half = 0; half < LANES; half += 4) {
+                Four rows[4];
+                for (int r = 0; r < 4; r++) rows[r] = load(source[half + r] + (Py_ssize_t)x * size, size);
+                transpose(rows, (Four *)(out + (Py_ssize_t)(x - begin) * LANES + half), LANES / 4);
+            }
+    for (; x < end; x++)
+        for (int r = 0; r < LANES; r++) {
+            const uint8_t *pixel = source[r] + (Py_ssize_t)x * size;
+            uint32_t others = size == 1 ? 0 : (uint32_t)pixel[1] << 8 | (uint32_t)pixel[2] << 16;
+            out[(Py_ssize_t)(x - begin) * LANES + r] = pixel[0] | others;
+        }
+}
+
+/* Resize LANES rows to the width of the axis, into packed bytes. `block` has room for them before and after. */
+INLINE void rows_of(const Axis *axis, int width, const uint8_t *const source[LANES], uint32_t *block, uint8_t *out,
+                    Py_ssize_t out_row, int size, int clips) {
+    int channels = size == 1 ? 1 : 3;
+    uint32_t *after = block + (Py_ssize_t)(axis->end - axis->begin) * LANES;
+    gather(source, size, axis->begin, axis->end, block);
+    for (Py_ssize_t x = 0; x < width; x++)
+        *(Pixels *)(after + x * LANES) = weighted(block + (Py_ssize_t)(axis->first[x] - axis->begin) * LANES, LANES,
+                                                  axis->weights + x * axis->taps, axis->count[x], channels, clips);
+    for (Py_ssize_t x = 0; x < width; x += 4)
+        for (int half = 0; half < LANES; half += 4) {
+            Four columns[4], rows[4];
+            for (int i = 0; i < 4; i++) columns[i] = *(Four *)(after + (x + i) * LANES + half);
+            transpose(columns, rows, 1);
+            for (int r = 0; r < 4; r++) store(rows[r], out + (half + r) * out_row + x * channels, channels);
+        }
+}
+
+CLONES static void resize_rows(const Axis *axis, int width, const uint8_t *const source[LANES], uint32_t *block,
+                               uint8_t *out, Py_ssize_t out_row, int size, int clips) {
+#define ROWS_OF(size, clips) rows_of(axis, width, source, block, out, out_row, size, clips) /* compiled for constants */
+    if (size == 1)
+        ROWS_OF(1, 1);
+    else if (size == 3)
+        clips ? ROWS_OF(3, 1) : ROWS_OF(3, 0);
+    else
+        clips ? ROWS_OF(4, 1) : ROWS_OF(4, 0);
+}
+
+/* One row of the output, `size` bytes, from `count` rows of the scratch. Here any 4 bytes are a pixel. */
+CLONES static void resize_column(const uint32_t *from, Py_ssize_t row, const int32_t *weights, int count, uint8_t *out,
+                                 Py_ssize_t size, int clips) {
+    for (Py_ssize_t x = 0; x < size; x += 4 * LANES, from += LANES) {
+        Pixels pixels = clips ? weighted(from, row, weights, count, 4, 1) : weighted(from, row, weights, count, 4, 0);
+        memcpy(out + x, &pixels, size - x < 4 * LANES ? (size_t)(size - x) : 4 * LANES);
+    }
+}
+
+/* --- Images --- */
+
+/* Resize what is inside of `edges` (left, top, right, bottom) of `in` to all of `out`, of 1 or 3 channels. Both may
+   overlap. Returns 0 if there is no memory. */
+static int resize(const Image *in, const Image *out, const float edges[4], int filter) {
+    Axis columns = {0}, rows = {0};
+    uint32_t *scratch = NULL, *block = NULL;
+    int width = (int)out->width, height = (int)out->height;
+    int done = weigh(&columns, (int)in->width, edges[0], edges[2], width, filter) &&
+               weigh(&rows, (int)in->height, edges[1], edges[3], height, filter);
+    if (!done) goto end;
+    int clips = FILTERS[filter].support > 1.0 || columns.taps > MOST_UNCLIPPED || rows.taps > MOST_UNCLIPPED;
+    Py_ssize_t room = (width + LANES - 1) / LANES * LANES, row = room * out->channels / 4 + LANES; /* of the scratch */
+    scratch = malloc((size_t)(rows.end - rows.begin + LANES) * row * sizeof *scratch);
+    block = malloc((size_t)(columns.end - columns.begin + room) * LANES * sizeof *block);
+    done = scratch && block;
+    if (!done) goto end;
+    for (int y = rows.begin; y < rows.end; y += LANES) {
+        const uint8_t *source[LANES];
+        for (int r = 0; r < LANES; r++) source[r] = in->data + (y + r < rows.end ? y + r : rows.end - 1) * in->row;
+        resize_rows(&columns, width, source, block, (uint8_t *)(scratch + (y - rows.begin) * row), row * 4,
+                    (int)in->pixel, clips);
+    }
+    for (int y = 0; y < height; y++)
+        resize_column(scratch + (rows.first[y] - rows.begin) * row, row, rows.weights + (Py_ssize_t)y * rows.taps,
+                      rows.count[y], out->data + y * out->row, width * out->channels, clips);
+end:
+    release(&columns);
+    release(&rows);
+    free(scratch);
+    free(block);
+    return done;
+}
+
+/* --- Python --- */
+
+/* What Pillow's images export without a copy: https://arrow.apache.org/docs/format/CDataInterface.html */
+struct ArrowArray {
+    int64_t length, null_count, offset, n_buffers, n_children;
+    const void **buffers;
+    struct ArrowArray **children, *dictionary;
+    void (*release)(struct ArrowArray *);
+    void *private_data;
+};
+
+/* Pixels of an array of bytes [height, width, channels] whose rows are contiguous. Returns 0 if it isn't one. */
+static int from_buffer(const Py_buffer *view, Image *image) {
+    if (view->ndim != 3 || view->itemsize != 1 || !view->format || strcmp(view->format, "B") != 0) return 0;
+    *image = (Image){view->buf, view->shape[0], view->shape[1], view->shape[2], view->shape[2], view->strides[0]};
+    return (image->channels == 1 || view->strides[2] == 1) && (image->width == 1 || view->strides[1] == image->pixel);
+}
+
+/* Pixels of a Pillow image of one block of memory, of bytes or of 4 bytes. Returns 0 if they aren't. */
+static int from_arrow(PyObject *capsule, Image *image) {
+    const struct ArrowArray *array = PyCapsule_GetPointer(capsule, "arrow_array");
+    if (!array || !array->release || array->offset) return 0;
+    image->pixel = array->n_children ? 4 : 1;
+    if (image->pixel == 4 && (array->children[0]->n_buffers != 2 || array->children[0]->offset)) return 0;
+    if (array->length != (int64_t)image->height * image->width) return 0;
+    image->data = (uint8_t *)(image->pixel == 4 ? array->children[0]->buffers[1] : array->buffers[1]);
+    image->row = image->width * image->pixel;
+    return image->data != NULL;
+}
+
+static int is_side(Py_ssize_t side) { return side >= 1 && side <= MAX_SIDE; }
+
+static PyObject *py_resize(PyObject *module, PyObject *args) {
+    PyObject *source, *target, *result = NULL;
+    Image in = {0}, out = {0};
+    Py_buffer from = {0}, to = {0};
+    float edges[4]; /* as Pillow's: their rounding is part of the result */
+    const char *name;
+    Py_ssize_t height, width;
+    int filter = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO(ffff)s(nn):resize", &source, &target, &edges[0], &edges[1], &edges[2], &edges[3],
+                          &name, &height, &width))
+        return NULL;
+    while (filter < FILTER_COUNT && strcmp(FILTERS[filter].name, name) != 0) filter++;
+    if (PyObject_GetBuffer(target, &to, PyBUF_STRIDES | PyBUF_FORMAT | PyBUF_WRITABLE) < 0) return NULL;
+    int valid = filter < FILTER_COUNT && is_side(height) && is_side(width) && from_buffer(&to, &out) &&
+                is_side(out.height) && is_side(out.width) && (out.channels == 1 || out.channels == 3);
+    if (PyCapsule_IsValid(source, "arrow_array")) {
+        in = (Image){.height = height, .width = width};
+        valid = valid && from_arrow(source, &in);
+    } else if (PyObject_GetBuffer(source, &from, PyBUF_STRIDES | PyBUF_FORMAT) == 0)
+        valid = valid && from_buffer(&from, &in) && in.height == height && in.width == width;
+    else
+        goto end;
+    valid = valid && (in.pixel == out.channels || (in.pixel == 4 && out.channels == 3)) && edges[0] >= 0 &&
+            edges[1] >= 0 && edges[0] <= edges[2] && edges[1] <= edges[3] && edges[2] <= width && edges[3] <= height;
+    if (!valid) {
+        PyErr_Format(PyExc_ValueError, "resize takes a filter, bytes [height, width, 1 or 3] of sides up to %d, and edges "
+                     "inside of them", MAX_SIDE);
+        goto end;
+    }
+    int done;
+    Py_BEGIN_ALLOW_THREADS;
+    done = resize(&in, &out, edges, filter);
+    Py_END_ALLOW_THREADS;
+    result = done ? Py_NewRef(Py_None) : PyErr_NoMemory();
+end:
+    if (from.obj) PyBuffer_Release(&from);
+    PyBuffer_Release(&to);
+    return result;
+}
+
+static PyMethodDef METHODS[] = {
+    {"resize", py_resize, METH_VARARGS,
+     "resize(source, out, (left, top, right, bottom), filter, (height, width))\n--\n\n"
+     "Resize what is inside of the edges of `source` to all of `out`, as Pillow does it, without the GIL.\n\n"
+     "source: bytes [height, width, 1 or 3], each row contiguous, or the \"arrow_array\" of a Pillow image L or RGB.\n"
+     "out: the same, writable; it may be the source. filter: box, bilinear, hamming, bicubic or lanczos.\n"
+     "Raises ValueError for anything else."},
+    {0}};
+
+static PyModuleDef_Slot SLOTS[] = {{0}};
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, .m_name = "resample", .m_methods = METHODS, .m_slots = SLOTS};
+
+PyMODINIT_FUNC PyInit_resample(void) { return PyModuleDef_Init(&MODULE); }
