@@ -20,6 +20,7 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.images import geometry
 from beam_pipeline.images.colour import Rgb
 from beam_pipeline.images.formats import EXTENSIONS
+from beam_pipeline.images.resize import RESAMPLING
 from beam_pipeline.schema import NAME_PATTERN, STATE_FOLDER, VERSION_PATTERN, example, is_utf8
 
 # Flags that manifests of early development versions hold and that are gone → what a job does now.
@@ -318,7 +319,7 @@ class Config:
         _IMAGES, "stretch", geometry.RESIZE_MODES,
         "for images of another aspect ratio: stretch distorts them, crop keeps the middle, pad adds borders. shorter "
         "and longer keep the aspect ratio: the image's shorter, or its longer side gets the size")
-    resample: Text = Flag(_IMAGES, "bilinear", tuple(geometry.RESAMPLING), "filter for resizing")
+    resample: Text = Flag(_IMAGES, "bilinear", tuple(RESAMPLING), "filter for resizing")
     background: Flag[str | Sequence[int] | None, Rgb | None] = Flag(
         _IMAGES, None, _colour, "colour behind transparent pixels and of the borders that pad adds, '#rrggbb' or a CSS "
         "name (default: white, borders black)", "COLOUR")

@@ -30,6 +30,7 @@ import beam_pipeline
 from beam_pipeline import images
 from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.images import ImageOptions, geometry
+from beam_pipeline.images.resize import RESAMPLING
 
 GAPS = (1.0, 1.5, 2.0, 3.0, 4.0)
 
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--megapixels", type=float, default=12)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--resample", default="bilinear", choices=sorted(geometry.RESAMPLING))
+    parser.add_argument("--resample", default="bilinear", choices=sorted(RESAMPLING))
     arguments = parser.parse_args()
     config = beam_pipeline.Config(
         input="in",
@@ -128,7 +129,7 @@ def plain(data: bytes, options: ImageOptions) -> bytes:
     assert options.size is not None
     with Image.open(io.BytesIO(data)) as image:
         upright = ImageOps.exif_transpose(image)
-        pixels = upright.convert("RGB").resize(options.size[::-1], geometry.RESAMPLING[options.resample])
+        pixels = upright.convert("RGB").resize(options.size[::-1], RESAMPLING[options.resample])
     out = io.BytesIO()
     if options.format == "png":
         pixels.save(out, "PNG")

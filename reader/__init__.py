@@ -73,7 +73,6 @@ __all__ = ["__version__", *_HOMES]
 # What `import` calls it → what people call it, and the extra that brings it.
 _PACKAGES = {
     "PIL": ("Pillow", "reader"),
-    "cv2": ("OpenCV", "reader"),
     "jax": ("JAX", "jax"),
     "keras": ("Keras", "train"),
     "matplotlib": ("Matplotlib", "train"),

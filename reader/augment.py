@@ -17,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline.errors import UsageError
+from beam_pipeline.images.resize import mirror, resize_into
 
 __all__ = ["Augment", "RandomResizedCrop", "flip", "flip_crop", "random_resized_crop", "uniform"]
 
@@ -51,8 +51,7 @@ def uniform(seed: int, draw: int) -> float:
 def flip(image: Pixels, seed: int) -> Pixels:
     """Mirror half of the images, left for right."""
     if uniform(seed, _FLIP) < 0.5:
-        flat = without_channel_axis(image)
-        cv2.flip(flat, 1, dst=flat)
+        mirror(image)
     return image
 
 
@@ -68,10 +67,9 @@ def flip_crop(image: Pixels, seed: int) -> Pixels:
     kept = image[max(-down, 0) : height - max(down, 0), max(-right, 0) : width - max(right, 0)].copy()
     image[:] = 0
     inside = image[max(down, 0) : height + min(down, 0), max(right, 0) : width + min(right, 0)]
+    inside[:] = kept
     if uniform(seed, _FLIP) < 0.5:
-        cv2.flip(without_channel_axis(kept), 1, dst=without_channel_axis(inside))
-    else:
-        inside[:] = kept
+        mirror(inside)
     return image
 
 
@@ -128,8 +126,9 @@ class RandomResizedCrop:
 
     def __call__(self, image: Pixels, seed: int) -> Pixels:
         """A window of a decoded image, resized to the image's own size."""
-        cropped = np.empty_like(image)
-        crop_into(image, self.window(image.shape[0], image.shape[1], seed), cropped)
+        cropped = np.empty(image.shape, np.uint8)
+        top, left, height, width = self.window(image.shape[0], image.shape[1], seed)
+        resize_into(np.ascontiguousarray(image), (left, top, left + width, top + height), cropped)
         return cropped if self.then is None else self.then(cropped, seed)
 
 
@@ -149,23 +148,6 @@ def check_augment(augment: object, name: str = "augment") -> None:
         raise UsageError(f"{name}={given} doesn't take two arguments: give {needed}") from None
     except ValueError:  # a builtin without a signature
         return
-
-
-def crop_into(image: Pixels, window: Window, out: Pixels) -> None:
-    """Resize a window of `image` into `out`: area filter if it shrinks (no aliasing), linear if it grows."""
-    top, left, height, width = window
-    shrinks = height >= out.shape[0] and width >= out.shape[1]
-    cv2.resize(
-        without_channel_axis(image)[top : top + height, left : left + width],
-        (out.shape[1], out.shape[0]),
-        dst=without_channel_axis(out),
-        interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
-    )
-
-
-def without_channel_axis(image: Pixels) -> Pixels:
-    """The image as OpenCV takes it: [height, width] if it has one channel."""
-    return image[:, :, 0] if image.shape[2] == 1 else image
 
 
 def _between(bounds: tuple[float, float], share: float) -> float:

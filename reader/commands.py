@@ -308,7 +308,7 @@ def _add_show(verbs: Any) -> None:
 
 
 def _show(given: argparse.Namespace) -> int:
-    from reader.augment import BY_NAME  # OpenCV
+    from reader.augment import BY_NAME  # Pillow
     from reader.tools.show import choose, grid  # Pillow
 
     sizes = {"image_size": given.image_size, "epochs": given.epochs}

@@ -1,6 +1,6 @@
 """Encoded images → pixels in a given row of a batch: JPEG by libjpeg-turbo, everything else by Pillow.
 
-At the stored size the pixels are exactly Pillow's (accurate DCT, fancy upsampling).
+The pixels are exactly Pillow's (accurate DCT, fancy upsampling, its bilinear filter if they are resized).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import simplejpeg
 from PIL import Image
 
 from beam_pipeline.errors import UsageError, one_line
-from reader.augment import Augment, RandomResizedCrop, check_augment, crop_into
+from beam_pipeline.images.resize import Box, resize_into
+from reader.augment import Augment, RandomResizedCrop, check_augment
 from reader.info import ImageInfo
 from reader.records import InvalidRecordError
 
@@ -34,6 +35,7 @@ RESIZE_MODES = ("stretch", "crop", "pad")
 # Colour spaces whose pixels libjpeg-turbo and Pillow agree on, by channels wanted; CMYK differs by 1.
 _SAME_AS_PILLOW = {1: {"Gray"}, 3: {"YCbCr", "RGB", "Gray"}}
 _COLOUR = {1: "GRAY", 3: "RGB"}
+_JPEG = b"\xff\xd8"
 
 
 class UndecodableImageError(InvalidRecordError):
@@ -96,11 +98,17 @@ class ImageDecoder:
         if self._crop is None and self._stored == self.shape:
             self._decode(encoded, row)
         else:
-            pixels = self._decode(encoded, self._scratch.array(self._stored or self._shape_of(encoded)))
+            height, width, channels = self._stored or self._shape_of(encoded)
             if self._crop is None:
-                resize_into(pixels, row, self._resize_mode)
+                box, out = fit((height, width), row, self._resize_mode)
             else:
-                crop_into(pixels, self._crop.window(pixels.shape[0], pixels.shape[1], seed), row)
+                top, left, crop_height, crop_width = self._crop.window(height, width, seed)
+                box, out = (left, top, left + crop_width, top + crop_height), row
+            scale = _scale(encoded, box, out)
+            decoded = self._scratch.array((-(-height // scale), -(-width // scale), channels))
+            left, top, right, bottom = box
+            scaled = (left / scale, top / scale, right / scale, bottom / scale)
+            resize_into(self._decode(encoded, decoded, scale), scaled, out)
         if self._augment is not None:
             _store(call_user(self._augment, row, seed), row)
 
@@ -111,11 +119,13 @@ class ImageDecoder:
             raise UndecodableImageError(f"the image is {height}x{width}, the manifest says at most {largest}")
         return height, width, channels
 
-    def _decode(self, encoded: Encoded, out: Pixels) -> Pixels:
-        """Decode at the stored size, into `out`."""
-        pixels = decode_pixels(encoded, out.shape[2], out, self._is_foreign)
+    def _decode(self, encoded: Encoded, out: Pixels, scale: int = 1) -> Pixels:
+        """Decode at the stored size divided by `scale`, into `out`."""
+        pixels = decode_pixels(encoded, out.shape[2], out, self._is_foreign, scale)
         if pixels.shape != out.shape:  # a smaller one decodes without an error
-            actual, expected = (f"{height}x{width}" for height, width in (pixels.shape[:2], out.shape[:2]))
+            actual, expected = (
+                f"{height * scale}x{width * scale}" for height, width in (pixels.shape[:2], out.shape[:2])
+            )
             raise UndecodableImageError(f"the image is {actual}, the manifest says {expected}")
         return pixels
 
@@ -133,7 +143,9 @@ class _Scratch(threading.local):
         return self._buffer[:size].reshape(shape)
 
 
-def decode_pixels(encoded: Encoded, channels: int, out: Pixels | None = None, is_foreign: bool = True) -> Pixels:
+def decode_pixels(
+    encoded: Encoded, channels: int, out: Pixels | None = None, is_foreign: bool = True, scale: int = 1
+) -> Pixels:
     """A JPEG or PNG as pixels.
 
     Args:
@@ -141,6 +153,7 @@ def decode_pixels(encoded: Encoded, channels: int, out: Pixels | None = None, is
         channels: 3 (RGB) or 1 (grey).
         out: uint8 [height, width, channels], contiguous: used if the image has this shape.
         is_foreign: whether the JPEG may have another colour space than `channels` says (reading its header: 2 µs).
+        scale: 2, 4 or 8 decode a JPEG at this part of its size, rounded up; `out` has to be given.
 
     Returns:
         uint8 [height, width, channels] of the image; in the memory of `out` if the shape is the same.
@@ -150,11 +163,12 @@ def decode_pixels(encoded: Encoded, channels: int, out: Pixels | None = None, is
     """
     try:
         if not is_foreign or simplejpeg.decode_jpeg_header(encoded)[2] in _SAME_AS_PILLOW[channels]:
-            pixels: Pixels = simplejpeg.decode_jpeg(encoded, _COLOUR[channels], False, False, 0, 0, 1, out, True)
+            least = (0, 0) if out is None else out.shape[:2]
+            pixels: Pixels = simplejpeg.decode_jpeg(encoded, _COLOUR[channels], False, False, *least, scale, out, True)
             return pixels
     except ValueError:  # no JPEG, an unsupported one (12 bits, arithmetic coding), or corrupt: Pillow decides
         pass
-    pixels = _decode_with_pillow(encoded, channels)
+    pixels = _decode_with_pillow(encoded, channels, scale)
     if out is None or pixels.shape != out.shape:
         return pixels
     out[:] = pixels
@@ -172,38 +186,47 @@ def stored_shape(encoded: Encoded, channels: int) -> tuple[int, int, int]:
     return height, width, channels
 
 
-def resize_pixels(pixels: Pixels, height: int, width: int, mode: str = "crop") -> Pixels:
-    """uint8 [h, w, c] → uint8 [height, width, c]; `mode` as in `resize_into`."""
-    out = np.empty((height, width, pixels.shape[2]), np.uint8)
-    resize_into(pixels, out, mode)
-    return out
-
-
-def resize_into(pixels: Pixels, out: Pixels, mode: str) -> None:
-    """Resize `pixels` to the size of `out`.
+def fit(size: tuple[int, int], out: Pixels, mode: str) -> tuple[Box, Pixels]:
+    """Which part of an image goes to which part of a row.
 
     Args:
+        size: the image's (height, width) in pixels.
+        out: the row, uint8 [height, width, channels]; what stays free is made black.
         mode: `stretch`, `crop` the middle after scaling the shorter side, or `pad` with black after scaling the longer.
+
+    Returns:
+        (left, top, right, bottom) in the image, and the view of `out` that it is resized to.
     """
-    (from_height, from_width), (height, width) = pixels.shape[:2], out.shape[:2]
+    (from_height, from_width), (height, width) = size, out.shape[:2]
     ratios = height / from_height, width / from_width
     if mode == "crop":
         high = min(max(round(height / max(ratios)), 1), from_height)
         wide = min(max(round(width / max(ratios)), 1), from_width)
-        crop_into(pixels, ((from_height - high) // 2, (from_width - wide) // 2, high, wide), out)
-        return
+        top, left = (from_height - high) // 2, (from_width - wide) // 2
+        return (left, top, left + wide, top + high), out
     if mode == "pad":
         high = min(max(round(from_height * min(ratios)), 1), height)
         wide = min(max(round(from_width * min(ratios)), 1), width)
         top, left = (height - high) // 2, (width - wide) // 2
         out[:] = 0
         out = out[top : top + high, left : left + wide]
-    crop_into(pixels, (0, 0, from_height, from_width), out)
+    return (0, 0, from_width, from_height), out
 
 
-def _decode_with_pillow(encoded: Encoded, channels: int) -> Pixels:
+def _scale(encoded: Encoded, box: Box, out: Pixels) -> int:
+    """How many times smaller a JPEG is decoded, so that twice the size of `out` is left, as the writer does it."""
+    left, top, right, bottom = box
+    times = min((bottom - top) // out.shape[0], (right - left) // out.shape[1])
+    if times < 4 or encoded[:2] != _JPEG:
+        return 1
+    return 8 if times >= 16 else 4 if times >= 8 else 2
+
+
+def _decode_with_pillow(encoded: Encoded, channels: int, scale: int) -> Pixels:
     image = _opened(encoded)
     try:
+        if scale > 1:
+            image.draft(image.mode, (image.width // scale, image.height // scale))
         if image.mode.startswith("I"):  # grey of 16 bits, which Pillow's `convert` would clip at 255
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         pixels: Pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))

@@ -34,7 +34,7 @@ class ImageOptions(NamedTuple):
     Attributes:
         size: (height, width) in pixels, or None to keep the image's own.
         resize_mode: one of `geometry.RESIZE_MODES`.
-        resample: a key of `geometry.RESAMPLING`.
+        resample: a key of `resize.RESAMPLING`.
         background: sRGB behind transparent pixels and around padded images; None is white behind, black around.
         channels: 3 for RGB, 1 for gray.
         format: a key of `FORMATS`.

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from PIL import Image, ImageFile
 
+from beam_pipeline.images.resize import SUPPORT, Box, resize_image
+
 RESIZE_MODES = ("stretch", "crop", "pad", "shorter", "longer")
-RESAMPLING = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-    "nearest": Image.Resampling.NEAREST,
-}
 
 # How many times larger than its target an image may stay after the cheap reductions (DCT-scaled decoding, box
 # averaging by whole factors) that come before the filter. Chosen by benchmarks/codec.py, docs/decisions/005.
@@ -36,7 +31,6 @@ _PREMULTIPLIED = {"RGBA": "RGBa", "LA": "La"}
 _BAND_PIXELS = 1 << 18
 
 Size = tuple[int, int]
-Box = tuple[float, float, float, float]
 
 
 class Fit(NamedTuple):
@@ -114,11 +108,34 @@ def resize(pixels: Image.Image, plan: Fit, scale: float, resample: str) -> Image
     box = (left * scale, top * scale, right * scale, bottom * scale)
     if pixels.size == plan.size and box == (0, 0, *plan.size):
         return pixels
-    if pixels.mode not in _PREMULTIPLIED:
-        return pixels.resize(plan.size, RESAMPLING[resample], box=box, reducing_gap=REDUCING_GAP)
-    # Colour under transparent pixels must not bleed into visible ones. Pillow would do this too, without the gap.
-    small, box = _premultiplied(pixels, box, plan.size)
-    return small.resize(plan.size, RESAMPLING[resample], box=box).convert(pixels.mode)
+    if pixels.mode in _PREMULTIPLIED:
+        # Colour under transparent pixels must not bleed into visible ones. Pillow would do this too, without the gap.
+        small, box = _premultiplied(pixels, box, plan.size)
+        return resize_image(small, plan.size, resample, box).convert(pixels.mode)
+    small, box = _reduced(pixels, box, plan.size, resample)
+    return resize_image(small, plan.size, resample, box)
+
+
+def _factors(box: Box, size: Size) -> Size:
+    """Whole factors, across and down, by which pixels may be averaged before the filter."""
+    left, top, right, bottom = box
+    across, down = (right - left) / size[0] / REDUCING_GAP, (bottom - top) / size[1] / REDUCING_GAP
+    return int(across) or 1, int(down) or 1
+
+
+def _reduced(pixels: Image.Image, box: Box, size: Size, resample: str) -> tuple[Image.Image, Box]:
+    """An image averaged by whole factors down to the gap, and the box in it: `reducing_gap` of Pillow's `resize`."""
+    across, down = _factors(box, size)
+    if resample == "nearest" or across == down == 1:
+        return pixels, box
+    left, top, right, bottom = box
+    beyond = SUPPORT[resample] - 0.5  # source pixels that the filter reaches, times the scale
+    reach_x, reach_y = beyond * ((right - left) / size[0]), beyond * ((bottom - top) / size[1])
+    first_x, first_y = max(0, int(left - reach_x)), max(0, int(top - reach_y))
+    last_x, last_y = min(pixels.width, math.ceil(right + reach_x)), min(pixels.height, math.ceil(bottom + reach_y))
+    small = pixels.reduce((across, down), (first_x, first_y, last_x, last_y))
+    moved = (left - first_x) / across, (top - first_y) / down, (right - first_x) / across, (bottom - first_y) / down
+    return small, moved
 
 
 def _premultiplied(pixels: Image.Image, box: Box, size: Size) -> tuple[Image.Image, Box]:
@@ -127,8 +144,7 @@ def _premultiplied(pixels: Image.Image, box: Box, size: Size) -> tuple[Image.Ima
     Done by bands of rows: a large image would be in memory twice.
     """
     mode, (left, top, right, bottom) = _PREMULTIPLIED[pixels.mode], box
-    across = max(1, int((right - left) / size[0] / REDUCING_GAP))
-    down = max(1, int((bottom - top) / size[1] / REDUCING_GAP))
+    across, down = _factors(box, size)
     width, height = pixels.size
     small = Image.new(mode, (-(-width // across), -(-height // down)))
     rows = down * max(1, _BAND_PIXELS // (width * down))

@@ -21,14 +21,10 @@
 #include <string.h>
 
 #pragma GCC diagnostic ignored "-Wpsabi" /* vectors are arguments of inlined functions only */
-
 /* Code for CPUs with AVX2, with SSE4.1 and without; the loader picks. Elsewhere the compiler's target decides. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
-#if __has_attribute(target_clones)
+#if defined(__x86_64__) && defined(__GLIBC__)
 #define CLONES __attribute__((target_clones("avx2", "sse4.1", "default")))
-#endif
-#endif
-#ifndef CLONES
+#else
 #define CLONES
 #endif
 #ifdef __clang__
@@ -50,10 +46,10 @@ typedef int32_t Sums __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Four __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
 
-/* Pixels in memory. A row's pixels lie side by side, `pixel` bytes each, of which the first `channels` count. */
+/* Pixels in memory, side by side, of `pixel` bytes: 1, 3, or 4 of which 3 count. `row` bytes from a row to the next. */
 typedef struct {
     uint8_t *data;
-    Py_ssize_t height, width, channels, pixel, row; /* row: bytes from one to the next */
+    Py_ssize_t height, width, pixel, row;
 } Image;
 
 /* What the output's pixels along one axis are made of: pixel i of count[i] source pixels from first[i] on, whose
@@ -67,30 +63,18 @@ typedef struct {
 
 static double box(double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; }
 
-static double bilinear(double x) {
-    x = fabs(x);
-    return x < 1.0 ? 1.0 - x : 0.0;
-}
+static double bilinear(double x) { return fabs(x) < 1.0 ? 1.0 - fabs(x) : 0.0; }
 
-static double hamming(double x) {
-    x = fabs(x);
-    if (x == 0.0) return 1.0;
-    if (x >= 1.0) return 0.0;
-    x *= M_PI;
-    return sin(x) / x * (0.54f + 0.46f * cos(x)); /* Pillow's constants are floats */
+static double sinc(double x) { return x == 0.0 ? 1.0 : sin(x * M_PI) / (x * M_PI); }
+
+static double hamming(double x) { /* Pillow's constants are floats */
+    return fabs(x) >= 1.0 ? 0.0 : x == 0.0 ? 1.0 : sinc(fabs(x)) * (0.54f + 0.46f * cos(fabs(x) * M_PI));
 }
 
 static double bicubic(double x) {
     x = fabs(x);
     if (x < 1.0) return ((-0.5 + 2.0) * x - (-0.5 + 3.0)) * x * x + 1;
-    if (x < 2.0) return (((x - 5) * x + 8) * x - 4) * -0.5;
-    return 0.0;
-}
-
-static double sinc(double x) {
-    if (x == 0.0) return 1.0;
-    x *= M_PI;
-    return sin(x) / x;
+    return x < 2.0 ? (((x - 5) * x + 8) * x - 4) * -0.5 : 0.0;
 }
 
 static double lanczos(double x) { return -3.0 <= x && x < 3.0 ? sinc(x) * sinc(x / 3) : 0.0; }
@@ -99,14 +83,8 @@ static const struct {
     const char *name;
     double (*at)(double);
     double support; /* source pixels to each side that count, if nothing shrinks */
-} FILTERS[] = {{"box", box, 0.5},         {"bilinear", bilinear, 1.0}, {"hamming", hamming, 1.0},
-               {"bicubic", bicubic, 2.0}, {"lanczos", lanczos, 3.0}};
-enum { FILTER_COUNT = sizeof FILTERS / sizeof *FILTERS };
-
-static void release(Axis *axis) {
-    free(axis->first);
-    free(axis->weights);
-}
+} FILTERS[] = {{"box", box, 0.5}, {"bilinear", bilinear, 1.0}, {"hamming", hamming, 1.0}, {"bicubic", bicubic, 2.0},
+               {"lanczos", lanczos, 3.0}, {NULL, NULL, 0}};
 
 /* Fill in an axis of `out` pixels made of [low, high) of `in` pixels. Returns 0 if there is no memory. */
 static int weigh(Axis *axis, int in, float low, float high, int out, int filter) {
@@ -256,7 +234,7 @@ static int resize(const Image *in, const Image *out, const float edges[4], int f
                weigh(&rows, (int)in->height, edges[1], edges[3], height, filter);
     if (!done) goto end;
     int clips = FILTERS[filter].support > 1.0 || columns.taps > MOST_UNCLIPPED || rows.taps > MOST_UNCLIPPED;
-    Py_ssize_t room = (width + LANES - 1) / LANES * LANES, row = room * out->channels / 4 + LANES; /* of the scratch */
+    Py_ssize_t room = (width + LANES - 1) / LANES * LANES, row = room * out->pixel / 4 + LANES; /* of the scratch */
     scratch = malloc((size_t)(rows.end - rows.begin + LANES) * row * sizeof *scratch);
     block = malloc((size_t)(columns.end - columns.begin + room) * LANES * sizeof *block);
     done = scratch && block;
@@ -269,13 +247,24 @@ static int resize(const Image *in, const Image *out, const float edges[4], int f
     }
     for (int y = 0; y < height; y++)
         resize_column(scratch + (rows.first[y] - rows.begin) * row, row, rows.weights + (Py_ssize_t)y * rows.taps,
-                      rows.count[y], out->data + y * out->row, width * out->channels, clips);
+                      rows.count[y], out->data + y * out->row, width * out->pixel, clips);
 end:
-    release(&columns);
-    release(&rows);
-    free(scratch);
-    free(block);
+    free(columns.first), free(columns.weights), free(rows.first), free(rows.weights), free(scratch), free(block);
     return done;
+}
+
+/* Reverse the pixels of a row, of 1 or 3 bytes. `copy` has room for them and one vector. */
+CLONES static void reverse(uint8_t *row, Py_ssize_t width, int channels, uint8_t *copy) {
+    Py_ssize_t x = 0, end = (width - 1) * channels;
+    memcpy(copy, row, (size_t)(width * channels));
+    if (channels == 3)
+        for (; x < end - 15; x += 12) { /* 4 pixels; the 4 bytes before them are written again */
+            Bytes bytes = *(const Bytes *)(copy + x);
+            bytes = SHUFFLE(Bytes, bytes, bytes, 0, 0, 0, 0, 9, 10, 11, 6, 7, 8, 3, 4, 5, 0, 1, 2);
+            *(Bytes *)(row + end - x - 13) = bytes;
+        }
+    for (; x <= end; x += channels)
+        for (int c = 0; c < channels; c++) row[end - x + c] = copy[x + c];
 }
 
 /* --- Python --- */
@@ -285,26 +274,26 @@ struct ArrowArray {
     int64_t length, null_count, offset, n_buffers, n_children;
     const void **buffers;
     struct ArrowArray **children, *dictionary;
-    void (*release)(struct ArrowArray *);
-    void *private_data;
+    void (*release)(struct ArrowArray *), *private_data;
 };
 
-/* Pixels of an array of bytes [height, width, channels] whose rows are contiguous. Returns 0 if it isn't one. */
+/* Pixels of an array of bytes [height, width, 1 or 3] whose rows are contiguous. Returns 0 if it isn't one. */
 static int from_buffer(const Py_buffer *view, Image *image) {
     if (view->ndim != 3 || view->itemsize != 1 || !view->format || strcmp(view->format, "B") != 0) return 0;
-    *image = (Image){view->buf, view->shape[0], view->shape[1], view->shape[2], view->shape[2], view->strides[0]};
-    return (image->channels == 1 || view->strides[2] == 1) && (image->width == 1 || view->strides[1] == image->pixel);
+    *image = (Image){view->buf, view->shape[0], view->shape[1], view->shape[2], view->strides[0]};
+    return (image->pixel == 1 || (image->pixel == 3 && view->strides[2] == 1)) &&
+           (image->width == 1 || view->strides[1] == image->pixel);
 }
 
-/* Pixels of a Pillow image of one block of memory, of bytes or of 4 bytes. Returns 0 if they aren't. */
+/* Pixels of a Pillow image of one block of memory, 4 bytes each. Returns 0 if they aren't. */
 static int from_arrow(PyObject *capsule, Image *image) {
     const struct ArrowArray *array = PyCapsule_GetPointer(capsule, "arrow_array");
-    if (!array || !array->release || array->offset) return 0;
-    image->pixel = array->n_children ? 4 : 1;
-    if (image->pixel == 4 && (array->children[0]->n_buffers != 2 || array->children[0]->offset)) return 0;
-    if (array->length != (int64_t)image->height * image->width) return 0;
-    image->data = (uint8_t *)(image->pixel == 4 ? array->children[0]->buffers[1] : array->buffers[1]);
-    image->row = image->width * image->pixel;
+    if (!array || !array->release || array->offset || array->n_children != 1) return 0;
+    const struct ArrowArray *bytes = array->children[0];
+    if (bytes->n_buffers != 2 || bytes->length != image->height * image->width * 4) return 0;
+    image->pixel = 4;
+    image->row = image->width * 4;
+    image->data = (uint8_t *)bytes->buffers[1];
     return image->data != NULL;
 }
 
@@ -322,10 +311,10 @@ static PyObject *py_resize(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OO(ffff)s(nn):resize", &source, &target, &edges[0], &edges[1], &edges[2], &edges[3],
                           &name, &height, &width))
         return NULL;
-    while (filter < FILTER_COUNT && strcmp(FILTERS[filter].name, name) != 0) filter++;
+    while (FILTERS[filter].name && strcmp(FILTERS[filter].name, name) != 0) filter++;
     if (PyObject_GetBuffer(target, &to, PyBUF_STRIDES | PyBUF_FORMAT | PyBUF_WRITABLE) < 0) return NULL;
-    int valid = filter < FILTER_COUNT && is_side(height) && is_side(width) && from_buffer(&to, &out) &&
-                is_side(out.height) && is_side(out.width) && (out.channels == 1 || out.channels == 3);
+    int valid = FILTERS[filter].name && is_side(height) && is_side(width) && from_buffer(&to, &out) &&
+                is_side(out.height) && is_side(out.width);
     if (PyCapsule_IsValid(source, "arrow_array")) {
         in = (Image){.height = height, .width = width};
         valid = valid && from_arrow(source, &in);
@@ -333,11 +322,10 @@ static PyObject *py_resize(PyObject *module, PyObject *args) {
         valid = valid && from_buffer(&from, &in) && in.height == height && in.width == width;
     else
         goto end;
-    valid = valid && (in.pixel == out.channels || (in.pixel == 4 && out.channels == 3)) && edges[0] >= 0 &&
-            edges[1] >= 0 && edges[0] <= edges[2] && edges[1] <= edges[3] && edges[2] <= width && edges[3] <= height;
+    valid = valid && in.pixel - (in.pixel == 4) == out.pixel && edges[0] >= 0 && edges[0] <= edges[2] &&
+            edges[2] <= width && edges[1] >= 0 && edges[1] <= edges[3] && edges[3] <= height;
     if (!valid) {
-        PyErr_Format(PyExc_ValueError, "resize takes a filter, bytes [height, width, 1 or 3] of sides up to %d, and edges "
-                     "inside of them", MAX_SIDE);
+        PyErr_SetString(PyExc_ValueError, "resize takes bytes [height, width, 1 or 3], edges inside and a filter");
         goto end;
     }
     int done;
@@ -351,16 +339,32 @@ end:
     return result;
 }
 
+static PyObject *py_mirror(PyObject *module, PyObject *target) {
+    Image image;
+    Py_buffer view;
+    (void)module;
+    if (PyObject_GetBuffer(target, &view, PyBUF_STRIDES | PyBUF_FORMAT | PyBUF_WRITABLE) < 0) return NULL;
+    int valid = from_buffer(&view, &image) && is_side(image.width);
+    uint8_t *copy = valid ? malloc((size_t)(image.width * image.pixel) + sizeof(Bytes)) : NULL;
+    for (Py_ssize_t y = 0; copy && y < image.height; y++)
+        reverse(image.data + y * image.row, image.width, (int)image.pixel, copy);
+    PyBuffer_Release(&view);
+    free(copy);
+    if (!valid) PyErr_SetString(PyExc_ValueError, "mirror takes bytes [height, width, 1 or 3]");
+    return copy ? Py_NewRef(Py_None) : valid ? PyErr_NoMemory() : NULL;
+}
+
 static PyMethodDef METHODS[] = {
     {"resize", py_resize, METH_VARARGS,
      "resize(source, out, (left, top, right, bottom), filter, (height, width))\n--\n\n"
-     "Resize what is inside of the edges of `source` to all of `out`, as Pillow does it, without the GIL.\n\n"
-     "source: bytes [height, width, 1 or 3], each row contiguous, or the \"arrow_array\" of a Pillow image L or RGB.\n"
-     "out: the same, writable; it may be the source. filter: box, bilinear, hamming, bicubic or lanczos.\n"
-     "Raises ValueError for anything else."},
+     "Resize what is inside of the edges of `source`, of this size, to all of `out`, as Pillow does it; without the GIL.\n"
+     "source: bytes [height, width, 1 or 3], each row contiguous, or the \"arrow_array\" of a Pillow image RGB.\n"
+     "out: such bytes, writable; may be the source. filter: box, bilinear, hamming, bicubic or lanczos."},
+    {"mirror", py_mirror, METH_O, "mirror(pixels)\n--\n\nReverse each row of bytes [height, width, 1 or 3]."},
     {0}};
 
 static PyModuleDef_Slot SLOTS[] = {{0}};
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, .m_name = "resample", .m_methods = METHODS, .m_slots = SLOTS};
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, .m_name = "_resample", .m_methods = METHODS, .m_slots = SLOTS};
 
-PyMODINIT_FUNC PyInit_resample(void) { return PyModuleDef_Init(&MODULE); }
+PyMODINIT_FUNC PyInit__resample(void) { return PyModuleDef_Init(&MODULE); }

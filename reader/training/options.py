@@ -24,7 +24,7 @@ _RATES = {SMALL_CNN: 3e-3}
 _RATE = 1e-3
 
 
-# What `--augment` of `train` and `show` takes, besides none: the keys of `reader.augment.BY_NAME`, without OpenCV.
+# What `--augment` of `train` and `show` takes, besides none: the keys of `reader.augment.BY_NAME`, without Pillow.
 AUGMENTS = ("flip", "flip_crop", "random_resized_crop")
 
 # Options that don't affect the result: they may change when a run resumes.

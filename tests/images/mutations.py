@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from beam_pipeline.errors import Reject
 from beam_pipeline.images import SUBSAMPLING, ImageOptions, convert
-from beam_pipeline.images.geometry import RESAMPLING, RESIZE_MODES
+from beam_pipeline.images.geometry import RESIZE_MODES
+from beam_pipeline.images.resize import RESAMPLING
 from beam_pipeline.schema import RejectReason
 from tests.images.kinds import broken, every_kind
 
