@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from beam_pipeline.errors import Reject
-from beam_pipeline.images import ImageOptions, convert, memory, resize
+from beam_pipeline.images import ImageOptions, convert, memory
 from beam_pipeline.images.containers import APP14, jpeg_segments
 from tests.images.kinds import cmyk, heic_kinds, png, png_chunk, turned, with_alpha, without_segment
 from tests.images.profiles import wide_profile
@@ -54,7 +54,7 @@ KINDS: dict[str, Callable[[Image.Image], bytes]] = {
 # Forks for each file, so that nothing of one is measured with another.
 MEASURE = """
 import contextlib, json, os, re, sys
-from beam_pipeline.images import ImageOptions, convert, memory
+from beam_pipeline.images import ImageOptions, convert, memory, resize
 
 def status(key):
     return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
