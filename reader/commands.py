@@ -17,7 +17,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -73,13 +73,22 @@ def parser() -> tuple[Parser, list[str]]:
         description="Write, check, read and train on datasets of images in TFRecord shards.",
         epilog="Each command has its own --help.",
     )
-    root.add_argument("--version", action="version", version=f"imageshards {__version__}")
+    root.add_argument("--version", action="store_true", help="Show the version, and what resizes images.")
     verbs = root.add_subparsers(title="commands", metavar="COMMAND")
     verbs.add_parser("write", help="Convert images in class folders into TFRecord shards of equal size.")
     adds = (_add_info, _add_verify, _add_rejects, _add_diff, _add_show, _add_bench, _add_copy, _add_index, _add_train)
     for add in adds:
         add(verbs)
     return root, list(verbs.choices)
+
+
+def _show_version() -> int:
+    print(f"imageshards {__version__}")
+    with suppress(ImportError):  # without Pillow nothing resizes
+        from beam_pipeline.images.resize import described
+
+        print(f"resize: {described()}")
+    return EXIT_OK
 
 
 def run(given: Sequence[str]) -> int:
@@ -95,6 +104,8 @@ def run(given: Sequence[str]) -> int:
         return EXIT_USAGE
     if given[0] not in (*names, "-h", "--help", "--version"):
         raise _unknown("command", given[0], names, f"choose one of {', '.join(names)}")
+    if given[0] == "--version":
+        return _show_version()
     values, rest = root.parse_known_args(list(map(_with_underscores, given)))
     if rest:
         name, flags = rest[0].partition("=")[0], re.findall(r"--\w+", values.parser.format_usage())

@@ -106,9 +106,7 @@ class ImageDecoder:
                 box, out = (left, top, left + crop_width, top + crop_height), row
             scale = _scale(encoded, box, out)
             decoded = self._scratch.array((-(-height // scale), -(-width // scale), channels))
-            left, top, right, bottom = box
-            scaled = (left / scale, top / scale, right / scale, bottom / scale)
-            resize_into(self._decode(encoded, decoded, scale), scaled, out)
+            resize_into(self._decode(encoded, decoded, scale), tuple(edge / scale for edge in box), out)
         if self._augment is not None:
             _store(call_user(self._augment, row, seed), row)
 

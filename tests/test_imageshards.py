@@ -14,12 +14,13 @@ import beam_pipeline
 import imageshards
 import reader
 from beam_pipeline.errors import UsageError
+from beam_pipeline.images.resize import kernel
 from tests import make
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
 
 VERBS = ["write", "info", "verify", "rejects", "diff", "show", "bench", "copy", "index", "train"]
-HEAVY = "apache_beam,tensorflow,keras,jax,torch,PIL,cv2,simplejpeg,obstore,matplotlib"
+HEAVY = "apache_beam,tensorflow,keras,jax,torch,PIL,simplejpeg,obstore,matplotlib"
 
 
 def test_help_has_one_line_for_each_verb_and_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,7 +30,8 @@ def test_help_has_one_line_for_each_verb_and_version_is_the_distributions(capsys
     assert imageshards.main([]) == 2
     assert capsys.readouterr() == ("", shown)
     assert imageshards.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"imageshards {beam_pipeline.__version__}\n"
+    resizes = "compiled" if kernel() else "Pillow, which is slower (for the compiled one, install with a C compiler)"
+    assert capsys.readouterr().out == f"imageshards {beam_pipeline.__version__}\nresize: {resizes}\n"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ OF_READER = "is not installed: pip install 'imageshards[reader]'"
     [
         ("write --help", "Apache Beam is not installed: pip install 'imageshards[pipeline]'"),
         ("verify DATASET", f"simplejpeg {OF_READER}"),
-        ("show DATASET", f"OpenCV {OF_READER}"),
+        ("show DATASET", f"Pillow {OF_READER}"),
         ("train DATASET --out model", f"Keras {OF_READER.replace('reader', 'train')}"),
     ],
 )

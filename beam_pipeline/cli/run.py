@@ -22,6 +22,7 @@ from beam_pipeline.dataset.base import choose_base
 from beam_pipeline.dataset.output import check_places, check_unpublished
 from beam_pipeline.dataset.state import JobState, at_once
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, UsageError, say
+from beam_pipeline.images import resize
 from beam_pipeline.inputs import checks, manifest_rows
 from beam_pipeline.schema.manifest import open_manifest
 from beam_pipeline.storage import usage
@@ -137,7 +138,8 @@ def _plan(config: Config, job: Job) -> None:
     config = _with_base(job.configured(config))
     if job.write(config):
         plan = JobState(config).take_plan_only()
-        say(f"{plan_text(plan)}\n{cost.estimate_text(config, plan, job.fleet(config))}")
+        estimate = cost.estimate_text(config, plan, job.fleet(config))
+        say(f"{plan_text(plan)}\nresize: {resize.described()}\n{estimate}")
 
 
 def _with_base(config: Config) -> Config:

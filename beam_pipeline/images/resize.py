@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import PIL
 from PIL import Image
 
 RESAMPLING = {
@@ -44,13 +45,13 @@ def kernel() -> Any:
         return None
     if _equals_pillow(compiled):
         return compiled
-    warnings.warn(f"the compiled resize differs from Pillow {Image.__version__}'s: Pillow resizes", stacklevel=2)
+    warnings.warn(f"the compiled resize differs from Pillow {PIL.__version__}'s, which is used instead", stacklevel=2)
     return None
 
 
 def described() -> str:
     """What resizes, in a word or with how to make it faster."""
-    return "compiled" if kernel() else "Pillow (6 times slower: install imageshards where there is a C compiler)"
+    return "compiled" if kernel() else "Pillow, which is slower (for the compiled one, install with a C compiler)"
 
 
 def _equals_pillow(compiled: Any) -> bool:
