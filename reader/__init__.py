@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from reader.info import DatasetInfo as DatasetInfo
     from reader.info import load_info as load_info
     from reader.jax import as_jax as as_jax
+    from reader.map import records as records
     from reader.position import Position as Position
     from reader.tensorflow import as_tf as as_tf
     from reader.tensorflow import eval_dataset as eval_dataset
@@ -60,6 +61,7 @@ _HOMES = {
     "keras": "",
     "load_info": "info",
     "record_dataset": "foreign",
+    "records": "map",
     "rejects": "tools.rejects",
     "show": "tools.show",
     "torch": "",

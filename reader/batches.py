@@ -42,7 +42,7 @@ from reader.position import (
     process_of_several,
     share_of_host,
 )
-from reader.records import InvalidRecordError, Parsed, RunReader
+from reader.runs import InvalidRecordError, Parsed, RunReader
 from reader.skips import Skips
 from reader.stream import BatchIterator, Element, State
 
@@ -56,7 +56,7 @@ Cache = str | os.PathLike[str] | None
 
 
 class RecordRows:
-    """How a record of a dataset is parsed and decoded (see `records.Rows`).
+    """How a record of a dataset is parsed and decoded (see `runs.Rows`).
 
     Args:
         info: the dataset.

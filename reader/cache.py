@@ -24,7 +24,7 @@ from beam_pipeline import schema
 from beam_pipeline.errors import UsageError, size, some
 from beam_pipeline.schema.manifest import open_manifest
 from reader.machine import free_memory_bytes
-from reader.records import RunCache, RunTable
+from reader.runs import RunCache, RunTable
 
 if TYPE_CHECKING:
     from reader.info import DatasetInfo

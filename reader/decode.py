@@ -21,7 +21,7 @@ from PIL import Image
 from beam_pipeline.errors import UsageError, one_line
 from reader.augment import Augment, RandomResizedCrop, check_augment, crop_into
 from reader.info import ImageInfo
-from reader.records import InvalidRecordError
+from reader.runs import InvalidRecordError
 
 Pixels = npt.NDArray[np.uint8]
 Encoded = bytes | memoryview

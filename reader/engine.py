@@ -29,7 +29,7 @@ import numpy.typing as npt
 from beam_pipeline.errors import CorruptRecordError, UsageError
 from reader import order
 from reader.buffers import BufferPool
-from reader.records import InvalidRecordError, Parsed, Rows, Run, RunReader
+from reader.runs import InvalidRecordError, Parsed, Rows, Run, RunReader
 from reader.skips import Skips, Substitutes
 
 _LOG = logging.getLogger("reader")

@@ -11,7 +11,7 @@ import numpy as np
 
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, plural, some
 from reader import order
-from reader.records import InvalidRecordError, Rows, Run, RunReader
+from reader.runs import InvalidRecordError, Rows, Run, RunReader
 
 _LOG = logging.getLogger("reader")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from beam_pipeline.schema import relative_path_bytes
+from beam_pipeline.schema import normal_path_bytes, relative_path_bytes
 
 Table = npt.NDArray[np.void]
 # Codes in the table, part of the format: only appended to.
@@ -33,6 +33,11 @@ COLUMNS = {
 }
 _NUMBERS = {"int64": "<i8", "float32": "<f4"}
 _MOST_HEADER_BYTES = 1 << 24  # of thousands of columns; NumPy's default refuses more than 10,000
+
+
+def order_key(path: str, seed: int) -> int:
+    """64-bit key of an image's position in the order: BLAKE2b of its path keyed by the seed."""
+    return int.from_bytes(hashlib.blake2b(normal_path_bytes(path), digest_size=8, key=str(seed).encode()).digest(), "big")
 
 
 def name_hash(path: str) -> int:

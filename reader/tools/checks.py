@@ -19,7 +19,7 @@ from reader.decode import UndecodableImageError, decode_pixels
 from reader.example import Value
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
-from reader.records import Integers, InvalidRecordError, Run, RunReader
+from reader.runs import Integers, InvalidRecordError, Run, RunReader
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -30,7 +30,7 @@ from beam_pipeline.schema.manifest import FOREIGN_KEY, FORMAT_VERSION, open_mani
 from beam_pipeline.schema.table import COLUMNS, table_bytes
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo, load_info
-from reader.records import InvalidRecordError
+from reader.runs import InvalidRecordError
 from reader.tfrecord_files import FileScan, Frame, PathLike, Pattern, find_files, is_gzip, read_examples
 from reader.tools.checks import Scanners, check_image, only_bytes, only_integer, type_name
 

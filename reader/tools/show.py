@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import random
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader import order
 from reader.augment import Augment
@@ -18,7 +21,7 @@ from reader.decode import Encoded, ImageDecoder, Pixels, decode_pixels, stored_s
 from reader.example import ImageFinder
 from reader.info import DatasetInfo, as_info
 from reader.position import integer
-from reader.records import InvalidRecordError
+from reader.runs import InvalidRecordError
 from reader.tools.checks import read_records
 
 _TILE, _CAPTION, _GAP, _FONT_SIZE = 160, 32, 8, 11  # pixels; a tile is at most a square, its caption below it
@@ -152,6 +155,21 @@ def grid(records: Sequence[Shown]) -> Image.Image:
         draw.text((left, top + tile_height + 2), title, "black", font)
         draw.text((left, top + tile_height + 16), details, "dimgrey", font)
     return sheet
+
+
+def html(title: str, read: Callable[[], Iterable[Mapping[str, Any]]]) -> str:
+    """A title and a grid of the first of `imageshards.records`, for a notebook; or why these can't be read."""
+    try:
+        shown = []
+        for number, one in enumerate(read()):
+            image = _image(one["image"])
+            shown.append(Shown(number, image, one["label"], (image.height, image.width)))
+        out = io.BytesIO()
+        grid(shown).save(out, "JPEG", quality=90)
+        drawn = f'<img src="data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}">'
+    except ImageShardsError as error:
+        drawn = escape(str(error))
+    return f"<p>{escape(title)}</p>{drawn}"
 
 
 def _tiles(record: Shown) -> Iterator[tuple[Image.Image, str, str]]:

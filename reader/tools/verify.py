@@ -17,7 +17,7 @@ from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageEr
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo, SplitInfo, as_info
-from reader.records import InvalidRecordError
+from reader.runs import InvalidRecordError
 from reader.tfrecord_files import FileScan, Frame
 from reader.tools.checks import Scanners, check_image, only_bytes, only_integer, type_name
 

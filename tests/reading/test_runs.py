@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError
 from reader.cache import DiskCache, MemoryCache
-from reader.records import RunCache, RunReader, RunTable, frame_bounds, frame_fault
+from reader.runs import RunCache, RunReader, RunTable, frame_bounds, frame_fault
 from tests import make
 
 

@@ -59,6 +59,15 @@ class RunTable:
         run = np.searchsorted(self.first, numbers, "right") - 1
         return run, numbers - self.first[run] + self.skip[run]
 
+    def number_of(self, path: str, row: int) -> int | None:
+        """Number in the selection of record `row` of a shard, the first if it is there twice; None if it isn't."""
+        for file in (number for number, name in enumerate(self.files) if name == path):
+            begin, end = np.searchsorted(self.file, [file, file + 1]).tolist()  # its runs
+            index = row - self.file_record[begin:end] - self.skip[begin:end]
+            for run in np.flatnonzero((index >= 0) & (index < np.diff(self.first[begin : end + 1]))).tolist():
+                return int(self.first[begin + run] + index[run])
+        return None
+
     @classmethod
     def select(
         cls, files: Sequence[str], rows: npt.NDArray[np.void], start: int, stop: int, indexes: Sequence[str] = ()
