@@ -37,8 +37,7 @@ T = TypeVar("T")
 
 _KEPT_BYTES = 64 << 20  # of record tables: 4 a record, and 16 more in shards where a file name was looked up
 _REMOTE_READS = 32  # at once; local files are read by a thread a core, which decodes as well
-# Records near each other are one request, unless it would be longer, or more of its bytes unwanted.
-_RANGE_BYTES, _UNWANTED = 1 << 20, 0.15
+_RANGE_BYTES = 1 << 20  # of a request for several records
 
 
 def records(
@@ -105,7 +104,7 @@ class Records:
         self._rows = RecordRows(self._info, decoder, self._features)
 
     def __len__(self) -> int:
-        return self._table.total
+        return int(self._table.total)
 
     def __repr__(self) -> str:
         info = self._info
@@ -193,7 +192,7 @@ class Records:
                 frame = None if data is None else data[begin - start : end - start]
                 found[at] = self._record(Run(frame, [0, end - begin], path, row, begin, is_framed=False), decode)
 
-        self._in_parallel(read, list(_joined(spans)))
+        self._in_parallel(read, _joined(spans))
         return found
 
     def _span(self, at: int, run: int, index: int) -> _Span:
@@ -235,22 +234,17 @@ class Records:
             list((pool.map if threads > 1 else map)(function, items))
 
 
-def _joined(spans: list[_Span]) -> Iterator[list[_Span]]:
-    """The records that one request reads, in file order."""
-    part: list[_Span] = []
-    wanted = 0  # bytes of it
+def _joined(spans: list[_Span]) -> list[list[_Span]]:
+    """Records that follow each other in a shard, which one request reads, in file order."""
+    parts: list[list[_Span]] = []
     for span in sorted(spans, key=lambda span: span[1:]):
-        if part:
-            size = span.stop - max(span.start, part[-1].stop)  # 0 of a record that comes twice
-            size, together = max(size, 0), span.stop - part[0].start
-            is_dense = together - wanted - size <= _UNWANTED * (wanted + size)
-            if span.path != part[0].path or together > _RANGE_BYTES or not is_dense:
-                yield part
-                part = []
-        wanted = wanted + size if part else span.stop - span.start
-        part.append(span)
-    if part:
-        yield part
+        last = parts[-1] if parts else [span._replace(path="")]
+        is_next = span.path == last[-1].path and span.start <= last[-1].stop  # or the same once more
+        if is_next and span.stop - last[0].start <= _RANGE_BYTES:
+            last.append(span)
+        else:
+            parts.append([span])
+    return parts
 
 
 class _Columns:
