@@ -320,16 +320,6 @@ def as_info(info: DatasetInfo | str | os.PathLike[str]) -> DatasetInfo:
     return info if isinstance(info, DatasetInfo) else load_info(info)
 
 
-def warn_if_batch_exceeds(info: DatasetInfo, split: str, global_batch_size: int) -> None:
-    """Log a warning if a batch is larger than the split: an iteration then has one batch, with records repeated."""
-    records = info.records(split)
-    if global_batch_size > records:
-        _LOG.warning(
-            "global_batch_size=%d is larger than split %r (%d records): records repeat within a batch",
-            *(global_batch_size, split, records),
-        )
-
-
 def _typed(url: str, raw: dict[str, Any], manifest: Manifest) -> DatasetInfo:
     image = manifest.image
     mean, std = (tuple(map(float, values)) for values in (image.mean, image.std))
