@@ -185,10 +185,8 @@ def bench(
     for name, number in numbers.items():
         integer(name, number, 1)
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
-        found = read_records(
-            info, split, lambda total: (np.arange(total) if selection is None else selection.numbers())[:images]
-        )
-        records = [run.record(index) for _, run, index in found]
+        there = np.arange(info.records(split)) if selection is None else selection.numbers()
+        records = [run.record(index) for _, run, index in read_records(info, split, lambda _: there[:images])]
         batch = min(batch_size, len(records))
         if latency_ms is not None:
             forms = write_forms(info, records, Path(scratch), with_files=True)

@@ -70,8 +70,8 @@ def show(
         classes: show these only; as of `train_batches`.
 
     Raises:
-        UsageError: no such split or class, no image or epoch is asked for, the augment failed, or stored sizes are mixed
-            and augmentation needs `image_size`.
+        UsageError: no such split or class, no image or epoch is asked for, the augment failed, or stored sizes are
+            mixed and augmentation needs `image_size`.
         ImageShardsError: a shard is missing or truncated, or one of these records is corrupt.
     """
     return grid(choose(as_info(info), split, count, seed, augment, image_size, epochs, classes))
