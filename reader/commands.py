@@ -40,6 +40,7 @@ from beam_pipeline.errors import (
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
+from reader.select import parse_classes
 from reader.tools.copy import checked_sizes, copy, dataset_hash
 from reader.tools.rejects import rejects
 from reader.training.models import application_name
@@ -51,6 +52,12 @@ _DATASET: dict[str, Any] = {
     "metavar": "DATASET",
     "help": "Folder or URL of a version; of all versions, datasets/photos, for the newest; or datasets/photos:1.*.*, "
     "for the newest that matches.",
+}
+
+_CLASSES: dict[str, Any] = {
+    "metavar": "NAMES",
+    "type": parse_classes,
+    "help": "Read these classes only, such as cat,dog; with new names: tabby=cat,tiger=cat.",
 }
 
 # --- the command line
@@ -297,6 +304,7 @@ def _add_show(verbs: Any) -> None:
     ).add_argument
     flag("dataset", **_DATASET)
     flag("--split", metavar="SPLIT", default="train", help="To draw from, such as train[:100] (default: %(default)s).")
+    flag("--classes", **_CLASSES)
     flag("--count", metavar="N", type=int, default=20, help="How many images are shown (default: %(default)s).")
     text = "Decides which images are shown, and is augmentation's seed (default: %(default)s)."
     flag("--seed", metavar="N", type=int, default=0, help=text)
@@ -311,7 +319,7 @@ def _show(given: argparse.Namespace) -> int:
     from reader.augment import BY_NAME  # OpenCV
     from reader.tools.show import choose, grid  # Pillow
 
-    sizes = {"image_size": given.image_size, "epochs": given.epochs}
+    sizes = {"image_size": given.image_size, "epochs": given.epochs, "classes": given.classes}
     records = choose(
         load_info(given.dataset), given.split, given.count, given.seed, augment=BY_NAME.get(given.augment), **sizes
     )
@@ -350,6 +358,7 @@ def _add_bench(verbs: Any) -> None:
     ).add_argument
     flag("dataset", **_DATASET)
     flag("--split", metavar="SPLIT", default="train", help="To read, such as train[:10000] (default: %(default)s).")
+    flag("--classes", **_CLASSES)
     for name, default, text in (
         ("images", 6400, "How many images each run reads; a smaller split is read again and again"),
         ("batch_size", 64, "Images in a batch"),
@@ -383,7 +392,7 @@ def _bench(given: argparse.Namespace) -> int:
     from reader.tools import bench
 
     info = load_info(given.dataset)
-    flags = "split", "images", "batch_size", "image_size", "repeats", "against", "cached", "latency_ms"
+    flags = "split", "classes", "images", "batch_size", "image_size", "repeats", "against", "cached", "latency_ms"
     values = {name: getattr(given, name) for name in flags}
     if given.latency_ms is not None and given.chart is not None:
         raise UsageError("--chart doesn't go with --latency_ms: --trace draws what it measures")

@@ -331,6 +331,14 @@ def _class_map(info: DatasetInfo, classes: Classes) -> tuple[tuple[str, ...], tu
     return names, tuple(names.index(new[name]) if name in new else _NOT_SELECTED for name in info.classes)
 
 
+def parse_classes(value: Any) -> Mapping[str, str]:
+    """`--classes`: `cat,dog`, or with new names `tabby=cat,tiger=cat,dog`; or what `classes` takes in Python."""
+    if isinstance(value, str):
+        pairs = [name.partition("=") for name in value.split(",")]
+        return {name: new if equals else name for name, equals, new in pairs}
+    return dict(value) if isinstance(value, Mapping) else {name: name for name in value}
+
+
 def _called(where: Callable[[Mapping[str, Array]], Any], columns: _Sliced) -> Bools:
     try:
         mask = call_user(where, columns)
