@@ -17,7 +17,7 @@ import turns
 from stored import BATCH
 from turns import Case
 
-WORKERS = (0, 2)
+WORKERS = {0: (0, 2), 50: (2, 8)}  # by ms of latency
 FORKED: ExitStack = ExitStack()  # the wrapped storage of this process, and of the workers that it forks
 
 
@@ -58,12 +58,12 @@ def main() -> None:
     flags = parser.parse_args()
     url, _ = material.kept(flags.images, flags.count)
     print(f"{flags.count:,} images a turn, {flags.repeats} turns")
-    for latency_ms in (0, 50):
+    for latency_ms, numbers in WORKERS.items():
         at = {"url": url, "latency_ms": latency_ms}
         base = f"as_torch, {latency_ms} ms"
         cases = {base: Case("records.stream", at)} | {
             f"records, {workers} workers, {latency_ms} ms": Case("records.lookup", {**at, "workers": workers})
-            for workers in WORKERS
+            for workers in numbers
         }
         runs = turns.in_turns(cases, flags.count, flags.repeats)
         print(turns.table(runs, [base]))

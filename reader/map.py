@@ -88,7 +88,7 @@ class Records:
         split: str = arguments["split"]
         size, names = arguments["image_size"], arguments["features"]
         selection: Selection | None = arguments["where"]
-        self._arguments, self._info, self._split = arguments, info, split
+        self._info, self._split = info, split
         self._table, self._store = info.run_table(split), info.shard_storage
         self._lengths, self._names = self._kept(4, "bytes"), self._kept(16, "order_key", "name")
         self._lengths(self._table.files[0])  # if there are no tables, it says so now
@@ -98,7 +98,8 @@ class Records:
             known = schema.CLASS_KEY, schema.LABEL_KEY, schema.ONE_HOT_KEY
             names = [name for name in features_of(info) if name not in known]
         self._features = pick_features(info, names)
-        decoder = ImageDecoder(info.image, info.image.max_size if size is None else size, arguments["resize_mode"])
+        self._arguments = {**arguments, "features": list(self._features)}
+        decoder = ImageDecoder(info.image, 1 if size is None else size, arguments["resize_mode"])
         self._rows = RecordRows(info, decoder, self._features, None if selection is None else selection.labels)
 
     def __len__(self) -> int:
