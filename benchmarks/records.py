@@ -42,6 +42,7 @@ def lookup(url: str, latency_ms: int, workers: int) -> turns.Reader:
     import reader
 
     _delay(latency_ms)
+    torch.set_num_threads(1)  # as PyTorch does in workers: more wait actively while others collate a batch
     records = reader.records(url, "train", features=[])
     loader = torch.utils.data.DataLoader(
         records, batch_size=BATCH, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0
