@@ -58,7 +58,7 @@ def passes_of(job: Job, epoch: int) -> list[list[Item]]:
     copies, total = max(times.values()), len(job.labels)
     parts: list[list[Item]] = [[] for _ in range(copies)]
     for number, run in enumerate(job.runs):
-        for record, copy in ((record, copy) for record in run for copy in range(times[record])):
+        for record, copy in ((one, copy) for one in run for copy in range(times[one])):
             part = ((copy << 16) + (mixed(job, "copy", epoch, number) >> 48)) * copies // (times[record] << 16)
             parts[part].append((part * len(job.runs) + number, part * total + record))
     joined: list[list[Item]] = [[]]
@@ -77,7 +77,7 @@ def windows_of(items: list[Item], offset: int, hosts: int, host: int, runs: int)
         list(group) for _, group in itertools.groupby(items[begin : begin + dealt.count(host)], lambda item: item[0])
     ]
     bounds = [at * len(groups) // max(1, len(groups) // runs) for at in range(max(1, len(groups) // runs) + 1)]
-    return [sum(groups[first:last], []) for first, last in itertools.pairwise(bounds) if last > first]
+    return [[*itertools.chain(*groups[first:last])] for first, last in itertools.pairwise(bounds) if last > first]
 
 
 def read(
