@@ -29,6 +29,7 @@ from reader.runs import InvalidRecordError, Run
 from reader.select import Array, Classes, Columns, Selection, Where, select
 
 Record = dict[str, Any]
+_OWN_KEYS = "image", "class", "label"  # in every record, whatever a feature of that name holds
 T = TypeVar("T")
 
 # Kept of record tables, half of it for numbers (4 bytes a record) and half for file names (16).
@@ -95,9 +96,9 @@ class Records:
         self._chosen = None if selection is None else selection.numbers()  # of the records of the split
         self.classes: tuple[str, ...] = info.classes if selection is None else selection.classes
         if names is None:  # `class` says what the one-hot vector says
-            known = schema.CLASS_KEY, schema.LABEL_KEY, schema.ONE_HOT_KEY
-            names = [name for name in features_of(info) if name not in known]
-        self._features = pick_features(info, names)
+            names = [name for name in features_of(info) if name != schema.ONE_HOT_KEY]
+        picked = pick_features(info, names)
+        self._features = {name: picked[name] for name in picked if name not in _OWN_KEYS}
         self._arguments = {**arguments, "features": list(self._features)}
         decoder = ImageDecoder(info.image, 1 if size is None else size, arguments["resize_mode"])
         self._rows = RecordRows(info, decoder, self._features, None if selection is None else selection.labels)
@@ -225,10 +226,11 @@ class Records:
                 stored_shape(encoded, channels)  # refuses a header that would take all memory
                 image = decode_pixels(encoded, channels)
             else:
-                self._rows.decode(encoded, image := np.empty(self._rows.shape or (), np.uint8), 0)
+                image = np.empty(self._rows.shape or (), np.uint8)
+                self._rows.decode(encoded, image, 0)
         except InvalidRecordError as error:
             raise run.located(0, error) from None
-        found = {"image": image, "class": label, "label": self.classes[label]}
+        found: Record = dict(zip(_OWN_KEYS, (image, label, self.classes[label]), strict=True))
         found |= zip(self._features, values, strict=True)
         if isinstance(name := found.get(schema.FILENAME_KEY), bytes):
             found[schema.FILENAME_KEY] = name.decode("utf-8", "surrogateescape")

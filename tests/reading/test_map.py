@@ -89,6 +89,8 @@ def test_images_are_decoded_as_asked_for(url: str) -> None:
     pixels = np.asarray(Image.open(io.BytesIO(stored[3]["image"])))
     assert np.array_equal(pixels, reader.records(url, "validation")[3]["image"])
     assert [*reader.records(url, "validation", features=[])[0]] == ["image", "class", "label"]
+    one = reader.records(url, "validation", features=["size", "label", "class"], classes={"cat": "pet"})[0]
+    assert [*one] == ["image", "class", "label", "size"] and (one["class"], one["label"]) == (0, "pet")
 
 
 def test_images_of_mixed_sizes_come_in_theirs(tmp_path: Path) -> None:
