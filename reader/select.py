@@ -30,7 +30,6 @@ from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError, plural, some
 from beam_pipeline.schema.manifest import Shard
 from beam_pipeline.schema.table import Field, table_fields
-from reader.decode import call_user
 from reader.info import DatasetInfo
 from reader.order import Draws, splitmix64, stream_key
 from reader.position import WINDOW_RUNS, integer
@@ -257,7 +256,9 @@ class Balance:
         self._weights = weights.weights or tuple((self._sizes > 0).astype(int).tolist())
         empty = [name for name, size in zip(classes, self._sizes.tolist(), strict=True) if not size]
         if empty and weights.weights:
-            raise UsageError(f"balance: no record is of {some(empty)}: leave out its weight with classes")
+            raise UsageError(
+                f"balance has a weight for {some(empty)}, of which there is no record: leave it out with classes"
+            )
         self._of_seed: tuple[int, Integers] | None = None
         times = -(-np.array(counts(self._weights, weights.records)) // np.maximum(self._sizes, 1))
         rarest = int(times.argmax())
@@ -340,6 +341,8 @@ def parse_classes(value: Any) -> Mapping[str, str]:
 
 
 def _called(where: Callable[[Mapping[str, Array]], Any], columns: _Sliced) -> Bools:
+    from reader.decode import call_user  # simplejpeg, which the command line does without
+
     try:
         mask = call_user(where, columns)
     except UsageError as error:
