@@ -437,12 +437,11 @@ def read_columns(info: DatasetInfo, split: str, names: Sequence[str] = ()) -> It
     These columns are read ahead by threads, and for later shards whatever was read of the first one.
     """
     shards, asked = list(_shards(info, split)), list(names)
-    at_once = _TABLES_AT_ONCE if info.storage.is_remote else 1
-    with ThreadPoolExecutor(at_once, "reader-tables") as pool:
+    with ThreadPoolExecutor(_TABLES_AT_ONCE, "reader-tables") as pool:
         # The first one alone: it tells which columns `where` asks for.
         for begin, end in itertools.pairwise([0, *range(1, len(shards), _TABLES_AHEAD), len(shards)]):
             group = shards[begin:end]
-            tables = pool.map(partial(_loaded, info, asked), group)
+            tables = (pool.map if info.storage.is_remote else map)(partial(_loaded, info, asked), group)
             for shard, columns in zip(group, tables, strict=True):
                 yield *shard, columns
                 asked = columns.loaded()
