@@ -21,7 +21,7 @@ _CRC = struct.Struct("<I")
 
 
 # Of a run, the chosen records are read at once if they are a quarter of the bytes from the first to the last one, and
-# so are those with fewer bytes between them: a request costs as much (benchmarks/select.py).
+# so are those with fewer bytes between them: a request costs as much (benchmarks/selection.py).
 _DENSE = 4
 _GAP_BYTES = 64 << 10
 

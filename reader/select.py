@@ -30,7 +30,6 @@ from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError, plural, some
 from beam_pipeline.schema.manifest import Shard
 from beam_pipeline.schema.table import Field, table_fields
-from reader.decode import call_user
 from reader.info import DatasetInfo
 from reader.order import Draws, splitmix64, stream_key
 from reader.position import WINDOW_RUNS, integer
@@ -257,7 +256,9 @@ class Balance:
         self._weights = weights.weights or tuple((self._sizes > 0).astype(int).tolist())
         empty = [name for name, size in zip(classes, self._sizes.tolist(), strict=True) if not size]
         if empty and weights.weights:
-            raise UsageError(f"balance: no record is of {some(empty)}: leave out its weight with classes")
+            raise UsageError(
+                f"balance has a weight for {some(empty)}, of which there is no record: leave it out with classes"
+            )
         self._of_seed: tuple[int, Integers] | None = None
         times = -(-np.array(counts(self._weights, weights.records)) // np.maximum(self._sizes, 1))
         rarest = int(times.argmax())
@@ -340,6 +341,8 @@ def parse_classes(value: Any) -> Mapping[str, str]:
 
 
 def _called(where: Callable[[Mapping[str, Array]], Any], columns: _Sliced) -> Bools:
+    from reader.decode import call_user  # simplejpeg, which the command line does without
+
     try:
         mask = call_user(where, columns)
     except UsageError as error:
@@ -434,12 +437,11 @@ def read_columns(info: DatasetInfo, split: str, names: Sequence[str] = ()) -> It
     These columns are read ahead by threads, and for later shards whatever was read of the first one.
     """
     shards, asked = list(_shards(info, split)), list(names)
-    at_once = _TABLES_AT_ONCE if info.storage.is_remote else 1
-    with ThreadPoolExecutor(at_once, "reader-tables") as pool:
+    with ThreadPoolExecutor(_TABLES_AT_ONCE, "reader-tables") as pool:
         # The first one alone: it tells which columns `where` asks for.
         for begin, end in itertools.pairwise([0, *range(1, len(shards), _TABLES_AHEAD), len(shards)]):
             group = shards[begin:end]
-            tables = pool.map(partial(_loaded, info, asked), group)
+            tables = (pool.map if info.storage.is_remote else map)(partial(_loaded, info, asked), group)
             for shard, columns in zip(group, tables, strict=True):
                 yield *shard, columns
                 asked = columns.loaded()

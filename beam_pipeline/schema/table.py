@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import io
 import math
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,6 +38,7 @@ COLUMNS = {
 }
 _NUMBERS = {"int64": "<i8", "float32": "<f4"}
 _MAGIC = b"\x93NUMPY\x03\x00"  # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+_RECORDS = re.compile(r"(?<=', \()\d+")  # ('bytes', '<u4', (1266,))
 _HEADER_SIZE = struct.Struct("<I")
 _MOST_HEADER_BYTES = 1 << 24  # of thousands of columns; NumPy's default refuses more than 10,000
 
@@ -125,11 +128,20 @@ def table_fields(read: Callable[[int], bytes], guess: int) -> tuple[dict[str, Fi
         begin = len(_MAGIC) + _HEADER_SIZE.size
         if not data.startswith(_MAGIC) or size > _MOST_HEADER_BYTES:
             raise ValueError("it isn't a record table")
-        data = data if begin + size <= len(data) else read(begin + size)
-        header = ast.literal_eval(data[begin : begin + size].decode())
-        dtype: Any = np.lib.format.descr_to_dtype(header["descr"])
-        columns = [(name, *dtype[name].subdtype, dtype.fields[name][1]) for name in dtype.names]
-    except (struct.error, SyntaxError, KeyError, TypeError, UnicodeDecodeError) as error:
+        header = (data if begin + size <= len(data) else read(begin + size))[begin : begin + size].decode()
+        (records,) = set(_RECORDS.findall(header))  # of every column
+        columns = _columns(_RECORDS.sub("0", header))
+    except (struct.error, SyntaxError, KeyError, TypeError, ValueError) as error:
         raise ValueError("it isn't a record table") from error
-    fields = {name: Field(base, shape, begin + size + at) for name, base, shape, at in columns}
-    return fields, begin + size + dtype.itemsize
+    fields, offset = {}, begin + size
+    for name, dtype, shape in columns:
+        fields[name] = Field(dtype, (int(records), *shape), offset)
+        offset += fields[name].bytes
+    return fields, offset
+
+
+@functools.lru_cache(maxsize=64)  # parsing takes 100 µs, and the tables of a dataset differ in the number of records
+def _columns(header: str) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    """Name, type and shape of a record's value, of each column."""
+    dtype: Any = np.lib.format.descr_to_dtype(ast.literal_eval(header)["descr"])
+    return [(name, dtype[name].base, dtype[name].shape[1:]) for name in dtype.names]
