@@ -32,7 +32,7 @@ Record = dict[str, Any]
 _OWN_KEYS = "image", "class", "label"  # in every record, whatever a feature of that name holds
 T = TypeVar("T")
 
-# Kept of record tables, half of it for numbers (4 bytes a record) and half for file names (16).
+# Kept of record tables, half of it for numbers (4 bytes a record) and half for file names (8).
 _KEPT_BYTES = 64 << 20
 _REMOTE_READS = 32  # at once; local files are read by a thread a core, which decodes as well
 _RANGE_BYTES = 1 << 20  # of a request for several records
@@ -91,7 +91,7 @@ class Records:
         selection: Selection | None = arguments["where"]
         self._info, self._split = info, split
         self._table, self._store = info.run_table(split), info.shard_storage
-        self._lengths, self._names = self._kept(4, "bytes"), self._kept(16, "order_key", "name")
+        self._lengths, self._names = self._kept("bytes", 4), self._kept("name", 8)
         self._lengths(self._table.files[0])  # if there are no tables, it says so now
         self._chosen = None if selection is None else selection.numbers()  # of the records of the split
         self.classes: tuple[str, ...] = info.classes if selection is None else selection.classes
@@ -170,10 +170,8 @@ class Records:
             raise UsageError(f"{info.url} isn't in the order of its file names: give record numbers, not {filename!r}")
         key = order_key(filename, info.manifest["configuration"]["seed"])
         path: str = info.path(info.splits[split].shards[bisect_right(plan["cuts"], key, key=int)].file)
-        keys, hashes = self._names(path)
-        first, last = np.searchsorted(keys, np.uint64(key)), np.searchsorted(keys, np.uint64(key), "right")
-        found = np.flatnonzero(hashes[first:last] == name_hash(filename))
-        return (path, int(first + found[0])) if len(found) else None
+        found = np.flatnonzero(self._names(path) == name_hash(filename))
+        return (path, int(found[0])) if len(found) else None
 
     def _hint(self, filename: str) -> str:
         """Where a name is that isn't here, if that is found at little cost."""
@@ -209,7 +207,7 @@ class Records:
         """Where a record is, by its run and its index in the part of that that the split string names."""
         table, index = self._table, index + int(self._table.skip[run])
         path, first = table.files[int(table.file[run])], int(table.file_record[run])
-        lengths = self._lengths(path)[0][first : first + int(table.records[run])]
+        lengths = self._lengths(path)[first : first + int(table.records[run])]
         if int(lengths.sum()) != table.bytes[run]:
             raise ImageShardsError(f"{path}: its record table isn't of these records; run the job with --repair")
         start = int(table.offset[run]) + int(lengths[:index].sum())
@@ -236,17 +234,16 @@ class Records:
             found[schema.FILENAME_KEY] = name.decode("utf-8", "surrogateescape")
         return found
 
-    def _kept(self, record_bytes: int, *columns: str) -> Callable[[str], list[Array]]:
-        """A function from a shard to columns of its table, which keeps those of the shards used last."""
+    def _kept(self, column: str, record_bytes: int) -> Callable[[str], Array]:
+        """A function from a shard to a column of its table, which keeps those of the shards used last."""
         shards = {self._info.path(one.file): one for split in self._info.splits.values() for one in split.shards}
         most = _KEPT_BYTES // 2 // (record_bytes * max(shard.records for shard in shards.values()))
 
-        def load(path: str) -> list[Array]:
-            table = Columns(self._info, shards[path])
-            return [table[name] for name in columns]
+        @functools.lru_cache(max(most, 1))
+        def load(path: str) -> Array:
+            return Columns(self._info, shards[path])[column]
 
-        kept: Callable[[str], list[Array]] = functools.lru_cache(max(most, 1))(load)
-        return kept
+        return load
 
     def _in_parallel(self, function: Callable[[T], object], items: Sequence[T]) -> None:
         """Call it for each item; the threads are of this call only, since a fork would have none."""
