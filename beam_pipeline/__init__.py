@@ -18,14 +18,14 @@ __version__ = "0.1.0"
 __all__ = ["Config", "Manifest", "__version__", "run"]
 
 if TYPE_CHECKING:
-    from beam_pipeline.cli.messages import Manifest
     from beam_pipeline.cli.run import run
     from beam_pipeline.config import Config
+    from beam_pipeline.schema.manifest import Manifest
 
 
 def __getattr__(name: str) -> Any:
     """Load the public names on first use (PEP 562)."""
-    module = {"Config": "config", "Manifest": "cli.messages", "run": "cli.run"}.get(name)
+    module = {"Config": "config", "Manifest": "schema.manifest", "run": "cli.run"}.get(name)
     if module is not None:
         require_pipeline()
         return getattr(importlib.import_module(f"beam_pipeline.{module}"), name)

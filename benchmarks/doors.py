@@ -200,7 +200,7 @@ def engine(url: str, kind: str, threads: int, batch: int = BATCH) -> turns.Reade
 
     def read() -> Iterable[int]:
         nonlocal position
-        cursor = Cursor(order.train_windows(source.reader.table.first, position, 0))
+        cursor = Cursor(order.train_windows(order.each_once(source.reader.table.first), position, 0))
         position = position.after(steps)
         with Engine(source, rows, cursor, [batch] * steps, threads=threads, pool=pool, seed=0) as taken:
             for _ in range(steps):

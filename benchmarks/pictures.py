@@ -220,7 +220,7 @@ def ours() -> np.ndarray[Any, Any]:
     first = np.append(np.arange(0, SORTED_IMAGES, 64), SORTED_IMAGES)
     position = Position("", SORTED_IMAGES, 0, BATCH, 0, (Phase(1, 16),), step=0)
     found: list[np.ndarray[Any, Any]] = []
-    for window in order.train_windows(first, position, 0):
+    for window in order.train_windows(order.each_once(first), position, 0):
         if window.epoch:
             break
         found.append(stored[window.numbers])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from reader.info import DatasetInfo as DatasetInfo
     from reader.info import load_info as load_info
     from reader.jax import as_jax as as_jax
+    from reader.map import records as records
     from reader.position import Position as Position
     from reader.tensorflow import as_tf as as_tf
     from reader.tensorflow import eval_dataset as eval_dataset
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from reader.tools.copy import copy as copy
     from reader.tools.diff import diff as diff
     from reader.tools.index import index as index
+    from reader.tools.index import write_tables as write_tables
     from reader.tools.rejects import rejects as rejects
     from reader.tools.show import show as show
     from reader.tools.verify import verify as verify
@@ -60,6 +62,7 @@ _HOMES = {
     "keras": "",
     "load_info": "info",
     "record_dataset": "foreign",
+    "records": "map",
     "rejects": "tools.rejects",
     "show": "tools.show",
     "torch": "",
@@ -67,6 +70,7 @@ _HOMES = {
     "train_batches": "batches",
     "train_dataset": "tensorflow",
     "verify": "tools.verify",
+    "write_tables": "tools.index",
 }
 __all__ = ["__version__", *_HOMES]
 

@@ -15,6 +15,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -30,7 +31,7 @@ from reader.decode import ImageDecoder
 from reader.engine import Batch, Cursor, Engine, Source
 from reader.example import ImageFinder
 from reader.features import Feature, pick_features, read_features, stacked
-from reader.info import DatasetInfo, as_info, warn_if_batch_exceeds
+from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
 from reader.position import (
     WINDOW_RUNS,
@@ -42,7 +43,8 @@ from reader.position import (
     process_of_several,
     share_of_host,
 )
-from reader.records import InvalidRecordError, Parsed, RunReader
+from reader.runs import InvalidRecordError, Parsed, RunReader, SelectedTable
+from reader.select import Balance, Classes, Selection, Weights, Where, select, weigh
 from reader.skips import Skips
 from reader.stream import BatchIterator, Element, State
 
@@ -56,17 +58,24 @@ Cache = str | os.PathLike[str] | None
 
 
 class RecordRows:
-    """How a record of a dataset is parsed and decoded (see `records.Rows`).
+    """How a record of a dataset is parsed and decoded (see `runs.Rows`).
 
     Args:
         info: the dataset.
         decode: (encoded image, row, seed) → None, fills the row: an `ImageDecoder`.
         features: those that are read in addition to image and class.
+        labels: class id in the records → that of the batch, -1 for a class that isn't selected; None if they are equal.
     """
 
-    def __init__(self, info: DatasetInfo, decode: ImageDecoder, features: Mapping[str, Feature]) -> None:
+    def __init__(
+        self,
+        info: DatasetInfo,
+        decode: ImageDecoder,
+        features: Mapping[str, Feature],
+        labels: Sequence[int] | None = None,
+    ) -> None:
         self._find = ImageFinder(info.image_key, info.class_key)
-        self._classes = info.num_classes
+        self._labels = range(info.num_classes) if labels is None else labels
         self._features = features
         self.decode: Callable[[Any, Any, int], Any] = decode
         self.shape: tuple[int, int, int] | None = decode.shape
@@ -78,16 +87,18 @@ class RecordRows:
             values = read_features(record, self._features) if self._features else ()
         except ValueError as error:
             raise InvalidRecordError(f"it isn't an Example with the dataset's features ({error})") from None
-        if not 0 <= label < self._classes:
-            raise InvalidRecordError(f"class {label}: there are {self._classes}")
-        return encoded, label, values
+        if not 0 <= label < len(self._labels):
+            raise InvalidRecordError(f"class {label}: there are {len(self._labels)}")
+        if self._labels[label] < 0:
+            raise InvalidRecordError(f"class {label} isn't selected, the record table has another one")
+        return encoded, self._labels[label], values
 
 
 class _Opened:
     """What it takes to read: the run index, storage clients, buffers, and what an iteration read for the next one."""
 
-    def __init__(self, source: Source, pool: BufferPool) -> None:
-        self.source, self.pool = source, pool
+    def __init__(self, source: Source, pool: BufferPool, balance: Balance | None) -> None:
+        self.source, self.pool, self.balance = source, pool, balance
         # Where the next iteration begins, and what was read for it.
         self.rest: tuple[Position, Cursor] | tuple[None, None] = None, None
 
@@ -101,6 +112,7 @@ class Batches:
 
     Attributes:
         start: `Position` where the first iteration begins.
+        classes: names of the classes; a label is an index into it.
         steps: of one iteration; a batch each, or one for each replica of an InputContext.
         batch_size: records of a batch.
         host, hosts: number of the host that reads here, and how many read together.
@@ -124,7 +136,9 @@ class Batches:
         self.batch_size = batch_size_of(start.global_batch_size, self.hosts, self._replicas)
         self.steps = self._steps_of(start.global_batch_size)
         self.features = pick_features(info, arguments["features"] or ())
-        self.one_hot_classes = info.num_classes if labels == "one_hot" else None
+        selection: Selection | None = arguments["where"]
+        self.classes = info.classes if selection is None else selection.classes
+        self.one_hot_classes = len(self.classes) if labels == "one_hot" else None
         decode = ImageDecoder(
             info.image,
             arguments["image_size"],
@@ -133,7 +147,7 @@ class Batches:
             is_foreign=FOREIGN_KEY in info.manifest,
         )
         self.shape = decode.shape
-        self._rows = RecordRows(info, decode, self.features)
+        self._rows = RecordRows(info, decode, self.features, None if selection is None else selection.labels)
         self._convert: Callable[[RecordRows], RecordRows] | None = None
         self._is_padded = True  # evaluation
         self._skips = Skips() if on_error == "skip" else None
@@ -249,7 +263,7 @@ class Batches:
         sizes, (index, count) = self.sizes(step, turn), turn
         (begin, cursor), opened.rest = opened.rest, (None, None)
         if cursor is None or count > 1 or begin != self._position(iteration, step):
-            windows = self._windows(opened.source.reader.table.first, iteration, step)
+            windows = self._windows(opened, iteration, step)
             if count > 1:
                 windows = order.turn(windows, self.sizes(step, (0, 1)), index, count)
             cursor = Cursor(windows)
@@ -272,8 +286,12 @@ class Batches:
         return batches
 
     def _open(self) -> _Opened:
-        info, split, cache = (self._arguments[name] for name in ("info", "split", "cache"))
-        return _Opened(open_source(info, split, self._skips, cache), BufferPool())
+        info, split, cache, where = (self._arguments[name] for name in ("info", "split", "cache", "where"))
+        weights = self._arguments.get("balance")
+        source = open_source(info, split, self._skips, cache, where, with_labels=weights is not None)
+        table = source.reader.table
+        balance = Balance(weights, table, self.classes) if weights and isinstance(table, SelectedTable) else None
+        return _Opened(source, BufferPool(), balance)
 
     def _continued(self, position: Position) -> Position:
         """A position, continued by these hosts and batches."""
@@ -282,7 +300,7 @@ class Batches:
                 "position must be an imageshards.Position, such as batches.position_at(trained_steps), "
                 f"got {position!r}"
             )
-        for name, meaning in (("source", "dataset or split"), ("records", "number of records")):
+        for name, meaning in (("source", _differing(self.start, position)), ("records", "number of records")):
             ours, given = getattr(self.start, name), getattr(position, name)
             if ours != given:
                 raise ValueError(f"the position was made with another {meaning}: {given!r}, here it is {ours!r}")
@@ -319,9 +337,18 @@ class Batches:
         """Where a step of an iteration begins."""
         raise NotImplementedError
 
-    def _windows(self, first: order.Integers, iteration: int, step: int) -> Iterator[order.Window]:
+    def _windows(self, opened: _Opened, iteration: int, step: int) -> Iterator[order.Window]:
         """The records of an iteration from a step on, in order."""
         raise NotImplementedError
+
+
+def _differing(ours: Position, given: Position) -> str:
+    """What two positions' sources differ in, in words."""
+    (split, *_), (other_split, *_) = (position.source.split(" balance ") for position in (ours, given))
+    if split == other_split:
+        return "balance"
+    is_dataset = split.partition(" ")[0] != other_split.partition(" ")[0]
+    return "dataset or split" if is_dataset else "selection (classes, where)"
 
 
 def _rebuilt(build: Callable[..., Batches], arguments: Mapping[str, Any], state: Mapping[str, Any]) -> Batches:
@@ -359,8 +386,12 @@ class TrainBatches(Batches):
         first, trained = self._first
         return self.start.after((iteration - first) * self.steps + step - trained)
 
-    def _windows(self, first: order.Integers, iteration: int, step: int) -> Iterator[order.Window]:
-        return order.train_windows(first, self._position(iteration, step), self.host)
+    def _windows(self, opened: _Opened, iteration: int, step: int) -> Iterator[order.Window]:
+        table = opened.source.reader.table
+        epochs = order.each_once(table.first, table.mean_run)
+        if opened.balance is not None:
+            epochs = partial(opened.balance.draws, self.start.seed)
+        return order.train_windows(epochs, self._position(iteration, step), self.host)
 
 
 class EvalBatches(Batches):
@@ -392,12 +423,14 @@ class EvalBatches(Batches):
         start, stop = order.eval_share(self.start.records, self.hosts, self.host)
         return [(stop - start) // len(self) + (number < (stop - start) % len(self)) for number in range(len(self))]
 
-    def _windows(self, first: order.Integers, iteration: int, step: int) -> Iterator[order.Window]:
+    def _windows(self, opened: _Opened, iteration: int, step: int) -> Iterator[order.Window]:
+        table = opened.source.reader.table
         start, stop = order.eval_share(self.start.records, self.hosts, self.host)
         sizes = self._sizes()
         begin = min(start + sum(sizes[: step * self._replicas]), stop)
         padding = sum(sizes[step * self._replicas :]) - (stop - begin)
-        return order.eval_windows(first, begin, stop, padding)
+        window_runs = order.each_once(table.first, table.mean_run)(0).window_runs(0, WINDOW_RUNS)
+        return order.eval_windows(table.first, begin, stop, padding, window_runs)
 
     def _arrays(self, batch: Batch) -> Element:
         return *super()._arrays(batch), batch.weights
@@ -416,6 +449,10 @@ def train_batches(
     augment: Augment | None = None,
     labels: Labels = "int",
     features: Sequence[str] | None = None,
+    classes: Classes = None,
+    where: Where = None,
+    balance: Literal["classes"] | Mapping[str, float] | Weights | None = None,
+    epoch_records: int | None = None,
     window_runs: int | None = None,
     cache: Cache = None,
     on_error: OnError = "raise",
@@ -440,6 +477,15 @@ def train_batches(
         augment: `f(image, seed)`, of `imageshards.augment` or your own.
         labels: `int` or `one_hot`.
         features: names of further features that are wanted: a manifest's columns, or `filename`, `label`, `size`.
+        classes: only records of these classes: a list of names, or a dict of names → new names, which merges those with
+            the same one. Class ids then follow from the sorted new names: `batches.classes`.
+        where: only the records that this function wants: `f(columns)` → bool [n], called once a shard with the columns
+            of its record table by name, NumPy arrays of n values (docs/format.md): `lambda columns:
+            columns["source_width"] >= 200`.
+        balance: `classes` for as many records of each class in every epoch, or a dict of class → weight for shares in
+            this ratio: an epoch has exactly these counts, and over any epochs the records of a class are read equally
+            often, but for one.
+        epoch_records: records in a balanced epoch; None for as many as are selected.
         window_runs: runs of 64 records that are shuffled together; larger values mix better but use more memory; None
             for the position's, or 16.
         cache: None, `memory` or a local folder: keeps undecoded what was read from remote storage.
@@ -453,13 +499,19 @@ def train_batches(
 
     Raises:
         ValueError: the batch can't be divided by the hosts or replicas; the position is of another dataset or seed.
-        UsageError: no such split, mixed stored sizes without `image_size`, or an argument's value is invalid.
-        ImageShardsError: a shard is missing or has another size than the manifest says.
+        UsageError: no such split, class or column, nothing is selected, mixed stored sizes without `image_size`, or an
+            argument's value is invalid.
+        ImageShardsError: a shard is missing or has another size than the manifest says; or the dataset has no record
+            tables to select by.
         CorruptRecordError: while iterating, after all batches before it: names file, record and byte offset.
     """
     arguments = _resolved(locals())
     batches = TrainBatches(arguments, _beginning(arguments))
-    warn_if_batch_exceeds(arguments["info"], split, global_batch_size)
+    if global_batch_size > batches.start.records:
+        _LOG.warning(
+            "global_batch_size=%d is larger than split %r (%d records): records repeat within a batch",
+            *(global_batch_size, split, batches.start.records),
+        )
     return batches if position is None else batches.at(position)
 
 
@@ -473,6 +525,8 @@ def eval_batches(
     host: Host = None,
     labels: Labels = "int",
     features: Sequence[str] | None = None,
+    classes: Classes = None,
+    where: Where = None,
     cache: Cache = None,
     on_error: OnError = "raise",
 ) -> EvalBatches:
@@ -503,7 +557,13 @@ def _resolved(arguments: dict[str, Any]) -> dict[str, Any]:
         host = process_of_several()
     if host is None and process_of_several()[1] > 1:
         _warn_of_missing_host()
-    return {**arguments, "info": as_info(arguments["info"]), "host": host}
+    info, split = as_info(arguments["info"]), arguments["split"]
+    balance, epoch_records = arguments.get("balance"), arguments.get("epoch_records")
+    where = select(info, split, arguments["classes"], arguments["where"], or_all=balance is not None)
+    resolved = {**arguments, "info": info, "host": host, "classes": None, "where": where}
+    if "balance" in arguments:
+        resolved |= {"balance": weigh(where, balance, epoch_records), "epoch_records": None}
+    return resolved
 
 
 @functools.cache
@@ -524,10 +584,23 @@ def _beginning(arguments: Mapping[str, Any]) -> Position:
     runs = WINDOW_RUNS if window_runs is None else integer("window_runs", window_runs)
     phase = Phase(hosts, info.capped_window_runs(split, runs))
     seed = 0 if seed is None else integer("seed", seed)
-    return Position(info.source(split), info.records(split), seed, batch, 0, (phase,), step=0)
+    source, records = info.source(split), info.records(split)
+    selection, weights = arguments["where"], arguments.get("balance")
+    if selection is not None:
+        source, records = f"{source} selection {selection.digest}", selection.size
+    if weights is not None:
+        source, records = f"{source} balance {weights.digest}", weights.records
+    return Position(source, records, seed, batch, 0, (phase,), step=0)
 
 
-def open_source(info: DatasetInfo, split: str, skips: Skips | None = None, cache: Cache = None) -> Source:
+def open_source(
+    info: DatasetInfo,
+    split: str,
+    skips: Skips | None = None,
+    cache: Cache = None,
+    selection: Selection | None = None,
+    with_labels: bool = False,
+) -> Source:
     """Find the records of a split string and check that their files are there, with the sizes of the manifest.
 
     Raises:
@@ -535,7 +608,7 @@ def open_source(info: DatasetInfo, split: str, skips: Skips | None = None, cache
         ImageShardsError: a shard is missing or has another size, unless records are skipped; or it is
             compressed.
     """
-    table = info.run_table(split)
+    table = info.run_table(split) if selection is None else selection.table(info, split, with_labels)
     wrong = info.wrong_sizes(split)
     if wrong and skips is None:
         more = f" (and {len(wrong) - 1} more shards)" if len(wrong) > 1 else ""

@@ -18,6 +18,7 @@ _ALIGNMENT = 64
 _KEPT_BATCHES = 4
 _KEPT_BATCHES_A_CORE = 0.25
 _KEPT_RUN_BYTES = 96 << 20
+SMALLEST_BUFFER = 128 << 10  # fewer bytes are read into memory of their own, which malloc has at hand
 _RUN_STEP = 256 << 10  # runs of a dataset differ by a few percent: rounded up, they fit each other's memory
 
 

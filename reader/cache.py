@@ -24,7 +24,7 @@ from beam_pipeline import schema
 from beam_pipeline.errors import UsageError, size, some
 from beam_pipeline.schema.manifest import open_manifest
 from reader.machine import free_memory_bytes
-from reader.records import RunCache, RunTable
+from reader.runs import RunCache, RunTable
 
 if TYPE_CHECKING:
     from reader.info import DatasetInfo
@@ -118,7 +118,7 @@ def open_cache(info: DatasetInfo, table: RunTable, cache: str | os.PathLike[str]
     cache = cache_name(cache)
     if cache == "memory":
         memory, free = _memory_cache(info.manifest["self_sha256"]), free_memory_bytes()
-        missing = int(table.bytes.sum()) - memory.held_bytes(set(table.files))
+        missing = table.read_bytes - memory.held_bytes(set(table.files))
         if free is not None and missing > max(0, free - RESERVE_BYTES):
             raise UsageError(
                 f"cache={cache!r}: {size(missing)} of records are to be kept and {size(free)} of memory are free; give "

@@ -40,6 +40,7 @@ from beam_pipeline.errors import (
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
+from reader.select import parse_classes
 from reader.tools.copy import checked_sizes, copy, dataset_hash
 from reader.tools.rejects import rejects
 from reader.training.models import application_name
@@ -51,6 +52,12 @@ _DATASET: dict[str, Any] = {
     "metavar": "DATASET",
     "help": "Folder or URL of a version; of all versions, datasets/photos, for the newest; or datasets/photos:1.*.*, "
     "for the newest that matches.",
+}
+
+_CLASSES: dict[str, Any] = {
+    "metavar": "NAMES",
+    "type": parse_classes,
+    "help": "Read these classes only, such as cat,dog; with new names: tabby=cat,tiger=cat.",
 }
 
 # --- the command line
@@ -308,6 +315,7 @@ def _add_show(verbs: Any) -> None:
     ).add_argument
     flag("dataset", **_DATASET)
     flag("--split", metavar="SPLIT", default="train", help="To draw from, such as train[:100] (default: %(default)s).")
+    flag("--classes", **_CLASSES)
     flag("--count", metavar="N", type=int, default=20, help="How many images are shown (default: %(default)s).")
     text = "Decides which images are shown, and is augmentation's seed (default: %(default)s)."
     flag("--seed", metavar="N", type=int, default=0, help=text)
@@ -322,7 +330,7 @@ def _show(given: argparse.Namespace) -> int:
     from reader.augment import BY_NAME  # Pillow
     from reader.tools.show import choose, grid  # Pillow
 
-    sizes = {"image_size": given.image_size, "epochs": given.epochs}
+    sizes = {"image_size": given.image_size, "epochs": given.epochs, "classes": given.classes}
     records = choose(
         load_info(given.dataset), given.split, given.count, given.seed, augment=BY_NAME.get(given.augment), **sizes
     )
@@ -361,6 +369,7 @@ def _add_bench(verbs: Any) -> None:
     ).add_argument
     flag("dataset", **_DATASET)
     flag("--split", metavar="SPLIT", default="train", help="To read, such as train[:10000] (default: %(default)s).")
+    flag("--classes", **_CLASSES)
     for name, default, text in (
         ("images", 6400, "How many images each run reads; a smaller split is read again and again"),
         ("batch_size", 64, "Images in a batch"),
@@ -394,7 +403,7 @@ def _bench(given: argparse.Namespace) -> int:
     from reader.tools import bench
 
     info = load_info(given.dataset)
-    flags = "split", "images", "batch_size", "image_size", "repeats", "against", "cached", "latency_ms"
+    flags = "split", "classes", "images", "batch_size", "image_size", "repeats", "against", "cached", "latency_ms"
     values = {name: getattr(given, name) for name in flags}
     if given.latency_ms is not None and given.chart is not None:
         raise UsageError("--chart doesn't go with --latency_ms: --trace draws what it measures")
@@ -481,20 +490,32 @@ def _add_index(verbs: Any) -> None:
         "index",
         _index,
         "Index existing TFRecord files so they can be used as a dataset; the files stay where they are.",
-        "Every image is decoded once. A file's split is the word train, validation, val, test … in its name.",
+        "Every image is decoded once. A file's split is the word train, validation, val, test … in its name. With "
+        "--table, write the record tables that an earlier version of a dataset lacks.",
         "'gs://bucket/*.tfrec' --out indexed",
         "0 indexed, 1 a file can't be read, or holds no valid record",
     ).add_argument
-    flag("pattern", metavar="PATTERN", nargs="+")
-    flag("--out", metavar="DIR", required=True, help="Local folder for the index, new or empty.")
+    flag("pattern", metavar="PATTERN", nargs="*")
+    flag("--out", metavar="DIR", help="Local folder for the index, new or empty.")
+    flag("--table", metavar="DATASET", help="Only write record tables beside this version; reads every record.")
     flag("--image_key", metavar="NAME", help="Feature of the encoded image (default: image or another common name).")
     flag("--class_key", metavar="NAME", help="Feature of the class id (default: class, label or another common name).")
     flag("--labels_file", metavar="FILE", help="Class names, a line for each id in order (default: the records').")
 
 
 def _index(given: argparse.Namespace) -> int:
-    from reader.tools.index import index  # Pillow
+    from reader.tools.index import index, write_tables  # Pillow
 
+    if given.table is not None:
+        if given.pattern or given.out:
+            raise UsageError("--table takes a dataset and nothing else")
+        info = load_info(given.table)
+        written = write_tables(info)
+        text = f"OK: {plural(written, 'record table')} written" if written else "OK: all record tables are there"
+        _print(given, {"dataset": info.url, "tables": written}, text)
+        return EXIT_OK
+    if not given.pattern or not given.out:
+        raise UsageError("give files and --out DIR, or --table DATASET; see --help")
     names = ("image_key", "class_key", "labels_file")
     indexed = index(given.pattern, given.out, **{name: getattr(given, name) for name in names})
     document = {"dataset": indexed.info.url, "records": indexed.records, "left_out": dict(indexed.left_out)}

@@ -22,7 +22,7 @@ from beam_pipeline.errors import UsageError, one_line
 from beam_pipeline.images.resize import Box, resize_into
 from reader.augment import Augment, RandomResizedCrop, check_augment
 from reader.info import ImageInfo
-from reader.records import InvalidRecordError
+from reader.runs import InvalidRecordError
 
 Pixels = npt.NDArray[np.uint8]
 Encoded = bytes | memoryview

@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from beam_pipeline.errors import CorruptRecordError, UsageError
 from reader import order
-from reader.buffers import BufferPool
-from reader.records import InvalidRecordError, Parsed, Rows, Run, RunReader
+from reader.buffers import SMALLEST_BUFFER, BufferPool
+from reader.runs import InvalidRecordError, Parsed, Rows, Run, RunReader
 from reader.skips import Skips, Substitutes
 
 _LOG = logging.getLogger("reader")
@@ -88,23 +88,20 @@ class Cursor(NamedTuple):
 
 
 class _Window:
-    """A window in flight. Of each record, lists have its number, its seed, its run and its index in that run."""
+    """A window in flight. Of each record, lists have its number, its seed, its piece and its index in that piece."""
 
     def __init__(self, window: order.Window, reader: RunReader, seed: int) -> None:
-        table = reader.table
-        run, index = table.runs_of(window.numbers)
-        runs, run_of = np.unique(run, return_inverse=True)
+        numbers = window.numbers % reader.table.total
+        self.pieces, run_of, index = reader.pieces_of(numbers)
         self.epoch, self.weight = window.epoch, window.weight
-        self.numbers: list[int] = window.numbers.tolist()
+        self.numbers: list[int] = numbers.tolist()
         self.seeds: list[int] = order.augment_seeds(window.numbers, seed, window.epoch).tolist()
         self.run_of: list[int] = run_of.tolist()
         self.index_in_run: list[int] = index.tolist()
-        self.runs: list[int] = runs.tolist()
-        self.sizes: list[int] = table.bytes[runs].tolist()
-        self.bytes = sum(self.sizes)
-        self.loaded: list[Any] = [None] * len(self.runs)  # Run or _FailedRun
+        self.bytes = sum(piece.stop - piece.start for piece in self.pieces)
+        self.loaded: list[Any] = [None] * len(self.pieces)  # Run or _FailedRun
         self.buffers: list[Any] = []
-        self.unread = len(self.runs)
+        self.unread = len(self.pieces)
         self.taken = 0  # rows handed to decode threads
         self.unfinished = len(self.numbers)
 
@@ -229,7 +226,7 @@ class Engine:
             self._windows.append(window)
             self._bytes_ahead += window.bytes
             self._rows_to_request -= len(window.numbers)
-            for number in range(len(window.runs)):
+            for number in range(len(window.pieces)):
                 self._reads.put((window, number))
 
     def _read_runs(self) -> None:
@@ -238,9 +235,11 @@ class Engine:
             (window, number), buffer = read, None
             run: Run | _FailedRun
             try:
-                if not self._reader.is_remote:  # remote clients hand out memory of their own
-                    window.buffers.append(buffer := self._pool.run_buffer(window.sizes[number]))
-                run = self._reader.read(window.runs[number], buffer)
+                piece = window.pieces[number]
+                size = piece.stop - piece.start
+                if size >= SMALLEST_BUFFER and not self._reader.is_remote:  # remote clients hand out their own memory
+                    window.buffers.append(buffer := self._pool.run_buffer(size))
+                run = self._reader.read(piece, buffer)
             except BaseException as error:
                 run = _FailedRun(error)
             with self._lock:

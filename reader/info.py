@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError, some
-from beam_pipeline.schema.manifest import FOREIGN_KEY, FileSums, Manifest, parse_manifest
+from beam_pipeline.schema.manifest import FOREIGN_KEY, Content, FileSums, Manifest, parse_manifest
 from beam_pipeline.schema.manifest import Shard as ShardInfo
 from beam_pipeline.schema.table import Table, read_table
 from beam_pipeline.storage import Storage, normalize, open_storage
 from reader.position import batch_size_of
-from reader.records import RunTable
+from reader.runs import RunTable
 from reader.splits import RecordRange, parse_split
 
 _LOG = logging.getLogger("reader")
@@ -80,7 +80,7 @@ class DatasetInfo:
         splits: split name → `SplitInfo`.
         image: how images are stored.
         compression: `none` or `gzip` (of complete shards).
-        manifest: all of manifest.json, as parsed.
+        manifest: all of manifest.json, as parsed: `manifest["images"]`; what `run` returns is one, too.
     """
 
     url: str
@@ -90,7 +90,7 @@ class DatasetInfo:
     splits: Mapping[str, SplitInfo]
     image: ImageInfo
     compression: str
-    manifest: Mapping[str, Any]
+    manifest: Manifest
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{name} {split.records}" for name, split in self.splits.items()) or "no"
@@ -320,17 +320,7 @@ def as_info(info: DatasetInfo | str | os.PathLike[str]) -> DatasetInfo:
     return info if isinstance(info, DatasetInfo) else load_info(info)
 
 
-def warn_if_batch_exceeds(info: DatasetInfo, split: str, global_batch_size: int) -> None:
-    """Log a warning if a batch is larger than the split: an iteration then has one batch, with records repeated."""
-    records = info.records(split)
-    if global_batch_size > records:
-        _LOG.warning(
-            "global_batch_size=%d is larger than split %r (%d records): records repeat within a batch",
-            *(global_batch_size, split, records),
-        )
-
-
-def _typed(url: str, raw: dict[str, Any], manifest: Manifest) -> DatasetInfo:
+def _typed(url: str, raw: dict[str, Any], manifest: Content) -> DatasetInfo:
     image = manifest.image
     mean, std = (tuple(map(float, values)) for values in (image.mean, image.std))
     return DatasetInfo(
@@ -344,7 +334,7 @@ def _typed(url: str, raw: dict[str, Any], manifest: Manifest) -> DatasetInfo:
         },
         image=ImageInfo(image.format, image.channels, image.min_size, image.max_size, mean, std),
         compression=manifest.configuration.compression,
-        manifest=raw,
+        manifest=Manifest(url, raw),
     )
 
 

@@ -4,16 +4,17 @@ The records of a dataset are globally shuffled already. An epoch therefore permu
 contiguous share of the records in that order, and shuffles inside windows of about 16 runs of the share. Nothing is
 stateful: any part of any epoch follows from (seed, epoch, number), so hosts are exact and resuming is instant.
 
-Pure integers and NumPy: no storage, no framework. A *record number* counts the records that a split string selects,
-from 0 in file order; a *run* is a range of them that is read at once; a *span* is a part of a run.
+Pure integers and NumPy: no storage, no framework. A *record number* counts the records that are read, from 0 in file
+order; a *run* is a range of them that is read at once; a *span* is a part of a run. An epoch that reads records several
+times (`reader.select.Balance`) has *passes*, each ordered as an epoch is; a *draw* is record number + pass · records.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,45 @@ def stream_key(seed: int, epoch: int, purpose: str) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
 
+class Draws(NamedTuple):
+    """What an epoch reads: draws, known by their index in file order, pass after pass.
+
+    Attributes:
+        epoch: its number.
+        first: int64 [runs + 1], the index of each run's first draw, then the total; no run is empty.
+        passes: int64 [passes + 1], pass i has the runs [passes[i], passes[i + 1]).
+        mean_run: records and runs of the split string, see `window_runs`.
+        run: int64 [runs], the number of each run, which its turn follows from; None for 0, 1, …
+        draw: int64 [total], by index; None for 0, 1, …: each record once.
+    """
+
+    epoch: int
+    first: Integers
+    passes: Integers
+    mean_run: tuple[int, int]
+    run: Integers | None = None
+    draw: Integers | None = None
+
+    def draws(self, indices: Integers) -> Integers:
+        """The draws with these indices."""
+        return indices if self.draw is None else self.draw[indices]
+
+    def window_runs(self, number: int, window_runs: int) -> int:
+        """Runs in a window of a pass that has as many records as `window_runs` runs of the split string."""
+        begin, end = map(int, self.passes[number : number + 2])
+        records, runs = self.mean_run
+        return max(1, window_runs * records * (end - begin) // (runs * int(self.first[end] - self.first[begin])))
+
+
+Epochs: TypeAlias = Callable[[int], Draws]  # number of an epoch → what it reads
+
+
+def each_once(first: Integers, mean_run: tuple[int, int] | None = None) -> Epochs:
+    """Epochs of all records; `first` as of `file_order`, of a complete split string if there is no `mean_run`."""
+    runs = len(first) - 1
+    return lambda epoch: Draws(epoch, first, np.array([0, runs]), mean_run or (int(first[-1]), runs))
+
+
 class Spans(NamedTuple):
     """Records in reading order: int64 arrays of one length; span i is records [start[i], stop[i]) of run[i]."""
 
@@ -90,8 +130,8 @@ class Window(NamedTuple):
     """Records that are read and shuffled together.
 
     Attributes:
-        epoch: the pass over the records that it belongs to.
-        numbers: int64 [n], record numbers in training order.
+        epoch: that it belongs to.
+        numbers: int64 [n], draws in training order: number modulo the count of records is the record's.
         weight: 1, or 0 for records that only fill up the last batches of an evaluation.
     """
 
@@ -105,11 +145,15 @@ def file_order(first: Integers) -> Spans:
     return Spans(np.arange(len(first) - 1), first[:-1], first[1:])
 
 
-def epoch_order(first: Integers, seed: int, epoch: int) -> Spans:
-    """All runs in the order of one epoch (before windows are shuffled); arguments as in `file_order`."""
-    keys = splitmix64(stream_key(seed, epoch, "runs"), np.arange(len(first) - 1))
-    run = np.argsort(keys, kind="stable")
-    return Spans(run, first[run], first[run + 1])
+def epoch_order(draws: Draws, seed: int) -> list[Spans]:
+    """The runs of each pass in the order of its epoch, before windows are shuffled."""
+    key, order = stream_key(seed, draws.epoch, "runs"), []
+    for begin, end in itertools.pairwise(draws.passes.tolist()):
+        run = np.arange(begin, end)
+        keys = splitmix64(key, run if draws.run is None else draws.run[begin:end])
+        run = run[np.argsort(keys, kind="stable")]
+        order.append(Spans(run, draws.first[run], draws.first[run + 1]))
+    return order
 
 
 def share(order: Spans, offset: int, hosts: int, host: int) -> Spans:
@@ -133,15 +177,15 @@ def window_bounds(order: Spans, window_runs: int) -> Integers:
     return np.concatenate((heads[np.arange(count) * len(heads) // count], [len(order.run)]))
 
 
-def shuffled(numbers: Integers, seed: int, epoch: int) -> Integers:
-    """The record numbers of one window in training order."""
-    keys = splitmix64(stream_key(seed, epoch, "records"), numbers)
-    return numbers[np.argsort(keys, kind="stable")]
+def shuffled(draws: Draws, indices: Integers, seed: int) -> Integers:
+    """The indices of one window's draws in training order."""
+    keys = splitmix64(stream_key(seed, draws.epoch, "records"), draws.draws(indices))
+    return indices[np.argsort(keys, kind="stable")]
 
 
-def augment_seeds(numbers: Integers, seed: int, epoch: int) -> Keys:
-    """Seeds of augmentation, uint64 [n], one a record: they depend on (seed, epoch, record number) and nothing else."""
-    return splitmix64(stream_key(seed, epoch, "augment"), numbers)
+def augment_seeds(draws: Integers, seed: int, epoch: int) -> Keys:
+    """Seeds of augmentation, uint64 [n], one a draw: they depend on (seed, epoch, draw) and nothing else."""
+    return splitmix64(stream_key(seed, epoch, "augment"), draws)
 
 
 def substitute(first: Integers, seed: int, epoch: int, number: int, draw: int) -> int:
@@ -157,25 +201,30 @@ def substitute(first: Integers, seed: int, epoch: int, number: int, draw: int) -
     return begin + (number - int(first[run]) + turn) % (end - begin)
 
 
-def unread(first: Integers, position: Position) -> Spans:
-    """Records of the current epoch that were unread when the last phase began, in the order that hosts share."""
-    order = epoch_order(first, position.seed, position.epoch)
+def unread(draws: Draws, position: Position) -> list[Spans]:
+    """Of each pass of the current epoch what was unread when the last phase began, in the order that hosts share."""
+    passes = epoch_order(draws, position.seed)
     for phase in position.phases[:-1]:
-        order = _rest(order, phase, first, position.seed, position.epoch)
-    return order
+        passes = _rest(draws, passes, phase, position.seed)
+    return passes
 
 
-def _rest(order: Spans, phase: Phase, first: Integers, seed: int, epoch: int) -> Spans:
-    """Records of `order` that a phase left unread, host after host."""
-    parts = [order.slice(0, 0)]
-    for host in range(phase.hosts):
-        spans = share(order, phase.offset, phase.hosts, host)
-        bounds = window_bounds(spans, phase.window_runs)
-        window, within = _find_window(spans, bounds, phase.read_by(host))
-        if window < len(bounds) - 1:
-            numbers = shuffled(spans.slice(bounds[window], bounds[window + 1]).numbers(), seed, epoch)
-            parts += [_spans(numbers[within:], first), spans.slice(bounds[window + 1], len(spans.run))]
-    return Spans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+def _rest(draws: Draws, passes: list[Spans], phase: Phase, seed: int) -> list[Spans]:
+    """What a phase left unread of each pass, host after host."""
+    offset, read, rest = phase.offset, [phase.read_by(host) for host in range(phase.hosts)], []
+    for number, order in enumerate(passes):
+        parts = [order.slice(0, 0)]
+        for host in range(phase.hosts):
+            spans = share(order, offset, phase.hosts, host)
+            bounds = window_bounds(spans, draws.window_runs(number, phase.window_runs))
+            window, within = _find_window(spans, bounds, read[host])
+            if window < len(bounds) - 1:
+                indices = shuffled(draws, spans.slice(bounds[window], bounds[window + 1]).numbers(), seed)
+                parts += [_spans(indices[within:], draws.first), spans.slice(bounds[window + 1], len(spans.run))]
+            read[host] = max(0, read[host] - spans.records)
+        offset = (offset + order.records) % phase.hosts
+        rest.append(Spans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True))))
+    return rest
 
 
 def _find_window(order: Spans, bounds: Integers, read: int) -> tuple[int, int]:
@@ -195,31 +244,33 @@ def _spans(numbers: Integers, first: Integers) -> Spans:
     return Spans(run[heads], numbers[heads], numbers[tails] + 1)
 
 
-def train_windows(first: Integers, position: Position, host: int) -> Iterator[Window]:
+def train_windows(epochs: Epochs, position: Position, host: int) -> Iterator[Window]:
     """Windows that one host reads from `position` on, in training order, epoch after epoch, without end.
 
     Args:
-        first: int64 [runs + 1], the number of each run's first record, then the total; no run is empty.
+        epochs: of `position.records` draws each.
         position: where to begin; its last phase says how many hosts there are.
         host: number of this host.
 
     Yields:
         Windows with at least one record each.
     """
-    order, phase = unread(first, position), position.phases[-1]
-    epoch, offset, read = position.epoch, phase.offset, phase.read_by(host)
+    phase, draws = position.phases[-1], epochs(position.epoch)
+    passes, offset, read = unread(draws, position), phase.offset, phase.read_by(host)
     while True:
-        spans = share(order, offset, phase.hosts, host)
-        bounds = window_bounds(spans, phase.window_runs)
-        window, within = _find_window(spans, bounds, read)
-        for begin, end in zip(bounds[window:-1], bounds[window + 1 :], strict=True):
-            numbers = shuffled(spans.slice(begin, end).numbers(), position.seed, epoch)
-            if within < len(numbers):
-                yield Window(epoch, numbers[within:])
-            within = 0
-        offset = (offset + order.records) % phase.hosts
-        epoch, read = epoch + 1, 0
-        order = epoch_order(first, position.seed, epoch)
+        for number, order in enumerate(passes):
+            spans = share(order, offset, phase.hosts, host)
+            bounds = window_bounds(spans, draws.window_runs(number, phase.window_runs))
+            window, within = _find_window(spans, bounds, read)
+            for begin, end in zip(bounds[window:-1], bounds[window + 1 :], strict=True):
+                indices = shuffled(draws, spans.slice(begin, end).numbers(), position.seed)
+                if within < len(indices):
+                    yield Window(draws.epoch, draws.draws(indices[within:]))
+                within = 0
+            read = max(0, read - spans.records)
+            offset = (offset + order.records) % phase.hosts
+        draws = epochs(draws.epoch + 1)
+        passes, read = epoch_order(draws, position.seed), 0
 
 
 def turn(windows: Iterator[Window], sizes: Sequence[int], index: int, count: int) -> Iterator[Window]:
@@ -239,10 +290,12 @@ def eval_share(records: int, hosts: int, host: int) -> tuple[int, int]:
     return share_before(records, hosts, host), share_before(records, hosts, host + 1)
 
 
-def eval_windows(first: Integers, start: int, stop: int, padding: int = 0) -> Iterator[Window]:
-    """Records [start, stop) in file order, `WINDOW_RUNS` runs at a time, then one of them `padding` times."""
+def eval_windows(
+    first: Integers, start: int, stop: int, padding: int = 0, window_runs: int = WINDOW_RUNS
+) -> Iterator[Window]:
+    """Records [start, stop) in file order, so many runs at a time, then one of them `padding` times."""
     order = file_order(first).cut(start, stop)
-    bounds = window_bounds(order, WINDOW_RUNS)
+    bounds = window_bounds(order, window_runs)
     for begin, end in itertools.pairwise(bounds):
         yield Window(0, order.slice(begin, end).numbers())
     if padding:

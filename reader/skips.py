@@ -11,7 +11,7 @@ import numpy as np
 
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, plural, some
 from reader import order
-from reader.records import InvalidRecordError, Rows, Run, RunReader
+from reader.runs import InvalidRecordError, Piece, Rows, Run, RunReader
 
 _LOG = logging.getLogger("reader")
 
@@ -61,7 +61,7 @@ class Substitutes:
 
     def __init__(self, reader: RunReader, rows: Rows, seed: int) -> None:
         self._reader, self._rows, self._seed = reader, rows, seed
-        self._runs: OrderedDict[int, Run] = OrderedDict()
+        self._runs: OrderedDict[Piece, Run] = OrderedDict()
         self._lock = threading.Lock()
 
     def fill(self, number: int, epoch: int, row: Any, augment_seed: int) -> tuple[int, tuple[Any, ...], Any]:
@@ -75,9 +75,10 @@ class Substitutes:
         """
         table = self._reader.table
         for draw in range(_DRAWS):
-            (run,), (index,) = table.runs_of(np.array([order.substitute(table.first, self._seed, epoch, number, draw)]))
+            other = order.substitute(table.first, self._seed, epoch, number, draw)
+            (piece,), _, (index,) = self._reader.pieces_of(np.array([other]))
             try:
-                encoded, label, values = self._rows.parse(self._run(int(run)).record(int(index)))
+                encoded, label, values = self._rows.parse(self._read(piece).record(int(index)))
                 return label, values, self._rows.decode(encoded, row, augment_seed)
             except (CorruptRecordError, InvalidRecordError):
                 continue
@@ -86,13 +87,13 @@ class Substitutes:
             "again with --repair"
         )
 
-    def _run(self, number: int) -> Run:
+    def _read(self, piece: Piece) -> Run:
         with self._lock:
-            run = self._runs.get(number)
+            run = self._runs.get(piece)
         if run is None:
-            run = self._reader.read(number)
+            run = self._reader.read(piece)
             with self._lock:
-                self._runs[number] = run
+                self._runs[piece] = run
                 if len(self._runs) > _KEPT_RUNS:
                     self._runs.popitem(last=False)
         return run

@@ -17,7 +17,7 @@ import google_crc32c
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError, printable, some
 from reader.example import Value, parse_example
-from reader.records import frame_bounds
+from reader.runs import frame_bounds
 
 PathLike = str | os.PathLike[str]
 Pattern = PathLike | Sequence[PathLike]

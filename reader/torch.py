@@ -40,6 +40,7 @@ from reader.batches import (
 from reader.decode import call_user
 from reader.features import Feature
 from reader.position import Position, integer, process_of_several
+from reader.select import Classes, Where
 from reader.stream import MAX_ITERATION, BatchIterator, Element, State
 
 _LOG = logging.getLogger("reader")
@@ -261,8 +262,9 @@ class ShardDataset(TorchBatches):
     """`as_torch` for slow transforms and for evaluation without padding; ranks and batch size as PyTorch counts them.
 
     Args:
-        info, split, image_size, resize_mode, augment, features, seed, window_runs, position, on_error, cache: as for
-            `train_batches`. The cache "memory" is kept in each worker, and only if workers persist.
+        info, split, image_size, resize_mode, augment, features, classes, where, balance, epoch_records, seed,
+            window_runs, position, on_error, cache: as for `train_batches`. The cache "memory" is kept in each worker,
+            and only if workers persist.
         batch_size: records of a step on one rank.
         transform: after resizing and augmenting, `f(image)` of a PIL image, such as torchvision's, or `f(image, seed)`
             with the record's seed. Returns a PIL image, or anything that `default_collate` takes.
@@ -289,6 +291,10 @@ class ShardDataset(TorchBatches):
         augment: Augment | None = None,
         transform: Transform | None = None,
         features: Sequence[str] | None = None,
+        classes: Classes = None,
+        where: Where = None,
+        balance: Any = None,
+        epoch_records: int | None = None,
         shuffle: bool = True,
         seed: int | None = None,
         position: Position | None = None,
@@ -308,12 +314,15 @@ class ShardDataset(TorchBatches):
             "image_size": image_size,
             "resize_mode": resize_mode,
             "features": features,
+            "classes": classes,
+            "where": where,
             "on_error": on_error,
             "cache": cache,
         }
         batches: Batches
         if shuffle:
             order: dict[str, Any] = {"seed": seed, "position": position, "window_runs": window_runs}
+            order |= {"balance": balance, "epoch_records": epoch_records}
             batches = train_batches(info, split, augment=augment, **order, **options)
         else:
             batches = eval_batches(info, split, **options).without_padding()

@@ -1,72 +1,16 @@
-"""What a finished job tells its user, and returns to its caller."""
+"""What a finished job tells its user."""
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import suppress
 from typing import Any
 
 from beam_pipeline.cli import cost
 from beam_pipeline.config import Config
 from beam_pipeline.errors import plural, size, some
+from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, Manifest
 
-PUBLISHED = "published"
-REPAIRED = "repaired"
-ALREADY_PUBLISHED = "already published"
 _FEW = 5  # records of a class in a split: too few to learn, or to judge by
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Manifest:
-    """A published version: what `run` returns.
-
-    Attributes:
-        url: folder or URL of the version.
-        data: content of manifest.json, as `docs/format.md` describes it.
-        outcome: `published`, `repaired`, or `already published` if nothing was written.
-        run: content of run.json: how the job went that published it; empty if that can't be read.
-        checked: what was compared of a version that was published already, in one line.
-        touched: the etag or mtime of an image has changed since it was published, and contents were not compared.
-    """
-
-    url: str
-    data: dict[str, Any]
-    outcome: str = PUBLISHED
-    run: dict[str, Any] = dataclasses.field(default_factory=dict)
-    checked: str = ""
-    touched: bool = False
-
-    def __repr__(self) -> str:
-        """Counts in place of the documents, for a notebook."""
-        return (
-            f"Manifest(url={self.url!r}, outcome={self.outcome!r}, records={self.records}, "
-            f"rejects={self.images - self.records}, classes={len(self.classes)})"
-        )
-
-    @property
-    def images(self) -> int:
-        """How many images were listed."""
-        return int(self.data["images"])
-
-    @property
-    def records(self) -> int:
-        """How many of them have a record."""
-        return int(self.data["records"])
-
-    @property
-    def rejects(self) -> dict[str, int]:
-        """Reason → rejected images."""
-        return dict(self.data["rejects"]["by_reason"])
-
-    @property
-    def classes(self) -> list[str]:
-        """Class names, their place is the id."""
-        return list(self.data["classes"])
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """Split → records."""
-        return {split: content["records"] for split, content in self.data["splits"].items()}
 
 
 def plan_text(document: dict[str, Any]) -> str:

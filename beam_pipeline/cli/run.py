@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import beam_pipeline
 from beam_pipeline import schema, storage
 from beam_pipeline.cli import cost, notebook
-from beam_pipeline.cli.messages import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, plan_text
+from beam_pipeline.cli.messages import plan_text
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates, published
 from beam_pipeline.dataset.base import choose_base
@@ -24,7 +24,7 @@ from beam_pipeline.dataset.state import JobState, at_once
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, UsageError, say
 from beam_pipeline.images import resize
 from beam_pipeline.inputs import checks, manifest_rows
-from beam_pipeline.schema.manifest import open_manifest
+from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, open_manifest
 from beam_pipeline.storage import usage
 from beam_pipeline.storage.prices import load_prices
 

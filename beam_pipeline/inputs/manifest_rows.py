@@ -22,9 +22,10 @@ from typing import Any
 from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.errors import UsageError, plural, some
-from beam_pipeline.inputs.references import ImageRef, class_name, image_url, order_key, ref_maker
+from beam_pipeline.inputs.references import ImageRef, class_name, image_url, ref_maker
 from beam_pipeline.schema import NAME_PATTERN, example, is_utf8, relative_path_bytes
 from beam_pipeline.schema.example import Column, columns, name_and_type
+from beam_pipeline.schema.table import order_key
 
 _UNKNOWN_SIZE = -1
 _BEFORE_A_PATH = re.compile("^([.]/(?!/)|file://(?=/))")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
@@ -14,7 +13,8 @@ from typing import NamedTuple
 from beam_pipeline import storage
 from beam_pipeline.config import BY_NAME, Config
 from beam_pipeline.errors import UsageError
-from beam_pipeline.schema import is_utf8, relative_path_bytes
+from beam_pipeline.schema import is_utf8, normal_path_bytes, relative_path_bytes
+from beam_pipeline.schema.table import order_key
 
 KEY_BITS = 64
 LARGEST_SAMPLE = 512
@@ -47,19 +47,9 @@ class ImageRef(NamedTuple):
     duplicate_of: bytes = b""
 
 
-def _hash_text(path: str) -> bytes:
-    """A relative path as it is hashed: UTF-8 of its NFC form, so that both normal forms of a name agree."""
-    return relative_path_bytes(path if path.isascii() else unicodedata.normalize("NFC", path))
-
-
-def order_key(path: str, seed: int) -> int:
-    """64-bit key of an image's position in the order: BLAKE2b of its path keyed by the seed."""
-    return int.from_bytes(hashlib.blake2b(_hash_text(path), digest_size=8, key=str(seed).encode()).digest(), "big")
-
-
 def split_hash(group: str) -> int:
     """64-bit hash that decides the split of all images with this path, or with this `--split_by` group."""
-    return int.from_bytes(hashlib.blake2b(_hash_text(group), digest_size=8, key=_SPLIT_SALT).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(normal_path_bytes(group), digest_size=8, key=_SPLIT_SALT).digest(), "big")
 
 
 def split_hasher(config: Config) -> Callable[[str], int]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import struct
+import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -43,6 +44,11 @@ def is_utf8(text: str) -> bool:
 def relative_path_bytes(path: str) -> bytes:
     """A listed path as bytes: UTF-8, and a local name that is no UTF-8 as the bytes it has on disk."""
     return path.encode("utf-8", "surrogateescape")
+
+
+def normal_path_bytes(path: str) -> bytes:
+    """A relative path as it is hashed: UTF-8 of its NFC form, so that both normal forms of a name agree."""
+    return relative_path_bytes(path if path.isascii() else unicodedata.normalize("NFC", path))
 
 
 def sha256(data: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import reprlib
@@ -15,6 +16,7 @@ from beam_pipeline.errors import NotPublishedError, OtherFormatError
 from beam_pipeline.schema import NAME_PATTERN, VERSION_PATTERN, canonical_json, sha256
 
 FORMAT_VERSION = 1
+PUBLISHED, REPAIRED, ALREADY_PUBLISHED = "published", "repaired", "already published"  # outcomes of a job
 FOREIGN_KEY = "record_keys"  # `imageshards index` made the manifest: its shards may be anywhere
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
@@ -131,8 +133,8 @@ class RecordKeys(Struct, frozen=True):
     class_: str = msgspec.field(name="class")
 
 
-class Manifest(Struct, frozen=True):
-    """A published dataset. `docs/format.md` says what each key means."""
+class Content(Struct, frozen=True):
+    """What manifest.json holds. `docs/format.md` says what each key means."""
 
     format_version: int
     self_sha256: Sha256
@@ -171,6 +173,62 @@ class Manifest(Struct, frozen=True):
             yield "two shards have one file"
 
 
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Manifest(dict[str, Any]):
+    """A published version: what `run` returns, and `load_info(…).manifest`. As a dict it is its `data`.
+
+    Attributes:
+        url: folder or URL of the version.
+        data: content of manifest.json, as `docs/format.md` describes it.
+        outcome: `published`, `repaired`, or `already published` if nothing was written.
+        run: content of run.json: how the job went that published it; empty if that can't be read, or wasn't.
+        checked: what was compared of a version that was published already, in one line.
+        touched: the etag or mtime of an image has changed since it was published, and contents were not compared.
+    """
+
+    url: str
+    data: dict[str, Any]
+    outcome: str = PUBLISHED
+    run: dict[str, Any] = dataclasses.field(default_factory=dict)
+    checked: str = ""
+    touched: bool = False
+
+    def __post_init__(self) -> None:
+        self.update(self.data)
+
+    def __repr__(self) -> str:
+        """Counts in place of the documents, for a notebook."""
+        return (
+            f"Manifest(url={self.url!r}, outcome={self.outcome!r}, records={self.records}, "
+            f"rejects={self.images - self.records}, classes={len(self.classes)})"
+        )
+
+    @property
+    def images(self) -> int:
+        """How many images were listed."""
+        return int(self.data["images"])
+
+    @property
+    def records(self) -> int:
+        """How many of them have a record."""
+        return int(self.data["records"])
+
+    @property
+    def rejects(self) -> dict[str, int]:
+        """Reason → rejected images."""
+        return dict(self.data["rejects"]["by_reason"])
+
+    @property
+    def classes(self) -> list[str]:
+        """Class names, their place is the id."""
+        return list(self.data["classes"])
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """Split → records."""
+        return {split: content["records"] for split, content in self.data["splits"].items()}
+
+
 def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
     """The bytes of `manifest.json`: canonical JSON with `self_sha256` over the same text without that key."""
     body = {key: value for key, value in manifest.items() if key != "self_sha256"}
@@ -182,7 +240,7 @@ def open_manifest(data: bytes, where: str) -> dict[str, Any]:
     return parse_manifest(data, where)[0]
 
 
-def parse_manifest(data: bytes, where: str) -> tuple[dict[str, Any], Manifest]:
+def parse_manifest(data: bytes, where: str) -> tuple[dict[str, Any], Content]:
     """Check the bytes of a `manifest.json`: its own hash first, then every type, number and file name.
 
     Args:
@@ -214,7 +272,7 @@ def parse_manifest(data: bytes, where: str) -> tuple[dict[str, Any], Manifest]:
             "use the one that wrote it"
         )
     try:
-        typed = msgspec.convert(manifest, Manifest)
+        typed = msgspec.convert(manifest, Content)
         wrong = next(typed.contradictions(), "")
     except (msgspec.ValidationError, UnicodeError) as error:
         wrong = str(error)[:300]
@@ -234,7 +292,7 @@ _OUTSIDE = re.compile(rf"(^|/)\.{{0,2}}(/|\Z)|[\\{_IN_NO_NAME}]")  # an empty pa
 _FULL = re.compile(rf"(/|\w+://)[^{_IN_NO_NAME}]*")
 
 
-def _check_file_names(manifest: Manifest, where: str) -> None:
+def _check_file_names(manifest: Content, where: str) -> None:
     """Refuse names outside the dataset's folder: a manifest may come from anybody, and a copy writes under its names.
 
     `imageshards index` also names shards elsewhere, by their full path or URL: these are only read.

@@ -30,6 +30,7 @@ from reader.decode import ImageDecoder
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
 from reader.position import integer
+from reader.select import Classes, Selection, select
 from reader.tools import tutorial
 from reader.tools.checks import read_records
 from reader.tools.experiment import Experiment, experiment, image_files
@@ -137,6 +138,7 @@ def bench(
     info: DatasetInfo | str | os.PathLike[str],
     split: str = "train",
     *,
+    classes: Classes = None,
     images: int = 6400,
     batch_size: int = 64,
     image_size: int = 224,
@@ -152,6 +154,7 @@ def bench(
     Args:
         info: what `load_info` returned, or the URL.
         split: TFDS split string.
+        classes: read these only, as of `train_batches`; not with `latency_ms`.
         images: how many each run reads; a smaller split is read again and again.
         batch_size: images in a batch, at most the split's.
         image_size: side in pixels that images are resized to.
@@ -174,13 +177,16 @@ def bench(
         _check_latency(latency_ms, originals)
         if cached:
             raise UsageError("cached doesn't go with latency_ms, whose rows have caches anyway; leave it out")
+    if latency_ms is not None and classes is not None:
+        raise UsageError("classes doesn't go with latency_ms, whose experiment reads complete splits; leave it out")
+    selection = select(info, split, classes)
     repeats = repeats if repeats is not None else 7 if latency_ms is None else 3
     numbers = {"images": images, "batch_size": batch_size, "image_size": image_size, "repeats": repeats}
     for name, number in numbers.items():
         integer(name, number, 1)
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
-        found = read_records(info, split, lambda total: np.arange(min(images, total)))
-        records = [run.record(index) for _, run, index in found]
+        there = np.arange(info.records(split)) if selection is None else selection.numbers()
+        records = [run.record(index) for _, run, index in read_records(info, split, lambda _: there[:images])]
         batch = min(batch_size, len(records))
         if latency_ms is not None:
             forms = write_forms(info, records, Path(scratch), with_files=True)
@@ -196,7 +202,7 @@ def bench(
                 with_traces=with_traces,
                 report=report,
             )
-        rows = all_rows(info, split, records, image_size, batch, Path(scratch), originals, cached)
+        rows = all_rows(info, split, records, image_size, batch, Path(scratch), originals, cached, selection)
         measure(rows, images, repeats, report)
     conditions = {"dataset": info.url, "split": split, "split_images": len(records), **numbers}
     conditions |= {"against": originals or None, "cores": cpu_count(), "python": platform.python_version()}
@@ -224,13 +230,14 @@ def all_rows(
     scratch: Path,
     originals: str = "",
     with_caches: bool = False,
+    selection: Selection | None = None,
 ) -> list[Row]:
     """Every way to read these records of a split, and decoding alone; `scratch` gets them in the other forms.
 
     Individual files are those of the class folders `originals`, or of the records; with caches, cached files too.
     """
     options: dict[str, Any] = {"batch_size": batch, "image_size": size}
-    ours: dict[str, Any] = {"global_batch_size": batch, "image_size": size}
+    ours: dict[str, Any] = {"global_batch_size": batch, "image_size": size, "where": selection}
     forms = write_forms(info, records, scratch, with_files=not originals)
 
     def files(cache: Any = None) -> Any:
@@ -244,7 +251,7 @@ def all_rows(
         "GZIP shards, the tutorial's way": partial(tutorial.local_shards, info, forms.zipped, size, None),
         "plain shards, the tutorial's way": partial(tutorial.local_shards, info, forms.plain, size, batch),
         "train_dataset (TensorFlow)": lambda: reader.train_dataset(info, split, **ours),
-        "torch.loader (PyTorch)": lambda: reader.torch.loader(info, split, **options),
+        "torch.loader (PyTorch)": lambda: reader.torch.loader(info, split, where=selection, **options),
     }
     alone = {
         name: Row(f"{ALONE}{name}", _decoding(forms.images, batch, ImageDecoder(info.image, size, augment=one)))

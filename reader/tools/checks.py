@@ -19,7 +19,7 @@ from reader.decode import UndecodableImageError, decode_pixels
 from reader.example import Value
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
-from reader.records import Integers, InvalidRecordError, Run, RunReader
+from reader.runs import Integers, InvalidRecordError, Run, RunReader
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -80,10 +80,11 @@ def read_records(info: DatasetInfo, split: str, choose: Callable[[int], Integers
     if faults:
         raise ImageShardsError(f"{faults[0]}: run the job again with --repair")
     reader, numbers = RunReader(table), choose(table.total)
+    pieces, *of = table.pieces_of(numbers)
     current, loaded = -1, None
-    for number, run, index in zip(numbers.tolist(), *(array.tolist() for array in table.runs_of(numbers)), strict=True):
-        if loaded is None or run != current:
-            current, loaded = run, reader.read(run)
+    for number, piece, index in zip(numbers.tolist(), *(array.tolist() for array in of), strict=True):
+        if loaded is None or piece != current:
+            current, loaded = piece, reader.read(pieces[piece])
         yield number, loaded, index
 
 

@@ -398,7 +398,7 @@ def _traced_engine(info: DatasetInfo, split: str, size: int, batch: int, tracer:
     """What `train_batches` reads, with a decoder that is watched."""
     batches = reader.train_batches(info, split, global_batch_size=batch, image_size=size)
     source = open_source(info, split)
-    cursor = Cursor(order.train_windows(source.reader.table.first, batches.start, 0))
+    cursor = Cursor(order.train_windows(order.each_once(source.reader.table.first), batches.start, 0))
     rows = RecordRows(info, TracedDecoder(ImageDecoder(info.image, size), tracer), {})  # type: ignore[arg-type]
     tracer.restart()
     with Engine(source, rows, cursor, [batch] * len(batches), threads=cpu_count(), pool=BufferPool()) as engine:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import random
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader import order
 from reader.augment import Augment
@@ -18,7 +21,8 @@ from reader.decode import Encoded, ImageDecoder, Pixels, decode_pixels, stored_s
 from reader.example import ImageFinder
 from reader.info import DatasetInfo, as_info
 from reader.position import integer
-from reader.records import InvalidRecordError
+from reader.runs import Integers, InvalidRecordError
+from reader.select import Classes, select
 from reader.tools.checks import read_records
 
 _TILE, _CAPTION, _GAP, _FONT_SIZE = 160, 32, 8, 11  # pixels; a tile is at most a square, its caption below it
@@ -51,6 +55,7 @@ def show(
     augment: Augment | None = None,
     image_size: int | tuple[int, int] | None = None,
     epochs: int = 4,
+    classes: Classes = None,
 ) -> Image.Image:
     """A grid of some images of a split with their labels and sizes, for a notebook or to be saved.
 
@@ -65,13 +70,14 @@ def show(
         augment: `f(image, seed)`, of `reader.augment` or your own; None shows the stored images only.
         image_size: side or (height, width) in pixels of the augmented images; None for the stored size.
         epochs: how many of them are shown.
+        classes: show these only; as of `train_batches`.
 
     Raises:
-        UsageError: no such split, no image or epoch is asked for, the augment failed, or stored sizes are mixed and
-            augmentation needs `image_size`.
+        UsageError: no such split or class, no image or epoch is asked for, the augment failed, or stored sizes are
+            mixed and augmentation needs `image_size`.
         ImageShardsError: a shard is missing or truncated, or one of these records is corrupt.
     """
-    return grid(choose(as_info(info), split, count, seed, augment, image_size, epochs))
+    return grid(choose(as_info(info), split, count, seed, augment, image_size, epochs, classes))
 
 
 def choose(
@@ -82,6 +88,7 @@ def choose(
     augment: Augment | None = None,
     image_size: int | tuple[int, int] | None = None,
     epochs: int = 4,
+    classes: Classes = None,
 ) -> list[Shown]:
     """Some records of a split, drawn at random by `seed`, in file order. Args and Raises as `show`."""
     integer("count", count, 1)
@@ -94,9 +101,13 @@ def choose(
         size, is_foreign = target_size(info.image, image_size), FOREIGN_KEY in info.manifest
         decode = ImageDecoder(info.image, size, augment=augment, is_foreign=is_foreign)
     find, shown = ImageFinder(info.image_key, info.class_key), []
-    for number, run, index in read_records(
-        info, split, lambda total: np.sort(random.Random(seed).sample(range(total), min(count, total)))
-    ):
+    selection = select(info, split, classes)
+
+    def drawn(total: int) -> Integers:
+        there = range(total) if selection is None else selection.numbers().tolist()
+        return np.sort(random.Random(seed).sample(there, min(count, len(there))))
+
+    for number, run, index in read_records(info, split, drawn):
         record = run.record(index)
         try:
             encoded, label = find(record)
@@ -108,6 +119,8 @@ def choose(
         except ValueError as error:  # an InvalidRecordError too
             raise run.located(index, InvalidRecordError(str(error))) from None
         name = info.classes[label] if 0 <= label < info.num_classes else f"class {label}"
+        if selection is not None and 0 <= label < info.num_classes:
+            name = selection.classes[selection.labels[label]]
         shown.append(Shown(number, image, name, (image.height, image.width), augmented))
     return shown
 
@@ -152,6 +165,21 @@ def grid(records: Sequence[Shown]) -> Image.Image:
         draw.text((left, top + tile_height + 2), title, "black", font)
         draw.text((left, top + tile_height + 16), details, "dimgrey", font)
     return sheet
+
+
+def html(title: str, read: Callable[[], Iterable[Mapping[str, Any]]]) -> str:
+    """A title and a grid of the first of `imageshards.records`, for a notebook; or why these can't be read."""
+    try:
+        shown = []
+        for number, one in enumerate(read()):
+            image = _image(one["image"])
+            shown.append(Shown(number, image, one["label"], (image.height, image.width)))
+        out = io.BytesIO()
+        grid(shown).save(out, "JPEG", quality=90)
+        drawn = f'<img src="data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}">'
+    except ImageShardsError as error:
+        drawn = escape(str(error))
+    return f"<p>{escape(title)}</p>{drawn}"
 
 
 def _tiles(record: Shown) -> Iterator[tuple[Image.Image, str, str]]:

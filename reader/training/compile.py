@@ -50,8 +50,8 @@ def _schedule(phase: Phase, recipe: Recipe) -> Any:
 
 def _loss(info: DatasetInfo, recipe: Recipe) -> Callable[[Any, Any], Any]:
     """Cross-entropy of class ids [b] and logits [b, classes], for each record: [b]."""
-    smoothing, classes = recipe.options.label_smoothing, info.num_classes
-    weights = _balanced(info) if recipe.options.class_weights == "balanced" else None
+    smoothing, classes = recipe.options.label_smoothing, len(recipe.classes)
+    weights = _balanced(recipe) if recipe.options.class_weights == "balanced" else None
 
     def cross_entropy(labels: Any, logits: Any) -> Any:
         labels = ops.cast(ops.reshape(labels, (-1,)), "int32")
@@ -62,9 +62,9 @@ def _loss(info: DatasetInfo, recipe: Recipe) -> Callable[[Any, Any], Any]:
     return cross_entropy
 
 
-def _balanced(info: DatasetInfo) -> np.ndarray[Any, Any]:
+def _balanced(recipe: Recipe) -> np.ndarray[Any, Any]:
     """A weight for each class, so that all classes with images weigh the same; 1 on average over the images."""
-    counts = np.array(info.splits["train"].class_counts, np.float64)
+    counts = np.array(list(recipe.classes.values()), np.float64)
     present = counts > 0
     return np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 0.0).astype(np.float32)
 

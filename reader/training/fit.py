@@ -274,11 +274,11 @@ class _Training:
         verdict, best = report.verdict(self._speed, info, self._recipe), _best(lines)["epoch"]
         if self._devices.is_first:
             self._write_model(model)
-            out.write(out_folder.LABELS_FILE, "".join(f"{label}\n" for label in info.classes).encode())
+            out.write(out_folder.LABELS_FILE, "".join(f"{label}\n" for label in self._recipe.classes).encode())
             out.write(out_folder.CURVES_FILE, pictures.curves(lines))
             if counts is not None:
                 split = self._recipe.eval_split or ""
-                out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, info.classes, split))
+                out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, tuple(self._recipe.classes), split))
         self._run |= {"finished": True, "best_epoch": best, "verdict": verdict, **report.mean_speed(lines)}
         out.write_run(self._run)
         return TrainResult(out.as_given, self._devices.description, tuple(lines), best, verdict)
@@ -294,10 +294,10 @@ class _Training:
 
     def _confusion(self, model: Any) -> Any:
         """Counts [classes, classes] of the eval split, or None."""
-        if self._recipe.eval_split is None or self._info.num_classes > pictures.MOST_CLASSES:
+        if self._recipe.eval_split is None or len(self._recipe.classes) > pictures.MOST_CLASSES:
             return None
         with self._devices.scope():
-            matrix = pictures.ConfusionMatrix(self._info.num_classes)
+            matrix = pictures.ConfusionMatrix(len(self._recipe.classes))
             model.compile(weighted_metrics=[matrix])
         model.evaluate(self._inputs.validation(), verbose=0)
         return keras.ops.convert_to_numpy(matrix.counts)

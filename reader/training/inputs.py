@@ -37,12 +37,19 @@ class Inputs:
             augment=BY_NAME.get(recipe.options.augment),
             cache=recipe.options.cache,
             host=devices.host,
+            where=recipe.train,
+            balance="classes" if recipe.options.balance == "classes" else None,
             **size,
         )
         self._validation = None
         if recipe.eval_split is not None:
             self._validation = eval_batches(
-                info, recipe.eval_split, cache=recipe.options.cache, host=devices.host, **size
+                info,
+                recipe.eval_split,
+                cache=recipe.options.cache,
+                host=devices.host,
+                where=recipe.validation,
+                **size,
             )
         self.waited_s = 0.0
 

@@ -109,11 +109,11 @@ def build(info: DatasetInfo, recipe: Recipe) -> Model:
     inputs = keras.Input(shape, dtype="uint8")
     images = keras.ops.cast(inputs, "float32")
     if recipe.model == SMALL_CNN:
-        logits, base = _small_cnn(_normalised(images, info), info.num_classes), None
+        logits, base = _small_cnn(_normalised(images, info), len(recipe.classes)), None
     elif ":" in recipe.model:
-        logits, base = _users_model(recipe.model, images, info.num_classes), None
+        logits, base = _users_model(recipe.model, images, len(recipe.classes)), None
     else:
-        logits, base = _application(recipe, images, info.num_classes)
+        logits, base = _application(recipe, images, len(recipe.classes))
     full = keras.Model(inputs, logits, name=recipe.model.partition(":")[2] or recipe.model)
     if recipe.options.weights == "imagenet" and base is None:
         raise UsageError(f"--weights imagenet: {recipe.model} has none; use none or a file")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from beam_pipeline.errors import UsageError, plural, some
 from reader.info import DatasetInfo
+from reader.select import Selection, parse_classes, select
 from reader.training.models import MODULES, SMALL_CNN, application_name
 
 _EVAL_SPLITS = ("validation", "val", "test")
@@ -114,6 +115,13 @@ class TrainOptions:
     label_smoothing: float = _option(
         0.0, "R", "Share of each label given to all classes (default: %(default)s).", _BELOW_1
     )
+    classes: Mapping[str, str] | None = _option(
+        None,
+        "NAMES",
+        "Train on these classes only, such as cat,dog; with new names, which may merge some: tabby=cat,tiger=cat.",
+        parse_classes,
+    )
+    balance: str = _choice("none", "none|classes", "With classes, as many images of each class in every epoch")
     augment: str = _choice("flip_crop", "|".join(("none", *AUGMENTS)), "Augmentation of the training images")
     class_weights: str = _choice("none", "none|balanced", "With balanced, all classes weigh the same")
     mixed_precision: str = _choice(
@@ -168,6 +176,8 @@ class Recipe:
 
     Attributes:
         options: as given.
+        classes: names of those that are trained, and how many images of train each has.
+        train, validation: which records are read; None for all of the split.
         model: as Keras writes its name.
         batch_size, image_size, steps, eval_split: as in the options; steps of an epoch; None if there is no such split.
         phases: one, or with weights two.
@@ -180,6 +190,14 @@ class Recipe:
     steps: int
     eval_split: str | None
     phases: tuple[Phase, ...]
+    classes: Mapping[str, int]
+    train: Selection | None = None
+    validation: Selection | None = None
+
+    @property
+    def images(self) -> int:
+        """Of train."""
+        return sum(self.classes.values())
 
     @property
     def epochs(self) -> int:
@@ -194,6 +212,8 @@ class Recipe:
     def configuration(self, info: DatasetInfo) -> dict[str, Any]:
         """Everything that affects the result, as JSON. A run resumes only if it is unchanged."""
         given = {name: value for name, value in asdict(self.options).items() if name not in _MAY_CHANGE}
+        if self.options.classes is None and self.options.balance == "none":  # as before there were these options
+            del given["classes"], given["balance"]
         return given | {
             "dataset": info.manifest["self_sha256"],
             "model": self.model,
@@ -226,12 +246,19 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     if "train" not in info.splits:
         raise UsageError(f"{info.url} has no split 'train': it has {some(list(info.splits))}")
     model = application_name(options.model)
-    records = info.records("train")
+    if options.balance == "classes" and options.class_weights == "balanced":
+        raise UsageError("--balance classes reads all classes equally often: leave out --class_weights balanced")
+    train = select(info, "train", options.classes)
+    found = dict.fromkeys(info.classes if train is None else train.classes, 0)
+    for number, count in enumerate(info.splits["train"].class_counts):
+        if train is None or train.labels[number] >= 0:
+            found[info.classes[number] if train is None else train.classes[train.labels[number]]] += count
+    records = info.records("train") if train is None else train.size
     batch = options.batch_size or -(-_batch_size(records) // devices) * devices
     if batch % devices:
         fits = -(-batch // devices) * devices
         raise UsageError(f"--batch_size {batch}: {devices} devices share it; the next that fits is {fits}")
-    steps = info.steps_per_epoch("train", batch)
+    steps = max(1, records // batch)
     epochs = options.epochs or max(_LEAST_EPOCHS, math.ceil(_LEAST_UPDATES / steps))
     rate = options.learning_rate or _RATES.get(model, _RATE) * math.sqrt(batch / _LARGE_BATCH)
     has_weights = options.weights != "none" and model != SMALL_CNN and ":" not in model
@@ -242,7 +269,9 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     if has_weights and more:
         phases.append(Phase("fine_tuning", more, rate * _FINE_TUNING_RATE))
     side = options.image_size or _side(info, model)
-    return Recipe(options, model, batch, side, steps, _eval_split(info, options.eval_split), tuple(phases))
+    eval_split = _eval_split(info, options.eval_split)
+    validation = None if eval_split is None else select(info, eval_split, options.classes)
+    return Recipe(options, model, batch, side, steps, eval_split, tuple(phases), found, train, validation)
 
 
 def _batch_size(records: int) -> int:
@@ -272,9 +301,10 @@ def _eval_split(info: DatasetInfo, given: str | None) -> str | None:
 
 def warnings(info: DatasetInfo, recipe: Recipe) -> Iterator[str]:
     """What will probably make the result disappoint."""
-    records, updates = info.records("train"), recipe.steps * recipe.epochs
-    if info.num_classes < 2:
-        yield "the dataset has one class: every prediction is correct"
+    records, updates = recipe.images, recipe.steps * recipe.epochs
+    if len(recipe.classes) < 2:
+        has = "the dataset has" if recipe.train is None else "--classes leaves"
+        yield f"{has} one class: every prediction is correct"
     if recipe.batch_size > records:
         yield f"--batch_size {recipe.batch_size}: train has {plural(records, 'image')}, so images repeat within a batch"
     if updates < _LEAST_UPDATES:

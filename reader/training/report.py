@@ -26,9 +26,10 @@ _SMALLER = 1.5  # a stored side this many times the trained one is worth storing
 def summary_lines(info: DatasetInfo, recipe: Recipe, devices: Devices) -> Iterator[str]:
     """What is trained on what, and for how long."""
     split = recipe.eval_split
-    validation = f", {plural(info.records(split), 'validation image')} ({split})" if split else ""
-    classes = plural(info.num_classes, "class")
-    yield f"{info.name} {info.version}: {plural(info.records('train'), 'training image')}{validation}, {classes}"
+    validated = recipe.validation.size if recipe.validation else info.records(split) if split else 0
+    validation = f", {plural(validated, 'validation image')} ({split})" if split else ""
+    classes = plural(len(recipe.classes), "class")
+    yield f"{info.name} {info.version}: {plural(recipe.images, 'training image')}{validation}, {classes}"
     yield f"{recipe.model} at {recipe.image_size} px on {devices.description}"
     for phase in recipe.phases:
         updates, warmup_steps = recipe.steps * phase.epochs, recipe.schedule(phase)[0]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from beam_pipeline.cli.messages import ALREADY_PUBLISHED, REPAIRED, Manifest, plan_text, published_text, warnings
+from beam_pipeline.cli.messages import plan_text, published_text, warnings
 from beam_pipeline.config import Config
+from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, REPAIRED, Manifest
 
 
 def split(counts: list[int], *shard_bytes: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from PIL import Image
 from beam_pipeline import schema
 from beam_pipeline.schema.example import image_example
 from beam_pipeline.schema.manifest import FORMAT_VERSION, seal_manifest
+from beam_pipeline.schema.table import COLUMNS, column_name, table_bytes
 from tests import make
 
 CLASSES = ("bird", "cat", "dog")
@@ -90,6 +92,7 @@ def make_dataset(
     columns: Columns = (),
     classes: Sequence[str] = CLASSES,
     record: Callable[[str, int], tuple[int, bytes]] | None = None,
+    tables: bool = False,
 ) -> str:
     """Write a dataset whose shards hold the given numbers of records, and return its folder.
 
@@ -99,6 +102,7 @@ def make_dataset(
         size, size_of: (height, width) of every image, or of each by its number in the split.
         columns: further features: name, dtype, whether it is a list, encoder, and a record's values by its number.
         record: makes a record's class and bytes from its split and its number there, in place of `make_record`.
+        tables: whether to write record tables: bytes, class, and the columns that hold one number.
     """
 
     def drawn(split: str, number: int) -> tuple[int, bytes]:
@@ -117,12 +121,15 @@ def make_dataset(
         shards, rows, number, class_counts = [], [], 0, [0] * len(classes)
         for index, count in enumerate(counts):
             name = schema.ShardName("photos", split, index, len(counts))
-            records = []
+            records, rows_of = [], defaultdict[str, list[Any]](list)
             for _ in range(count):
                 sizes.append(size_of(number) if size_of else size)
                 label, made = (record or drawn)(split, number)
                 records.append(schema.frame(made))
                 class_counts[label] += 1
+                values = {column_name(one): of(number)[0] for one, _, is_list, _, of in columns if not is_list}
+                for key, value in {"bytes": len(records[-1]), "class": label, **values}.items():
+                    rows_of[key].append(value)
                 number += 1
             data = b"".join(records)
             if compression == "none":
@@ -135,6 +142,12 @@ def make_dataset(
                 data = packer.compress(data) + packer.flush()
             (folder / name.file).write_bytes(data)
             entry = {"file": name.file, "records": count, "bytes": len(data), "crc32c": google_crc32c.value(data)}
+            if tables:
+                kinds = {column_name(one): np.dtype(kind).str for one, kind, *_ in columns if kind != "bytes"}
+                kinds = {"bytes": COLUMNS["bytes"], "class": COLUMNS["class"], **kinds}
+                table = table_bytes(kinds, {key: rows_of[key] for key in kinds})
+                (folder / schema.table_file(name.file)).write_bytes(table)
+                entry["table"] = schema.file_sums(table)
             shards.append({**entry, "images": count, "listing_fingerprint": "0" * 32, "content_fingerprint": "0" * 32})
         if compression == "none":
             buffer = io.BytesIO()

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["--json", "info", "x"], f"unknown command '--json': choose one of write, {', '.join(VERBS)}"),
         (["info"], "the following arguments are required: DATASET; see --help"),
         (["copy", "x"], "the following arguments are required: DIR; see --help"),
-        (["index", "x*"], "the following arguments are required: --out; see --help"),
+        (["index", "x*"], "give files and --out DIR, or --table DATASET; see --help"),
         (["show", "x", "--width", "3"], "unknown flag '--width': see --help"),
         (["show", "x", "--splt=train"], "unknown flag '--splt': did you mean --split?"),
         (["show", "x", "-o", "y"], "unknown flag '-o': see --help"),

@@ -33,7 +33,7 @@ def numbers_of(first: Integers, position: Position, host: int, count: int) -> li
     """The next `count` record numbers of a host, with the epoch of each."""
     pairs = (
         (window.epoch, number)
-        for window in order.train_windows(first, position, host)
+        for window in order.train_windows(order.each_once(first), position, host)
         for number in window.numbers.tolist()
     )
     return list(itertools.islice(pairs, count))

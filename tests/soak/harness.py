@@ -154,7 +154,7 @@ def expected(url: str, jobs: Sequence[Job], segments: Iterable[int]) -> list[lis
     steps: list[list[tuple[int, int]]] = []
     for (batch, hosts), group in itertools.groupby((jobs[segment].batch, jobs[segment].hosts) for segment in segments):
         position = position.at(len(steps)).on(global_batch_size=batch, hosts=hosts)
-        streams = [_records(order.train_windows(first, position, host)) for host in range(hosts)]
+        streams = [_records(order.train_windows(order.each_once(first), position, host)) for host in range(hosts)]
         steps += [[next(stream) for stream in streams for _ in range(batch // hosts)] for _ in group]
     return steps
 

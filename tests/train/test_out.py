@@ -21,7 +21,7 @@ from PIL import Image
 
 import reader
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
-from reader.records import RunReader
+from reader.runs import RunReader
 from reader.training import checkpoint, pictures
 from reader.training.fit import TrainResult, train
 from reader.training.options import TrainOptions

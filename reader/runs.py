@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,33 @@ _HEADER = struct.Struct("<QI")  # length, and its masked CRC-32C
 _CRC = struct.Struct("<I")
 
 
+# Of a run, the chosen records are read at once if they are a quarter of the bytes from the first to the last one, and
+# so are those with fewer bytes between them: a request costs as much (benchmarks/selection.py).
+_DENSE = 4
+_GAP_BYTES = 64 << 10
+
+
 class InvalidRecordError(ValueError):
     """A record's CRC is valid, but its content isn't what the manifest says."""
+
+
+class Piece(NamedTuple):
+    """Records that one request reads: a run, or a part of it.
+
+    Attributes:
+        path: of the shard.
+        text_index: path of the shard's, "" if it has none.
+        start, stop: its bytes in the shard.
+        record: number in the shard of its first record.
+        records: how many it has.
+    """
+
+    path: str
+    text_index: str
+    start: int
+    stop: int
+    record: int
+    records: int
 
 
 @dataclass(frozen=True)
@@ -54,10 +79,49 @@ class RunTable:
         """Records in the selection."""
         return int(self.first[-1])
 
-    def runs_of(self, numbers: Integers) -> tuple[Integers, Integers]:
-        """The run of each record of the selection, and the record's index in that run on disk; int64 [n] both."""
-        run = np.searchsorted(self.first, numbers, "right") - 1
-        return run, numbers - self.first[run] + self.skip[run]
+    @property
+    def mean_run(self) -> tuple[int, int]:
+        """Records and runs of the split string, which say how large a window is."""
+        return self.total, len(self.file)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that reading all of the records takes, about."""
+        return int(self.bytes.sum())
+
+    def runs_of(self, numbers: Integers) -> Integers:
+        """The run of each record; int64 [n]."""
+        return np.searchsorted(self.first, numbers, "right") - 1
+
+    def pieces_of(self, numbers: Integers, is_kept: bool = False) -> tuple[list[Piece], Integers, Integers]:
+        """What to read for some records: pieces in file order, and of each record the piece and its index in that.
+
+        Args:
+            numbers: int64 [n] of the records, in any order, some perhaps more than once.
+            is_kept: whether a cache keeps the pieces: they are then the same whatever else is read.
+        """
+        run = self.runs_of(numbers)
+        runs, piece_of = np.unique(run, return_inverse=True)
+        start, head = self.offset[runs], self.file_record[runs]
+        pieces = self._pieces(runs, start, start + self.bytes[runs], head, self.records[runs])
+        return pieces, piece_of, numbers - self.first[run] + self.skip[run]
+
+    def _pieces(
+        self, run: Integers, start: Integers, stop: Integers, record: Integers, records: Integers
+    ) -> list[Piece]:
+        files, columns = self.file[run].tolist(), (one.tolist() for one in (start, stop, record, records))
+        return [
+            Piece(self.files[file], self.indexes[file], *values) for file, *values in zip(files, *columns, strict=True)
+        ]
+
+    def number_of(self, path: str, row: int) -> int | None:
+        """Number in the selection of record `row` of a shard, the first if it is there twice; None if it isn't."""
+        for file in (number for number, name in enumerate(self.files) if name == path):
+            begin, end = np.searchsorted(self.file, [file, file + 1]).tolist()  # its runs
+            index = row - self.file_record[begin:end] - self.skip[begin:end]
+            for run in np.flatnonzero((index >= 0) & (index < np.diff(self.first[begin : end + 1]))).tolist():
+                return int(self.first[begin + run] + index[run])
+        return None
 
     @classmethod
     def select(
@@ -113,6 +177,82 @@ class RunTable:
             first=np.concatenate(
                 [*(table.first[:-1] + records_before[i] for i, table in enumerate(tables)), records_before[-1:]]
             ),
+        )
+
+
+@dataclass(frozen=True)
+class SelectedTable(RunTable):
+    """Some records of a table: its runs are those with at least one of them, `skip` is 0, numbers count these records.
+
+    Attributes:
+        index: uint16 [records], index of the record in its run on disk.
+        start, size: uint32 [records], where it begins in its run, and its bytes.
+        split: records and runs of the table that they were selected from.
+        label: int32 [records], class id in the selection; empty if nobody needs it.
+    """
+
+    index: npt.NDArray[np.uint16] = field(kw_only=True)
+    start: npt.NDArray[np.uint32] = field(kw_only=True)
+    size: npt.NDArray[np.uint32] = field(kw_only=True)
+    split: tuple[int, int] = field(kw_only=True)
+    label: npt.NDArray[np.int32] = field(kw_only=True)
+
+    @property
+    def mean_run(self) -> tuple[int, int]:
+        return self.split
+
+    @property
+    def read_bytes(self) -> int:
+        return int(self.size.sum(dtype=np.int64))
+
+    def pieces_of(self, numbers: Integers, is_kept: bool = False) -> tuple[list[Piece], Integers, Integers]:
+        wanted = np.unique(numbers)
+        if is_kept:  # all selected records of these runs
+            runs = np.unique(self.runs_of(wanted))
+            wanted = np.concatenate([np.arange(self.first[run], self.first[run + 1]) for run in runs.tolist()])
+        run, start, size = self.runs_of(wanted), self.start[wanted].astype(np.int64), self.size[wanted].astype(np.int64)
+        stop, index = start + size, self.index[wanted].astype(np.int64)
+        is_new = np.concatenate(([True], run[1:] != run[:-1]))
+        heads = np.flatnonzero(is_new)
+        tails = np.concatenate((heads[1:], [len(run)])) - 1
+        is_dense = np.add.reduceat(size, heads) * _DENSE >= stop[tails] - start[heads]
+        gap = np.concatenate(([0], start[1:] - stop[:-1]))
+        is_cut = is_new | ((gap > _GAP_BYTES) & ~is_dense[np.cumsum(is_new) - 1])
+        heads = np.flatnonzero(is_cut)
+        tails = np.concatenate((heads[1:], [len(run)])) - 1
+        of, offset = run[heads], self.offset[run[heads]]
+        record, records = self.file_record[of] + index[heads], index[tails] - index[heads] + 1
+        pieces = self._pieces(of, offset + start[heads], offset + stop[tails], record, records)
+        at = np.searchsorted(wanted, numbers)
+        piece_of = (np.cumsum(is_cut) - 1)[at]
+        return pieces, piece_of, index[at] - index[heads][piece_of]
+
+    @classmethod
+    def of(
+        cls,
+        table: RunTable,
+        mask: npt.NDArray[np.bool_],
+        index: npt.NDArray[np.uint16],
+        start: npt.NDArray[np.uint32],
+        size: npt.NDArray[np.uint32],
+        label: npt.NDArray[np.int32],
+    ) -> SelectedTable:
+        """The records of a table that a mask selects, with these attributes."""
+        counts = np.add.reduceat(mask, table.first[:-1], dtype=np.int64)
+        runs = {
+            name: getattr(table, name)[counts > 0] for name in ("file", "offset", "bytes", "records", "file_record")
+        }
+        return cls(
+            files=table.files,
+            **runs,
+            skip=np.zeros(len(runs["file"]), np.int64),
+            first=np.concatenate(([0], np.cumsum(counts[counts > 0]))),
+            indexes=table.indexes,
+            index=index,
+            start=start,
+            size=size,
+            split=table.mean_run,
+            label=label,
         )
 
 
@@ -216,50 +356,48 @@ class RunReader:
         self._text_indexes: dict[str, list[int]] = {}  # of corrupt shards
         self.is_remote = self._store.is_remote
 
-    def read(self, run: int, out: memoryview | None = None) -> Run:
-        """One run.
+    def pieces_of(self, numbers: Integers) -> tuple[list[Piece], Integers, Integers]:
+        """What to read for some records of the table; as `RunTable.pieces_of`."""
+        return self.table.pieces_of(numbers, is_kept=self._cache is not None)
+
+    def read(self, piece: Piece, out: memoryview | None = None) -> Run:
+        """Some records of one run.
 
         Args:
-            run: its index in the table.
-            out: memory of at least the run's bytes, which the result may use.
+            piece: of the table.
+            out: memory of at least its bytes, which the result may use.
 
         Raises:
             StorageError: the file can't be read. (If it is missing or short, each record says so.)
         """
-        table = self.table
-        path, start, count = table.files[int(table.file[run])], int(table.offset[run]), int(table.records[run])
-        stop = start + int(table.bytes[run])
+        path, start, stop = piece.path, piece.start, piece.stop
         cached = None if self._cache is None else self._cache.get(path, start, stop)
         if cached is not None:
-            loaded = self._parse(run, memoryview(cached))
-            if loaded.check(count):
+            loaded = self._parse(piece, memoryview(cached))
+            if loaded.check(piece.records):
                 return loaded
         try:
             data = self._store.read_range(path, start, stop, None if out is None else out[: stop - start])
         except FileNotFoundError:
-            return self._parse(run, None)
-        loaded = self._parse(run, memoryview(data))
-        if self._cache is not None and loaded.check(count):
+            return self._parse(piece, None)
+        loaded = self._parse(piece, memoryview(data))
+        if self._cache is not None and loaded.check(piece.records):
             self._cache.put(path, start, bytes(data))
         return loaded
 
-    def _parse(self, run: int, data: memoryview | None) -> Run:
-        table = self.table
-        count, start, file = int(table.records[run]), int(table.offset[run]), int(table.file[run])
-        bounds, is_framed = [] if data is None else frame_bounds(data, count), True
-        if data is not None and (len(bounds) <= count or bounds[-1] != table.bytes[run]):
+    def _parse(self, piece: Piece, data: memoryview | None) -> Run:
+        count, is_framed = piece.records, True
+        bounds = [] if data is None else frame_bounds(data, count)
+        if data is not None and (len(bounds) <= count or bounds[-1] != piece.stop - piece.start):
             is_framed = False
             # The right number of frames, but of other lengths: another file's.
-            bounds = self._indexed_bounds(run) or (bounds if len(bounds) <= count else [0])
-        return Run(data, bounds, table.files[file], int(table.file_record[run]), start, is_framed)
+            bounds = self._indexed_bounds(piece) or (bounds if len(bounds) <= count else [0])
+        return Run(data, bounds, piece.path, piece.record, piece.start, is_framed)
 
-    def _indexed_bounds(self, run: int) -> list[int] | None:
-        """Bounds of a run's frames by the shard's text index, if one fits: a corrupt length hides them."""
-        table = self.table
-        offsets = self._text_index(table.indexes[int(table.file[run])])
-        first, start = int(table.file_record[run]), int(table.offset[run])
-        count, size = int(table.records[run]), int(table.bytes[run])
-        bounds = [offset - start for offset in offsets[first : first + count]]
+    def _indexed_bounds(self, piece: Piece) -> list[int] | None:
+        """Bounds of its frames by the shard's text index, if one fits: a corrupt length hides them."""
+        offsets, count, size = self._text_index(piece.text_index), piece.records, piece.stop - piece.start
+        bounds = [offset - piece.start for offset in offsets[piece.record : piece.record + count]]
         fits = len(bounds) == count and bounds[0] == 0 and bounds == sorted(bounds) and bounds[-1] < size
         return [*bounds, size] if fits else None
 

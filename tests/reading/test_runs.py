@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError
 from reader.cache import DiskCache, MemoryCache
-from reader.records import RunCache, RunReader, RunTable, frame_bounds, frame_fault
+from reader.runs import RunCache, RunReader, RunTable, frame_bounds, frame_fault
 from tests import make
 
 
@@ -41,10 +41,11 @@ def read(table: RunTable, numbers: Any) -> list[bytes | CorruptRecordError]:
     """Records by number, each from its run; an error for one that is corrupt."""
     reading = RunReader(table)
     found: list[bytes | CorruptRecordError] = []
-    for run, index in zip(*table.runs_of(np.asarray(numbers)), strict=True):
-        buffer = bytearray(int(table.bytes[run]) + 7)
+    pieces, *of = reading.pieces_of(np.asarray(numbers))
+    for number, index in zip(*of, strict=True):
+        buffer = bytearray(pieces[number].stop - pieces[number].start + 7)
         try:
-            found.append(reading.read(int(run), memoryview(buffer)).record(int(index)))
+            found.append(reading.read(pieces[number], memoryview(buffer)).record(int(index)))
         except CorruptRecordError as error:
             found.append(error)
     return found
@@ -70,7 +71,7 @@ def test_the_crc_of_each_record_is_computed_once_a_read(
     monkeypatch.setattr(schema, "masked_crc32c", lambda data: (computed.update([data]), crc(data))[1])
     for _ in range(3):  # the first fills the cache
         computed.clear()
-        runs = [reading.read(run) for run in range(2)]
+        runs = [reading.read(piece) for piece in reading.pieces_of(np.arange(70))[0]]
         assert [
             run.record(index) for run, count in zip(runs, (64, 6), strict=True) for index in range(count)
         ] == records

@@ -1,0 +1,378 @@
+"""Selecting records by class and by column: what is read, through every door, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reader
+from beam_pipeline import schema
+from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.schema.example import int64_feature
+from beam_pipeline.schema.manifest import seal_manifest
+from beam_pipeline.storage.local import LocalStorage
+from imageshards import main
+from reader.position import Position
+from reader.select import read_columns, select
+from tests import make, servers
+from tests.reading import shards
+
+SHARDS = {"train": [200, 65, 0, 130], "validation": [50]}
+PETS = {"cat": "pet", "dog": "pet"}
+COLUMNS = [("width", "int64", False, int64_feature, lambda number: [number % 7])]
+
+
+@pytest.fixture(scope="module")
+def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
+    folder = tmp_path_factory.mktemp("select") / "1.0.0"
+    return reader.load_info(shards.make_dataset(folder, SHARDS, columns=COLUMNS, tables=True))
+
+
+def train(info: Any, **options: Any) -> Any:
+    return reader.train_batches(
+        info, options.pop("split", "train"), **{"global_batch_size": 8, "features": ["filename"], **options}
+    )
+
+
+def evaluated(info: Any, split: str, **options: Any) -> list[tuple[int, int]]:
+    """(number, label) of each record that evaluation reads."""
+    batches = reader.eval_batches(info, split, global_batch_size=16, features=["filename"], **options)
+    return [
+        (int(name[-10:-4]), int(label))
+        for inputs, labels, weights in batches
+        for name, label, weight in zip(inputs["filename"], labels, weights, strict=True)
+        if weight
+    ]
+
+
+def odd(columns: Any) -> Any:
+    return columns["column:width"] % 2 == 1
+
+
+@pytest.mark.parametrize(
+    ("split", "options", "classes", "wanted"),
+    [
+        ("train", {"classes": ["dog", "cat"]}, ("cat", "dog"), lambda n: n % 3 - 1),
+        ("train", {"classes": PETS}, ("pet",), lambda n: min(n % 3, 1) - 1),
+        (
+            "train[:50%]",
+            {"classes": {"bird": "z", "cat": "a"}},
+            ("a", "z"),
+            lambda n: (1, 0, -1)[n % 3] if n < 198 else -1,
+        ),
+        ("train", {"where": odd}, shards.CLASSES, lambda n: n % 3 if n % 7 % 2 else -1),
+        (
+            "train[100:-60]",
+            {"where": odd, "classes": ["bird"]},
+            ("bird",),
+            lambda n: 0 if 100 <= n < 335 and n % 7 % 2 and not n % 3 else -1,
+        ),
+    ],
+)
+def test_exactly_the_selected_records_are_read_with_the_new_class_ids(
+    info: reader.DatasetInfo,
+    split: str,
+    options: dict[str, Any],
+    classes: tuple[str, ...],
+    wanted: Callable[[int], int],
+) -> None:
+    every = [(number, wanted(number)) for number in range(395) if wanted(number) >= 0]
+    assert evaluated(info, split, **options) == every
+    batches = train(info, split=split, **options)
+    assert batches.classes == classes and batches.start.records == len(every)
+    epoch = [
+        (int(name[-10:-4]), int(label))
+        for inputs, labels in itertools.islice(train(info, split=split, global_batch_size=1, **options), len(every))
+        for name, label in zip(inputs["filename"], labels, strict=True)
+    ]
+    assert sorted(epoch) == every != epoch
+
+
+def test_several_parts_of_a_split_string_are_selected_from_each(info: reader.DatasetInfo) -> None:
+    found = evaluated(info, "train[:10]+validation+train[300:]", classes=["dog"])
+    wanted = [*range(10), *range(50), *range(300, 395)]
+    assert [number for number, _ in found] == [number for number in wanted if number % 3 == 2]
+
+
+def test_all_classes_by_their_own_names_are_no_selection(info: reader.DatasetInfo) -> None:
+    assert select(info, "train", classes=list(info.classes)) is None
+    assert train(info, classes=list(info.classes)).start == train(info).start
+    renamed = select(info, "train", classes={"bird": "z", "cat": "b", "dog": "a"})
+    assert renamed is not None and renamed.size == 395 and [renamed.label(old) for old in range(3)] == [2, 1, 0]
+
+
+def test_one_hot_labels_have_the_selected_classes(info: reader.DatasetInfo) -> None:
+    batches = train(info, classes={"bird": "b", "dog": "a"}, labels="one_hot")
+    assert batches.one_hot_classes == 2
+    for inputs, labels in batches:
+        is_dog = [b"dog" in bytes(name) for name in inputs["filename"]]
+        assert labels.tolist() == [[1, 0] if one else [0, 1] for one in is_dog]
+
+
+def test_only_the_columns_that_are_asked_for_are_read(
+    info: reader.DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges: list[tuple[str, int, int]] = []
+    kept = LocalStorage.read_range
+
+    def read_range(self: Any, url: str, start: int, stop: int | None, out: Any = None) -> Any:
+        data = kept(self, url, start, stop, out)
+        if url.endswith(".records.npy"):
+            ranges.append((url, start, len(data)))
+        return data
+
+    monkeypatch.setattr(LocalStorage, "read_range", read_range)
+    called = []
+    select(info, "train", where=lambda columns: called.append(1) or columns["column:width"] > 2)
+    assert len(called) == 3  # once a shard that has records
+    assert [size for _, start, size in ranges if start] == [8 * 200, 8 * 65, 8 * 130]
+    ranges.clear()
+    train(info, classes=["cat"])
+    assert sum(size for _, start, size in ranges if start) == 2 * 4 * 395  # class, then bytes
+
+
+def test_sparse_records_are_read_one_by_one_and_dense_ones_with_what_is_between(tmp_path: Path) -> None:
+    url = shards.make_dataset(tmp_path / "1.0.0", {"train": [128]}, size=(300, 400), columns=COLUMNS, tables=True)
+    info = reader.load_info(url)
+    ((_, _, _, columns),) = read_columns(info, "train", ["bytes"])
+    sizes, ends = columns["bytes"].tolist(), np.cumsum(columns["bytes"]).tolist()
+    for wanted, ranges in (
+        ([3, 120], [(3, 4), (120, 121)]),
+        (range(0, 128, 2), [(0, 63), (64, 127)]),
+        ([5, 6, 40], [(5, 7), (40, 41)]),
+    ):
+        mask = np.isin(np.arange(128), list(wanted))
+        selection = select(info, "train", where=lambda _, mask=mask: mask)
+        assert selection is not None
+        pieces, _, _ = selection.table(info, "train").pieces_of(np.arange(selection.size))
+        assert [(piece.start, piece.stop) for piece in pieces] == [(ends[a] - sizes[a], ends[b - 1]) for a, b in ranges]
+        assert [number for number, _ in evaluated(info, "train", where=selection)] == list(wanted)
+
+
+# --- resume, processes, hosts
+
+
+def test_another_selection_is_refused_on_resume_in_one_line(info: reader.DatasetInfo) -> None:
+    position = train(info, classes=["cat", "dog"]).position_at(3)
+    saved = Position.from_json(position.to_json())
+    assert train(info, classes=["dog", "cat"], position=saved).start == position
+    for other in ({"classes": ["cat"]}, {"classes": {"cat": "x", "dog": "y"}}, {}, {"where": odd}):
+        with pytest.raises(
+            ValueError, match=r"^the position was made with another selection \(classes, where\): '.*'$"
+        ):
+            train(info, position=saved, **other)
+    position = train(info, balance="classes").position_at(3)
+    with pytest.raises(ValueError, match=r"^the position was made with another balance: '.*'$"):
+        train(info, position=position, balance={"cat": 1, "dog": 2, "bird": 1})
+    with pytest.raises(ValueError, match=r"^the position was made with another number of records: 395, here it is 99$"):
+        train(info, position=position, balance="classes", epoch_records=99)
+
+
+def test_the_function_is_not_pickled_only_its_mask(info: reader.DatasetInfo) -> None:
+    batches = train(info, where=lambda columns: columns["column:width"] == 3, classes=["cat", "dog"], balance="classes")
+    copy = pickle.loads(pickle.dumps(batches))
+    assert copy.start == batches.start and copy.classes == batches.classes
+    for (one, labels), (other, others) in zip(batches, copy, strict=True):
+        assert (one["image"] == other["image"]).all() and (labels == others).all()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pytorch_reads_the_same_with_any_number_of_workers(info: reader.DatasetInfo, workers: int) -> None:
+    options: dict[str, Any] = {
+        "classes": PETS | {"bird": "bird"},
+        "where": odd,
+        "balance": "classes",
+        "epoch_records": 96,
+    }
+    loader = reader.torch.loader(info, "train", batch_size=8, num_workers=workers, **options)
+    wanted = reader.train_batches(info, "train", global_batch_size=8, **options)
+    assert [labels.tolist() for _, labels in loader] == [labels.tolist() for _, labels in wanted]
+    valid = reader.torch.ShardDataset(info, "validation", batch_size=8, shuffle=False, classes=["dog"])
+    assert sum(len(labels) for _, labels in valid) == 16
+
+
+def test_tensorflow_jax_and_keras_read_the_same(info: reader.DatasetInfo) -> None:
+    import jax
+
+    options: dict[str, Any] = {
+        "global_batch_size": 8,
+        "classes": PETS | {"bird": "bird"},
+        "balance": "classes",
+        "seed": 4,
+    }
+    wanted = [labels.tolist() for _, labels in reader.train_batches(info, "train", **options)]
+    assert [labels.numpy().tolist() for _, labels in reader.train_dataset(info, "train", **options)] == wanted
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    arrays = reader.as_jax(reader.train_batches(info, "train", **options), mesh)
+    assert [labels.tolist() for _, labels in arrays] == wanted
+    stream = reader.keras.Stream(reader.train_batches(info, "train", **options))
+    assert [stream[number][1].tolist() for number in range(len(stream))] == wanted
+    assert sum(sum(labels) for labels in wanted) == sum(map(len, wanted)) // 2
+
+
+def test_a_corrupt_record_is_substituted_by_a_selected_one(tmp_path: Path) -> None:
+    url, _ = shards.flipped(tmp_path / "1.0.0", [100], 4, tables=True)  # a cat
+    batches = train(url, classes=["cat"], on_error="skip")
+    for _ in range(2):
+        for inputs, labels in batches:
+            assert (labels == 0).all() and all(b"cat" in bytes(name) for name in inputs["filename"])
+    assert batches.skipped == 1
+
+
+def test_caches_serve_selected_records(info: reader.DatasetInfo, tmp_path: Path) -> None:
+    for cache in ("memory", tmp_path / "cache"):
+        batches = train(info, classes=["cat"], cache=cache, balance="classes")
+        for _ in range(2):
+            for inputs, _ in batches:
+                assert all(b"cat" in bytes(name) for name in inputs["filename"])
+
+
+def test_tables_and_records_are_read_from_a_bucket(info: reader.DatasetInfo, gcs: servers.Gcs) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "photos/1.0.0", Path(info.url))
+    there = reader.load_info(f"gs://{bucket}/photos/1.0.0")
+    options: dict[str, Any] = {"where": odd, "classes": ["bird", "cat"]}
+    assert evaluated(there, "train", **options) == evaluated(info, "train", **options)
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes": ["dgo"]}, "there is no class 'dgo': did you mean 'dog'?"),
+        ({"classes": "dog"}, "classes must be a list of class names, or a dict of names → new names, got 'dog'"),
+        ({"classes": {"dog": 3}}, "classes: the new name of a class must be a text, got 3"),
+        ({"where": lambda columns: columns["width"] > 2}, "there is no column 'width': did you mean 'column:width'?"),
+        (
+            {"where": lambda columns: columns["bytes"]},
+            "where returned uint32 [200]: it has to return bool [200], a value a record",
+        ),
+        ({"where": lambda columns: 1 / 0}, "<lambda> failed: ZeroDivisionError: division by zero"),
+        ({"where": "dog"}, "where must be a function of the record table's columns, got 'dog'"),
+        ({"balance": {"dog": 1}}, "balance has no weight for bird, cat: give one, or leave them out with classes"),
+        ({"balance": {"dgo": 1}}, "balance: there is no class 'dgo': did you mean 'dog'?"),
+        ({"balance": {"dog": 0, "cat": 1, "bird": 1}}, "balance: the weight of 'dog' must be above 0, got 0"),
+        ({"balance": "all"}, "balance must be 'classes' or a dict of class → weight, got 'all'"),
+        ({"epoch_records": 5}, "epoch_records goes with balance: without it an epoch is every record once"),
+    ],
+)
+def test_mistakes_are_one_line_with_the_fix(info: reader.DatasetInfo, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        train(info, **options)
+    assert str(error.value) == message
+
+
+def test_a_class_without_records_is_a_class_and_alone_an_error(tmp_path: Path) -> None:
+    names = (*shards.CLASSES, "yak")
+    url = shards.make_dataset(tmp_path / "1.0.0", {"train": [3, 30]}, classes=names, tables=True, record=_three)
+    assert train(url, classes=["dog", "yak"]).classes == ("dog", "yak")
+    with pytest.raises(UsageError, match=r"^none of the 33 records of split 'train' is selected by classes=\['yak'\]$"):
+        train(url, classes=["yak"])
+    assert {label for _, labels in train(url, classes=["dog", "yak"], balance="classes") for label in labels} == {0}
+    with pytest.raises(UsageError, match=r"^balance has a weight for yak, of which there is no record: leave it out "):
+        train(url, classes=["dog", "yak"], balance={"dog": 1, "yak": 1})
+
+
+def _three(split: str, number: int) -> tuple[int, bytes]:
+    return number % 3, shards.make_record(number, (16, 24))
+
+
+def test_a_version_without_tables_names_the_command_that_writes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = shards.make_dataset(tmp_path / "1.0.0", SHARDS, columns=COLUMNS)
+    before = make.files(tmp_path)
+    with pytest.raises(ImageShardsError) as error:
+        train(url, classes=["dog"])
+    assert str(error.value) == (
+        f"{url} has no record tables, which an earlier release didn't write: imageshards index --table {url} "
+        "writes them"
+    )
+    assert main(["index", "--table", url]) == 0 and capsys.readouterr().out == "OK: 5 record tables written\n"
+    written = {path: data for path, data in make.files(tmp_path).items() if path not in before}
+    assert len(written) == 5 and before.items() <= make.files(tmp_path).items()
+    found = [number for number, _ in evaluated(url, "train", classes=["dog"], where=odd)]
+    assert found == [number for number in range(395) if number % 3 == 2 and number % 7 % 2]
+    columns = next(iter(read_columns(reader.load_info(url), "train")))[3]
+    assert list(columns) == ["bytes", "class", "name", "column:width"]
+    assert main(["index", "--table", url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"dataset": url, "tables": 0}
+
+
+def test_tables_that_are_written_later_hold_what_the_writer_has_of_records(original: Path, tmp_path: Path) -> None:
+    published, url = reader.load_info(str(original)), tmp_path / "1.0.0"
+    shutil.copytree(original, url)
+    splits = {
+        name: {**split, "shards": [dict(shard) for shard in split["shards"]]}
+        for name, split in published.manifest["splits"].items()
+    }
+    for shard in (shard for split in splits.values() for shard in split["shards"]):
+        del shard["table"]
+        (url / schema.table_file(shard["file"])).unlink()
+    (url / schema.MANIFEST_FILE).write_bytes(seal_manifest({**published.manifest, "splits": splits}))
+    assert reader.write_tables(str(url)) == sum(len(split["shards"]) for split in splits.values())
+    for shard, _, _, columns in read_columns(reader.load_info(str(url)), "all"):
+        table = published.load_table(
+            next(one for split in published.splits.values() for one in split.shards if one.file == shard.file)
+        )
+        assert all((columns[name] == table[name]).all() for name in columns)
+    assert reader.verify(str(url))
+    path = url / schema.table_file(shard.file)
+    shutil.copyfile(next(url.glob("index/*train*.records.npy")), path)
+    assert [fault.what for fault in reader.verify(str(url)).faults] == ["it isn't the record table of its shard"]
+    path.write_bytes(b"junk")
+    assert [fault.what for fault in reader.verify(str(url)).faults] == ["it isn't a record table"]
+
+
+def test_gzip_and_a_table_of_other_records_are_refused(tmp_path: Path, info: reader.DatasetInfo) -> None:
+    url = shards.make_dataset(tmp_path / "gzip" / "1.0.0", SHARDS, compression="gzip")
+    with pytest.raises(ImageShardsError, match=r"is compressed with gzip, so .*: write it with --compression none$"):
+        train(url, classes=["dog"])
+    url = shards.make_dataset(tmp_path / "other" / "1.0.0", SHARDS, columns=COLUMNS, tables=True)
+    first, second, *_ = sorted(Path(url, schema.INDEX_FOLDER).glob("*-train*.records.npy"))
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(
+        ImageShardsError, match=rf"^{first} isn't the record table of this shard; run the job with --rep"
+    ):
+        train(url, classes=["dog"])
+    first.write_bytes(b"\x93NUMPY\x03\x00junk")
+    with pytest.raises(ImageShardsError, match=r"isn't the record table of this shard"):
+        train(url, classes=["dog"])
+
+
+# --- the commands
+
+
+def test_show_and_bench_take_classes(
+    info: reader.DatasetInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "show",
+                info.url,
+                "--classes",
+                "cat=pet,dog=pet",
+                "--count",
+                "30",
+                "--json",
+                "--out",
+                str(tmp_path / "a.png"),
+            ]
+        )
+        == 0
+    )
+    records = json.loads(capsys.readouterr().out)["records"]
+    assert {one["label"] for one in records} == {"pet"} and all(one["record"] % 3 for one in records)
+    assert main(["show", info.url, "--classes", "cta"]) == 2
+    assert capsys.readouterr().err == "error: there is no class 'cta': did you mean 'cat'?\n"
