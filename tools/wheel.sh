@@ -18,7 +18,7 @@ if ! pyproject-build --no-isolation --outdir "$made" . >"$made/log" 2>&1; then
     cat "$made/log" >&2
     exit 1
 fi
-if ! python -m zipfile --list "$made"/*.whl | grep -q '_resample.*\.so'; then
+if ! python -m zipfile --list "$made"/*.whl | grep '_resample.*\.so' >/dev/null; then
     # The compiler's own messages, if it runs, come before setuptools' line.
     echo "error: the resize was not compiled, which takes gcc and Python's header files (Debian: apt-get install gcc python3-dev):" >&2
     grep -E 'error:|building extension' "$made/log" >&2
