@@ -124,7 +124,7 @@ def written(output: Path, images: int) -> dict[str, str]:
 
 def shards(output: Path) -> list[Path]:
     """Every file of records."""
-    files = [path for path in output.rglob("*") if path.is_file() and path.suffix != ".idx"]
+    files = [path for path in output.rglob("*") if path.is_file() and path.parent.name != "index"]
     return [path for path in files if ".tfrecord" in path.name or path.suffix == ".tar"]
 
 

@@ -106,7 +106,8 @@ class ImageDecoder:
                 box, out = (left, top, left + crop_width, top + crop_height), row
             scale = _scale(encoded, box, out)
             decoded = self._scratch.array((-(-height // scale), -(-width // scale), channels))
-            resize_into(self._decode(encoded, decoded, scale), tuple(edge / scale for edge in box), out)
+            edges = [edge / scale for edge in box]
+            resize_into(self._decode(encoded, decoded, scale), (edges[0], edges[1], edges[2], edges[3]), out)
         if self._augment is not None:
             _store(call_user(self._augment, row, seed), row)
 

@@ -1,0 +1,136 @@
+"""The compiled resize compared with Pillow's: alone, in the codec, and in the reader's random crops.
+
+    python benchmarks/resize.py [IMAGES] [--count 100] [--rounds 9]
+
+IMAGES is a folder of photos (drawn pictures without). The ways run in turns in one thread; CPU µs an image, median
+(least – most), and the quality of the result compared with a resize in float64. Their pixels are compared, too. It
+prints Markdown for RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import reference
+from material import images as material
+from PIL import Image
+
+import beam_pipeline
+from beam_pipeline import images
+from beam_pipeline.images import resize
+from reader.augment import random_resized_crop
+from reader.decode import ImageDecoder, decode_pixels
+from reader.info import ImageInfo
+
+SIZES = ((500, 224), (500, 160), (1000, 224), (256, 224))  # width of 4:3, side of a square
+STORED = (224, 256, 384, None)
+
+
+class Task(NamedTuple):
+    """One image: what is measured, which gives pixels or a file, and the pixels that float64 gives."""
+
+    run: Callable[[], Any]
+    exact: Callable[[], np.ndarray] | None = None
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", type=Path, nargs="?")
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=9)
+    given = parser.parse_args()
+    if not resize.kernel():
+        sys.exit("the resize isn't compiled: install a C compiler, then `make setup`")
+    with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
+        folder = material(given.images, Path(scratch), given.count)
+        photos = [path.read_bytes() for path in sorted(folder.rglob("*.*"))]
+    print("| | Pillow, µs | compiled, µs | times as fast | dB |\n|---|---|---|---|---|")
+    for width, side in SIZES:
+        tasks = [alone(data, width, side) for data in photos[:20]]
+        compare(f"resize {width}×{width * 3 // 4} → {side}", tasks, given.rounds)
+    options = options_of(224)
+    compare("file → JPEG of 224", [Task(partial(images.convert, data, options)) for data in photos], given.rounds)
+    for stored in STORED:
+        tasks = [crop(images.convert(data, options_of(stored)), seed) for seed, data in enumerate(photos)]
+        compare(f"random crop → 224, stored {stored or 'as it is'}", tasks, given.rounds)
+
+
+def options_of(size: int | None) -> images.ImageOptions:
+    """The codec's options for squares of a size."""
+    return beam_pipeline.Config(input="in", output="out", name="bench", image_size=size or "none").image_options
+
+
+def alone(data: bytes, width: int, side: int) -> Task:
+    """The filter, from a Pillow image to a Pillow image."""
+    image = Image.open(io.BytesIO(data)).convert("RGB").resize((width, width * 3 // 4), Image.Resampling.LANCZOS)
+    size, box = (side, side), (0, 0, *image.size)
+    exact = partial(reference.resize, np.asarray(image), size, box, "bilinear")
+    return Task(partial(resize.resize_image, image, size, "bilinear", box), exact)
+
+
+def crop(image: images.EncodedImage, seed: int) -> Task:
+    """The reader's decoder with a random crop of one stored image."""
+    size, row, augment = (image.height, image.width), np.empty((224, 224, 3), np.uint8), random_resized_crop()
+    decode = ImageDecoder(ImageInfo("jpeg", 3, size, size, (), ()), 224, augment=augment, is_foreign=False)
+
+    def run() -> np.ndarray:
+        decode(image.data, row, seed)
+        return row.copy()
+
+    def exact() -> np.ndarray:
+        top, left, height, width = augment.window(*size, seed)
+        pixels = decode_pixels(image.data, 3)
+        return reference.resize(pixels, (224, 224), (left, top, left + width, top + height), "bilinear")
+
+    return Task(run, exact)
+
+
+def compare(title: str, tasks: Sequence[Task], rounds: int) -> None:
+    """Print a row: both ways in turns, whose results must be equal."""
+    us: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(rounds):
+        for compiled, measured in us.items():
+            with by(compiled):
+                start = time.thread_time()
+                for task in tasks:
+                    task.run()
+                measured.append((time.thread_time() - start) / len(tasks) * 1e6)
+    results = {}
+    for compiled in us:
+        with by(compiled):
+            results[compiled] = [task.run() for task in tasks]
+    for one, other in zip(*results.values(), strict=True):
+        assert one == other if isinstance(one, images.EncodedImage) else np.array_equal(one, other)
+    pairs = zip(tasks, results[True], strict=True)
+    db = [reference.psnr(np.asarray(result), task.exact()) for task, result in pairs if task.exact]
+    ratios = [slow / fast for slow, fast in zip(us[False], us[True], strict=True)]
+    figures = (spread(us[False]), spread(us[True]), spread(ratios, 2), f"{statistics.fmean(db):.1f}" if db else "")
+    print(f"| {title} | {' | '.join(figures)} |", flush=True)
+
+
+def by(compiled: bool) -> AbstractContextManager[object]:
+    """In this block the compiled resize is used, or Pillow's."""
+    return nullcontext() if compiled else mock.patch.object(resize, "kernel", lambda: None)
+
+
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    """Median (least – most)."""
+    low, middle, high = (f"{value:,.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
+    return f"{middle} ({low} – {high})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
