@@ -10,8 +10,7 @@ setup(
         Extension(
             "beam_pipeline.images._resample",
             ["beam_pipeline/images/resample.c"],
-            # Contracted to fused operations, doubles would be rounded otherwise than Pillow's.
-            extra_compile_args=["-O3", "-g0", "-ffp-contract=off"],
+            extra_compile_args=["-O3", "-g0"],
             py_limited_api=True,
             optional=True,
         )

@@ -5,9 +5,9 @@
    to integers of 22 binary places; sums are 32-bit integers. First each row is resized to the new width and rounded to
    bytes, then each column to the new height.
 
-   What makes it fast: a pixel is one 32-bit integer, and 8 pixels are one of the compiler's portable vectors. Integer
-   sums are exact in any order, so the result can't differ from Pillow's. For rows, the 8 pixels are those at the same x
-   of 8 rows, which share their weights; rows are transposed for it. For columns, they are neighbours in a row.
+   What makes it fast: a pixel is one 32-bit integer, and LANES pixels are one of the compiler's portable vectors.
+   Integer sums are exact in any order, so the result can't differ from Pillow's. For rows, a vector is the pixels at the
+   same x of LANES rows, which share their weights; rows are transposed for it. For columns, it is neighbours in a row.
 
    Nothing here touches a Python object while it computes, so the GIL is released. */
 
@@ -21,11 +21,12 @@
 #include <string.h>
 
 #pragma GCC diagnostic ignored "-Wpsabi" /* vectors are arguments of inlined functions only */
-/* Code for CPUs with AVX2, with SSE4.1 and without; the loader picks. Elsewhere the compiler's target decides. */
-#if defined(__x86_64__) && defined(__GLIBC__)
-#define CLONES __attribute__((target_clones("avx2", "sse4.1", "default")))
+#ifdef __x86_64__
+#define VECTORS __attribute__((target("avx2"))) /* of 32 bytes; the module can't be imported on a CPU without them */
+enum { LANES = 8 };
 #else
-#define CLONES
+#define VECTORS
+enum { LANES = 4 };
 #endif
 #ifdef __clang__
 #define SHUFFLE(type, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -36,7 +37,6 @@
 
 enum {
     WEIGHT_BITS = 22,     /* 8 more for a pixel and 2 for the negative lobes of filters make 32 */
-    LANES = 8,            /* pixels of a vector */
     MAX_SIDE = 1 << 20,   /* pixels: no index here overflows */
     MOST_UNCLIPPED = 8192 /* so many weights, all rounded up, don't make 256 of 255 */
 };
@@ -122,8 +122,8 @@ static int weigh(Axis *axis, int in, float low, float high, int out, int filter)
 
 /* The sum of `count` vectors, `step` integers from one to the next, each times its weight, for each of the channels:
    Pillow's inner loop. `clips` is its `clip8`; without negative weights no sum leaves 0-255. */
-INLINE Pixels weighted(const uint32_t *from, Py_ssize_t step, const int32_t *weights, int count, int channels,
-                       int clips) {
+INLINE void weighted(const uint32_t *from, Py_ssize_t step, const int32_t *weights, int count, int channels, int clips,
+                     Pixels *out) {
     Pixels sums[4], result = {0}; /* unsigned, since they wrap as Pillow's do */
     for (int c = 0; c < channels; c++) sums[c] = (Pixels){0} + (1 << (WEIGHT_BITS - 1));
     for (int i = 0; i < count; i++, from += step) {
@@ -139,7 +139,7 @@ INLINE Pixels weighted(const uint32_t *from, Py_ssize_t step, const int32_t *wei
             sums[c] >>= WEIGHT_BITS;
         result |= sums[c] << 8 * c;
     }
-    return result;
+    *out = result;
 }
 
 /* The columns of 4 rows of 4 pixels as rows. */
@@ -191,8 +191,8 @@ INLINE void rows_of(const Axis *axis, int width, const uint8_t *const source[LAN
     uint32_t *after = block + (Py_ssize_t)(axis->end - axis->begin) * LANES;
     gather(source, size, axis->begin, axis->end, block);
     for (Py_ssize_t x = 0; x < width; x++)
-        *(Pixels *)(after + x * LANES) = weighted(block + (Py_ssize_t)(axis->first[x] - axis->begin) * LANES, LANES,
-                                                  axis->weights + x * axis->taps, axis->count[x], channels, clips);
+        weighted(block + (Py_ssize_t)(axis->first[x] - axis->begin) * LANES, LANES, axis->weights + x * axis->taps,
+                 axis->count[x], channels, clips, (Pixels *)(after + x * LANES));
     for (Py_ssize_t x = 0; x < width; x += 4)
         for (int half = 0; half < LANES; half += 4) {
             Four columns[4], rows[4];
@@ -202,7 +202,7 @@ INLINE void rows_of(const Axis *axis, int width, const uint8_t *const source[LAN
         }
 }
 
-CLONES static void resize_rows(const Axis *axis, int width, const uint8_t *const source[LANES], uint32_t *block,
+VECTORS static void resize_rows(const Axis *axis, int width, const uint8_t *const source[LANES], uint32_t *block,
                                uint8_t *out, Py_ssize_t out_row, int size, int clips) {
 #define ROWS_OF(size, clips) rows_of(axis, width, source, block, out, out_row, size, clips) /* compiled for constants */
     if (size == 1)
@@ -214,10 +214,11 @@ CLONES static void resize_rows(const Axis *axis, int width, const uint8_t *const
 }
 
 /* One row of the output, `size` bytes, from `count` rows of the scratch. Here any 4 bytes are a pixel. */
-CLONES static void resize_column(const uint32_t *from, Py_ssize_t row, const int32_t *weights, int count, uint8_t *out,
+VECTORS static void resize_column(const uint32_t *from, Py_ssize_t row, const int32_t *weights, int count, uint8_t *out,
                                  Py_ssize_t size, int clips) {
     for (Py_ssize_t x = 0; x < size; x += 4 * LANES, from += LANES) {
-        Pixels pixels = clips ? weighted(from, row, weights, count, 4, 1) : weighted(from, row, weights, count, 4, 0);
+        Pixels pixels;
+        clips ? weighted(from, row, weights, count, 4, 1, &pixels) : weighted(from, row, weights, count, 4, 0, &pixels);
         memcpy(out + x, &pixels, size - x < 4 * LANES ? (size_t)(size - x) : 4 * LANES);
     }
 }
@@ -254,7 +255,7 @@ end:
 }
 
 /* Reverse the pixels of a row, of 1 or 3 bytes. `copy` has room for them and one vector. */
-CLONES static void reverse(uint8_t *row, Py_ssize_t width, int channels, uint8_t *copy) {
+VECTORS static void reverse(uint8_t *row, Py_ssize_t width, int channels, uint8_t *copy) {
     Py_ssize_t x = 0, end = (width - 1) * channels;
     memcpy(copy, row, (size_t)(width * channels));
     if (channels == 3)
@@ -367,4 +368,9 @@ static PyModuleDef_Slot SLOTS[] = {{0}};
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, .m_name = "_resample", .m_methods = METHODS, .m_slots = SLOTS};
 
-PyMODINIT_FUNC PyInit__resample(void) { return PyModuleDef_Init(&MODULE); }
+PyMODINIT_FUNC PyInit__resample(void) {
+#ifdef __x86_64__
+    if (!__builtin_cpu_supports("avx2")) return PyErr_Format(PyExc_ImportError, "this CPU has no AVX2");
+#endif
+    return PyModuleDef_Init(&MODULE);
+}
