@@ -3,7 +3,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak lint format bench engines constraints clean
+.PHONY: help setup demo test soak lint format bench engines wheel constraints clean
 .DELETE_ON_ERROR:
 
 # What .venv holds; .ci/run adds the frameworks that only some users have.
@@ -21,7 +21,7 @@ help: ## Show these lines
 
 setup: $(STAMP) ## Make .venv with everything that the others need (they do it too)
 
-$(STAMP): pyproject.toml setup.py constraints.txt tools/venv.sh tools/find_python.sh
+$(STAMP): pyproject.toml setup.py beam_pipeline/images/resample.c constraints.txt tools/venv.sh tools/find_python.sh
 	@tools/venv.sh $(EXTRAS)
 	@touch $@
 
@@ -57,9 +57,12 @@ bench: $(STAMP) ## Measure writing and reading (an hour), on drawn pictures or o
 engines: $(STAMP) ## Run one job on every engine there is here and compare the bytes
 	@$(BIN)/python -m tools.engines
 
+wheel: $(STAMP) ## Build the sdist and a wheel for Python 3.11 and later, with the compiled resize: into dist
+	@tools/wheel.sh
+
 constraints: $(STAMP) ## Pin every dependency anew, at its newest version
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tools/constraints.sh --upgrade
 
-clean: ## Remove what was built; .venv stays
-	rm -rf build dist *.egg-info __pycache__ .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## Remove what was built; .venv stays, and the next command compiles anew
+	rm -rf $(STAMP) beam_pipeline/images/*.so build dist *.egg-info __pycache__ .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find beam_pipeline reader tests tools benchmarks deploy -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

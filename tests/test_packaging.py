@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import venv
@@ -24,6 +25,9 @@ from tests.make import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+# Whether the resize can be compiled here.
+COMPILER = shutil.which(os.environ.get("CC") or str(sysconfig.get_config_var("CC")).split()[0])
+COMPILES = bool(COMPILER) and Path(sysconfig.get_path("include"), "Python.h").is_file()
 TEXTS = ("README.md", "LICENSE", "CHANGELOG.md", "constraints.txt")
 
 
@@ -57,7 +61,7 @@ def copied(source: Path, *more: str) -> Path:
     for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "imageshards.py", *TEXTS):
         shutil.copy(ROOT / name, source)
     for folder in ("beam_pipeline", "reader", *more):
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     return source
 
 
@@ -70,31 +74,61 @@ def done(*command: object, **more: Any) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from an sdist, as `pip install` of a published sdist would."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = copied(folder / "source", "tests", "deploy")
-    done(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "made", source)
-    return next((folder / "made").glob("imageshards-*.whl"))
+    """What `make wheel` builds: a wheel from an sdist, as `pip install` of a published sdist would."""
+    source = copied(tmp_path_factory.mktemp("wheel") / "source", "tests", "deploy", "tools")
+    if COMPILES:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done(source / "tools" / "wheel.sh", env={**os.environ, "PATH": path})
+    else:
+        done(sys.executable, "-m", "build", "--no-isolation", source)
+    (made,) = (source / "dist").glob("imageshards-*.whl")
+    return made
 
 
 def test_wheel_holds_both_packages_and_the_command_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    shipped = {name for name in names if ".dist-info/" not in name}
-    assert shipped == modules() | {"beam_pipeline/py.typed", "reader/py.typed", "beam_pipeline/storage/prices.json"}
+    shipped = {name for name in names if ".dist-info/" not in name and not name.endswith("/")}
+    data = {"beam_pipeline/py.typed", "reader/py.typed", "beam_pipeline/storage/prices.json"}
+    assert shipped == modules() | data | ({"beam_pipeline/images/_resample.abi3.so"} if COMPILES else set())
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_one_wheel_is_for_every_python_and_most_linuxes(wheel: Path) -> None:
+    platform = "manylinux" if COMPILES else "linux"
+    assert re.fullmatch(rf"imageshards-{beam_pipeline.__version__}-cp311-abi3-{platform}[\w.]+\.whl", wheel.name)
+
+
+def new_environment(folder: Path) -> Path:
+    """The programs of a fresh environment whose packages are those of this one; what is installed there comes first."""
+    venv.create(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    return folder / "bin"
+
+
+def install(programs: Path, *what: object, **environment: str) -> None:
+    """Install by pip, with nothing from an index."""
+    pip = (sys.executable, "-m", "pip", "--python", programs / "python", "install", "--quiet")
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done(*pip, "--no-deps", "--no-index", *what, env={**clean, **environment})
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a fresh environment with the wheel in it, whose other packages are those of this one."""
-    environment = tmp_path_factory.mktemp("installed")
-    venv.create(environment)
-    python = environment / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index")
-    done(*pip, wheel, env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})
-    (packages,) = environment.glob("lib/python*/site-packages")  # the others last: imageshards may be among them
-    (packages / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
-    return environment / "bin"
+    """The programs of an environment with the wheel in it."""
+    programs = new_environment(tmp_path_factory.mktemp("installed"))
+    install(programs, wheel)
+    return programs
+
+
+def test_without_a_compiler_the_package_is_installed_and_pillow_resizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    programs = new_environment(tmp_path / "environment")
+    install(programs, "--no-build-isolation", "--editable", copied(tmp_path / "source"), CC="/bin/false")
+    said = done(programs / "imageshards", "--version", cwd=tmp_path).stdout
+    assert said.startswith(f"imageshards {beam_pipeline.__version__}\nresize: Pillow")
 
 
 def test_an_installed_wheel_writes_and_reads_a_dataset_far_from_any_checkout(
@@ -107,7 +141,8 @@ def test_an_installed_wheel_writes_and_reads_a_dataset_far_from_any_checkout(
         command: done(installed / "imageshards", *command.split(), cwd=tmp_path).stdout
         for command in ("--version", f"{write} --direct_running_mode=multi_processing", "info datasets/photos")
     }
-    assert said["--version"] == f"imageshards {beam_pipeline.__version__}\n"
+    assert said["--version"].startswith(f"imageshards {beam_pipeline.__version__}\nresize: ")
+    assert ("with a C compiler" in said["--version"]) is not COMPILES
     assert "5 records of 5 images" in said["info datasets/photos"]
     program = """import beam_pipeline, imageshards, reader
 print(*[module.__file__ for module in (beam_pipeline, imageshards, reader)])
@@ -143,7 +178,8 @@ def test_setup_py_makes_the_sdist_that_dataflow_stages(tmp_path: Path) -> None:
     (made,) = (tmp_path / "dist").glob("imageshards-*.tar.gz")
     with tarfile.open(made) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    assert modules() | {"constraints.txt", "deploy/Dockerfile", "deploy/requirements-worker.txt"} <= names
+    more = ("beam_pipeline/images/resample.c", "constraints.txt", "deploy/Dockerfile", "deploy/requirements-worker.txt")
+    assert modules() | set(more) <= names
     assert not any(name.startswith("tests/") for name in names)
 
 

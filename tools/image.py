@@ -39,6 +39,7 @@ class Row(NamedTuple):
         build: arguments of the Dockerfile; None to install what is staged.
         change: arguments of a last pip command, to create a mismatch.
         launches: whether it also launches the job; else this process's Python does.
+        compiles: whether it has a C compiler; without one Pillow resizes there.
         is_refused: whether its workers must fail the job.
     """
 
@@ -47,6 +48,7 @@ class Row(NamedTuple):
     build: Mapping[str, str] | None
     change: str = ""
     launches: bool = False
+    compiles: bool = True
     is_refused: bool = False
 
 
@@ -66,6 +68,8 @@ def steps(build: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def _install(row: Row, place: Path, staged: Path) -> None:
     """Make an environment with Beam and run the Dockerfile's steps in it, or install what is staged."""
     folder, environment = place / "files", _environment(place)
+    if not row.compiles:
+        environment |= {"CC": "/bin/false"}
     folder.mkdir(parents=True)
     _run([_UV, "venv", "--quiet", "--seed", "--python", row.python, place / "venv"])
     beam = re.findall(r"^apache-beam==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[0]
@@ -82,6 +86,9 @@ def _install(row: Row, place: Path, staged: Path) -> None:
     if row.build is None:
         _run(["pip", "install", "--quiet", "--requirement", staged / "requirements.txt"], folder, environment)
         _run(["pip", "install", "--quiet", staged / "workflow.tar.gz"], folder, environment)
+    resizes = _run(["imageshards", "--version"], folder, environment).splitlines()[1]
+    if ("with a C compiler" in resizes) is row.compiles:
+        raise RuntimeError(f"{row.name}: {resizes}")
     if row.change:
         _run(["pip", *row.change.split()], folder, environment)
 
@@ -101,10 +108,11 @@ def _environment(place: Path) -> dict[str, str]:
     return {**inherited, "PATH": f"{place}/venv/bin:{os.environ['PATH']}", "PYTHONSAFEPATH": "1"}
 
 
-def _run(command: Sequence[object], folder: Path = ROOT, environment: Mapping[str, str] | None = None) -> None:
+def _run(command: Sequence[object], folder: Path = ROOT, environment: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout
 
 
 @contextmanager
@@ -165,6 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     other_pillow = "install --quiet pillow==12.1.1"
     rows = (
         Row("staged package", flags.python, None),
+        Row("staged package, no compiler", flags.python, None, compiles=False),
         Row("image", flags.python, {}),
         Row("image, also launches the job", flags.other, {}, launches=True),
         Row("image, other Python", flags.other, {}, is_refused=True),

@@ -37,5 +37,7 @@ else
     echo "no uv to be had: pip installs instead, which takes some minutes"
     install=("$venv_python" -m pip install --quiet --disable-pip-version-check)
 fi
+rm -f beam_pipeline/images/*.so # the install compiles it again; one of an older source would be worse than none
 echo "installing imageshards[$extras] into .venv"
 "${install[@]}" --editable ".[$extras]" --constraint constraints.txt
+.venv/bin/imageshards --version

@@ -56,7 +56,8 @@ def test_the_template_s_launcher_writes_a_job(cloud: Cloud) -> None:
 def test_the_image_s_python_is_an_argument_and_its_beam_the_pinned_one(build: dict[str, str], base: str) -> None:
     (beam,) = re.findall(r"^apache-beam==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     steps = list(image.steps(build))
-    assert [rest for kind, rest in steps if kind == "FROM"] == [f"apache/beam_python{base}_sdk:{beam}"]
+    stages = [rest for kind, rest in steps if kind == "FROM"]
+    assert stages == [f"python:{base}-bookworm AS build", f"apache/beam_python{base}_sdk:{beam}"]
     assert ("ENV", "FLEX_TEMPLATE_PYTHON_PY_FILE=/opt/imageshards/template/main.py") in steps
 
 
