@@ -14,7 +14,7 @@ import beam_pipeline
 import imageshards
 import reader
 from beam_pipeline.errors import UsageError
-from beam_pipeline.images.resize import kernel
+from beam_pipeline.images.resize import described
 from tests import make
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
@@ -30,8 +30,7 @@ def test_help_has_one_line_for_each_verb_and_version_is_the_distributions(capsys
     assert imageshards.main([]) == 2
     assert capsys.readouterr() == ("", shown)
     assert imageshards.main(["--version"]) == 0
-    resizes = "compiled" if kernel() else "Pillow, which is slower (for the compiled one, install with a C compiler)"
-    assert capsys.readouterr().out == f"imageshards {beam_pipeline.__version__}\nresize: {resizes}\n"
+    assert capsys.readouterr().out == f"imageshards {beam_pipeline.__version__}\nresize: {described()}\n"
 
 
 @pytest.mark.parametrize(
