@@ -219,32 +219,12 @@ class SelectedTable(RunTable):
         return pieces, piece_of, index[at] - index[heads][piece_of]
 
     @classmethod
-    def of(
-        cls,
-        table: RunTable,
-        mask: npt.NDArray[np.bool_],
-        index: npt.NDArray[np.uint16],
-        start: npt.NDArray[np.uint32],
-        size: npt.NDArray[np.uint32],
-        label: npt.NDArray[np.int32],
-    ) -> SelectedTable:
-        """The records of a table that a mask selects, with these attributes."""
-        counts = np.add.reduceat(mask, table.first[:-1], dtype=np.int64)
-        runs = {
-            name: getattr(table, name)[counts > 0] for name in ("file", "offset", "bytes", "records", "file_record")
-        }
-        return cls(
-            files=table.files,
-            **runs,
-            skip=np.zeros(len(runs["file"]), np.int64),
-            first=np.concatenate(([0], np.cumsum(counts[counts > 0]))),
-            indexes=table.indexes,
-            index=index,
-            start=start,
-            size=size,
-            split=table.mean_run,
-            label=label,
-        )
+    def of(cls, table: RunTable, counts: Integers, **of_records: Any) -> SelectedTable:
+        """Some records of a table: how many of each run, and what is known of them."""
+        names, kept = ("file", "offset", "bytes", "records", "file_record"), counts > 0
+        runs: dict[str, Any] = {name: getattr(table, name)[kept] for name in names}
+        runs |= {"skip": np.zeros(int(kept.sum()), np.int64), "first": np.concatenate(([0], np.cumsum(counts[kept])))}
+        return cls(files=table.files, indexes=table.indexes, split=table.mean_run, **runs, **of_records)
 
 
 class Rows(Protocol):

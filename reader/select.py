@@ -94,26 +94,25 @@ class Selection:
         Raises:
             ImageShardsError: there are no record tables, or they aren't those of these shards.
         """
-        runs, mask = info.run_table(split), self.mask()
-        index, start, size, label, begin = [], [], [], [], 0
-        new = np.array(self.labels, np.int32)
+        runs, mask, new = info.run_table(split), self.mask(), np.array(self.labels, np.int32)
+        index, (start, size) = np.empty(self.size, np.uint16), np.empty((2, self.size), np.uint32)
+        label, counts, begin, filled = np.empty(self.size * with_labels, np.int32), [], 0, 0
         for shard, first, stop, columns in read_columns(info, split, ["bytes", *["class"] * with_labels]):
             chosen = np.flatnonzero(mask[begin : begin + stop - first]) + first
-            ends = np.cumsum(columns["bytes"], dtype=np.int64)
-            begins = np.concatenate(([0], ends))
+            begins = np.concatenate(([0], np.cumsum(columns["bytes"], dtype=np.int64)))
             of_shard = slice(*np.searchsorted(runs.first[:-1], [begin, begin + stop - first]))
             heads, records = runs.file_record[of_shard], runs.records[of_shard]
             if not np.array_equal(begins[heads + records] - begins[heads], runs.bytes[of_shard]):
                 raise _not_of_shard(info, shard)
-            head = heads[np.searchsorted(heads, chosen, "right") - 1]
-            index.append((chosen - head).astype(np.uint16))
-            start.append((begins[chosen] - begins[head]).astype(np.uint32))
-            size.append(columns["bytes"][chosen])
+            run, rows = np.searchsorted(heads, chosen, "right") - 1, slice(filled, filled + len(chosen))
+            counts.append(np.bincount(run, minlength=len(heads)))
+            index[rows] = chosen - heads[run]
+            start[rows] = begins[chosen] - begins[heads[run]]
+            size[rows] = columns["bytes"][chosen]
             if with_labels:
-                label.append(new[columns["class"][chosen]])
-            begin += stop - first
-        arrays: list[Any] = [np.concatenate(one or [np.zeros(0, np.int32)]) for one in (index, start, size, label)]
-        return SelectedTable.of(runs, mask, *arrays)
+                label[rows] = new[columns["class"][chosen]]
+            begin, filled = begin + stop - first, filled + len(chosen)
+        return SelectedTable.of(runs, np.concatenate(counts), index=index, start=start, size=size, label=label)
 
 
 def select(
