@@ -142,7 +142,7 @@ def test_only_the_columns_that_are_asked_for_are_read(
 def test_sparse_records_are_read_one_by_one_and_dense_ones_with_what_is_between(tmp_path: Path) -> None:
     url = shards.make_dataset(tmp_path / "1.0.0", {"train": [128]}, size=(300, 400), columns=COLUMNS, tables=True)
     info = reader.load_info(url)
-    ((_, _, _, columns),) = read_columns(info, "train", ["bytes"])
+    columns = next(read_columns(info, "train", ["bytes"]))
     sizes, ends = columns["bytes"].tolist(), np.cumsum(columns["bytes"]).tolist()
     for wanted, ranges in (
         ([3, 120], [(3, 4), (120, 121)]),
@@ -303,7 +303,7 @@ def test_a_version_without_tables_names_the_command_that_writes_them(
     assert len(written) == 5 and before.items() <= make.files(tmp_path).items()
     found = [number for number, _ in evaluated(url, "train", classes=["dog"], where=odd)]
     assert found == [number for number in range(395) if number % 3 == 2 and number % 7 % 2]
-    columns = next(iter(read_columns(reader.load_info(url), "train")))[3]
+    columns = next(read_columns(reader.load_info(url), "train"))
     assert list(columns) == ["bytes", "class", "name", "column:width"]
     assert main(["index", "--table", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"dataset": url, "tables": 0}
@@ -321,13 +321,11 @@ def test_tables_that_are_written_later_hold_what_the_writer_has_of_records(origi
         (url / schema.table_file(shard["file"])).unlink()
     (url / schema.MANIFEST_FILE).write_bytes(seal_manifest({**published.manifest, "splits": splits}))
     assert reader.write_tables(str(url)) == sum(len(split["shards"]) for split in splits.values())
-    for shard, _, _, columns in read_columns(reader.load_info(str(url)), "all"):
-        table = published.load_table(
-            next(one for split in published.splits.values() for one in split.shards if one.file == shard.file)
-        )
-        assert all((columns[name] == table[name]).all() for name in columns)
+    tables = {one.file: published.load_table(one) for split in published.splits.values() for one in split.shards}
+    for columns in read_columns(reader.load_info(str(url)), "all"):
+        assert all((columns[name] == tables[columns.shard.file][name]).all() for name in columns)
     assert reader.verify(str(url))
-    path = url / schema.table_file(shard.file)
+    path = url / schema.table_file(columns.shard.file)
     shutil.copyfile(next(url.glob("index/*train*.records.npy")), path)
     assert [fault.what for fault in reader.verify(str(url)).faults] == ["it isn't the record table of its shard"]
     path.write_bytes(b"junk")
