@@ -20,10 +20,10 @@ _HEADER = struct.Struct("<QI")  # length, and its masked CRC-32C
 _CRC = struct.Struct("<I")
 
 
-# Of a run, the chosen records are read at once if they are a quarter of the bytes from the first to the last one, and
-# so are those with fewer bytes between them: a request costs as much (benchmarks/selection.py).
-_DENSE = 4
+# Selected records of a run with fewer bytes between them are read at once, and from remote storage also those that are
+# a quarter of the bytes from the first to the last one: a request costs as much (docs/decisions/013).
 _GAP_BYTES = 64 << 10
+_DENSE = 4
 
 
 class InvalidRecordError(ValueError):
@@ -93,12 +93,15 @@ class RunTable:
         """The run of each record; int64 [n]."""
         return np.searchsorted(self.first, numbers, "right") - 1
 
-    def pieces_of(self, numbers: Integers, is_kept: bool = False) -> tuple[list[Piece], Integers, Integers]:
+    def pieces_of(
+        self, numbers: Integers, is_kept: bool = False, is_remote: bool = False
+    ) -> tuple[list[Piece], Integers, Integers]:
         """What to read for some records: pieces in file order, and of each record the piece and its index in that.
 
         Args:
             numbers: int64 [n] of the records, in any order, some perhaps more than once.
             is_kept: whether a cache keeps the pieces: they are then the same whatever else is read.
+            is_remote: whether a request takes long.
         """
         run = self.runs_of(numbers)
         runs, piece_of = np.unique(run, return_inverse=True)
@@ -196,7 +199,9 @@ class SelectedTable(RunTable):
     def read_bytes(self) -> int:
         return int(self.size.sum(dtype=np.int64))
 
-    def pieces_of(self, numbers: Integers, is_kept: bool = False) -> tuple[list[Piece], Integers, Integers]:
+    def pieces_of(
+        self, numbers: Integers, is_kept: bool = False, is_remote: bool = False
+    ) -> tuple[list[Piece], Integers, Integers]:
         wanted = np.unique(numbers)
         if is_kept:  # all selected records of these runs
             runs = np.unique(self.runs_of(wanted))
@@ -206,9 +211,9 @@ class SelectedTable(RunTable):
         is_new = np.concatenate(([True], run[1:] != run[:-1]))
         heads = np.flatnonzero(is_new)
         tails = np.concatenate((heads[1:], [len(run)])) - 1
-        is_dense = np.add.reduceat(size, heads) * _DENSE >= stop[tails] - start[heads]
+        is_sparse = np.add.reduceat(size, heads) * _DENSE * is_remote < stop[tails] - start[heads]
         gap = np.concatenate(([0], start[1:] - stop[:-1]))
-        is_cut = is_new | ((gap > _GAP_BYTES) & ~is_dense[np.cumsum(is_new) - 1])
+        is_cut = is_new | ((gap > _GAP_BYTES) & is_sparse[np.cumsum(is_new) - 1])
         heads = np.flatnonzero(is_cut)
         tails = np.concatenate((heads[1:], [len(run)])) - 1
         of, offset = run[heads], self.offset[run[heads]]
@@ -329,7 +334,7 @@ class RunReader:
 
     def pieces_of(self, numbers: Integers) -> tuple[list[Piece], Integers, Integers]:
         """What to read for some records of the table; as `RunTable.pieces_of`."""
-        return self.table.pieces_of(numbers, is_kept=self._cache is not None)
+        return self.table.pieces_of(numbers, self._cache is not None, self.is_remote)
 
     def read(self, piece: Piece, out: memoryview | None = None) -> Run:
         """Some records of one run.
