@@ -22,7 +22,7 @@ _CRC = struct.Struct("<I")
 
 # Selected records of a run with fewer bytes between them are read at once, and from remote storage also those that are
 # a quarter of the bytes from the first to the last one: a request costs as much (docs/decisions/013).
-_GAP_BYTES = 64 << 10
+_GAP_BYTES = 96 << 10
 _DENSE = 4
 
 

@@ -150,7 +150,7 @@ def test_only_the_columns_that_are_asked_for_are_read(
     ],
 )
 def test_sparse_records_are_read_one_by_one_and_dense_ones_at_once(wanted: Any, local: Any, remote: Any) -> None:
-    index, size = (np.arange(128) % 64).astype(np.uint16), 30_000
+    index, size = (np.arange(128) % 64).astype(np.uint16), 40_000
     rows = np.array([(0, 0, 64 * size, 64), (0, 64 * size, 64 * size, 64)], schema.RUN_DTYPE)
     known = {"start": index.astype(np.uint32) * size, "size": np.full(128, size, np.uint32), "label": index}
     table = SelectedTable.of(RunTable.select(["shard"], rows, 0, 128), np.array([64, 64]), index=index, **known)
