@@ -20,10 +20,10 @@ _HEADER = struct.Struct("<QI")  # length, and its masked CRC-32C
 _CRC = struct.Struct("<I")
 
 
-# Of a run, the chosen records are read at once if they are a quarter of the bytes from the first to the last one, and
-# so are those with fewer bytes between them: a request costs as much (benchmarks/selection.py).
+# Selected records of a run with fewer bytes between them are read at once, and from remote storage also those that are
+# a quarter of the bytes from the first to the last one: a request costs as much (docs/decisions/013).
+_GAP_BYTES = 96 << 10
 _DENSE = 4
-_GAP_BYTES = 64 << 10
 
 
 class InvalidRecordError(ValueError):
@@ -93,12 +93,15 @@ class RunTable:
         """The run of each record; int64 [n]."""
         return np.searchsorted(self.first, numbers, "right") - 1
 
-    def pieces_of(self, numbers: Integers, is_kept: bool = False) -> tuple[list[Piece], Integers, Integers]:
+    def pieces_of(
+        self, numbers: Integers, is_kept: bool = False, is_remote: bool = False
+    ) -> tuple[list[Piece], Integers, Integers]:
         """What to read for some records: pieces in file order, and of each record the piece and its index in that.
 
         Args:
             numbers: int64 [n] of the records, in any order, some perhaps more than once.
             is_kept: whether a cache keeps the pieces: they are then the same whatever else is read.
+            is_remote: whether a request takes long.
         """
         run = self.runs_of(numbers)
         runs, piece_of = np.unique(run, return_inverse=True)
@@ -205,7 +208,9 @@ class SelectedTable(RunTable):
     def read_bytes(self) -> int:
         return int(self.size.sum(dtype=np.int64))
 
-    def pieces_of(self, numbers: Integers, is_kept: bool = False) -> tuple[list[Piece], Integers, Integers]:
+    def pieces_of(
+        self, numbers: Integers, is_kept: bool = False, is_remote: bool = False
+    ) -> tuple[list[Piece], Integers, Integers]:
         wanted = np.unique(numbers)
         if is_kept:  # all selected records of these runs
             runs = np.unique(self.runs_of(wanted))
@@ -215,9 +220,9 @@ class SelectedTable(RunTable):
         is_new = np.concatenate(([True], run[1:] != run[:-1]))
         heads = np.flatnonzero(is_new)
         tails = np.concatenate((heads[1:], [len(run)])) - 1
-        is_dense = np.add.reduceat(size, heads) * _DENSE >= stop[tails] - start[heads]
+        is_sparse = np.add.reduceat(size, heads) * _DENSE * is_remote < stop[tails] - start[heads]
         gap = np.concatenate(([0], start[1:] - stop[:-1]))
-        is_cut = is_new | ((gap > _GAP_BYTES) & ~is_dense[np.cumsum(is_new) - 1])
+        is_cut = is_new | ((gap > _GAP_BYTES) & is_sparse[np.cumsum(is_new) - 1])
         heads = np.flatnonzero(is_cut)
         tails = np.concatenate((heads[1:], [len(run)])) - 1
         of, offset = run[heads], self.offset[run[heads]]
@@ -228,32 +233,12 @@ class SelectedTable(RunTable):
         return pieces, piece_of, index[at] - index[heads][piece_of]
 
     @classmethod
-    def of(
-        cls,
-        table: RunTable,
-        mask: npt.NDArray[np.bool_],
-        index: npt.NDArray[np.uint16],
-        start: npt.NDArray[np.uint32],
-        size: npt.NDArray[np.uint32],
-        label: npt.NDArray[np.int32],
-    ) -> SelectedTable:
-        """The records of a table that a mask selects, with these attributes."""
-        counts = np.add.reduceat(mask, table.first[:-1], dtype=np.int64)
-        runs = {
-            name: getattr(table, name)[counts > 0] for name in ("file", "offset", "bytes", "records", "file_record")
-        }
-        return cls(
-            files=table.files,
-            **runs,
-            skip=np.zeros(len(runs["file"]), np.int64),
-            first=np.concatenate(([0], np.cumsum(counts[counts > 0]))),
-            indexes=table.indexes,
-            index=index,
-            start=start,
-            size=size,
-            split=table.mean_run,
-            label=label,
-        )
+    def of(cls, table: RunTable, counts: Integers, **of_records: Any) -> SelectedTable:
+        """Some records of a table: how many of each run, and what is known of them."""
+        names, kept = ("file", "offset", "bytes", "records", "file_record"), counts > 0
+        runs: dict[str, Any] = {name: getattr(table, name)[kept] for name in names}
+        runs |= {"skip": np.zeros(int(kept.sum()), np.int64), "first": np.concatenate(([0], np.cumsum(counts[kept])))}
+        return cls(files=table.files, indexes=table.indexes, split=table.mean_run, **runs, **of_records)
 
 
 class Rows(Protocol):
@@ -358,7 +343,7 @@ class RunReader:
 
     def pieces_of(self, numbers: Integers) -> tuple[list[Piece], Integers, Integers]:
         """What to read for some records of the table; as `RunTable.pieces_of`."""
-        return self.table.pieces_of(numbers, is_kept=self._cache is not None)
+        return self.table.pieces_of(numbers, self._cache is not None, self.is_remote)
 
     def read(self, piece: Piece, out: memoryview | None = None) -> Run:
         """Some records of one run.

@@ -94,26 +94,26 @@ class Selection:
         Raises:
             ImageShardsError: there are no record tables, or they aren't those of these shards.
         """
-        runs, mask = info.run_table(split), self.mask()
-        index, start, size, label, begin = [], [], [], [], 0
-        new = np.array(self.labels, np.int32)
-        for shard, first, stop, columns in read_columns(info, split, ["bytes", *["class"] * with_labels]):
-            chosen = np.flatnonzero(mask[begin : begin + stop - first]) + first
-            ends = np.cumsum(columns["bytes"], dtype=np.int64)
-            begins = np.concatenate(([0], ends))
-            of_shard = slice(*np.searchsorted(runs.first[:-1], [begin, begin + stop - first]))
+        runs, mask, new = info.run_table(split), self.mask(), np.array(self.labels, np.int32)
+        index, (start, size) = np.empty(self.size, np.uint16), np.empty((2, self.size), np.uint32)
+        label, counts, begin, filled = np.empty(self.size * with_labels, np.int32), [], 0, 0
+        for columns in read_columns(info, split, ["bytes", *["class"] * with_labels]):
+            end = begin + columns.records
+            chosen = np.flatnonzero(mask[begin:end]) + columns.start  # in the shard
+            begins = np.concatenate(([0], np.cumsum(columns.complete("bytes"), dtype=np.int64)))
+            of_shard = slice(*np.searchsorted(runs.first[:-1], [begin, end]))
             heads, records = runs.file_record[of_shard], runs.records[of_shard]
             if not np.array_equal(begins[heads + records] - begins[heads], runs.bytes[of_shard]):
-                raise _not_of_shard(info, shard)
-            head = heads[np.searchsorted(heads, chosen, "right") - 1]
-            index.append((chosen - head).astype(np.uint16))
-            start.append((begins[chosen] - begins[head]).astype(np.uint32))
-            size.append(columns["bytes"][chosen])
+                raise columns.error()
+            run, rows = np.searchsorted(heads, chosen, "right") - 1, slice(filled, filled + len(chosen))
+            counts.append(np.bincount(run, minlength=len(heads)))
+            index[rows] = chosen - heads[run]
+            start[rows] = begins[chosen] - begins[heads[run]]
+            size[rows] = columns.complete("bytes")[chosen]
             if with_labels:
-                label.append(new[columns["class"][chosen]])
-            begin += stop - first
-        arrays: list[Any] = [np.concatenate(one or [np.zeros(0, np.int32)]) for one in (index, start, size, label)]
-        return SelectedTable.of(runs, mask, *arrays)
+                label[rows] = new[columns.complete("class")[chosen]]
+            begin, filled = end, filled + len(chosen)
+        return SelectedTable.of(runs, np.concatenate(counts), index=index, start=start, size=size, label=label)
 
 
 def select(
@@ -146,14 +146,14 @@ def select(
     if where is not None and not callable(where):
         raise UsageError(f"where must be a function of the record table's columns, got {reprlib.repr(where)}")
     wanted, parts = np.array(labels) != _NOT_SELECTED, []
-    for shard, first, stop, columns in read_columns(info, split, ["class"] * (classes is not None)):
-        mask = np.ones(stop - first, np.bool_)
+    for columns in read_columns(info, split, ["class"] * (classes is not None)):
+        mask = np.ones(columns.records, np.bool_)
         if classes is not None:
             if columns["class"].max(initial=0) >= len(wanted):
-                raise _not_of_shard(info, shard)
-            mask = wanted[columns["class"][first:stop]]
+                raise columns.error()
+            mask = wanted[columns["class"]]
         if where is not None:
-            mask &= _called(where, _Sliced(columns, first, stop))
+            mask &= _called(where, columns)
         parts.append(mask)
     mask = np.concatenate(parts)
     size = int(np.count_nonzero(mask))
@@ -340,7 +340,7 @@ def parse_classes(value: Any) -> Mapping[str, str]:
     return dict(value) if isinstance(value, Mapping) else {name: name for name in value}
 
 
-def _called(where: Callable[[Mapping[str, Array]], Any], columns: _Sliced) -> Bools:
+def _called(where: Callable[[Mapping[str, Array]], Any], columns: Columns) -> Bools:
     from reader.decode import call_user  # simplejpeg, which the command line does without
 
     try:
@@ -357,18 +357,16 @@ def _called(where: Callable[[Mapping[str, Array]], Any], columns: _Sliced) -> Bo
 
 
 class Columns(Mapping[str, Array]):
-    """The columns of a shard's record table, each read by a range request when it is first asked for.
-
-    Args:
-        info: the dataset.
-        shard: of it.
+    """Rows [start, stop) of a shard's record table by column, each read by a range request when it is first asked for.
 
     Raises:
         ImageShardsError: there is no table, or it isn't this shard's.
     """
 
-    def __init__(self, info: DatasetInfo, shard: Shard) -> None:
-        self._info, self._shard, self.records = info, shard, shard.records
+    def __init__(self, info: DatasetInfo, shard: Shard, start: int = 0, stop: int | None = None) -> None:
+        self._info, self.shard, self.start = info, shard, start
+        self._stop = shard.records if stop is None else stop
+        self.records = self._stop - start
         self._path = info.path(schema.table_file(shard.file))
         self._loaded: dict[str, Array] = {}
 
@@ -387,22 +385,26 @@ class Columns(Mapping[str, Array]):
                 f"--table {self._info.url} writes them"
             ) from None
         except ValueError:
-            raise _not_of_shard(self._info, self._shard) from None
-        published = self._shard.table
-        if any(one.shape[0] != self.records for one in fields.values()) or (published and published.bytes != size):
-            raise _not_of_shard(self._info, self._shard)
+            raise self.error() from None
+        published, count = self.shard.table, self.shard.records
+        if any(one.shape[0] != count for one in fields.values()) or (published and published.bytes != size):
+            raise self.error()
         return fields
 
-    def __getitem__(self, name: str) -> Array:
+    def complete(self, name: str) -> Array:
+        """A column of the shard, all rows of it."""
         if name not in self._loaded:
             if name not in self._fields:
                 raise UsageError(f"there is no column {name!r}: {_nearest(name, self._fields)}")
             one = self._fields[name]
             data = self._info.storage.read(self._path, one.offset, one.offset + one.bytes)
             if len(data) != one.bytes:
-                raise _not_of_shard(self._info, self._shard)
+                raise self.error()
             self._loaded[name] = np.frombuffer(data, one.dtype).reshape(one.shape)
         return self._loaded[name]
+
+    def __getitem__(self, name: str) -> Array:
+        return self.complete(name)[self.start : self._stop]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -410,29 +412,23 @@ class Columns(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self._fields)
 
+    def load(self, names: Sequence[str]) -> Columns:
+        """Read some now."""
+        for name in names:
+            self.complete(name)
+        return self
+
     def loaded(self) -> list[str]:
         """Names of those that were read."""
         return list(self._loaded)
 
-
-class _Sliced(Mapping[str, Array]):
-    """Rows [start, stop) of the columns."""
-
-    def __init__(self, columns: Columns, start: int, stop: int) -> None:
-        self._columns, self._rows, self.records = columns, slice(start, stop), stop - start
-
-    def __getitem__(self, name: str) -> Array:
-        return self._columns[name][self._rows]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
+    def error(self) -> ImageShardsError:
+        """That the table isn't the shard's."""
+        return ImageShardsError(f"{self._path} isn't the record table of this shard; run the job with --repair")
 
 
-def read_columns(info: DatasetInfo, split: str, names: Sequence[str] = ()) -> Iterator[tuple[Shard, int, int, Columns]]:
-    """The shards of a split string, in order: (shard, its first record, the one behind its last, its columns).
+def read_columns(info: DatasetInfo, split: str, names: Sequence[str] = ()) -> Iterator[Columns]:
+    """The record tables of a split string, shard by shard, each with the rows that it names.
 
     These columns are read ahead by threads, and for later shards whatever was read of the first one.
     """
@@ -440,18 +436,10 @@ def read_columns(info: DatasetInfo, split: str, names: Sequence[str] = ()) -> It
     with ThreadPoolExecutor(_TABLES_AT_ONCE, "reader-tables") as pool:
         # The first one alone: it tells which columns `where` asks for.
         for begin, end in itertools.pairwise([0, *range(1, len(shards), _TABLES_AHEAD), len(shards)]):
-            group = shards[begin:end]
-            tables = (pool.map if info.storage.is_remote else map)(partial(_loaded, info, asked), group)
-            for shard, columns in zip(group, tables, strict=True):
-                yield *shard, columns
-                asked = columns.loaded()
-
-
-def _loaded(info: DatasetInfo, names: Sequence[str], of: tuple[Shard, int, int]) -> Columns:
-    columns = Columns(info, of[0])
-    for name in names:
-        columns[name]
-    return columns
+            tables = [Columns(info, *one) for one in shards[begin:end]]
+            for columns in (pool.map if info.storage.is_remote else map)(partial(Columns.load, names=asked), tables):
+                yield columns
+            asked = columns.loaded()
 
 
 def _shards(info: DatasetInfo, split: str) -> Iterator[tuple[Shard, int, int]]:
@@ -467,8 +455,3 @@ def _shards(info: DatasetInfo, split: str) -> Iterator[tuple[Shard, int, int]]:
 def _nearest(name: object, there: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name), there, 1) or [one for one in there if one.endswith(f":{name}")]
     return f"did you mean {close[0]!r}?" if close else f"there are {some(list(there), 20)}"
-
-
-def _not_of_shard(info: DatasetInfo, shard: Shard) -> ImageShardsError:
-    path = info.path(schema.table_file(shard.file))
-    return ImageShardsError(f"{path} isn't the record table of this shard; run the job with --repair")

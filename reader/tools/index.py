@@ -131,6 +131,9 @@ def write_tables(info: DatasetInfo | PathLike) -> int:
     They hold what records know: `bytes`, `class`, `name` and the columns of a manifest, and nothing of the source.
     `imageshards copy` leaves them out, since the manifest doesn't name them.
 
+    Args:
+        info: what `load_info` returned, or the URL.
+
     Returns:
         How many were written: 0 if all are there.
 

@@ -212,8 +212,9 @@ class Recipe:
     def configuration(self, info: DatasetInfo) -> dict[str, Any]:
         """Everything that affects the result, as JSON. A run resumes only if it is unchanged."""
         given = {name: value for name, value in asdict(self.options).items() if name not in _MAY_CHANGE}
-        if self.options.classes is None and self.options.balance == "none":  # as before there were these options
-            del given["classes"], given["balance"]
+        for name in ("classes", "balance"):  # a run that began before there were these options resumes
+            if given[name] in (None, "none"):
+                del given[name]
         return given | {
             "dataset": info.manifest["self_sha256"],
             "model": self.model,

@@ -24,7 +24,7 @@ FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
 NAMES = """
 DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench copy diff eval_batches eval_dataset
 image_files_dataset index keras load_info record_dataset records rejects show torch train train_batches train_dataset
-verify
+verify write_tables
 """
 
 

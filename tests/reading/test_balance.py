@@ -125,8 +125,8 @@ def table_of(labels: Sequence[int], run: int = 64) -> SelectedTable:
     table = RunTable.select(["shard"], np.array(rows, RUN_DTYPE), 0, count)
     size = np.full(count, 16, np.uint32)
     index = (np.arange(count) % run).astype(np.uint16)
-    mask = np.ones(count, np.bool_)
-    return SelectedTable.of(table, mask, index, index.astype(np.uint32) * 16, size, np.array(labels, np.int32))
+    known = {"index": index, "start": index.astype(np.uint32) * 16, "size": size, "label": np.array(labels, np.int32)}
+    return SelectedTable.of(table, table.records, **known)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.storage.local import LocalStorage
 from imageshards import main
 from reader.position import Position
+from reader.runs import RunTable, SelectedTable
 from reader.select import read_columns, select
 from tests import make, servers
 from tests.reading import shards
@@ -139,22 +140,28 @@ def test_only_the_columns_that_are_asked_for_are_read(
     assert sum(size for _, start, size in ranges if start) == 2 * 4 * 395  # class, then bytes
 
 
-def test_sparse_records_are_read_one_by_one_and_dense_ones_with_what_is_between(tmp_path: Path) -> None:
-    url = shards.make_dataset(tmp_path / "1.0.0", {"train": [128]}, size=(300, 400), columns=COLUMNS, tables=True)
-    info = reader.load_info(url)
-    ((_, _, _, columns),) = read_columns(info, "train", ["bytes"])
-    sizes, ends = columns["bytes"].tolist(), np.cumsum(columns["bytes"]).tolist()
-    for wanted, ranges in (
-        ([3, 120], [(3, 4), (120, 121)]),
-        (range(0, 128, 2), [(0, 63), (64, 127)]),
-        ([5, 6, 40], [(5, 7), (40, 41)]),
-    ):
-        mask = np.isin(np.arange(128), list(wanted))
-        selection = select(info, "train", where=lambda _, mask=mask: mask)
-        assert selection is not None
-        pieces, _, _ = selection.table(info, "train").pieces_of(np.arange(selection.size))
-        assert [(piece.start, piece.stop) for piece in pieces] == [(ends[a] - sizes[a], ends[b - 1]) for a, b in ranges]
-        assert [number for number, _ in evaluated(info, "train", where=selection)] == list(wanted)
+@pytest.mark.parametrize(
+    ("wanted", "local", "remote"),
+    [
+        ([3, 120], [(3, 4), (120, 121)], [(3, 4), (120, 121)]),
+        (range(0, 128, 4), [(at, at + 1) for at in range(0, 128, 4)], [(0, 61), (64, 125)]),
+        ([5, 6, 8, 40], [(5, 9), (40, 41)], [(5, 9), (40, 41)]),
+        ([120, 3, 3], [(3, 4), (120, 121)], [(3, 4), (120, 121)]),
+    ],
+)
+def test_sparse_records_are_read_one_by_one_and_dense_ones_at_once(wanted: Any, local: Any, remote: Any) -> None:
+    index, size = (np.arange(128) % 64).astype(np.uint16), 40_000
+    rows = np.array([(0, 0, 64 * size, 64), (0, 64 * size, 64 * size, 64)], schema.RUN_DTYPE)
+    known = {"start": index.astype(np.uint32) * size, "size": np.full(128, size, np.uint32), "label": index}
+    table = SelectedTable.of(RunTable.select(["shard"], rows, 0, 128), np.array([64, 64]), index=index, **known)
+    for is_remote, ranges in ((False, local), (True, remote)):
+        pieces, of, at = table.pieces_of(np.array(wanted), is_remote=is_remote)
+        assert [(piece.start, piece.stop, piece.records) for piece in pieces] == [
+            (first * size, last * size, last - first) for first, last in ranges
+        ]
+        assert [pieces[one].record + index for one, index in zip(of, at.tolist(), strict=True)] == list(wanted)
+    kept, *_ = table.pieces_of(np.array([3]), is_kept=True)
+    assert [(piece.record, piece.records) for piece in kept] == [(0, 64)]
 
 
 # --- resume, processes, hosts
@@ -303,7 +310,7 @@ def test_a_version_without_tables_names_the_command_that_writes_them(
     assert len(written) == 5 and before.items() <= make.files(tmp_path).items()
     found = [number for number, _ in evaluated(url, "train", classes=["dog"], where=odd)]
     assert found == [number for number in range(395) if number % 3 == 2 and number % 7 % 2]
-    columns = next(iter(read_columns(reader.load_info(url), "train")))[3]
+    columns = next(read_columns(reader.load_info(url), "train"))
     assert list(columns) == ["bytes", "class", "name", "column:width"]
     assert main(["index", "--table", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"dataset": url, "tables": 0}
@@ -321,13 +328,11 @@ def test_tables_that_are_written_later_hold_what_the_writer_has_of_records(origi
         (url / schema.table_file(shard["file"])).unlink()
     (url / schema.MANIFEST_FILE).write_bytes(seal_manifest({**published.manifest, "splits": splits}))
     assert reader.write_tables(str(url)) == sum(len(split["shards"]) for split in splits.values())
-    for shard, _, _, columns in read_columns(reader.load_info(str(url)), "all"):
-        table = published.load_table(
-            next(one for split in published.splits.values() for one in split.shards if one.file == shard.file)
-        )
-        assert all((columns[name] == table[name]).all() for name in columns)
+    tables = {one.file: published.load_table(one) for split in published.splits.values() for one in split.shards}
+    for columns in read_columns(reader.load_info(str(url)), "all"):
+        assert all((columns[name] == tables[columns.shard.file][name]).all() for name in columns)
     assert reader.verify(str(url))
-    path = url / schema.table_file(shard.file)
+    path = url / schema.table_file(columns.shard.file)
     shutil.copyfile(next(url.glob("index/*train*.records.npy")), path)
     assert [fault.what for fault in reader.verify(str(url)).faults] == ["it isn't the record table of its shard"]
     path.write_bytes(b"junk")

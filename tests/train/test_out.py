@@ -24,7 +24,7 @@ from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageErro
 from reader.runs import RunReader
 from reader.training import checkpoint, pictures
 from reader.training.fit import TrainResult, train
-from reader.training.options import TrainOptions
+from reader.training.options import TrainOptions, make_recipe
 from reader.training.out_folder import OutFolder
 from tests import make, servers
 from tests.train import runs
@@ -340,3 +340,36 @@ def test_a_corrupt_record_is_told_as_the_reader_says_it(dataset: str, tmp_path: 
         make.flip_byte(shard)
     with pytest.raises(CorruptRecordError, match=r"record \d+ at byte \d+: the CRC of the data is wrong$"):
         trained(str(copy), tmp_path / "out")
+
+
+def test_a_training_on_some_balanced_classes_has_them_everywhere(dataset: str, tmp_path: Path) -> None:
+    classes = {"bird": "bird", "cat": "pet", "dog": "pet"}
+    result, lines = trained(dataset, tmp_path / "out", classes="bird,cat=pet,dog=pet", balance="classes", epochs=2)
+    assert "40 training images, 11 validation images (validation), 2 classes" in lines[0]
+    assert (tmp_path / "out" / "classes.txt").read_text() == "bird\npet\n"
+    assert keras.saving.load_model(tmp_path / "out" / "model.keras").output_shape == (None, 2)
+    configuration = json.loads((tmp_path / "out" / "run.json").read_text())["configuration"]
+    assert configuration["classes"] == classes and configuration["balance"] == "classes" and len(result.epochs) == 2
+    _, lines = trained(dataset, tmp_path / "two", classes=["dog", "cat"])
+    assert "26 training images, 7 validation images (validation), 2 classes" in lines[0]
+    with pytest.raises(UsageError, match=r"it was trained with --classes \{'dog': 'dog', .*, now it is None"):
+        trained(dataset, tmp_path / "two")
+
+
+def test_classes_and_balance_are_checked_before_anything_is_written(dataset: str, tmp_path: Path) -> None:
+    for options, message in (
+        ({"classes": "cta"}, "there is no class 'cta': did you mean 'cat'?"),
+        ({"balance": "all"}, "--balance 'all': choose one of none, classes"),
+        (
+            {"balance": "classes", "class_weights": "balanced"},
+            "--balance classes reads all classes equally often: leave out --class_weights balanced",
+        ),
+    ):
+        with pytest.raises(UsageError) as error:
+            trained(dataset, tmp_path / "out", **options)
+        assert str(error.value) == message and not (tmp_path / "out").exists()
+
+
+def test_class_weights_count_the_merged_classes(dataset: str) -> None:
+    recipe = make_recipe(reader.load_info(dataset), TrainOptions(classes={"bird": "a", "cat": "b", "dog": "b"}))
+    assert recipe.classes == {"a": 14, "b": 26} and recipe.steps == 5
