@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beam_pipeline.images.resize import kernel
+from beam_pipeline.images import convert, resize
+from beam_pipeline.images.geometry import RESIZE_MODES
+from beam_pipeline.images.resize import RESAMPLING, kernel
 from benchmarks.resample_cases import FILTERS, case, fails
+from tests.images.kinds import every_kind
+from tests.images.test_codec import DEFAULTS
+from tests.make import encoded, picture
 
 KERNEL = kernel()
 pytestmark = pytest.mark.skipif(KERNEL is None, reason="the resize is not compiled here")
@@ -114,3 +119,23 @@ def test_what_is_no_image_of_bytes_is_refused(
 ) -> None:
     with pytest.raises((ValueError, TypeError, BufferError)):
         KERNEL.resize(source, out, SQUARE, name, size)
+
+
+@pytest.mark.parametrize("resample", RESAMPLING)
+def test_every_file_is_stored_with_the_same_bytes_without_it(resample: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = {  # several blocks of memory, averaged first, taller than 100 times its width
+        "large": picture(2100, 2100), "reduced": picture(700, 500), "tall": picture(5, 700), "wide": picture(700, 5),
+    }  # fmt: skip
+    files = every_kind() | {name: encoded(image, "PNG") for name, image in large.items()}
+    sizes = ((40, 50), (1100, 1200), (7, 300))
+    jobs = [
+        (name, data, DEFAULTS._replace(size=size, resize_mode=mode, resample=resample, channels=channels))
+        for number, (name, data) in enumerate(files.items())
+        for mode, channels, size in [
+            (RESIZE_MODES[number % len(RESIZE_MODES)], 1 + 2 * (number % 2), sizes[number % 3])
+        ]
+    ]
+    compiled = [convert(data, options).data for _, data, options in jobs]
+    monkeypatch.setattr(resize, "kernel", lambda: None)
+    for (name, data, options), expected in zip(jobs, compiled, strict=True):
+        assert convert(data, options).data == expected, (name, options)
