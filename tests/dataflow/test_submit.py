@@ -211,8 +211,8 @@ def test_a_plan_is_printed_when_its_job_is_done_by_the_command_that_submitted_it
     finished = one.run("--plan_only")
     assert told(finished.err) == [*begun, "12:02:00 running", "12:04:00 done after 4 min 00 s"]
     assert finished.out.startswith("train: 10 images in 1 shard of about ")
-    classes, _, fleet, *_ = finished.out.splitlines()[1:]
-    assert (finished.code, classes) == (0, "5 classes; nothing was written")
+    classes, resizes, _, fleet, *_ = finished.out.splitlines()[1:]
+    assert (finished.code, classes) == (0, "5 classes; nothing was written") and resizes.startswith("resize: ")
     assert "of up to 32 workers of e2-standard-4; the workers' start" in fleet
 
 
