@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml setup.py beam_pipeline/images/resample.c constraints.tx
 	@tools/venv.sh $(EXTRAS)
 	@touch $@
 
-demo: $(STAMP) ## Draw images, write shards, check them, train on them: into build/demo
+demo: $(STAMP) ## Draw images, write shards, check them, train, predict: into build/demo
 	@tools/demo.sh
 
 test: $(STAMP) ## Run all tests

@@ -456,8 +456,7 @@ class Config:
     @property
     def image_options(self) -> images.ImageOptions:
         """What the codec needs to know."""
-        values: dict[str, Any] = {**vars(self), "size": self.image_size, "format": self.image_format}
-        return images.ImageOptions(**{name: values[name] for name in images.ImageOptions._fields})
+        return images.ImageOptions.of(vars(self))
 
     @property
     def columns(self) -> tuple[dict[str, Any], ...]:

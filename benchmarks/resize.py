@@ -31,8 +31,8 @@ import beam_pipeline
 from beam_pipeline import images
 from beam_pipeline.images import resize
 from reader.augment import random_resized_crop
-from reader.decode import ImageDecoder, decode_pixels
 from reader.info import ImageInfo
+from reader.pixels import ImageDecoder, decode_pixels
 
 SIZES = ((500, 224), (500, 160), (1000, 224), (256, 224))  # width of 4:3, side of a square
 STORED = (224, 256, 384, None)

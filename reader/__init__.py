@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from reader.jax import as_jax as as_jax
     from reader.map import records as records
     from reader.position import Position as Position
+    from reader.preprocess import decode as decode
     from reader.tensorflow import as_tf as as_tf
     from reader.tensorflow import eval_dataset as eval_dataset
     from reader.tensorflow import train_dataset as train_dataset
@@ -40,8 +41,11 @@ if TYPE_CHECKING:
     from reader.tools.show import show as show
     from reader.tools.verify import verify as verify
     from reader.torch import as_torch as as_torch
+    from reader.training.evaluate import evaluate as evaluate
     from reader.training.fit import train as train
     from reader.training.options import TrainOptions as TrainOptions
+    from reader.training.predict import predict as predict
+    from reader.training.run import load_run as load_run
 
 # Loaded on first use (PEP 562): what each name is a part of, "" for a module.
 _HOMES = {
@@ -54,13 +58,17 @@ _HOMES = {
     "augment": "",
     "bench": "tools.bench",
     "copy": "tools.copy",
+    "decode": "preprocess",
     "diff": "tools.diff",
     "eval_batches": "batches",
     "eval_dataset": "tensorflow",
+    "evaluate": "training.evaluate",
     "image_files_dataset": "files",
     "index": "tools.index",
     "keras": "",
     "load_info": "info",
+    "load_run": "training.run",
+    "predict": "training.predict",
     "record_dataset": "foreign",
     "records": "map",
     "rejects": "tools.rejects",

@@ -27,12 +27,12 @@ from reader import order
 from reader.augment import Augment
 from reader.buffers import BufferPool
 from reader.cache import open_cache
-from reader.decode import ImageDecoder
 from reader.engine import Batch, Cursor, Engine, Source
 from reader.example import ImageFinder
 from reader.features import Feature, pick_features, read_features, stacked
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
+from reader.pixels import ImageDecoder
 from reader.position import (
     WINDOW_RUNS,
     Host,

@@ -43,8 +43,8 @@ from reader.info import DatasetInfo, load_info
 from reader.select import parse_classes
 from reader.tools.copy import checked_sizes, copy, dataset_hash
 from reader.tools.rejects import rejects
-from reader.training.models import application_name
-from reader.training.options import AUGMENTS, TrainOptions, check_backend
+from reader.training.model_names import application_name
+from reader.training.options import AUGMENTS, PRESETS, TrainOptions, check_backend, read_run
 
 _WIDTH = 100
 _SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
@@ -83,8 +83,8 @@ def parser() -> tuple[Parser, list[str]]:
     root.add_argument("--version", action="store_true", help="Show the version, and what resizes images.")
     verbs = root.add_subparsers(title="commands", metavar="COMMAND")
     verbs.add_parser("write", help="Convert images in class folders into TFRecord shards of equal size.")
-    adds = (_add_info, _add_verify, _add_rejects, _add_diff, _add_show, _add_bench, _add_copy, _add_index, _add_train)
-    for add in adds:
+    adds = (_add_info, _add_verify, _add_rejects, _add_diff, _add_show, _add_bench, _add_copy, _add_index)
+    for add in (*adds, _add_train, _add_evaluate, _add_predict):
         add(verbs)
     return root, list(verbs.choices)
 
@@ -152,6 +152,7 @@ def _add(
     details: str,
     example: str,
     exit_codes: str,
+    json_help: str = "Print one JSON object.",
 ) -> Parser:
     parser: Parser = verbs.add_parser(
         name,
@@ -160,7 +161,7 @@ def _add(
         epilog=f"example:\n  imageshards {name} {example}\n\nexit codes: {exit_codes}, 2 bad usage",
     )
     parser.set_defaults(run=run, parser=parser)
-    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    parser.add_argument("--json", action="store_true", help=json_help)
     return parser
 
 
@@ -531,30 +532,45 @@ def _add_train(verbs: Any) -> None:
         "Train an image classifier on a dataset, on a TPU if there is one, else on all GPUs, else on the CPU.",
         "Every default fits the dataset. A run that was stopped, by SIGTERM or Ctrl-C or a crash, resumes from its "
         "last checkpoint when the same command runs again. KERAS_BACKEND=jax trains without TensorFlow, and on several "
-        "hosts. OUT gets model.keras, classes.txt, metrics.jsonl (a line for each epoch), run.json, curves.png and "
-        "confusion.png.",
+        "hosts. OUT gets model.keras (the best epoch), last.keras, classes.txt, metrics.jsonl (a line for each epoch), "
+        "run.json, curves.png, and what is confused with what as confusion.png, confusion.csv and per_class.csv.",
         "datasets/photos/1.0.0 --model MobileNetV2 --weights imagenet",
         "0 trained, 1 stopped, or the dataset, its storage or the device failed",
     ).add_argument
-    flag("dataset", **_DATASET)
+    flag("dataset", nargs="?", **_DATASET)
+    flag(
+        "--preset",
+        metavar="|".join(PRESETS),
+        help="Defaults for a first look, or for a pre-trained model (default: quick).",
+    )
+    flag(
+        "--config", metavar="RUN.JSON", help="Repeat the run of this file, also on another dataset or with other flags."
+    )
     for option in dataclasses.fields(TrainOptions):
-        text, metavar = option.metadata["help"], option.metadata["metavar"]
-        how: dict[str, Any] = {"metavar": metavar, "default": option.default} if metavar else {"action": "store_true"}
-        flag(f"--{option.name}", help=text, **how)
+        text, metavar = option.metadata["help"] % {"default": option.default}, option.metadata["metavar"]
+        how: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
+        flag(f"--{option.name}", help=text.replace("%", "%%"), default=argparse.SUPPRESS, **how)
 
 
 def _train(given: argparse.Namespace) -> int:
-    options = TrainOptions(**{option.name: getattr(given, option.name) for option in dataclasses.fields(TrainOptions)})
+    named = {option.name for option in dataclasses.fields(TrainOptions)}
+    flags = {name: value for name, value in vars(given).items() if name in named}
+    if given.preset is not None and given.config is not None:
+        raise UsageError("--preset doesn't go with --config, which has every option")
+    if given.dataset is None and given.config is None:
+        raise UsageError("give a dataset, or --config; see --help")
+    if given.config is not None:
+        options = TrainOptions.of_run(given.config, **flags)
+        given.dataset = given.dataset or read_run(given.config)["dataset"]["url"]
+    else:
+        options = TrainOptions.preset(given.preset or "quick", **flags)
     application_name(options.model)  # a typo is reported before anything else
     check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
     info = load_info(given.dataset)
-    if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None and find_spec("jax") is not None:
-        os.environ["KERAS_BACKEND"] = "jax"  # Keras' own default is TensorFlow
-    _import_tensorflow_quietly()
+    _import_backend()
     from reader.training.fit import train  # Keras and its backend, seconds: only for this command
 
     logging.getLogger("reader").setLevel(logging.ERROR)  # `train` warns of a batch larger than the split itself
-    warnings.filterwarnings("ignore", module="keras")
     if given.json:
         with redirect_stdout(sys.stderr):  # downloads print their progress
             result = train(info, options, command=given.command)
@@ -562,6 +578,99 @@ def _train(given: argparse.Namespace) -> int:
         result = train(info, options, say, given.command)
     _print(given, dataclasses.asdict(result), str(result))
     return EXIT_OK
+
+
+_RUN: dict[str, Any] = {
+    "metavar": "RUN",
+    "help": "Folder or URL that imageshards train wrote to, such as runs/photos-1.",
+}
+_BATCH_SIZE: dict[str, Any] = {
+    "metavar": "N",
+    "type": int,
+    "default": 64,
+    "help": "Images that the model gets at once (default: %(default)s).",
+}
+
+
+def _add_evaluate(verbs: Any) -> None:
+    flag = _add(
+        verbs,
+        "evaluate",
+        _evaluate,
+        "Count what a trained model gets right and wrong on a dataset, class by class.",
+        "Every record is read exactly once, as in training. OUT gets metrics.json, classes.csv (precision and recall "
+        "of each class), confusion.csv, confusion.png and mistakes.png: the 25 most confident mistakes with their file "
+        "names.",
+        "runs/photos-1 datasets/photos/1.0.0 --split test",
+        "0 evaluated, 1 the training isn't finished, or the dataset or its storage can't be read",
+    ).add_argument
+    flag("training", **_RUN)
+    flag("dataset", **_DATASET)
+    text = "To read, such as test or train[90%%:] (default: test, else validation, else that of the training)."
+    flag("--split", metavar="SPLIT", help=text)
+    flag("--classes", **_CLASSES)
+    flag("--batch_size", **_BATCH_SIZE)
+    flag("--out", metavar="OUT", help="Folder or URL for the files (default: RUN/evaluation).")
+
+
+def _evaluate(given: argparse.Namespace) -> int:
+    info = load_info(given.dataset)
+    _import_backend()
+    from reader.training.evaluate import evaluate
+    from reader.training.run import load_run
+
+    flags = {name: getattr(given, name) for name in ("split", "classes", "batch_size", "out")}
+    result = evaluate(load_run(given.training), info, **flags)
+    for line in result.warnings:
+        say(f"warning: {line}", sys.stderr)
+    _print(given, result.document(), str(result))
+    return EXIT_OK
+
+
+def _add_predict(verbs: Any) -> None:
+    flag = _add(
+        verbs,
+        "predict",
+        _predict,
+        "Classify new photos with a trained model.",
+        "Each photo is converted to the very bytes that the dataset's writer would store, and decoded as in training. "
+        "Of a folder, all images in it and below are taken. A photo that can't be read is a line on stderr with the "
+        "reason.",
+        "runs/photos-1 new.jpg folder gs://bucket/photos",
+        "0 every photo has a prediction, 1 one has none, or the training isn't finished",
+        "Print a JSON object for each photo, a line each.",
+    ).add_argument
+    flag("training", **_RUN)
+    flag("photos", metavar="PHOTO", nargs="+", help="File or folder, or its URL.")
+    flag("--top", metavar="N", type=int, default=3, help="How many classes of each photo (default: %(default)s).")
+    flag("--batch_size", **_BATCH_SIZE)
+
+
+def _predict(given: argparse.Namespace) -> int:
+    _import_backend()
+    from reader.training.predict import predict
+    from reader.training.run import load_run
+
+    run, code = load_run(given.training), EXIT_OK
+    predictions = predict(run, given.photos, top=given.top, batch_size=given.batch_size)
+    if run.preprocessing.doubt:
+        say(f"warning: {run.preprocessing.doubt}", sys.stderr)
+    for one in predictions:
+        if one.error:
+            code = EXIT_FAILED
+        if given.json:
+            say(json.dumps({"file": one.file, "label": one.label, **dataclasses.asdict(one)}))
+        else:
+            say(f"warning: {one}" if one.error else str(one), sys.stderr if one.error else None)
+    return code
+
+
+def _import_backend() -> None:
+    """Import the framework that Keras runs on: JAX if TensorFlow, Keras' own default, isn't installed."""
+    if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None and find_spec("jax") is not None:
+        os.environ["KERAS_BACKEND"] = "jax"
+    _import_tensorflow_quietly()
+    warnings.filterwarnings("ignore", module="keras")
 
 
 def _import_tensorflow_quietly() -> None:

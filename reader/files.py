@@ -18,9 +18,9 @@ from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.cache import cache_name
 from reader.class_folders import list_images
-from reader.decode import ImageDecoder, Pixels, UndecodableImageError, checked_size
 from reader.info import ImageInfo
 from reader.machine import cpu_count
+from reader.pixels import ImageDecoder, Pixels, UndecodableImageError, checked_size
 
 _FILES_AT_ONCE, _BATCHES_AT_ONCE = 32, 2  # a batch is fetched while the last images of another are decoded
 _SHUFFLED_IMAGES = 1024  # of a cache, whose order is fixed otherwise; 150 MB at 224×224

@@ -21,10 +21,10 @@ from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError, plural
 from beam_pipeline.schema.table import name_hash, order_key
 from reader.batches import ImageSize, Info, RecordRows
-from reader.decode import ImageDecoder, decode_pixels, stored_shape
 from reader.features import features_of, pick_features
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
+from reader.pixels import ImageDecoder, decode_pixels, stored_shape
 from reader.runs import InvalidRecordError, Run
 from reader.select import Array, Classes, Columns, Selection, Where, select
 

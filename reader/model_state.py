@@ -23,15 +23,16 @@ CORRUPT = (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFil
 _NUMBER = re.compile(r"_\d+")  # Keras numbers layers through the process
 
 
-def pack_state(model: Any, document: Mapping[str, Any], more: Sequence[Any] = ()) -> bytes:
+def pack_state(model: Any, document: Mapping[str, Any], more: Sequence[Any] = (), with_optimizer: bool = True) -> bytes:
     """The state of a model and its optimizer.
 
     Args:
         model: compiled and built.
         document: what is stored beside its variables, as JSON.
         more: further variables or arrays.
+        with_optimizer: else the model alone, which needn't be compiled.
     """
-    variables = _variables(model)
+    variables = _variables(model, with_optimizer)
     shapes = [[one.path, list(one.shape)] for one in variables]
     text = json.dumps({**document, "variables": shapes, "sums": len(more)})
     arrays = {f"{number:05}": _array(one) for number, one in enumerate([*variables, *more])}
@@ -61,9 +62,9 @@ class PackedState:
             raise ValueError("an array has another shape")
         self.has_nan = any(np.isnan(array).any() for array in arrays)
 
-    def restore(self, model: Any) -> bool:
+    def restore(self, model: Any, with_optimizer: bool = True) -> bool:
         """Assign all variables of a compiled, built model; False, and nothing is assigned, if they are of another."""
-        variables = _variables(model)
+        variables = _variables(model, with_optimizer)
         if _names_of([(one.path, tuple(one.shape)) for one in variables]) != self._of:
             return False
         for variable, array in zip(variables, self._arrays, strict=True):
@@ -71,8 +72,8 @@ class PackedState:
         return True
 
 
-def _variables(model: Any) -> list[Any]:
-    return [*model.variables, *model.optimizer.variables]
+def _variables(model: Any, with_optimizer: bool) -> list[Any]:
+    return [*model.variables, *(model.optimizer.variables if with_optimizer else ())]
 
 
 def _names_of(variables: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[str, tuple[int, ...]]]:

@@ -341,7 +341,7 @@ def parse_classes(value: Any) -> Mapping[str, str]:
 
 
 def _called(where: Callable[[Mapping[str, Array]], Any], columns: Columns) -> Bools:
-    from reader.decode import call_user  # simplejpeg, which the command line does without
+    from reader.pixels import call_user  # simplejpeg, which the command line does without
 
     try:
         mask = call_user(where, columns)

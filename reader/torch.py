@@ -37,8 +37,8 @@ from reader.batches import (
     eval_batches,
     train_batches,
 )
-from reader.decode import call_user
 from reader.features import Feature
+from reader.pixels import call_user
 from reader.position import Position, integer, process_of_several
 from reader.select import Classes, Where
 from reader.stream import MAX_ITERATION, BatchIterator, Element, State

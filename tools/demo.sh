@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole product once, on drawn pictures: images -> shards -> checks -> a trained model, all below build/demo.
+# The whole product once, on drawn pictures: images -> shards -> checks -> a trained model -> predictions, all below build/demo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -34,6 +34,14 @@ step "which files got no record, and why?" \
     imageshards rejects "$dataset"
 step "a small network learns the shapes" \
     imageshards train "$dataset" --out "$demo/model"
+step "what does it get wrong?" \
+    imageshards evaluate "$demo/model" "$dataset"
+step "three new pictures" \
+    python -m beam_pipeline.sample_data "$demo/new" --images 3 --classes 3 --seed 7 --broken 0
+step "what are they?" \
+    imageshards predict "$demo/model" "$demo/new" | tee "$demo/predictions.txt"
+recognized=$(grep -cE '/([a-z]+)_[0-9]+\.[a-zA-Z]+: \1 ' "$demo/predictions.txt" || true)
+[ "$recognized" -eq 3 ] || { echo "error: $recognized of 3 new pictures were recognized" >&2; exit 1; }
 
 cat <<END
 
@@ -41,5 +49,5 @@ cat <<END
 $demo/images    the pictures and $(find "$demo/images" -name 'broken_*' | wc -l) broken files
 $dataset    the shards with indexes and metadata; rejects.jsonl names the broken files
 $demo/pictures.png    some of its pictures with their labels
-$demo/model    the trained model and its metrics
+$demo/model    the trained model, its metrics, and in evaluation/ its mistakes
 END

@@ -22,7 +22,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import Stored, listed_md5
 from beam_pipeline.dataset.published import shards_of, tables_of
 from beam_pipeline.errors import CorruptRecordError, NotPublishedError, StorageError, UsageError, one_line, say
-from beam_pipeline.images import EncodedImage, ImageOptions, Source, codec_versions
+from beam_pipeline.images import FLAG_NAMES, EncodedImage, ImageOptions, Source, codec_versions
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.planning.plan import split_plans
 from beam_pipeline.schema import canonical_json, example, table
@@ -32,7 +32,6 @@ from beam_pipeline.storage import Storage, join
 
 _PIECE_BYTES = 8 << 20  # of a base shard that one request reads
 _TABLES = 32  # that a process keeps: those of other splits are looked into for many shards
-_DECIDES = {"size": "image_size", "format": "image_format"}  # image options that are flags under other names
 
 
 def choose_base(config: Config) -> tuple[Config, str]:
@@ -74,7 +73,7 @@ def _manifest(url: str, deadline_s: float) -> dict[str, Any] | None:
 def _difference(config: Config, manifest: dict[str, Any]) -> str:
     """Why a version's images aren't those that this job would make; "" if they are."""
     ours, theirs = json.loads(canonical_json(config.fingerprint())), manifest["configuration"]
-    flags = [*(_DECIDES.get(name, name) for name in ImageOptions._fields), "seed"]
+    flags = [*(FLAG_NAMES.get(name, name) for name in ImageOptions._fields), "seed"]
     if different := [flag for flag in flags if ours[flag] != theirs.get(flag, ours)]:
         return f"was written with another --{different[0]}"
     if theirs["compression"] != "none":

@@ -1,5 +1,6 @@
 """One image in, one image out, with Pillow: bytes to bytes, no storage, no Beam. `codec` is the way through."""
 
+from beam_pipeline.images.codec import FLAG_NAMES as FLAG_NAMES
 from beam_pipeline.images.codec import FORMATS as FORMATS
 from beam_pipeline.images.codec import SUBSAMPLING as SUBSAMPLING
 from beam_pipeline.images.codec import ChannelSums as ChannelSums

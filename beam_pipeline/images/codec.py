@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import PIL
 from PIL import Image, ImageFile, features
@@ -24,6 +25,8 @@ SUBSAMPLING = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
 FORMATS = {"jpeg": "JPEG", "png": "PNG"}
 # Of this code: raised whenever the same image comes out with other bytes (tests/images holds the two together).
 OWN_VERSION = "1"
+# Image options that are flags under other names.
+FLAG_NAMES = {"size": "image_size", "format": "image_format"}
 _LONGEST_JPEG_SIDE = 65_500  # libjpeg's JPEG_MAX_DIMENSION
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 
@@ -58,6 +61,12 @@ class ImageOptions(NamedTuple):
     max_pixels: int
     max_image_bytes: int
     allow_truncated: bool
+
+    @classmethod
+    def of(cls, flags: Mapping[str, Any]) -> ImageOptions:
+        """Those of a job's flags, or of a manifest's `configuration`, whose lists are tuples here."""
+        values = (flags[FLAG_NAMES.get(name, name)] for name in cls._fields)
+        return cls._make(tuple(value) if isinstance(value, list) else value for value in values)
 
 
 class Source(NamedTuple):

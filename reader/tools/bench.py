@@ -26,9 +26,9 @@ import reader
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError, plural
 from reader import augment
-from reader.decode import ImageDecoder
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
+from reader.pixels import ImageDecoder
 from reader.position import integer
 from reader.select import Classes, Selection, select
 from reader.tools import tutorial

@@ -15,10 +15,10 @@ from PIL import Image
 from beam_pipeline.errors import ImageShardsError, size
 from beam_pipeline.images.codec import ChannelSums, channel_sums
 from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget, to_decode
-from reader.decode import UndecodableImageError, decode_pixels
 from reader.example import Value
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
+from reader.pixels import UndecodableImageError, decode_pixels
 from reader.runs import Integers, InvalidRecordError, Run, RunReader
 
 T = TypeVar("T")

@@ -36,10 +36,10 @@ from reader import order
 from reader.batches import RecordRows, open_source
 from reader.buffers import BufferPool
 from reader.class_folders import list_images
-from reader.decode import ImageDecoder, UndecodableImageError
 from reader.engine import Cursor, Engine
 from reader.info import DatasetInfo, ImageInfo
 from reader.machine import cpu_count
+from reader.pixels import ImageDecoder, UndecodableImageError
 from reader.tools import tutorial
 from reader.tools.forms import Forms, write_temporary
 from reader.tools.requests import SlowStorage

@@ -17,9 +17,9 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader import order
 from reader.augment import Augment
-from reader.decode import Encoded, ImageDecoder, Pixels, decode_pixels, stored_shape, target_size
 from reader.example import ImageFinder
 from reader.info import DatasetInfo, as_info
+from reader.pixels import Encoded, ImageDecoder, Pixels, decode_pixels, stored_shape, target_size
 from reader.position import integer
 from reader.runs import Integers, InvalidRecordError
 from reader.select import Classes, select
@@ -146,8 +146,13 @@ def grid(records: Sequence[Shown]) -> Image.Image:
     Augmented images are to the right of theirs, in the same row.
     """
     tiles = [tile for record in records for tile in _tiles(record)]
-    in_group = len(tiles) // len(records)
-    columns = max(1, round((len(records) / in_group) ** 0.5 * 1.2)) * in_group
+    return tiled(tiles, len(tiles) // len(records))
+
+
+def tiled(tiles: Sequence[tuple[Image.Image, str, str]], in_group: int = 1) -> Image.Image:
+    """One image of many, each above its title and its details; those of a group are in the same row."""
+    tiles = [(_small(image), title, details) for image, title, details in tiles]
+    columns = max(1, round((len(tiles) / in_group**2) ** 0.5 * 1.2)) * in_group
     rows = -(-len(tiles) // columns)
     tile_height = max(image.height for image, *_ in tiles)
     step_x, step_y = _TILE + _GAP, tile_height + _CAPTION + _GAP
@@ -162,6 +167,8 @@ def grid(records: Sequence[Shown]) -> Image.Image:
         sheet.paste(image, (left, top + tile_height - image.height))
         while draw.textlength(title, font) > _TILE:
             title = f"{title[:-2]}…"
+        while draw.textlength(details, font) > _TILE:
+            details = f"…{details[2:]}"
         draw.text((left, top + tile_height + 2), title, "black", font)
         draw.text((left, top + tile_height + 16), details, "dimgrey", font)
     return sheet
@@ -183,11 +190,11 @@ def html(title: str, read: Callable[[], Iterable[Mapping[str, Any]]]) -> str:
 
 
 def _tiles(record: Shown) -> Iterator[tuple[Image.Image, str, str]]:
-    """(small image, first line, second line) of a record and of each augmented version of it."""
+    """(image, first line, second line) of a record and of each augmented version of it."""
     height, width = record.size
-    yield _small(record.image), record.label, f"{height} x {width}  record {record.number}"
+    yield record.image, record.label, f"{height} x {width}  record {record.number}"
     for epoch, image in enumerate(record.augmented):
-        yield _small(image), f"augmented, epoch {epoch}", f"{image.height} x {image.width}"
+        yield image, f"augmented, epoch {epoch}", f"{image.height} x {image.width}"
 
 
 def _small(image: Image.Image) -> Image.Image:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reader.decode import Encoded, ImageDecoder, Pixels
+from reader.pixels import Encoded, ImageDecoder, Pixels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

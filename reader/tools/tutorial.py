@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from beam_pipeline import schema, storage
-from reader.decode import ImageDecoder
 from reader.info import DatasetInfo
+from reader.pixels import ImageDecoder
 
 Tensor = Any  # TensorFlow ships no types
 

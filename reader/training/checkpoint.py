@@ -1,9 +1,10 @@
-"""Checkpoints: all of a training's state in one file (`reader.model_state`), which is there or isn't; two are kept."""
+"""Checkpoints: all of a run's state in one file (`reader.model_state`); the last two are kept, and the best weights."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,16 +15,16 @@ from reader.model_state import CORRUPT, PackedState, pack_state
 from reader.position import Position
 from reader.training.compile import LOSS
 from reader.training.options import Recipe
-from reader.training.out_folder import Line, OutFolder
+from reader.training.out_folder import LAST_MODEL_FILE, Line, OutFolder
 
 _FOLDER = "checkpoints"
-_FILE = re.compile(r"step-\d{9}\.npz")
+_FILE, _BEST_FILE = re.compile(r"step-\d{9}\.npz"), re.compile(r"best-\d{9}\.npz")
 _KEPT = 2
 
 
 @dataclass
 class Progress:
-    """How far a training is.
+    """How far a run is.
 
     Attributes:
         position: `imageshards.Position` of the next record, as JSON.
@@ -40,23 +41,52 @@ class Progress:
     logs: dict[str, float] | None = None
 
 
-def save(out: OutFolder, progress: Progress, model: Any, metrics: Sequence[Any]) -> None:
-    """Write a checkpoint, then delete those before the last two."""
-    data = pack_state(model, {"progress": asdict(progress)}, _sums(metrics))
+def save(out: OutFolder, progress: Progress, recipe: Recipe, model: Any, more: Sequence[Any]) -> None:
+    """Write a checkpoint, then delete those before the last two, and what neither of these calls the best.
+
+    Args:
+        more: variables to keep besides those of the model and its optimizer: the average, sums of metrics.
+    """
+    data = pack_state(model, {"progress": asdict(progress)}, more)
     out.write(f"{_FOLDER}/step-{progress.step:09}.npz", data)
-    for name in _names(out)[:-_KEPT]:
+    names, phase = _names(out), recipe.phases[-1]
+    for name in names[:-_KEPT]:
         out.delete(name)
+    # The line of a checkpoint's own step is in it or not: it may have been written before its epoch was validated.
+    known = [step + more for step in map(_step_of, names[-_KEPT:]) for more in (-1, 0)]
+    best = [recipe.best([line for line in progress.lines if line["step"] <= step], phase) for step in known]
+    needed = {_best_name(line["step"]) for line in best if line}
+    for name in set(_names(out, _BEST_FILE)) - needed:
+        out.delete(name)
+
+
+def save_best(out: OutFolder, step: int, model: Any) -> None:
+    """Write the weights of an epoch that is the best so far, by the step that it ended with."""
+    out.write(_best_name(step), pack_state(model, {}, with_optimizer=False))
+
+
+def restore_best(out: OutFolder, step: int, model: Any) -> None:
+    """Assign the weights of the best epoch to a model. Raises ImageShardsError if they can't be read."""
+    name, is_restored = _best_name(step), False
+    with suppress(*CORRUPT):
+        is_restored = PackedState(out.read(name) or b"").restore(model, with_optimizer=False)
+    if not is_restored:
+        raise ImageShardsError(
+            f"{out.as_given}/{name}, the weights of the best epoch, is missing or corrupt: delete "
+            f"{out.as_given}/{_FOLDER} to train again, or use {out.as_given}/{LAST_MODEL_FILE}"
+        )
 
 
 class Checkpoint:
     """A checkpoint that was read: all of it is in memory.
 
     Raises:
-        ValueError, KeyError, TypeError, …: no training of the recipe wrote it.
+        ValueError, KeyError, TypeError, …: no run of the recipe wrote it.
     """
 
     def __init__(self, name: str, data: bytes, recipe: Recipe) -> None:
         self._name, self._state = name, PackedState(data)
+        self._sums: Sequence[Any] = ()
         self.has_nan = self._state.has_nan
         self.progress = at = convert(self._state.document["progress"], Progress)
         lines = convert(at.lines, list[Line])
@@ -65,19 +95,23 @@ class Checkpoint:
         if not (is_there and (at.logs is None or at.logs.keys() >= {LOSS, "accuracy"})):
             raise ValueError
 
-    def restore(self, model: Any) -> None:
-        """Assign all variables of a compiled model.
+    def restore(self, model: Any, average: Sequence[Any]) -> None:
+        """Assign all variables of a compiled model, and those of the average, of which there may be none.
 
         Raises:
             ImageShardsError: they are of another one.
         """
         self._check(self._state.restore(model))
+        self._assign(average, self._state.more[: len(average)])
+        self._sums = self._state.more[len(average) :]
 
-    def restore_sums(self, metrics: Sequence[Any]) -> None:
+    def restore_sums(self, sums: Sequence[Any]) -> None:
         """Assign what the metrics have added up in this epoch. Raises ImageShardsError as `restore`."""
-        sums, arrays = _sums(metrics), self._state.more
-        self._check([tuple(one.shape) for one in sums] == [array.shape for array in arrays])
-        for variable, array in zip(sums, arrays, strict=True):
+        self._assign(sums, self._sums)
+
+    def _assign(self, variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+        self._check([tuple(one.shape) for one in variables] == [array.shape for array in arrays])
+        for variable, array in zip(variables, arrays, strict=True):
             variable.assign(array)
 
     def _check(self, is_same: bool) -> None:
@@ -109,9 +143,13 @@ def latest(out: OutFolder, recipe: Recipe, warn: Callable[[str], None]) -> Check
     return None
 
 
-def _names(out: OutFolder) -> list[str]:
-    return [f"{_FOLDER}/{name}" for name in out.names(_FOLDER) if _FILE.fullmatch(name)]
+def _names(out: OutFolder, pattern: re.Pattern[str] = _FILE) -> list[str]:
+    return [f"{_FOLDER}/{name}" for name in out.names(_FOLDER) if pattern.fullmatch(name)]
 
 
-def _sums(metrics: Sequence[Any]) -> list[Any]:
-    return [variable for metric in metrics for variable in metric.variables]
+def _step_of(name: str) -> int:
+    return int(name[-len("000000000.npz") : -len(".npz")])
+
+
+def _best_name(step: int) -> str:
+    return f"{_FOLDER}/best-{step:09}.npz"

@@ -2,42 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from reader.info import DatasetInfo
 from reader.training.devices import Devices
 from reader.training.models import Model
 from reader.training.options import Phase, Recipe
 
 LOSS = "mean_loss"  # the metric that is reported as `loss`: Keras' own counts the padding of the last batch
-_EXECUTION_STEPS = 8  # on accelerators, which are faster than a look from Python at each step
+_TOP = 5
+TOP_ACCURACY = f"top_{_TOP}_accuracy"  # with more classes than that
 
 
-def compile_for(model: Model, phase: Phase, info: DatasetInfo, recipe: Recipe, devices: Devices) -> list[Any]:
+def compile_for(model: Model, phase: Phase, recipe: Recipe, devices: Devices) -> list[Any]:
     """Freeze what the phase doesn't train, and build a new optimizer for the rest; returns the metrics."""
     model.freeze(phase.name)
     model.synchronize(devices.strategy is not None)
-    loss = _loss(info, recipe)
-    metrics = [
-        keras.metrics.MeanMetricWrapper(loss, name=LOSS),
-        keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
-    ]
-    full = model.full
-    full.compile(
-        optimizer=keras.optimizers.Adam(_schedule(phase, recipe)),
-        loss=loss,
-        weighted_metrics=metrics,
-        steps_per_execution=steps_per_execution(recipe, devices),
-        jit_compile=False if devices.kind == "tpu" and devices.strategy is not None else "auto",
-    )
+    full, metrics, optimizer = model.full, _metrics(recipe), _optimizer(phase, recipe)
+    full.compile(optimizer=optimizer, loss=_loss(recipe), weighted_metrics=metrics, jit_compile=_jit_compile(devices))
     with devices.scope():
+        if recipe.weight_decay:  # of kernels: scales and biases are vectors
+            optimizer.exclude_from_weight_decay([one for one in full.trainable_variables if len(one.shape) < 2])
         full.optimizer.build(full.trainable_variables)
     return metrics
+
+
+def compile_to_evaluate(model: Any, recipe: Recipe, devices: Devices, more: Sequence[Any] = ()) -> None:
+    """Let a model be evaluated with the metrics of training, and more."""
+    metrics = [*_metrics(recipe), *more]
+    model.compile(loss=_loss(recipe), weighted_metrics=metrics, jit_compile=_jit_compile(devices))
+
+
+def _jit_compile(devices: Devices) -> bool | str:
+    return False if devices.kind == "tpu" and devices.strategy is not None else "auto"
+
+
+def _metrics(recipe: Recipe) -> list[Any]:
+    metrics = [
+        keras.metrics.MeanMetricWrapper(_loss(recipe), name=LOSS),
+        keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
+    ]
+    if len(recipe.classes) > _TOP:
+        metrics.append(keras.metrics.SparseTopKCategoricalAccuracy(_TOP, name=TOP_ACCURACY))
+    return metrics
+
+
+def _optimizer(phase: Phase, recipe: Recipe) -> Any:
+    rate, more = _schedule(phase, recipe), {"weight_decay": recipe.weight_decay or None}
+    if recipe.options.optimizer == "sgd":
+        return keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, **more)
+    return (keras.optimizers.AdamW if recipe.options.optimizer == "adamw" else keras.optimizers.Adam)(rate, **more)
 
 
 def _schedule(phase: Phase, recipe: Recipe) -> Any:
@@ -48,7 +66,7 @@ def _schedule(phase: Phase, recipe: Recipe) -> Any:
     return keras.optimizers.schedules.CosineDecay(0.0, decay_steps, warmup_target=peak, warmup_steps=warmup_steps)
 
 
-def _loss(info: DatasetInfo, recipe: Recipe) -> Callable[[Any, Any], Any]:
+def _loss(recipe: Recipe) -> Callable[[Any, Any], Any]:
     """Cross-entropy of class ids [b] and logits [b, classes], for each record: [b]."""
     smoothing, classes = recipe.options.label_smoothing, len(recipe.classes)
     weights = _balanced(recipe) if recipe.options.class_weights == "balanced" else None
@@ -64,15 +82,6 @@ def _loss(info: DatasetInfo, recipe: Recipe) -> Callable[[Any, Any], Any]:
 
 def _balanced(recipe: Recipe) -> np.ndarray[Any, Any]:
     """A weight for each class, so that all classes with images weigh the same; 1 on average over the images."""
-    counts = np.array(list(recipe.classes.values()), np.float64)
+    counts = np.array(recipe.class_counts, np.float64)
     present = counts > 0
     return np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 0.0).astype(np.float32)
-
-
-def steps_per_execution(recipe: Recipe, devices: Devices) -> int:
-    """As wanted, lowered to a number that divides the steps of an epoch; 1 where Keras can't do more."""
-    if devices.strategy is not None and devices.kind != "tpu":
-        return 1  # InvalidArgumentError under MirroredStrategy in Keras 3.15
-    default = 1 if devices.kind == "cpu" else _EXECUTION_STEPS
-    wanted = min(recipe.options.steps_per_execution or default, recipe.steps)
-    return next(number for number in range(wanted, 0, -1) if recipe.steps % number == 0)

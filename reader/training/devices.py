@@ -73,8 +73,6 @@ def use_devices(options: TrainOptions) -> Iterator[Devices]:
     """
     backend, policy = keras.backend.backend(), keras.config.dtype_policy()
     check_backend(backend)
-    if options.tpu and (backend == "jax" or options.device not in ("auto", "tpu")):
-        raise UsageError(f"--tpu {options.tpu!r}: for --device tpu of TensorFlow; JAX finds its TPU by itself")
     if options.distributed and backend != "jax":
         raise UsageError("--distributed: several processes train on JAX only: set KERAS_BACKEND=jax")
     if options.distributed and options.out is None:
@@ -119,12 +117,12 @@ def _of_tensorflow(options: TrainOptions) -> Devices:
     wanted, missing = options.device, []
     if wanted in ("auto", "tpu"):
         try:
-            strategy = _tpu_strategy(options.tpu)
+            strategy = _tpu_strategy()
             count = strategy.num_replicas_in_sync
             return Devices("tpu", count, f"a TPU of {plural(count, 'core')} (TensorFlow)", strategy=strategy)
         except (ValueError, OSError, URLError, RuntimeError, tf.errors.OpError) as error:
-            why = _why_no_tpu(error, options.tpu)
-        if wanted == "tpu" or options.tpu:
+            why = one_line(error).partition(". Failed in initialization")[0][:200]
+        if wanted == "tpu":
             raise _absent("tpu", why)
         missing.append(f"no TPU: {why}")
     if wanted == "cpu":
@@ -144,22 +142,13 @@ def _of_tensorflow(options: TrainOptions) -> Devices:
     return Devices(kind, len(devices), description, strategy=strategy, capability=_tensorflow_capability(tf))
 
 
-def _tpu_strategy(name: str | None) -> Any:
+def _tpu_strategy() -> Any:
     import tensorflow as tf
 
     # A TPU VM's own TPU is `local`: without a name TensorFlow would ask the Cloud API for the one of TPU_NAME.
-    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name or "local")
-    if name:
-        tf.config.experimental_connect_to_cluster(resolver)
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
     tf.tpu.experimental.initialize_tpu_system(resolver)
     return tf.distribute.TPUStrategy(resolver)
-
-
-def _why_no_tpu(error: Exception, name: str | None) -> str:
-    text = one_line(error).partition(". Failed in initialization")[0][:200]
-    if name is None and os.environ.get("TPU_NAME"):
-        return f"{text} (TPU_NAME={os.environ['TPU_NAME']} is not looked up: give --tpu for that)"
-    return f"{name}: {text}" if name else text
 
 
 def _tensorflow_capability(tf: Any) -> tuple[int, ...]:

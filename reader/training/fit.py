@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,13 @@ from beam_pipeline.errors import ImageShardsError, from_worker, plural
 from reader.info import DatasetInfo, as_info
 from reader.position import Position
 from reader.training import checkpoint, out_folder, pictures, report
+from reader.training.average import Average
 from reader.training.checkpoint import Checkpoint, Progress
-from reader.training.compile import LOSS, compile_for, steps_per_execution
+from reader.training.compile import LOSS, TOP_ACCURACY, compile_for, compile_to_evaluate
 from reader.training.devices import Devices, use_devices
 from reader.training.inputs import Inputs
-from reader.training.models import Model, build
+from reader.training.metrics import MAX_CLASSES, ConfusionMatrix, class_metrics, classes_csv, confusion_csv
+from reader.training.models import build
 from reader.training.options import Phase, Recipe, TrainOptions, make_recipe, warnings
 from reader.training.out_folder import OutFolder, open_out
 from reader.training.report import Speed, summary_lines, warn
@@ -42,7 +44,7 @@ class TrainResult:
         out: its folder.
         devices: that it ran on, in words.
         epochs: the lines of metrics.jsonl.
-        best_epoch: the one with the lowest (validation) loss.
+        best_epoch: whose weights model.keras has; without validation the last one.
         verdict: what limited it.
     """
 
@@ -53,11 +55,12 @@ class TrainResult:
     verdict: str
 
     def __str__(self) -> str:
-        last = self.epochs[-1] if self.epochs else {}
-        name = "val_accuracy" if "val_accuracy" in last else "accuracy"
-        what = "validation" if name == "val_accuracy" else "training"
-        accuracy = f"{what} accuracy {last[name]:.3f}: " if last else ""
-        return f"{self.verdict}\n{accuracy}{self.out}/{out_folder.MODEL_FILE}"
+        best = next((line for line in self.epochs if line["epoch"] == self.best_epoch), None)
+        if best is None:  # somebody deleted metrics.jsonl
+            return f"{self.verdict}\n{self.out}/{out_folder.MODEL_FILE}"
+        what, name = ("validation", "val_accuracy") if "val_accuracy" in best else ("training", "accuracy")
+        epoch = f"epoch {self.best_epoch} of {len(self.epochs)}"
+        return f"{self.verdict}\n{what} accuracy {best[name]:.3f} ({epoch}): {self.out}/{out_folder.MODEL_FILE}"
 
 
 def train(
@@ -84,7 +87,7 @@ def train(
         out, run = open_out(options.out, info.name, recipe.configuration(info), devices.is_first)
         try:
             if run is not None and run["finished"]:
-                report(f"{out.as_given}: this training is finished; choose another --out to train again")
+                report(f"{out.as_given}: this run is finished; choose another --out to train again")
                 return TrainResult(
                     out.as_given, run["devices"], tuple(out.metrics()), run["best_epoch"], run["verdict"]
                 )
@@ -125,10 +128,10 @@ class _Training:
         self._stop = threading.Event()  # set by a signal
         self._inputs = Inputs(info, recipe, devices)
         self._run = report.run_document(info, recipe, devices, command)
-        self._stride = steps_per_execution(recipe, devices)
         self._saved_s, self._saved_step = time.monotonic(), 0
         self._speed, self._compiles, self._sync_calls = Speed(), True, 0
-        self._metrics: list[Any] = []
+        self._sums: list[Any] = []  # of the metrics in training
+        self._average: Average | None = None
         self._begin = self._inputs.begin
         self._at = Progress(self._begin.to_json())
 
@@ -143,8 +146,7 @@ class _Training:
             position = Position.from_json(self._at.position, step=self._at.step)
             self._begin = position.on(global_batch_size=batch, hosts=hosts)
             self._tell(f"continuing after step {self._at.step:,}")
-        with self._devices.scope():
-            model = build(self._info, self._recipe)
+        self._build()
         self._out.write_run(self._run)  # not before the model is known to be possible
         self._out.write_metrics(self._at.lines)
         with _stop_signals(self._devices, self._stop):  # from here on there is something to save
@@ -153,29 +155,49 @@ class _Training:
                     continue
                 self._at.phase, self._compiles = number, True
                 with self._devices.scope():
-                    self._metrics = compile_for(model, phase, self._info, self._recipe, self._devices)
+                    metrics = compile_for(self._model, phase, self._recipe, self._devices)
+                    self._sums = [variable for metric in metrics for variable in metric.variables]
                     if kept is not None:
-                        kept.restore(model.full)
-                self._train_phase(model.full, phase, kept)
+                        kept.restore(self._model.full, self._averages)
+                self._train_phase(phase, kept)
                 kept = None
-            return self._finish(model)
+            return self._finish()
+
+    def _build(self) -> None:
+        """The model that is trained; and the one that is evaluated and saved, which is another one with `--ema`."""
+        with self._devices.scope():
+            self._model = self._evaluated = build(self._info, self._recipe)
+            if self._recipe.options.ema is not None:
+                self._evaluated = build(self._info, self._recipe)
+                self._average = Average(self._evaluated.full, self._model.full, self._recipe.options.ema)
+                compile_to_evaluate(self._evaluated.full, self._recipe, self._devices)
+
+    @property
+    def _averages(self) -> list[Any]:
+        return [] if self._average is None else self._average.variables
 
     # --- checkpoints
 
-    def _save(self, model: Any) -> None:
+    def _save(self) -> None:
         self._saved_s, self._saved_step = time.monotonic(), self._at.step
-        if keras.backend.backend() == "jax":
-            model.jax_state_sync()
+        self._sync()
         if self._devices.is_first:
             self._at.position = self._begin.at(self._at.step).to_json()
-            checkpoint.save(self._out, self._at, model, self._metrics)
+            more = [*self._averages, *self._sums]
+            checkpoint.save(self._out, self._at, self._recipe, self._model.full, more)
+
+    def _sync(self) -> None:
+        """Let the variables have their values within `fit` and `evaluate`, too."""
+        if keras.backend.backend() == "jax":
+            self._model.full.jax_state_sync()
+            self._evaluated.full.jax_state_sync()
 
     def _is_due(self) -> bool:
         steps = self._recipe.options.checkpoint_steps
         if self._at.step == self._saved_step:
             return False
         if steps is not None:
-            return self._at.step // steps > (self._at.step - self._stride) // steps
+            return self._at.step % steps == 0
         return time.monotonic() - self._saved_s > 60 * self._recipe.options.checkpoint_minutes
 
     def _is_stopped(self) -> bool:
@@ -187,57 +209,65 @@ class _Training:
         self._sync_calls += 1  # it stops all processes at the same call, so none may be left out
         return bool(multihost_utils.reached_preemption_sync_point(self._sync_calls))
 
-    def _save_and_stop(self, model: Any) -> None:
-        self._save(model)
+    def _save_and_stop(self) -> None:
+        self._save()
         how = f"the same command with --out {self._out.as_given} continues"
         raise ImageShardsError(f"stopped after step {self._at.step:,}, which is saved; {how}")
 
     # --- epochs
 
-    def _train_phase(self, model: Any, phase: Phase, kept: Checkpoint | None) -> None:
-        validation = self._inputs.validation()
-        while sum(line["phase"] == phase.name for line in self._at.lines) < phase.epochs:
-            if self._is_early(phase):
-                break
-            speed = self._train_epoch(model, kept) if self._at.logs is None else Speed()
+    def _train_phase(self, phase: Phase, kept: Checkpoint | None) -> None:
+        while sum(line["phase"] == phase.name for line in self._at.lines) < phase.epochs and not self._is_early(phase):
+            speed = self._train_epoch(kept) if self._at.logs is None else Speed()
             kept = None
-            logs: dict[str, float] = dict(self._at.logs or {})
-            if validation is not None:
-                watch = StepWatch(lambda *_: self._save_and_stop(model) if self._stop.is_set() else None)
-                validated = model.evaluate(validation, verbose=0, return_dict=True, callbacks=[watch])
-                logs |= {f"val_{name}": value for name, value in validated.items()}
-            self._end_epoch(phase, logs, speed)
+            self._end_epoch(phase, dict(self._at.logs or {}) | self._validate(), speed)
 
-    def _train_epoch(self, model: Any, kept: Checkpoint | None) -> Speed:
+    def _train_epoch(self, kept: Checkpoint | None) -> Speed:
         """Make the steps of an epoch that are left."""
         epoch, steps, first = len(self._at.lines), self._recipe.steps, self._at.step
         left = (epoch + 1) * steps - first
-        line = report.ProgressLine(epoch, self._recipe)
+        progress = report.ProgressLine(epoch, self._recipe, self._tell)
         start = self._clock(0)
 
         def before(begun: int, logs: dict[str, float] | None) -> None:
             nonlocal start
-            self._at.step = first + begun
-            if begun == self._stride and self._compiles:  # the first execution isn't timed
+            if begun:
+                self._made_step(first + begun)
+            if begun == 1 and self._compiles:  # the first step isn't timed
                 self._compiles, start = False, self._clock(begun)
-            line.step(self._at.step - epoch * steps, logs[LOSS] if logs else None)
+            progress.step(self._at.step - epoch * steps, logs[LOSS] if logs else None)
             if self._is_stopped():
-                self._save_and_stop(model)
+                self._save_and_stop()
             if self._is_due():
-                self._save(model)
+                self._save()
 
         def at_first() -> None:
             if kept is not None and kept.progress.step > epoch * steps:
-                kept.restore_sums(self._metrics)
+                kept.restore_sums(self._sums)
 
         data = self._inputs.training(self._begin.at(self._at.step), left)
-        watch = StepWatch(before, at_first, self._stride)
+        watch = StepWatch(before, at_first)
         try:
-            history = model.fit(data, verbose=0, shuffle=False, callbacks=[watch]).history
+            history = self._model.full.fit(data, verbose=0, shuffle=False, callbacks=[watch]).history
         finally:
-            line.end()
-        self._at.step, self._at.logs = (epoch + 1) * steps, {name: values[-1] for name, values in history.items()}
+            progress.end()
+        self._made_step((epoch + 1) * steps)
+        self._at.logs = {name: values[-1] for name, values in history.items()}
         return self._clock(left).since(start)
+
+    def _made_step(self, step: int) -> None:
+        self._at.step = step
+        if self._average is not None:
+            self._sync()
+            self._average.update(step)
+
+    def _validate(self) -> dict[str, float]:
+        data = self._inputs.validation()
+        if data is None:
+            return {}
+        watch = StepWatch(lambda *_: self._save_and_stop() if self._stop.is_set() else None)
+        logs = self._evaluated.full.evaluate(data, verbose=0, return_dict=True, callbacks=[watch])
+        return {f"val_{name}": value for name, value in logs.items()}
 
     def _clock(self, steps: int) -> Speed:
         """What the clocks show after some steps."""
@@ -248,64 +278,79 @@ class _Training:
         if not math.isfinite(logs[LOSS]):
             raise ImageShardsError(f"the loss is {logs[LOSS]} after step {self._at.step:,}: lower --learning_rate")
         line: Line = {"epoch": len(self._at.lines) + 1, "phase": phase.name, "step": self._at.step}
-        for name, key in (("loss", LOSS), ("accuracy", "accuracy")):
+        for name, key in (("loss", LOSS), ("accuracy", "accuracy"), (TOP_ACCURACY, TOP_ACCURACY)):
             line |= {f"{of}{name}": round(float(logs[of + key]), 6) for of in ("", "val_") if of + key in logs}
         self._speed = self._speed.plus(speed)
         self._at.lines.append(line | (speed.document() if speed.seconds else {}))
         self._at.logs = None
+        if (best := self._best_with_weights()) and best["step"] == self._at.step:
+            checkpoint.save_best(self._out, self._at.step, self._evaluated.full)  # before the line that names it
         self._out.write_metrics(self._at.lines)
         self._tell(report.epoch_line(self._at.lines[-1], self._recipe.epochs))
 
+    def _best_with_weights(self) -> Mapping[str, Any] | None:
+        """The line of the epoch whose weights model.keras will have; None without validation: it has the last ones."""
+        if self._recipe.data.evaluation is None:
+            return None
+        return self._recipe.best(self._at.lines, self._recipe.phases[-1])
+
     def _is_early(self, phase: Phase) -> bool:
-        """Whether the loss of this phase hasn't fallen for as many epochs as `--early_stopping` allows."""
-        patience = self._recipe.options.early_stopping
-        lines = [line for line in self._at.lines if line["phase"] == phase.name]
-        if patience is None or not lines or len(lines) - 1 - lines.index(_best(lines)) < patience:
+        """Whether this phase hasn't become better for as many epochs as `--early_stopping` allows."""
+        patience, best = self._recipe.options.early_stopping, self._recipe.best(self._at.lines, phase)
+        if patience is None or best is None or len(self._at.lines) - best["epoch"] < patience:
             return False
-        self._tell(f"early stopping: no lower loss for {plural(patience, 'epoch')}")
+        what = "lower validation loss" if self._recipe.options.select == "loss" else "higher validation accuracy"
+        self._tell(f"early stopping: no {what} for {plural(patience, 'epoch')}")
         return True
 
     # --- the end
 
-    def _finish(self, model: Model) -> TrainResult:
-        out, info, lines = self._out, self._info, self._at.lines
-        self._save(model.full)  # so that a disk that is full now costs nothing
-        counts = self._confusion(model.full)
-        verdict, best = report.verdict(self._speed, info, self._recipe), _best(lines)["epoch"]
+    def _finish(self) -> TrainResult:
+        out, lines, classes = self._out, self._at.lines, self._recipe.classes
+        self._save()  # so that a disk that is full now costs nothing
+        self._write_model(out_folder.LAST_MODEL_FILE)
+        if (best := self._best_with_weights()) and best["step"] < self._at.step:
+            if self._devices.processes > 1:
+                _wait_for_all()  # the first process may be writing them
+            checkpoint.restore_best(out, best["step"], self._evaluated.full)
+        number = int((best or lines[-1])["epoch"])
+        counts = self._confusion()
+        verdict = report.verdict(self._speed, self._info, self._recipe)
+        self._write_model(out_folder.MODEL_FILE)
         if self._devices.is_first:
-            self._write_model(model)
-            out.write(out_folder.LABELS_FILE, "".join(f"{label}\n" for label in self._recipe.classes).encode())
+            out.write(out_folder.LABELS_FILE, "".join(f"{label}\n" for label in classes).encode())
             out.write(out_folder.CURVES_FILE, pictures.curves(lines))
             if counts is not None:
-                split = self._recipe.eval_split or ""
-                out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, tuple(self._recipe.classes), split))
-        self._run |= {"finished": True, "best_epoch": best, "verdict": verdict, **report.mean_speed(lines)}
+                split = self._recipe.data.held_out or self._recipe.data.evaluation or ""
+                out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, classes, split))
+                out.write(out_folder.CONFUSION_TABLE, confusion_csv(counts, classes))
+                out.write(out_folder.CLASS_TABLE, classes_csv(class_metrics(counts, classes)))
+        self._run |= {"finished": True, "best_epoch": number, "verdict": verdict, **report.mean_speed(lines)}
         out.write_run(self._run)
-        return TrainResult(out.as_given, self._devices.description, tuple(lines), best, verdict)
+        return TrainResult(out.as_given, self._devices.description, tuple(lines), number, verdict)
 
-    def _write_model(self, model: Model) -> None:
+    def _write_model(self, name: str) -> None:
         """Without its optimizer, which would triple it; a run resumes from its checkpoints."""
+        if not self._devices.is_first:
+            return
+        model = self._evaluated
         model.synchronize(False)  # other backends can't
         saved = keras.Model(model.full.input, model.full.output, name=model.full.name)
         with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, out_folder.MODEL_FILE)
+            path = os.path.join(folder, name)
             saved.save(path)
-            self._out.write(out_folder.MODEL_FILE, Path(path).read_bytes())
+            self._out.write(name, Path(path).read_bytes())
 
-    def _confusion(self, model: Any) -> Any:
-        """Counts [classes, classes] of the eval split, or None."""
-        if self._recipe.eval_split is None or len(self._recipe.classes) > pictures.MOST_CLASSES:
+    def _confusion(self) -> Any:
+        """Counts [classes, classes] of what is validated on, or None."""
+        data, classes = self._inputs.validation(), len(self._recipe.classes)
+        if data is None or classes > MAX_CLASSES:
             return None
         with self._devices.scope():
-            matrix = pictures.ConfusionMatrix(len(self._recipe.classes))
-            model.compile(weighted_metrics=[matrix])
-        model.evaluate(self._inputs.validation(), verbose=0)
+            matrix = ConfusionMatrix(classes)
+            compile_to_evaluate(self._evaluated.full, self._recipe, self._devices, [matrix])
+        self._evaluated.full.evaluate(data, verbose=0)
         return keras.ops.convert_to_numpy(matrix.counts)
-
-
-def _best(lines: list[Line]) -> Line:
-    """The epoch of the lowest validation loss; without validation, of the lowest loss."""
-    return min(lines, key=lambda line: float(line["val_loss" if "val_loss" in line else "loss"]))
 
 
 @contextmanager
@@ -359,6 +404,13 @@ def _stop_signals(devices: Devices, stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _wait_for_all() -> None:
+    """Until every process is here."""
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices("best weights")
 
 
 def _check_same_step(step: int, out: str) -> None:

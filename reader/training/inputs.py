@@ -32,23 +32,23 @@ class Inputs:
         size: dict[str, Any] = {"global_batch_size": recipe.batch_size, "image_size": recipe.image_size}
         self._train = train_batches(
             info,
-            "train",
+            recipe.data.train,
             seed=recipe.options.seed,
             augment=BY_NAME.get(recipe.options.augment),
             cache=recipe.options.cache,
             host=devices.host,
-            where=recipe.train,
+            where=recipe.data.selected,
             balance="classes" if recipe.options.balance == "classes" else None,
             **size,
         )
         self._validation = None
-        if recipe.eval_split is not None:
+        if recipe.data.evaluation is not None:
             self._validation = eval_batches(
                 info,
-                recipe.eval_split,
+                recipe.data.evaluation,
                 cache=recipe.options.cache,
                 host=devices.host,
-                where=recipe.validation,
+                where=recipe.data.validated,
                 **size,
             )
         self.waited_s = 0.0

@@ -7,56 +7,17 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
 from beam_pipeline.errors import ImageShardsError, UsageError, one_line
+from reader.info import DatasetInfo
+from reader.training.model_names import MODULES, SMALL_CNN
+from reader.training.options import Recipe
 
-if TYPE_CHECKING:
-    from reader.info import DatasetInfo
-    from reader.training.options import Recipe
-
-SMALL_CNN = "small_cnn"
-# Module of `keras.applications` → its models: `--help` needn't import Keras. A test compares them.
-_APPLICATIONS = {
-    "convnext": "ConvNeXtTiny ConvNeXtSmall ConvNeXtBase ConvNeXtLarge ConvNeXtXLarge",
-    "densenet": "DenseNet121 DenseNet169 DenseNet201",
-    "efficientnet": " ".join(f"EfficientNetB{number}" for number in range(8)),
-    "efficientnet_v2": " ".join(f"EfficientNetV2{size}" for size in ("B0", "B1", "B2", "B3", "S", "M", "L")),
-    "inception_resnet_v2": "InceptionResNetV2",
-    "inception_v3": "InceptionV3",
-    "mobilenet": "MobileNet",
-    "mobilenet_v2": "MobileNetV2",
-    "mobilenet_v3": "MobileNetV3Small MobileNetV3Large",
-    "nasnet": "NASNetMobile NASNetLarge",
-    "resnet": "ResNet50 ResNet101 ResNet152",
-    "resnet_v2": "ResNet50V2 ResNet101V2 ResNet152V2",
-    "vgg16": "VGG16",
-    "vgg19": "VGG19",
-    "xception": "Xception",
-}
-MODULES = {name: module for module, names in _APPLICATIONS.items() for name in names.split()}
 _SCALED_BY_WEIGHTS = "EfficientNetB"  # with `imagenet` these have a layer more, which has no variables
 _STD_FLOOR = 1e-3  # images of one colour have no spread
 _DROPOUT = 0.2  # before the new head
-
-
-def application_name(given: str) -> str:
-    """A model's name as Keras writes it: `MobileNetV2` for `mobilenet_v2`.
-
-    Raises:
-        UsageError: there is none; names the nearest.
-    """
-    if ":" in given or given == SMALL_CNN:
-        return given
-    plain = {name.lower(): name for name in (SMALL_CNN, *MODULES)}
-    key = given.lower().replace("_", "").replace("-", "")
-    if key in plain:
-        return plain[key]
-    nearest = get_close_matches(key, plain, n=1)
-    hint = f"did you mean {plain[nearest[0]]}?" if nearest else "see --help"
-    raise UsageError(f"--model {given!r}: {hint}")
 
 
 class Model(NamedTuple):

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from beam_pipeline.errors import UsageError, plural, some
+from beam_pipeline import storage
+from beam_pipeline.errors import UsageError, plural
 from reader.info import DatasetInfo
-from reader.select import Selection, parse_classes, select
-from reader.training.models import MODULES, SMALL_CNN, application_name
+from reader.select import parse_classes
+from reader.training import data
+from reader.training.data import NO_VALIDATION, Data, choose_data, class_counts
+from reader.training.model_names import MODULES, SMALL_CNN, application_name
+from reader.training.values import BELOW_1, BETWEEN_0_AND_1, POSITIVE, WHOLE, one_of, whole_from
 
-_EVAL_SPLITS = ("validation", "val", "test")
 _SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
 _SMALL_BATCH, _LARGE_BATCH, _IMAGES_A_BATCH = 8, 64, 25
 _LEAST_UPDATES, _LEAST_EPOCHS = 150, 6
 _FINE_TUNING_RATE = 0.01  # of the head's
 _WARM_UP = 0.05  # of a phase's updates
-# Adam's peak rate for a batch of 64; it grows with the square root of the batch.
-_RATES = {SMALL_CNN: 3e-3}
-_RATE = 1e-3
+_DECAY = {"adamw": 0.01}
 
+
+# What `--preset` chooses; flags that are given as well change it.
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {},
+    "finetune": {
+        "model": "MobileNetV2",
+        "weights": "imagenet",
+        "epochs": 5,
+        "fine_tune_epochs": 10,
+        "optimizer": "adamw",
+        "label_smoothing": 0.1,
+        "early_stopping": 3,
+    },
+}
 
 # What `--augment` of `train` and `show` takes, besides none: the keys of `reader.augment.BY_NAME`, without Pillow.
 AUGMENTS = ("flip", "flip_crop", "random_resized_crop")
@@ -32,35 +47,11 @@ AUGMENTS = ("flip", "flip_crop", "random_resized_crop")
 _MAY_CHANGE = {
     "out",
     "device",
-    "tpu",
     "distributed",
-    "steps_per_execution",
     "cache",
     "checkpoint_minutes",
     "checkpoint_steps",
 }
-
-
-def _number(kind: type[int] | type[float], wanted: str, fits: Callable[[Any], bool]) -> Callable[[object], Any]:
-    """Reads a number, which may be text; the error says what to give."""
-
-    def read(value: object) -> Any:
-        with suppress(ValueError):
-            number = kind(str(value))
-            if fits(number):
-                return number
-        raise ValueError(f"give a {wanted}")
-
-    return read
-
-
-def _from(least: int) -> Callable[[object], int]:
-    return _number(int, f"whole number from {least}", lambda number: number >= least)
-
-
-_WHOLE = _number(int, "whole number", lambda number: True)
-_POSITIVE = _number(float, "number above 0", lambda number: 0 < number < math.inf)
-_BELOW_1 = _number(float, "number from 0 to 0.99", lambda number: 0 <= number <= 0.99)
 
 
 def _option(default: Any, metavar: str, text: str, read: Callable[[Any], Any] = os.fspath) -> Any:
@@ -70,13 +61,7 @@ def _option(default: Any, metavar: str, text: str, read: Callable[[Any], Any] = 
 
 def _choice(default: str, choices: str, text: str) -> Any:
     """A field that takes one of the words `a|b|c`."""
-
-    def read(value: object) -> object:
-        if value not in choices.split("|"):
-            raise ValueError(f"choose one of {choices.replace('|', ', ')}")
-        return value
-
-    return _option(default, choices, f"{text} (default: %(default)s).", read)
+    return _option(default, choices, f"{text} (default: %(default)s).", one_of(choices))
 
 
 @dataclass(frozen=True)
@@ -101,19 +86,38 @@ class TrainOptions:
         "One of none, imagenet, or a file (.keras, or .h5 of weights). With weights, --epochs train a new head on a "
         "frozen model, then --fine_tune_epochs all of it but BatchNormalization (default: %(default)s).",
     )
-    epochs: int | None = _option(None, "N", "Epochs (default: 6, more for 150 updates).", _from(1))
+    epochs: int | None = _option(None, "N", "Epochs (default: 6, more for 150 updates).", whole_from(1))
     fine_tune_epochs: int | None = _option(
-        None, "N", "Epochs of fine-tuning; with --weights (default: half).", _from(0)
+        None, "N", "Epochs of fine-tuning; with --weights (default: half).", whole_from(0)
     )
-    batch_size: int | None = _option(None, "N", "Images in a step, over all devices (default: 8 to 64).", _from(1))
+    batch_size: int | None = _option(None, "N", "Images in a step, over all devices (default: 8 to 64).", whole_from(1))
     image_size: int | None = _option(
-        None, "N", "Side in pixels of what the model sees (default: as stored; at most 96 for small_cnn).", _from(16)
+        None,
+        "N",
+        "Side in pixels of what the model sees (default: as stored; at most 96 for small_cnn).",
+        whole_from(16),
     )
+    optimizer: str = _choice("adam", "adam|adamw|sgd", "Optimizer; sgd has Nesterov momentum of 0.9")
     learning_rate: float | None = _option(
-        None, "R", "Adam's peak learning rate (default: by model and batch).", _POSITIVE
+        None,
+        "R",
+        "Peak learning rate (default: of adam and adamw 0.001 at a batch of 64, of small_cnn 0.003, growing with the "
+        "square root of the batch, arxiv.org/abs/2205.10287; of sgd 0.1 at 256, growing with the batch, "
+        "arxiv.org/abs/1706.02677).",
+        POSITIVE,
+    )
+    weight_decay: float | None = _option(
+        None, "R", "Decoupled weight decay of kernels (default: 0.01 with adamw, else 0).", BELOW_1
+    )
+    ema: float | None = _option(
+        None,
+        "D",
+        "Evaluate and save an average of the weights: after each step it keeps D, such as 0.999, of itself (less in "
+        "the first steps). Training goes on with the weights themselves.",
+        BETWEEN_0_AND_1,
     )
     label_smoothing: float = _option(
-        0.0, "R", "Share of each label given to all classes (default: %(default)s).", _BELOW_1
+        0.0, "R", "Share of each label given to all classes (default: %(default)s).", BELOW_1
     )
     classes: Mapping[str, str] | None = _option(
         None,
@@ -129,22 +133,42 @@ class TrainOptions:
         "auto|none|bfloat16|float16",
         "With auto, bfloat16 on TPUs and new GPUs, float16 on older GPUs, none on CPUs",
     )
-    seed: int = _option(0, "N", "Of the order, the augmentation and the first weights (default: %(default)s).", _WHOLE)
-    eval_split: str | None = _option(None, "SPLIT", "To validate on (default: validation, else val, else test).")
-    early_stopping: int | None = _option(
-        None, "N", "Stop after N epochs without a lower validation loss; the last weights are kept.", _from(1)
+    seed: int = _option(0, "N", "Of the order, the augmentation and the first weights (default: %(default)s).", WHOLE)
+    train_split: str = _option("train", "SPLIT", "To train on, such as train[:80%%] (default: %(default)s).")
+    eval_split: str | None = _option(
+        None,
+        "SPLIT",
+        "To validate on; or none (default: validation, or val; if there is neither, a tenth of train is held out).",
     )
-    steps_per_execution: int | None = _option(
-        None, "N", "Steps in one call, lowered to a divisor of an epoch's steps (default: 1 on CPUs, else 8).", _from(1)
+    select: str = _choice(
+        "loss", "loss|accuracy", "Keep the epoch of the lowest validation loss, or of the highest validation accuracy"
+    )
+    early_stopping: int | None = _option(
+        None, "N", "Stop after N epochs that are no better by --select.", whole_from(1)
     )
     cache: str | None = _option(None, "DIR", "Keep what was read from remote storage in this folder; or memory.")
     device: str = _choice("auto", "auto|tpu|gpu|cpu", "What to train on")
-    tpu: str | None = _option(None, "NAME", "A Cloud TPU by its name, if it isn't this machine's.")
     distributed: bool = _option(False, "", "This process is one of several (JAX only).", bool)
     checkpoint_minutes: float = _option(
-        10.0, "M", "How often a checkpoint is written (default: %(default)s).", _POSITIVE
+        10.0, "M", "How often a checkpoint is written (default: %(default)s).", POSITIVE
     )
-    checkpoint_steps: int | None = _option(None, "N", "Write one every N steps instead.", _from(1))
+    checkpoint_steps: int | None = _option(None, "N", "Write one every N steps instead.", whole_from(1))
+
+    @classmethod
+    def preset(cls, name: str, **options: Any) -> TrainOptions:
+        """The options of `--preset`, and those given. Raises UsageError."""
+        if name not in PRESETS:
+            raise UsageError(f"--preset {name!r}: choose one of {', '.join(PRESETS)}")
+        return cls(**{**PRESETS[name], **options})
+
+    @classmethod
+    def of_run(cls, file: str | os.PathLike[str], **options: Any) -> TrainOptions:
+        """The options that repeat the run of a run.json (`--config`), and those given. Raises UsageError."""
+        known = {option.name for option in fields(cls)}
+        configuration = {name: value for name, value in read_run(file)["configuration"].items() if name != "dataset"}
+        if unknown := sorted(configuration.keys() - known):
+            raise UsageError(f"--config {os.fspath(file)!r}: another version of imageshards wrote it: {unknown[0]}")
+        return cls(**{**configuration, **options})
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -154,6 +178,21 @@ class TrainOptions:
                     object.__setattr__(self, option.name, option.metadata["read"](value))
                 except (TypeError, ValueError) as error:
                     raise UsageError(f"--{option.name} {str(value)!r}: {error}") from None
+
+
+def read_run(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """run.json of a run. Raises UsageError if it is something else."""
+    url = storage.normalize(os.fspath(file))
+    why = storage.why_unusable(url, is_file=True)
+    try:
+        run = {} if why else json.loads(storage.open_storage(url).read(url))
+        if isinstance(run["configuration"], dict) and isinstance(run["dataset"]["url"], str):
+            return dict(run)
+    except FileNotFoundError:
+        why = "there is no such file"
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise UsageError(f"--config {os.fspath(file)!r}: {why or 'it is no run.json of a run'}; give OUT/run.json")
 
 
 class Phase(NamedTuple):
@@ -176,11 +215,12 @@ class Recipe:
 
     Attributes:
         options: as given.
-        classes: names of those that are trained, and how many images of train each has.
-        train, validation: which records are read; None for all of the split.
         model: as Keras writes its name.
-        batch_size, image_size, steps, eval_split: as in the options; steps of an epoch; None if there is no such split.
+        batch_size, image_size, steps: as in the options; steps of an epoch.
+        weight_decay: as in the options.
         phases: one, or with weights two.
+        data: what is trained and validated on.
+        class_counts: images of each class that are trained on; None unless `--class_weights` needs them.
     """
 
     options: TrainOptions
@@ -188,16 +228,15 @@ class Recipe:
     batch_size: int
     image_size: int
     steps: int
-    eval_split: str | None
+    weight_decay: float
     phases: tuple[Phase, ...]
-    classes: Mapping[str, int]
-    train: Selection | None = None
-    validation: Selection | None = None
+    data: Data
+    class_counts: Sequence[int] | None = None
 
     @property
-    def images(self) -> int:
-        """Of train."""
-        return sum(self.classes.values())
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes that are trained."""
+        return self.data.classes
 
     @property
     def epochs(self) -> int:
@@ -212,9 +251,7 @@ class Recipe:
     def configuration(self, info: DatasetInfo) -> dict[str, Any]:
         """Everything that affects the result, as JSON. A run resumes only if it is unchanged."""
         given = {name: value for name, value in asdict(self.options).items() if name not in _MAY_CHANGE}
-        for name in ("classes", "balance"):  # a run that began before there were these options resumes
-            if given[name] in (None, "none"):
-                del given[name]
+        is_part = self.data.held_out and self.data.train == self.data.evaluation  # which follows from the dataset
         return given | {
             "dataset": info.manifest["self_sha256"],
             "model": self.model,
@@ -223,8 +260,18 @@ class Recipe:
             "batch_size": self.batch_size,
             "image_size": self.image_size,
             "learning_rate": self.phases[0].learning_rate,
-            "eval_split": self.eval_split,
+            "weight_decay": self.weight_decay,
+            "train_split": self.data.train,
+            "eval_split": None if is_part else self.data.evaluation or NO_VALIDATION,
         }
+
+    def best(self, lines: Sequence[Mapping[str, Any]], phase: Phase) -> Mapping[str, Any] | None:
+        """The line of metrics.jsonl of a phase's best epoch: the first of equals; without validation the last one."""
+        lines = [line for line in lines if line["phase"] == phase.name]
+        key, sign = ("val_loss", 1) if self.options.select == "loss" else ("val_accuracy", -1)
+        if not lines or key not in lines[0]:
+            return lines[-1] if lines else None
+        return min(lines, key=lambda line: math.inf if math.isnan(line[key]) else sign * line[key])
 
 
 def check_backend(backend: str) -> None:
@@ -244,24 +291,20 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     Raises:
         UsageError: an option can't be used with this dataset, or these devices.
     """
-    if "train" not in info.splits:
-        raise UsageError(f"{info.url} has no split 'train': it has {some(list(info.splits))}")
     model = application_name(options.model)
     if options.balance == "classes" and options.class_weights == "balanced":
         raise UsageError("--balance classes reads all classes equally often: leave out --class_weights balanced")
-    train = select(info, "train", options.classes)
-    found = dict.fromkeys(info.classes if train is None else train.classes, 0)
-    for number, count in enumerate(info.splits["train"].class_counts):
-        if train is None or train.labels[number] >= 0:
-            found[info.classes[number] if train is None else train.classes[train.labels[number]]] += count
-    records = info.records("train") if train is None else train.size
+    chosen = choose_data(info, options.train_split, options.eval_split, options.classes)
+    if options.early_stopping and chosen.evaluation is None:
+        raise UsageError("--early_stopping needs validation: give --eval_split")
+    records = chosen.images
     batch = options.batch_size or -(-_batch_size(records) // devices) * devices
     if batch % devices:
         fits = -(-batch // devices) * devices
         raise UsageError(f"--batch_size {batch}: {devices} devices share it; the next that fits is {fits}")
     steps = max(1, records // batch)
     epochs = options.epochs or max(_LEAST_EPOCHS, math.ceil(_LEAST_UPDATES / steps))
-    rate = options.learning_rate or _RATES.get(model, _RATE) * math.sqrt(batch / _LARGE_BATCH)
+    rate = options.learning_rate or _peak_rate(options.optimizer, model, batch)
     has_weights = options.weights != "none" and model != SMALL_CNN and ":" not in model
     if options.fine_tune_epochs and not has_weights:
         raise UsageError("--fine_tune_epochs goes with --weights of a model of keras.applications; leave it out")
@@ -270,9 +313,16 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     if has_weights and more:
         phases.append(Phase("fine_tuning", more, rate * _FINE_TUNING_RATE))
     side = options.image_size or _side(info, model)
-    eval_split = _eval_split(info, options.eval_split)
-    validation = None if eval_split is None else select(info, eval_split, options.classes)
-    return Recipe(options, model, batch, side, steps, eval_split, tuple(phases), found, train, validation)
+    decay = options.weight_decay if options.weight_decay is not None else _DECAY.get(options.optimizer, 0.0)
+    counts = class_counts(info, chosen) if options.class_weights == "balanced" else None
+    return Recipe(options, model, batch, side, steps, decay, tuple(phases), chosen, counts)
+
+
+def _peak_rate(optimizer: str, model: str, batch: int) -> float:
+    if optimizer == "sgd":  # Goyal et al. 2017, https://arxiv.org/abs/1706.02677
+        return 0.1 * batch / 256
+    # Malladi et al. 2022, https://arxiv.org/abs/2205.10287
+    return (3e-3 if model == SMALL_CNN else 1e-3) * math.sqrt(batch / 64)
 
 
 def _batch_size(records: int) -> int:
@@ -293,25 +343,14 @@ def _side(info: DatasetInfo, model: str) -> int:
     raise UsageError(f"--image_size is missing: the stored images are {stored}; give a side in pixels")
 
 
-def _eval_split(info: DatasetInfo, given: str | None) -> str | None:
-    if given is not None:
-        info.records(given)  # raises UsageError if there is none
-        return given
-    return next((name for name in _EVAL_SPLITS if name in info.splits), None)
-
-
 def warnings(info: DatasetInfo, recipe: Recipe) -> Iterator[str]:
     """What will probably make the result disappoint."""
-    records, updates = recipe.images, recipe.steps * recipe.epochs
+    records, updates = recipe.data.images, recipe.steps * recipe.epochs
     if len(recipe.classes) < 2:
-        has = "the dataset has" if recipe.train is None else "--classes leaves"
+        has = "the dataset has" if recipe.options.classes is None else "--classes leaves"
         yield f"{has} one class: every prediction is correct"
     if recipe.batch_size > records:
         yield f"--batch_size {recipe.batch_size}: train has {plural(records, 'image')}, so images repeat within a batch"
     if updates < _LEAST_UPDATES:
         yield f"only {plural(updates, 'update')}: raise --epochs or lower --batch_size"
-    if recipe.eval_split is None:
-        has = some(list(info.splits))
-        yield f"no validation: the dataset has {has}; write it with --splits train=0.9,validation=0.1, or --eval_split"
-    elif any(part.strip().partition("[")[0] == "train" for part in recipe.eval_split.split("+")):
-        yield f"--eval_split {recipe.eval_split}: the accuracy on images that were trained on says little of others"
+    yield from data.warnings(info, recipe.data)

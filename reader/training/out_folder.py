@@ -1,4 +1,4 @@
-"""`--out`: a folder, or URL, whose files are written in one step each; and whether a training may go on in it."""
+"""`--out`: a folder, or URL, whose files are written in one step each; and whether a run may resume in it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.storage.causes import explained
 
-RUN_FILE, METRICS_FILE, MODEL_FILE, LABELS_FILE = "run.json", "metrics.jsonl", "model.keras", "classes.txt"
-CURVES_FILE, CONFUSION_FILE = "curves.png", "confusion.png"
+RUN_FILE, METRICS_FILE, LABELS_FILE = "run.json", "metrics.jsonl", "classes.txt"
+MODEL_FILE, LAST_MODEL_FILE = "model.keras", "last.keras"
+CURVES_FILE, CONFUSION_FILE, CONFUSION_TABLE, CLASS_TABLE = (
+    "curves.png",
+    "confusion.png",
+    "confusion.csv",
+    "per_class.csv",
+)
 _DEFAULT = "runs"
 
 
@@ -29,8 +35,10 @@ class Line(TypedDict):
     step: int
     loss: float
     accuracy: float
+    top_5_accuracy: NotRequired[float]
     val_loss: NotRequired[float]
     val_accuracy: NotRequired[float]
+    val_top_5_accuracy: NotRequired[float]
     images_per_s: NotRequired[float]
     wait_share: NotRequired[float]
 
@@ -53,7 +61,7 @@ class BusyError(UsageError):
 
 
 class OutFolder:
-    """The folder of one training; all names are relative to it.
+    """The folder of one run; all names are relative to it.
 
     Args:
         url: folder or URL.
@@ -121,10 +129,10 @@ class OutFolder:
         if self._is_written:
             self._store.delete(storage.join(self.url, name))
 
-    # --- what a training knows of itself
+    # --- what a run knows of itself
 
     def run(self) -> dict[str, Any] | None:
-        """run.json, or None if no training has begun here.
+        """run.json, or None if no run has begun here.
 
         Raises:
             UsageError: the folder holds something else.
@@ -132,7 +140,7 @@ class OutFolder:
         data = self.read(RUN_FILE)
         if data is None:
             if others := [name for name in self.names() if not name.startswith(".")]:
-                raise UsageError(f"--out {self.as_given!r}: it holds {others[0]}, not a training; choose a new folder")
+                raise UsageError(f"--out {self.as_given!r}: it holds {others[0]}, not a run; choose a new folder")
             return None
         try:
             run = json.loads(data)
@@ -166,12 +174,12 @@ class OutFolder:
 def open_out(
     given: str | None, name: str, configuration: dict[str, Any], is_written: bool = True
 ) -> tuple[OutFolder, dict[str, Any] | None]:
-    """The folder to train into, and the run.json of a training that goes on, or has finished, in it.
+    """The folder to train into, and the run.json of a run that resumes, or has finished, in it.
 
-    Without `given` it is `runs/NAME-N`: the newest unfinished training of the same configuration, else a new one.
+    Without `given` it is `runs/NAME-N`: the newest unfinished run of the same configuration, else a new one.
 
     Raises:
-        UsageError: it holds something else, or a training of another configuration.
+        UsageError: it holds something else, or a run of another configuration.
     """
     if given is not None:
         out = OutFolder(given, is_written)

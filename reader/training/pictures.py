@@ -7,32 +7,9 @@ from itertools import pairwise
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
-import keras
 import numpy as np
-from keras import ops
 
-_MOST_NAMED, _MOST_NUMBERED, MOST_CLASSES = 60, 25, 1000
-
-
-class ConfusionMatrix(keras.metrics.Metric):  # type: ignore[misc]
-    """Counts of (class, predicted class): float32 [classes, classes]."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__(name="confusion")
-        self._classes = classes
-        self.counts = self.add_variable((classes, classes), "zeros", name="counts")
-
-    def update_state(self, labels: Any, logits: Any, sample_weight: Any = None) -> None:
-        """Count a batch; records of weight 0 don't count."""
-        labels = ops.one_hot(ops.cast(ops.reshape(labels, (-1,)), "int32"), self._classes)
-        if sample_weight is not None:
-            labels = labels * ops.cast(ops.reshape(sample_weight, (-1, 1)), labels.dtype)
-        predicted = ops.one_hot(ops.argmax(logits, axis=-1), self._classes)
-        self.counts.assign(self.counts + ops.matmul(ops.transpose(labels), predicted))
-
-    def result(self) -> Any:
-        """The counts."""
-        return ops.convert_to_tensor(self.counts)
+_MOST_NAMED, _MOST_NUMBERED = 60, 25
 
 
 def curves(lines: list[dict[str, Any]]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -13,27 +13,31 @@ import keras
 
 from beam_pipeline import __version__, storage
 from beam_pipeline.errors import plural, say
+from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
 from reader.training.devices import Devices
 from reader.training.options import Recipe
 
-_REDRAW_S = 0.5
+_REDRAW_S, _LOG_S = 0.5, 30.0  # between lines within an epoch: on a terminal, elsewhere
 _NO_WAIT, _BUSY = 0.1, 0.5  # below the first share waiting is ignored; above the second the cores count as busy
 _SMALLER = 1.5  # a stored side this many times the trained one is worth storing again
 
 
 def summary_lines(info: DatasetInfo, recipe: Recipe, devices: Devices) -> Iterator[str]:
     """What is trained on what, and for how long."""
-    split = recipe.eval_split
-    validated = recipe.validation.size if recipe.validation else info.records(split) if split else 0
-    validation = f", {plural(validated, 'validation image')} ({split})" if split else ""
+    data = recipe.data
+    name = data.held_out or data.evaluation
+    validation = f", {plural(data.validation_images, 'validation image')} ({name})" if name else ""
     classes = plural(len(recipe.classes), "class")
-    yield f"{info.name} {info.version}: {plural(recipe.images, 'training image')}{validation}, {classes}"
+    yield f"{info.name} {info.version}: {plural(data.images, 'training image')}{validation}, {classes}"
+    if data.held_out:
+        yield f"no validation split: {data.held_out} is held out of training (--eval_split none trains on it)"
     yield f"{recipe.model} at {recipe.image_size} px on {devices.description}"
     for phase in recipe.phases:
         updates, warmup_steps = recipe.steps * phase.epochs, recipe.schedule(phase)[0]
-        rate = f"learning rate {phase.learning_rate:.2g}"
+        decay = f", weight decay {recipe.weight_decay:g}" if recipe.weight_decay else ""
+        rate = f"{recipe.options.optimizer}{decay}, learning rate {phase.learning_rate:.2g}"
         rate += f" after {plural(warmup_steps, 'update')} of warm-up" if warmup_steps else ""
         batches = f"{plural(recipe.steps, 'step')} of {recipe.batch_size} images"
         name = phase.name.replace("_", "-")
@@ -52,12 +56,19 @@ def run_document(info: DatasetInfo, recipe: Recipe, devices: Devices, command: s
     return {
         "finished": False,
         "command": command,
-        "dataset": {"url": info.url, "name": info.name, "version": info.version},
+        "dataset": _dataset(info),
         "configuration": recipe.configuration(info),
         "devices": devices.description,
         "dtype_policy": keras.config.dtype_policy().name,
         "versions": versions,
     }
+
+
+def _dataset(info: DatasetInfo) -> dict[str, Any]:
+    """The dataset in run.json: prediction converts new photos as it was written, without opening it."""
+    of_manifest = {key: info.manifest[key] for key in ("configuration", "image", "codec")}
+    is_index = FOREIGN_KEY in info.manifest  # of third-party files, whose images were never converted
+    return {"url": info.url, "name": info.name, "version": info.version, "is_index": is_index, **of_manifest}
 
 
 class Speed(NamedTuple):
@@ -95,7 +106,7 @@ class Speed(NamedTuple):
 
 
 def mean_speed(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The mean of the epochs, for run.json: a continued training has run in several processes."""
+    """The mean of the epochs, for run.json: a resumed run was in several processes."""
     timed = [line for line in lines if "images_per_s" in line]
     return {name: round(fmean(line[name] for line in timed), 4) for name in ("images_per_s", "wait_share") if timed}
 
@@ -111,7 +122,7 @@ def epoch_line(line: dict[str, Any], epochs: int) -> str:
 
 
 def verdict(speed: Speed, info: DatasetInfo, recipe: Recipe) -> str:
-    """What limits the training, and the change that would help most."""
+    """What limits a run, and the change that would help most."""
     if not speed.seconds:
         return "no step was timed"
     waited = f"waited {speed.wait_share:.0%} of the time for input"
@@ -132,15 +143,21 @@ def verdict(speed: Speed, info: DatasetInfo, recipe: Recipe) -> str:
 
 
 class ProgressLine:
-    """The line within an epoch, on a terminal."""
+    """Where an epoch is: a line that is redrawn on a terminal; elsewhere, such as in a log file, one every 30 s.
 
-    def __init__(self, epoch: int, recipe: Recipe) -> None:
-        self._head = f"epoch {epoch + 1}/{recipe.epochs}"
-        self._recipe, self._drawn, self._is_shown = recipe, time.monotonic(), sys.stderr.isatty()
+    Args:
+        epoch: its number, from 0.
+        recipe: of the run.
+        tell: takes a line.
+    """
+
+    def __init__(self, epoch: int, recipe: Recipe, tell: Callable[[str], None]) -> None:
+        self._head, self._recipe, self._tell = f"epoch {epoch + 1}/{recipe.epochs}", recipe, tell
+        self._is_terminal, self._shown_s = sys.stderr.isatty(), time.monotonic()
         self._began: tuple[float, int] | None = None
 
     def step(self, done: int, loss: float | None) -> None:
-        """Draw it again, if it is time.
+        """Show it, if it is time.
 
         Args:
             done: steps of this epoch.
@@ -149,17 +166,18 @@ class ProgressLine:
         now, steps = time.monotonic(), self._recipe.steps
         if self._began is None and loss is not None:
             self._began = now, done
-        if not self._is_shown or now - self._drawn < _REDRAW_S or self._began is None or done <= self._began[1]:
+        is_due = now - self._shown_s >= (_REDRAW_S if self._is_terminal else _LOG_S)
+        if not is_due or self._began is None or done <= self._began[1]:
             return
-        self._drawn = now
-        rate = (done - self._began[1]) / (now - self._began[0])
-        left = (steps - done) / rate
-        text = (
-            f"{self._head}: {done:,}/{steps:,} steps, loss {loss:.4f}, {rate * self._recipe.batch_size:,.0f} images/s"
-        )
-        print(f"\r\x1b[K{text}, {left:,.0f} s left", end="", file=sys.stderr, flush=True)
+        self._shown_s, rate = now, (done - self._began[1]) / (now - self._began[0])
+        speed = f"{rate * self._recipe.batch_size:,.0f} images/s, {(steps - done) / rate:,.0f} s left"
+        text = f"{self._head}: {done:,}/{steps:,} steps, loss {loss:.4f}, {speed}"
+        if self._is_terminal:
+            say(text, sys.stderr, end="", wipe=True)
+        else:
+            self._tell(text)
 
     def end(self) -> None:
         """Clear it."""
-        if self._is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        if self._is_terminal:
+            say("", sys.stderr, end="", wipe=True)

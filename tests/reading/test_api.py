@@ -22,9 +22,9 @@ from tests.reading.without import run_without
 
 FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
 NAMES = """
-DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench copy diff eval_batches eval_dataset
-image_files_dataset index keras load_info record_dataset records rejects show torch train train_batches train_dataset
-verify write_tables
+DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench copy decode diff eval_batches
+eval_dataset evaluate image_files_dataset index keras load_info load_run predict record_dataset records rejects show
+torch train train_batches train_dataset verify write_tables
 """
 
 
@@ -58,7 +58,8 @@ def test_dir_shows_the_api_and_nothing_else() -> None:
 
 
 def test_everything_public_says_what_it_does() -> None:
-    needs = {"train": "keras", "keras": "keras", "as_jax": "jax", "as_torch": "torch", "torch": "torch"}
+    keras = dict.fromkeys(("train", "keras", "evaluate", "predict", "load_run"), "keras")
+    needs = {**keras, "as_jax": "jax", "as_torch": "torch", "torch": "torch"}
     absent = {name for name, module in needs.items() if importlib.util.find_spec(module) is None}
     for name in {*reader.__all__} - {"__version__"} - absent:
         thing = getattr(reader, name)
@@ -119,8 +120,20 @@ def test_a_verb_is_a_function_whatever_was_imported_before() -> None:
     import reader.commands
     import reader.training.options
 
-    for name in ("verify", "rejects", "diff", "index", "copy", "show", "bench", "train"):
-        if name != "train" or importlib.util.find_spec("keras"):
+    for name in (
+        "verify",
+        "rejects",
+        "diff",
+        "index",
+        "copy",
+        "show",
+        "bench",
+        "decode",
+        "train",
+        "evaluate",
+        "predict",
+    ):
+        if name not in ("train", "evaluate", "predict") or importlib.util.find_spec("keras"):
             assert inspect.isfunction(getattr(reader, name)), name
 
 

@@ -21,7 +21,7 @@ from tests.make import ROOT
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
 
-VERBS = ("info", "verify", "rejects", "diff", "show", "bench", "copy", "index", "train")
+VERBS = ("info", "verify", "rejects", "diff", "show", "bench", "copy", "index", "train", "evaluate", "predict")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["show", "x", "--count", "--seed", "1"], "--count: expected one argument; see --help"),
         (["show", "x", "--json=yes"], "--json: ignored explicit argument 'yes'; see --help"),
         (["train", "x", "--epochs", "few"], "--epochs 'few': give a whole number from 1"),
+        (["train"], "give a dataset, or --config; see --help"),
+        (["train", "x", "--preset", "slow"], "--preset 'slow': choose one of quick, finetune"),
+        (["train", "x", "--config", "x.json"], "--config 'x.json': there is no such file; give OUT/run.json"),
+        (
+            ["train", "x", "--config", "y", "--preset", "quick"],
+            "--preset doesn't go with --config, which has every option",
+        ),
+        (["train", "x", "--optimizer", "lamb"], "--optimizer 'lamb': choose one of adam, adamw, sgd"),
+        (["train", "x", "--select", "f1"], "--select 'f1': choose one of loss, accuracy"),
+        (["train", "x", "--ema", "1"], "--ema '1': give a number between 0 and 1"),
+        (["train", "x", "--weight_decay", "-1"], "--weight_decay '-1': give a number from 0 to 0.99"),
         (["train", "x", "--device", "npu"], "--device 'npu': choose one of auto, tpu, gpu, cpu"),
         (["train", "x", "--out", "y", "--learning-rate", "nan"], "--learning_rate 'nan': give a number above 0"),
         (["train", "x", "--out", "y", "--model", "vgg"], "--model 'vgg': did you mean VGG19?"),
@@ -80,7 +91,7 @@ def test_help_has_sentences_an_example_and_exit_codes(verb: str, capsys: pytest.
     assert text.startswith(f"usage: imageshards {verb} ")
     assert f"example:\n  imageshards {verb} " in text
     assert "\nexit codes: 0 " in text and "2 bad usage\n" in text
-    assert "Print one JSON object." in text
+    assert ("a JSON object for each" if verb == "predict" else "Print one JSON object.") in text
     assert max(map(len, text.splitlines())) <= 120
     flags = re.findall(r"^  (--\w+)(?: [A-Z]+| \S+[|,]\S+)?\s+(.*?)(?=\n\n|\n  -)", text, re.MULTILINE | re.DOTALL)
     assert len(flags) == text.partition("\n\n")[0].count("--")

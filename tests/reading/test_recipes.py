@@ -96,7 +96,7 @@ def test_augmentation_runs_on_other_backends_without_tensorflow(backend: str, fo
 
 
 def test_the_document_shows_every_way_to_read() -> None:
-    text = DOCUMENT.read_text()
+    text = DOCUMENT.read_text() + (make.ROOT / "docs" / "serving.md").read_text()
     not_shown = {"DatasetInfo", "__version__", "augment", "torch"}
     for name in {*reader.__all__} - not_shown:
         assert f"imageshards.{name}" in text, name

@@ -1,8 +1,9 @@
-"""Trainings that are stopped and continued: `python tests/train/runs.py DATASET FOLDER`."""
+"""Runs that are stopped and resumed: `python tests/train/runs.py DATASET FOLDER`."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -11,10 +12,15 @@ import sys
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.reading.shards import make_dataset
+
+if TYPE_CHECKING:
+    from reader.training.options import TrainOptions
 
 ROOT = Path(__file__).parents[2]
 MODEL = '''
@@ -28,9 +34,46 @@ def random_layers(shape, classes):
         layers.Conv2D(4, 3), layers.BatchNormalization(), layers.Flatten(), layers.Dropout(0.3), layers.Dense(classes),
     ])
 '''
-# 5 steps an epoch of the `dataset` fixture, of milliseconds each.
-OPTIONS: dict[str, Any] = {"image_size": 16, "batch_size": 8, "epochs": 3, "seed": 5, "checkpoint_steps": 2}
-_STEP = 7  # in the second epoch
+# 5 steps an epoch of the `dataset` fixture, of milliseconds each. The third epoch is the best, the fifth the last.
+OPTIONS: dict[str, Any] = {"image_size": 16, "batch_size": 8, "epochs": 6, "seed": 5, "checkpoint_steps": 2}
+OPTIONS |= {"ema": 0.7, "early_stopping": 2}
+_RATES = {"tensorflow": 0.02, "jax": 0.05}
+_STEP, _BEST_STEP = 7, 15  # in the second epoch, and at the end of the third
+MOMENTS = ("best", "evaluation", "signal", "end")
+
+
+class Killed(BaseException):
+    """Ends a run as a kill does: nothing is written any more."""
+
+
+@contextmanager
+def killed_at(moment: str) -> Iterator[None]:
+    """Kill a run after the best weights, before their line; in an evaluation; or between last.keras and model.keras."""
+    from reader.training import checkpoint, fit, steps
+
+    places: dict[str, tuple[Any, str]] = {
+        "best": (checkpoint, "save_best"),
+        "evaluation": (steps.StepWatch, "on_test_batch_begin"),
+        "signal": (steps.StepWatch, "on_test_batch_begin"),
+        "end": (fit.OutFolder, "write"),
+    }
+    owner, name = places[moment]
+    function, calls = getattr(owner, name), itertools.count()
+
+    def call_and_kill(*given: Any, **named: Any) -> None:
+        if name == "on_test_batch_begin" and next(calls) == 3:  # two batches an evaluation
+            if moment == "evaluation":
+                raise Killed
+            signal.raise_signal(signal.SIGTERM)
+        function(*given, **named)
+        if (moment == "best" and given[1] == _BEST_STEP) or "last.keras" in given:
+            raise Killed
+
+    setattr(owner, name, call_and_kill)
+    try:
+        yield
+    finally:
+        setattr(owner, name, function)
 
 
 def two_devices() -> None:
@@ -46,7 +89,7 @@ def two_devices() -> None:
 
 
 def use_devices(count: int) -> None:
-    """Let trainings find so many of them."""
+    """Let a run find so many of them."""
     import keras
 
     if keras.backend.backend() == "tensorflow":
@@ -73,23 +116,28 @@ def one_step_on_one_and_two(folder: Path) -> None:
     info = load_info(make_dataset(folder / "1.0.0", {"train": [8]}, size=(16, 16)))
     for count, name in ((1, "one"), (2, "two")):
         use_devices(count)
-        done = train(info, TrainOptions(out=str(folder / name), image_size=16, batch_size=8, epochs=1, seed=5))
+        done = train(
+            info,
+            TrainOptions(
+                out=str(folder / name), image_size=16, batch_size=8, epochs=1, seed=5, ema=0.9, eval_split="none"
+            ),
+        )
         assert done.devices.startswith(f"{count} CPU devices" if count > 1 else "the CPU"), done.devices
 
 
 def stop_and_continue(dataset: str, folder: Path) -> None:
-    """Train into folder/plain; into folder/stopped with a SIGTERM, into folder/killed with a kill -9, and continue."""
+    """Train into folder/plain; and, to be continued, into folder/stopped with a SIGTERM, folder/killed with a kill -9,
+    and folder/MOMENT with a kill at each of `MOMENTS`."""
     from beam_pipeline.errors import ImageShardsError
     from reader.info import load_info
     from reader.training.fit import train
-    from reader.training.options import TrainOptions
 
     folder.mkdir(parents=True)
     (folder / "models.py").write_text(MODEL)
     sys.path.insert(0, str(folder))
 
     def options(name: str) -> TrainOptions:
-        return TrainOptions(out=str(folder / name), model="models:random_layers", **OPTIONS)
+        return _options(folder / name)
 
     info = load_info(dataset)
     killed = subprocess.Popen([sys.executable, __file__, dataset, str(folder), "killed"], env=_environment(folder))
@@ -105,6 +153,11 @@ def stop_and_continue(dataset: str, folder: Path) -> None:
     _when_there(folder / "killed", killed.kill)
     assert killed.wait() == -signal.SIGKILL, "it had ended before"
     train(info, options("killed"))
+    for moment in MOMENTS:
+        with suppress(Killed, ImageShardsError), killed_at(moment):
+            train(info, options(moment))
+            raise AssertionError(moment)
+        train(info, options(moment))
     sys.path.remove(str(folder))
 
 
@@ -127,13 +180,13 @@ def metrics_of(out: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in ("images_per_s", "wait_share")} for line in lines]
 
 
-def weights_of(out: Path) -> list[Any]:
-    """All weights of model.keras, layer by layer."""
+def weights_of(out: Path, name: str = "model.keras") -> list[Any]:
+    """All weights of a model of a run, layer by layer."""
     import h5py
 
     found: list[Any] = []
-    with zipfile.ZipFile(out / "model.keras") as file, h5py.File(io.BytesIO(file.read("model.weights.h5"))) as weights:
-        weights.visititems(lambda name, one: found.append(one[()]) if isinstance(one, h5py.Dataset) else None)
+    with zipfile.ZipFile(out / name) as file, h5py.File(io.BytesIO(file.read("model.weights.h5"))) as weights:
+        weights.visititems(lambda _, one: found.append(one[()]) if isinstance(one, h5py.Dataset) else None)
     return found
 
 
@@ -141,7 +194,7 @@ def checkpoint_of(out: Path) -> tuple[dict[str, Any], list[Any]]:
     """How far the last checkpoint is, and its arrays."""
     import numpy as np
 
-    with np.load(max(out.glob("checkpoints/*"))) as file:
+    with np.load(max(out.glob("checkpoints/step-*"))) as file:
         document = json.loads(bytes(file["document"]))
         return document["progress"], [file[name] for name in sorted(file.files) if name != "document"]
 
@@ -156,7 +209,6 @@ def _slow_training(dataset: str, folder: Path, name: str) -> None:
     from reader.info import load_info
     from reader.training import checkpoint
     from reader.training.fit import train
-    from reader.training.options import TrainOptions
 
     save = checkpoint.save
 
@@ -166,7 +218,16 @@ def _slow_training(dataset: str, folder: Path, name: str) -> None:
             time.sleep(600)
 
     checkpoint.save = save_and_wait
-    train(load_info(dataset), TrainOptions(out=str(folder / name), model="models:random_layers", **OPTIONS))
+    train(load_info(dataset), _options(folder / name))
+
+
+def _options(out: Path) -> TrainOptions:
+    import keras
+
+    from reader.training.options import TrainOptions
+
+    rate = _RATES[keras.backend.backend()]
+    return TrainOptions(out=str(out), model="models:random_layers", learning_rate=rate, **OPTIONS)
 
 
 if __name__ == "__main__":

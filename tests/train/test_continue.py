@@ -1,7 +1,8 @@
-"""A training that was stopped in the middle of an epoch ends as if it hadn't been, to the bit."""
+"""A run that was stopped in the middle of an epoch ends as if it hadn't been, to the bit."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,21 +16,42 @@ from tests.train import runs
 
 @pytest.fixture(scope="module", params=["tensorflow", "jax"])
 def folder(request: pytest.FixtureRequest, dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trainings of `runs.stop_and_continue` on a backend."""
+    """The runs of `runs.stop_and_continue` on a backend."""
     pytest.importorskip(request.param)
     folder: Path = tmp_path_factory.mktemp(request.param) / "runs"
     environment = {**os.environ, "KERAS_BACKEND": request.param, "TF_DETERMINISTIC_OPS": "1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, runs.__file__, dataset, str(folder)]
-    subprocess.run(command, env={**environment, "PYTHONPATH": str(runs.ROOT)}, check=True, timeout=300)
+    subprocess.run(command, env={**environment, "PYTHONPATH": str(runs.ROOT)}, check=True, timeout=600)
     return folder
 
 
-@pytest.mark.parametrize("name", ["stopped", "killed"])
-def test_a_stopped_training_continues_to_the_same_bits(folder: Path, name: str) -> None:
-    here, plain = runs.weights_of(folder / name), runs.weights_of(folder / "plain")
-    assert len(here) == len(plain) > 0 and all(map(np.array_equal, here, plain))
+@pytest.mark.parametrize("name", ["stopped", "killed", *runs.MOMENTS])
+def test_a_stopped_run_continues_to_the_same_bits(folder: Path, name: str) -> None:
+    for file in ("model.keras", "last.keras"):
+        here, plain = (runs.weights_of(folder / run, file) for run in (name, "plain"))
+        assert len(here) == len(plain) > 0 and all(map(np.array_equal, here, plain)), file
     assert runs.metrics_of(folder / name) == runs.metrics_of(folder / "plain")
-    assert len(list(folder.glob(f"{name}/checkpoints/*"))) == 2
+    (_, here), (_, plain) = (runs.checkpoint_of(folder / run) for run in (name, "plain"))
+    assert all(map(np.array_equal, here[:-4], plain[:-4]))  # all but the sums of metrics, which an epoch resets
+    assert len(list(folder.glob(f"{name}/checkpoints/step-*"))) == 2
+
+
+def test_early_stopping_ends_with_the_best_epoch(folder: Path) -> None:
+    lines, run = runs.metrics_of(folder / "plain"), json.loads((folder / "plain/run.json").read_text())
+    losses = [line["val_loss"] for line in lines]
+    assert len(lines) == run["best_epoch"] + 2 < runs.OPTIONS["epochs"]
+    assert losses.index(min(losses)) + 1 == run["best_epoch"]
+    models = [runs.weights_of(folder / "plain", file) for file in ("model.keras", "last.keras")]
+    assert not all(map(np.array_equal, *models))
+    assert [path.name for path in folder.glob("plain/checkpoints/best-*")] == [f"best-{5 * run['best_epoch']:09}.npz"]
+
+
+def test_the_model_is_the_average_and_training_goes_on_with_the_weights(folder: Path) -> None:
+    _, arrays = runs.checkpoint_of(folder / "plain")
+    last = runs.weights_of(folder / "plain", "last.keras")
+    kernel = max(last, key=lambda array: array.size)
+    equal = [array for array in arrays if array.shape == kernel.shape]
+    assert sum(np.array_equal(array, kernel) for array in equal) == 1  # of weights, average and Adam's moments
 
 
 def test_a_signal_is_told_with_the_way_to_continue(folder: Path) -> None:

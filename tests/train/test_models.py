@@ -14,7 +14,8 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.info import DatasetInfo, load_info
 from reader.training.compile import compile_for
 from reader.training.devices import Devices
-from reader.training.models import MODULES, Model, application_name, build
+from reader.training.model_names import MODULES, application_name
+from reader.training.models import Model, build
 from reader.training.options import TrainOptions, make_recipe
 from tests.reading.shards import make_dataset
 
@@ -72,7 +73,7 @@ def test_each_application_sees_images_scaled_as_its_weights_expect(info: Dataset
 def test_models_train_compiled_by_xla(info: DatasetInfo, name: str) -> None:
     recipe = make_recipe(info, TrainOptions(model=name, image_size=32, batch_size=4))
     model = build(info, recipe)
-    compile_for(model, recipe.phases[0], info, recipe, CPU)
+    compile_for(model, recipe.phases[0], recipe, CPU)
     model.full.jit_compile = True
     assert np.all(np.isfinite(model.full.train_on_batch(IMAGES, np.array([0, 1, 2, 0]))))
 
@@ -123,7 +124,7 @@ def test_transfer_trains_the_head_then_the_base_but_never_batch_normalization(
     head = model.full.layers[-1]
     moved = []
     for phase in recipe.phases:
-        compile_for(model, phase, info, recipe, CPU)
+        compile_for(model, phase, recipe, CPU)
         before = [variable.numpy() for variable in (*model.base.variables, *head.variables)]
         model.full.fit(IMAGES, np.array([0, 1, 2, 0]), epochs=3, verbose=0)
         pairs = zip((*model.base.variables, *head.variables), before, strict=True)

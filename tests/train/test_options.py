@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from beam_pipeline.errors import UsageError
+from beam_pipeline.schema.manifest import FOREIGN_KEY, Manifest
 from reader.info import DatasetInfo, load_info
 from reader.training.options import TrainOptions, make_recipe, warnings
 from tests.reading.shards import make_dataset
@@ -55,16 +57,99 @@ def test_small_cnn_sees_96_pixels_and_other_models_the_stored_size(info: Dataset
     assert make_recipe(info, TrainOptions(image_size=50)).image_size == 50
 
 
-def test_validation_is_on_the_first_of_validation_val_and_test(info: DatasetInfo) -> None:
-    assert make_recipe(info, TrainOptions()).eval_split == "val"
-    assert make_recipe(info, TrainOptions(eval_split="test[:50%]")).eval_split == "test[:50%]"
-    with pytest.raises(UsageError, match="vall"):
+def test_validation_is_on_validation_or_val_and_never_on_test_unasked(info: DatasetInfo, tmp_path: Path) -> None:
+    assert make_recipe(info, TrainOptions()).data.evaluation == "val"
+    assert make_recipe(info, TrainOptions(eval_split="test[:50%]")).data.evaluation == "test[:50%]"
+    assert make_recipe(info, TrainOptions(eval_split="none")).data.evaluation is None
+    with pytest.raises(UsageError, match="--eval_split 'vall': there is no split 'vall'"):
         make_recipe(info, TrainOptions(eval_split="vall"))
+    without = load_info(make_dataset(tmp_path / "1.0.0", {"train": [40], "test": [20]}, size=(16, 16)))
+    assert make_recipe(without, TrainOptions()).data.evaluation == "train[90%:]"
+
+
+def test_without_a_validation_split_a_tenth_is_held_out_of_train(tmp_path: Path) -> None:
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [25, 15], "few": [4]}, size=(16, 16)))
+    data = make_recipe(info, TrainOptions()).data
+    assert (data.train, data.evaluation, data.held_out) == ("train[:90%]", "train[90%:]", "train[90%:]")
+    assert (data.images, data.validation_images) == (36, 4) and not data.overlaps(info)
+    for options in (
+        {"eval_split": "none"},
+        {"train_split": "train[:50%]"},  # nobody said what is left for
+        {"train_split": "few"},
+    ):
+        data = make_recipe(info, TrainOptions(**options)).data
+        assert (data.evaluation, data.validation_images) == (None, 0)
+
+
+def test_of_third_party_files_every_tenth_run_is_held_out(tmp_path: Path) -> None:
+    for name, shards, held in (("runs", [600, 200], [*range(576, 600)]), ("few", [50], [9, 19, 29, 39, 49])):
+        url = make_dataset(tmp_path / name, {"train": shards}, size=(16, 16), tables=True)
+        info = load_info(url)
+        info = dataclasses.replace(info, manifest=Manifest(url, {**info.manifest, FOREIGN_KEY: {}}))
+        recipe = make_recipe(info, TrainOptions(class_weights="balanced"))
+        data = recipe.data
+        assert data.selected is not None and data.validated is not None
+        assert data.held_out == f"every tenth {'run' if name == 'runs' else 'record'} of train"
+        assert data.validated.numbers().tolist() == held
+        assert sorted({*data.selected.numbers().tolist(), *held}) == list(range(sum(shards)))
+        labels = [number % 3 for number in data.selected.numbers().tolist()]
+        assert recipe.class_counts == [labels.count(label) for label in range(3)]
+        configuration = recipe.configuration(info)
+        del configuration["dataset"]
+        assert make_recipe(info, TrainOptions(**configuration)).data == data, "a run is repeated by its configuration"
+
+
+def test_the_classes_of_a_part_of_a_split_are_counted_by_its_record_tables(tmp_path: Path) -> None:
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [30, 10], "val": [3]}, size=(16, 16), tables=True))
+    for split, numbers in (
+        ("train", range(40)),
+        ("train[25:]", range(25, 40)),
+        ("train[:5]+val", [*range(5), 0, 1, 2]),
+    ):
+        options = TrainOptions(train_split=split, class_weights="balanced", classes="cat=x,dog=x,bird")
+        labels = ["bird" if number % 3 == 0 else "x" for number in numbers]
+        recipe = make_recipe(info, options)
+        assert recipe.classes == ("bird", "x")
+        assert recipe.class_counts == [labels.count("bird"), labels.count("x")]
 
 
 def test_the_learning_rate_grows_with_the_root_of_the_batch(info: DatasetInfo) -> None:
     rates = [make_recipe(info, TrainOptions(batch_size=batch)).phases[0].learning_rate for batch in (16, 64)]
     assert rates == pytest.approx([0.0015, 0.003])
+    sgd = [TrainOptions(batch_size=batch, optimizer="sgd") for batch in (16, 64)]
+    assert [make_recipe(info, options).phases[0].learning_rate for options in sgd] == pytest.approx([0.1 / 16, 0.1 / 4])
+
+
+def test_adamw_decays_weights_by_default_and_the_others_if_they_are_told_to(info: DatasetInfo) -> None:
+    for options, decay in (({}, 0), ({"optimizer": "adamw"}, 0.01), ({"optimizer": "sgd", "weight_decay": 1e-4}, 1e-4)):
+        assert make_recipe(info, TrainOptions(**options)).weight_decay == decay
+
+
+def test_a_preset_is_changed_by_what_is_given_as_well() -> None:
+    assert TrainOptions.preset("quick") == TrainOptions()
+    options = TrainOptions.preset("finetune", epochs=2, label_smoothing=0.0)
+    assert (options.model, options.weights, options.epochs, options.label_smoothing) == (
+        "MobileNetV2",
+        "imagenet",
+        2,
+        0,
+    )
+    with pytest.raises(UsageError, match="--preset 'slow': choose one of quick, finetune"):
+        TrainOptions.preset("slow")
+
+
+def test_best_is_the_first_of_equals_of_its_phase(info: DatasetInfo) -> None:
+    def lines(*values: tuple[float, float]) -> list[dict[str, Any]]:
+        return [{"phase": "training", "val_loss": loss, "val_accuracy": accuracy} for loss, accuracy in values]
+
+    given = lines((0.5, 0.8), (0.3, 0.8), (0.3, 0.9), (math.nan, 0.9))
+    given.append({"phase": "head", "val_loss": 0.1, "val_accuracy": 1.0})
+    for select, wanted in (("loss", given[1]), ("accuracy", given[2])):
+        recipe = make_recipe(info, TrainOptions(select=select))
+        assert recipe.best(given, recipe.phases[0]) is wanted
+        assert recipe.best([], recipe.phases[0]) is None
+        without = [{"phase": "training"}, {"phase": "training"}]
+        assert recipe.best(without, recipe.phases[0]) is without[1]
 
 
 def test_a_batch_is_shared_evenly_by_the_devices(info: DatasetInfo) -> None:
@@ -81,6 +166,10 @@ def test_a_batch_is_shared_evenly_by_the_devices(info: DatasetInfo) -> None:
         ({"epochs": 0}, "--epochs '0': give a whole number from 1"),
         ({"epochs": 1.5}, "--epochs '1.5': give a whole number from 1"),
         ({"label_smoothing": 1.0}, "--label_smoothing '1.0': give a number from 0 to 0.99"),
+        ({"optimizer": "lamb"}, "--optimizer 'lamb': choose one of adam, adamw, sgd"),
+        ({"select": "f1"}, "--select 'f1': choose one of loss, accuracy"),
+        ({"ema": 1}, "--ema '1': give a number between 0 and 1"),
+        ({"weight_decay": -0.1}, "--weight_decay '-0.1': give a number from 0 to 0.99"),
     ],
 )
 def test_values_from_python_are_checked_as_those_of_the_command(options: dict[str, Any], message: str) -> None:
@@ -123,7 +212,8 @@ def test_a_size_that_does_not_follow_is_asked_for(tmp_path: Path, name: str, siz
 @pytest.mark.parametrize(
     ("splits", "options", "warning"),
     [
-        ({"train": [40]}, {}, "no validation: the dataset has train; write it with --splits"),
+        ({"train": [40]}, {"eval_split": "none"}, "no validation, so model.keras is the last epoch's"),
+        ({"train": [4]}, {}, "no validation, so model.keras is the last epoch's"),
         ({"train": [40], "val": [3]}, {"eval_split": "train"}, "on images that were trained on says little"),
         ({"train": [40], "val": [3]}, {"eval_split": "val+train[:50%]"}, "on images that were trained on says little"),
         ({"train": [40], "val": [3]}, {"epochs": 2}, "only 10 updates: raise --epochs"),
@@ -135,6 +225,30 @@ def test_what_will_disappoint_is_warned_of(
 ) -> None:
     info = load_info(make_dataset(tmp_path / "1.0.0", splits, size=(16, 16)))
     assert any(warning in line for line in warnings(info, make_recipe(info, TrainOptions(**options))))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "warning"),
+    [
+        (
+            {"configuration": {"split_by": "(.*)_"}},
+            "train[90%:] is held out at random, so a group of --split_by may be",
+        ),
+        ({"duplicates": {"groups": 3}}, "train[90%:] is held out at random, and 3 groups of exact duplicates may be"),
+        ({"duplicates": {"groups": 3}, "configuration": {"duplicates": "drop"}}, ""),
+    ],
+)
+def test_images_that_belong_together_are_warned_of_if_a_part_is_held_out(
+    tmp_path: Path, manifest: dict[str, Any], warning: str
+) -> None:
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [1200]}, size=(16, 16)))
+    info = dataclasses.replace(info, manifest=Manifest(info.url, {**info.manifest, **manifest}))
+    fix = "in both parts: write the dataset with --splits, or give --eval_split none"
+    lines = list(warnings(info, make_recipe(info, TrainOptions())))
+    assert [line.startswith(warning) and line.endswith(fix) for line in lines] == [True] * bool(warning)
+    assert not list(
+        warnings(info, make_recipe(info, TrainOptions(train_split="train[:1100]", eval_split="train[-9:]")))
+    )
 
 
 def test_one_class_is_warned_of(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a training writes, where it may write, and what it says of storage that fails."""
+"""What a run writes, where it may write, and what it says of storage that fails."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -22,7 +23,7 @@ from PIL import Image
 import reader
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from reader.runs import RunReader
-from reader.training import checkpoint, pictures
+from reader.training import checkpoint, pictures, report
 from reader.training.fit import TrainResult, train
 from reader.training.options import TrainOptions, make_recipe
 from reader.training.out_folder import OutFolder
@@ -33,7 +34,7 @@ SMALL: dict[str, Any] = {"image_size": 16, "batch_size": 8, "epochs": 1, "seed":
 
 
 def trained(dataset: str, out: object, **options: Any) -> tuple[TrainResult, list[str]]:
-    """A training, and the lines that it told."""
+    """A run, and the lines that it reported."""
     lines: list[str] = []
     options = {**SMALL, "out": None if out is None else str(out), **options}
     return train(reader.load_info(dataset), TrainOptions(**options), lines.append), lines
@@ -41,7 +42,7 @@ def trained(dataset: str, out: object, **options: Any) -> tuple[TrainResult, lis
 
 @pytest.fixture(scope="module")
 def finished(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a training with checkpoints that has ended."""
+    """The folder of a finished run with checkpoints."""
     out = tmp_path_factory.mktemp("finished") / "out"
     trained(dataset, out, checkpoint_steps=2)
     return out
@@ -53,7 +54,7 @@ def unfinish(out: Path) -> None:
 
 
 def copied(finished: Path, folder: Path) -> Path:
-    """The training as it is if it was killed just before its end."""
+    """The run as it is if it was killed just before its end."""
     out = folder / "out"
     for file in finished.rglob("*"):
         if file.is_file():
@@ -70,13 +71,24 @@ def test_all_that_comes_out_is_there(dataset: str, finished: Path) -> None:
     run = json.loads((finished / "run.json").read_text())
     assert run["finished"] and run["best_epoch"] == 1 and run["verdict"].startswith("waited ")
     assert run["versions"]["keras"] == keras.__version__ and run["devices"] == "the CPU (TensorFlow)"
+    assert {path.name for path in finished.iterdir()} == {
+        *("model.keras", "last.keras", "classes.txt", "metrics.jsonl", "run.json", "checkpoints"),
+        *("curves.png", "confusion.png", "confusion.csv", "per_class.csv"),
+    }
     for name in ("curves.png", "confusion.png"):
         with Image.open(finished / name) as picture:
             assert min(picture.size) > 300
     assert sorted(path.name for path in (finished / "checkpoints").iterdir()) == [
+        "best-000000005.npz",
         "step-000000004.npz",
         "step-000000005.npz",
     ]
+
+
+def test_a_log_file_gets_lines_within_an_epoch(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_LOG_S", 0)
+    lines = trained(dataset, tmp_path / "out")[1]
+    assert [line for line in lines if re.match(r"epoch 1/1: [2-4]/5 steps, loss \d.*, \d+ images/s, \d s left$", line)]
 
 
 def test_the_losses_told_are_means_over_the_records_and_not_over_the_padding(dataset: str, finished: Path) -> None:
@@ -94,7 +106,7 @@ def test_the_losses_told_are_means_over_the_records_and_not_over_the_padding(dat
 def test_a_finished_training_says_so_and_does_nothing(dataset: str, finished: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     result, lines = trained(dataset, finished, checkpoint_steps=2)
-    assert lines == [f"{finished}: this training is finished; choose another --out to train again"]
+    assert lines == [f"{finished}: this run is finished; choose another --out to train again"]
     assert len(result.epochs) == 1
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
 
@@ -109,7 +121,7 @@ def test_another_configuration_or_dataset_is_refused(dataset: str, finished: Pat
 
 def test_a_folder_of_something_else_is_refused(dataset: str, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"it holds mine.txt, not a training; choose a new folder"):
+    with pytest.raises(UsageError, match=r"it holds mine.txt, not a run; choose a new folder"):
         trained(dataset, tmp_path)
     with pytest.raises(UsageError, match=r"it is a file; choose a folder"):
         trained(dataset, tmp_path / "mine.txt")
@@ -158,7 +170,7 @@ def test_a_corrupt_checkpoint_is_told_and_the_one_before_is_taken(
 
 def test_nothing_but_corrupt_checkpoints_is_an_error(dataset: str, finished: Path, tmp_path: Path) -> None:
     out = copied(finished, tmp_path)
-    for file in (out / "checkpoints").iterdir():
+    for file in out.glob("checkpoints/step-*"):
         file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ImageShardsError, match=r"no checkpoint in .*/out/checkpoints can be read: delete them"):
         trained(dataset, out)
@@ -166,7 +178,7 @@ def test_nothing_but_corrupt_checkpoints_is_an_error(dataset: str, finished: Pat
 
 def edit(out: Path, change: Callable[[dict[str, Any], dict[str, Any]], object], *names: str) -> None:
     """Change the document and the arrays of checkpoints, as somebody might by hand; of all without names."""
-    for file in [out / f"checkpoints/{name}" for name in names] or list((out / "checkpoints").iterdir()):
+    for file in [out / f"checkpoints/{name}" for name in names] or list(out.glob("checkpoints/step-*")):
         with np.load(file) as opened:
             arrays = dict(opened)
         document = json.loads(bytes(arrays.pop("document")))
@@ -371,5 +383,6 @@ def test_classes_and_balance_are_checked_before_anything_is_written(dataset: str
 
 
 def test_class_weights_count_the_merged_classes(dataset: str) -> None:
-    recipe = make_recipe(reader.load_info(dataset), TrainOptions(classes={"bird": "a", "cat": "b", "dog": "b"}))
-    assert recipe.classes == {"a": 14, "b": 26} and recipe.steps == 5
+    classes = {"bird": "a", "cat": "b", "dog": "b"}
+    recipe = make_recipe(reader.load_info(dataset), TrainOptions(class_weights="balanced", classes=classes))
+    assert (recipe.classes, recipe.class_counts, recipe.steps) == (("a", "b"), [14, 26], 5)

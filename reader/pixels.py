@@ -27,7 +27,7 @@ from reader.runs import InvalidRecordError
 Pixels = npt.NDArray[np.uint8]
 Encoded = bytes | memoryview
 
-_MAX_PIXELS = 178_956_970  # as Pillow: a forged header must not take all memory
+MAX_PIXELS = 178_956_970  # as Pillow: a forged header must not take all memory
 
 _LONGEST_SIDE = 16_384  # as the writer
 RESIZE_MODES = ("stretch", "crop", "pad")
@@ -180,8 +180,8 @@ def stored_shape(encoded: Encoded, channels: int) -> tuple[int, int, int]:
         height, width, *_ = simplejpeg.decode_jpeg_header(encoded)
     except ValueError:
         width, height = _opened(encoded).size
-    if height * width > _MAX_PIXELS:
-        raise UndecodableImageError(f"the image has {height}x{width} pixels, more than {_MAX_PIXELS}")
+    if height * width > MAX_PIXELS:
+        raise UndecodableImageError(f"the image has {height}x{width} pixels, more than {MAX_PIXELS}")
     return height, width, channels
 
 

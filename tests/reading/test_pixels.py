@@ -16,9 +16,9 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.images import resize
 from beam_pipeline.sample_data import SHAPES, draw_scene
 from reader import augment
-from reader.decode import ImageDecoder, UndecodableImageError, decode_pixels
 from reader.info import ImageInfo
 from reader.order import augment_seeds
+from reader.pixels import ImageDecoder, UndecodableImageError, decode_pixels
 from tests.reading.shards import draw, make_dataset
 
 

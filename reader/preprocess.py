@@ -1,0 +1,165 @@
+"""New photos as a model knows them: converted to the bytes that a dataset's writer would store, decoded by its reader.
+
+    pixels = imageshards.decode(photo, info, image_size=224)
+
+Pixels that a model was trained on, and those that it sees later, are equal only if they took the same way: JPEG
+encoding, and the filter of each of the two resizes, move some photos to another class.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from beam_pipeline import images
+from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.images import ImageOptions, formats, geometry
+from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget
+from beam_pipeline.schema import RejectReason
+from beam_pipeline.schema.manifest import FOREIGN_KEY
+from reader.info import DatasetInfo, ImageInfo, as_info
+from reader.pixels import MAX_PIXELS, ImageDecoder, Pixels, UndecodableImageError, target_size
+from reader.tools.rejects import in_words
+
+_MEMORY = MemoryBudget(LEAST_BOUND)  # that large photos of all threads share
+_OWN_SIZES = ("shorter", "longer")  # resize modes that leave each image its own size
+_MOST_BYTES = 256 << 20  # of a photo for a third-party dataset; the writer's default
+
+
+class PhotoError(ImageShardsError, ValueError):
+    """A photo that the dataset's writer would reject; says why."""
+
+
+class Preprocessing:
+    """The way from a photo's file to the pixels of a batch. Thread-safe.
+
+    Args:
+        dataset: `configuration`, `image` and `codec` of a manifest.
+        is_index: whether the manifest is of third-party shards, whose images nobody knows how to make.
+        image_size: (height, width) in pixels of the result.
+        resize_mode: of the reader: `crop`, `stretch` or `pad`.
+
+    Raises:
+        ImageShardsError: something else than `imageshards write` made the manifest.
+    """
+
+    def __init__(
+        self, dataset: Mapping[str, Any], is_index: bool, image_size: tuple[int, int], resize_mode: str = "crop"
+    ) -> None:
+        try:
+            self.options = None if is_index else ImageOptions.of(dataset["configuration"])
+        except KeyError as flag:
+            raise ImageShardsError(f"the dataset's manifest doesn't say which {flag} it was written with") from None
+        is_fixed = self.options is not None and self.options.resize_mode not in _OWN_SIZES
+        size = self.options.size if self.options and is_fixed else None
+        stored, self._channels = dataset["image"], dataset["image"]["channels"]
+        # A photo may be larger than all that are stored.
+        image = ImageInfo(stored["format"], self._channels, size, size, (), ())
+        self._decode = ImageDecoder(image, image_size, resize_mode, is_foreign=is_index)
+        self._codec: Mapping[str, str] = dataset["codec"]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of the result."""
+        return self._decode.shape
+
+    @functools.cached_property
+    def doubt(self) -> str:
+        """Why a photo's pixels may differ from the dataset's; "" if they can't."""
+        if self.options is None:
+            return (
+                "the dataset is an index of third-party shards, which don't say how their images were made: photos are "
+                "decoded, turned by their EXIF orientation and resized by the reader"
+            )
+        here = images.codec_versions()
+        lossy = {name: was for name, was in self._codec.items() if not name.startswith("zlib")}
+        other = [f"{name} {was} (here {here[name]})" for name, was in lossy.items() if here.get(name, was) != was]
+        return f"the dataset was written with {', '.join(other)}: pixels may differ from it" if other else ""
+
+    def check_size(self, byte_count: int) -> None:
+        """Raise `Reject` if a file is larger than the writer takes."""
+        most = self.options.max_image_bytes if self.options else _MOST_BYTES
+        if byte_count > most:
+            raise Reject(RejectReason.TOO_MANY_BYTES, f"{byte_count} bytes, more than {most}")
+
+    def stored(self, data: bytes) -> bytes:
+        """What the writer would store of a photo. Raises `Reject`."""
+        self.check_size(len(data))
+        if self.options is None:
+            return _upright(data, self._channels)
+        with contextlib.ExitStack() as held:
+            return images.convert(data, self.options, lambda size: held.enter_context(_MEMORY.held(size))).data
+
+    def decode(self, data: bytes) -> Pixels:
+        """A photo's file as uint8 `shape`. Raises PhotoError."""
+        pixels = np.empty(self.shape, np.uint8)
+        try:
+            self._decode(self.stored(data), pixels, 0)
+        except Reject as reject:
+            raise PhotoError(why(reject)) from None
+        except UndecodableImageError as error:
+            raise PhotoError(f"{error} ({RejectReason.DECODE_ERROR})") from None
+        return pixels
+
+
+def why(reject: Reject) -> str:
+    """A reject in a few words, with its reason: `truncated JPEG (truncated)`."""
+    return f"{in_words(reject.reason, reject.detail.removesuffix(' on the workers'))} ({reject.reason})"
+
+
+def decode(
+    data: bytes,
+    info: DatasetInfo | str | os.PathLike[str],
+    image_size: int | tuple[int, int] | None = None,
+    resize_mode: str = "crop",
+) -> Pixels:
+    """A new photo as `train_batches` would yield it, had it been in the dataset: for a service of your own.
+
+    The photo is converted to the bytes that the dataset's writer would store, with its size, colours and JPEG encoding,
+    and decoded by the reader: with the same versions of the image libraries, the pixels are equal.
+
+    Args:
+        data: the content of an image file, of any kind that `imageshards write` reads.
+        info: what `load_info` returned; or the URL, whose manifest is then read at each call.
+        image_size, resize_mode: as training had them in `train_batches`.
+
+    Returns:
+        uint8 [height, width, channels].
+
+    Raises:
+        ValueError: the writer would reject the photo: it is an `ImageShardsError` of one line with the reason.
+        UsageError: stored sizes are mixed and `image_size` is None, or an argument's value is invalid.
+    """
+    info = as_info(info)
+    size = target_size(info.image, image_size)
+    return Preprocessing(info.manifest, FOREIGN_KEY in info.manifest, size, resize_mode).decode(data)
+
+
+def _upright(data: bytes, channels: int) -> bytes:
+    """A photo as a third-party record would hold it: unchanged, or as PNG if it is turned, or no JPEG or PNG."""
+    name, size = formats.recognise(data), None
+    try:
+        image = formats.open_image(data, name)
+        size = image.size
+        if size[0] * size[1] > MAX_PIXELS:
+            raise Reject(RejectReason.TOO_MANY_PIXELS, f"{size[0]}x{size[1]} pixels, more than {MAX_PIXELS}")
+        if name != "JPEG":  # metadata may follow the pixels; a TIFF is turned as it is loaded
+            formats.load(image, allow_truncated=False)
+        orientation = formats.orientation(image)
+        if orientation == 1 and name in ("JPEG", "PNG"):
+            return data
+        out = io.BytesIO()
+        turned = geometry.upright(image.convert("L" if channels == 1 else "RGB"), orientation)
+        turned.info = {}
+        turned.save(out, "PNG", compress_level=1)
+        return out.getvalue()
+    except Reject:
+        raise
+    except Exception as error:
+        raise formats.why_broken(data, name, size, error) from None

@@ -1,0 +1,268 @@
+"""`evaluate`: what a trained model gets right on a dataset, class by class, and its most confident mistakes."""
+
+from __future__ import annotations
+
+import heapq
+import io
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from beam_pipeline import schema, storage
+from beam_pipeline.errors import UsageError, plural, some
+from beam_pipeline.images import FLAG_NAMES, ImageOptions
+from beam_pipeline.schema.manifest import FOREIGN_KEY
+from reader.batches import EvalBatches, eval_batches
+from reader.features import features_of
+from reader.info import DatasetInfo, as_info
+from reader.position import integer
+from reader.select import Classes, Selection
+from reader.tools.show import tiled
+from reader.training import pictures
+from reader.training.data import choose_data
+from reader.training.metrics import MAX_CLASSES, ClassMetrics, class_metrics, classes_csv, confusion_csv
+from reader.training.run import Run, as_run
+
+_SPLITS = ("test", "validation", "val")
+_MISTAKES, _SHOWN_CLASSES, _TOP = 25, 20, 5
+_PICTURE = "mistakes.png"
+_TILE = 160  # pixels
+
+
+class Mistake(NamedTuple):
+    """An image that was taken for another class.
+
+    Attributes:
+        probability: that the model gave the wrong class.
+        record: its number among those that were read.
+        file: its path in the dataset's input; of third-party shards, "".
+        label, predicted: the class that it has, and the one that it was taken for.
+    """
+
+    probability: float
+    record: int
+    file: str
+    label: str
+    predicted: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` found.
+
+    Attributes:
+        dataset, split: that were read.
+        images: how many.
+        accuracy, loss: share of correct predictions, and mean cross-entropy.
+        top5: share of images whose class is among the five most probable; None for five classes or fewer.
+        classes: of each class its images, precision and recall; none for more than 1,000 classes.
+        mistakes: the most confident, first the worst.
+        out: where the files are.
+        warnings: why the numbers may say less than they seem to.
+    """
+
+    dataset: str
+    split: str
+    images: int
+    accuracy: float
+    loss: float
+    top5: float | None
+    classes: tuple[ClassMetrics, ...]
+    mistakes: tuple[Mistake, ...]
+    out: str
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        top5 = "" if self.top5 is None else f"top-5 {self.top5:.4f}, "
+        head = f"{self.split}: {plural(self.images, 'image')}, accuracy {self.accuracy:.4f}, {top5}loss {self.loss:.4f}"
+        return "\n".join((head, *self._table(), f"written to {self.out}"))
+
+    def document(self) -> dict[str, Any]:
+        """As metrics.json holds it."""
+        lists = {name: [one._asdict() for one in getattr(self, name)] for name in ("classes", "mistakes")}
+        return asdict(self) | lists
+
+    def _table(self) -> Iterator[str]:
+        """The classes, those of the lowest recall first."""
+        classes = sorted((one for one in self.classes if one.images), key=lambda one: (one.recall, one.name))
+        if classes:
+            width = max(len("class"), *(len(one.name) for one in classes[:_SHOWN_CLASSES]))
+            yield f"{'class':{width}}  images  precision  recall"
+        for one in classes[:_SHOWN_CLASSES]:
+            precision = "-" if one.precision is None else f"{one.precision:.3f}"
+            yield f"{one.name:{width}}  {one.images:6,}  {precision:>9}  {one.recall:6.3f}"
+        if len(classes) > _SHOWN_CLASSES:
+            yield f"… and {plural(len(classes) - _SHOWN_CLASSES, 'more class')} in classes.csv"
+
+
+def evaluate(
+    run: Run | str | os.PathLike[str],
+    info: DatasetInfo | str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    classes: Classes = None,
+    batch_size: int = 64,
+    out: str | os.PathLike[str] | None = None,
+) -> Evaluation:
+    """Count what a trained model gets right and wrong on every record of a split, each exactly once.
+
+    Writes metrics.json, classes.csv, confusion.csv, confusion.png, and mistakes.png: the 25 most confident mistakes as
+    the model saw them.
+
+    Args:
+        run: what `load_run` returned, or the folder or URL that `imageshards train` wrote to.
+        info: of the dataset: what `load_info` returned, or the URL.
+        split: TFDS split string; None for test, else validation, else val, else what the training was validated on.
+        classes: read these classes only, or under other names, as in `train_batches`; they must be classes of the run.
+            None for those of the training.
+        batch_size: images that the model gets at once.
+        out: folder or URL for the files; None for `evaluation` in the run's folder.
+
+    Raises:
+        UsageError: no such run, split or class; or `out` can't be a folder.
+        ImageShardsError: the training isn't finished, or the dataset can't be read.
+    """
+    run, info = as_run(run), as_info(info)
+    chosen = _classes(run, info, classes)
+    split, held_out = (split, None) if split else _default_split(run, info, chosen)
+    batch_size = min(integer("batch_size", batch_size, 1), info.records(split))
+    given = storage.join(run.url, "evaluation") if out is None else os.fspath(out)
+    folder = storage.normalize(given)
+    if why := "it is empty" if not given else storage.why_unusable(folder):
+        raise UsageError(f"--out {given!r}: {why}")
+    if os.path.isfile(folder):
+        raise UsageError(f"--out {given!r}: it is a file; choose a folder")
+    features = [schema.FILENAME_KEY] if schema.FILENAME_KEY in features_of(info) else []
+    size = run.preprocessing.shape[:2]
+    if info.image.channels != run.preprocessing.shape[2]:
+        raise UsageError(f"{info.url} has {plural(info.image.channels, 'channel')}, the run another number")
+    which: dict[str, Any] = {"features": features, "classes": chosen, "where": held_out}
+    found = _Found(run, eval_batches(info, split, global_batch_size=batch_size, image_size=size, **which))
+    warnings = tuple(_warnings(run, info, "" if held_out else split))
+    result = found.result(info.url, f"{split}, held out" if held_out else split, given, warnings)
+    store = storage.open_storage(folder)
+    for name, data in found.files(result).items():
+        store.write(storage.join(folder, name), data)
+    if not result.mistakes:
+        store.delete(storage.join(folder, _PICTURE))  # of an earlier evaluation
+    return result
+
+
+def _default_split(run: Run, info: DatasetInfo, classes: Classes) -> tuple[str, Selection | None]:
+    """The split to read, and which records of it, if the training has held out a part that no split string names."""
+    if named := next((name for name in _SPLITS if name in info.splits), None):
+        return named, None
+    if run.configuration["dataset"] == info.manifest["self_sha256"]:
+        train, evaluation = run.configuration.get("train_split", "train"), run.configuration["eval_split"]
+        data = choose_data(info, train, evaluation, classes)
+        if data.evaluation:
+            return data.evaluation, data.validated if data.held_out else None
+    raise UsageError(f"--split is missing: {info.url} has no test or validation, only {some(list(info.splits))}")
+
+
+def _classes(run: Run, info: DatasetInfo, given: Classes) -> Mapping[str, str] | None:
+    """The `classes` to read with, as `train_batches` takes them."""
+    names = given or run.configuration.get("classes") or {name: name for name in info.classes}
+    new = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+    if given is None:
+        new = {name: label for name, label in new.items() if name in info.classes}
+    if unknown := sorted({*new.values()} - {*run.classes}) or (not new and [*info.classes]):
+        fix = "leave them out or rename them with --classes NAMES, such as cat or tabby=cat"
+        raise UsageError(f"the run knows no class {some(unknown)}, it has {some(run.classes)}: {fix}")
+    return None if new == {name: name for name in info.classes} else new
+
+
+def _warnings(run: Run, info: DatasetInfo, split: str) -> Iterator[str]:
+    """Why the numbers may mislead; `split` is "" if its records are known to be new to the model."""
+    is_same = run.configuration["dataset"] == info.manifest["self_sha256"]
+    trained = info.ranges(run.configuration.get("train_split", "train")) if is_same and split else ()
+    pairs = itertools.product(trained, info.ranges(split) if trained else ())
+    if any(
+        one.split == other.split and max(one.start, other.start) < min(one.stop, other.stop) for one, other in pairs
+    ):
+        yield f"--split {split}: the accuracy on images that were trained on says little of others"
+    options = run.preprocessing.options
+    if (options is None) != (FOREIGN_KEY in info.manifest):
+        yield "one of the two datasets is an index of third-party shards: its images were made in another way"
+    elif options is not None and FLAG_NAMES["size"] in info.manifest["configuration"]:
+        theirs = ImageOptions.of(info.manifest["configuration"])
+        if other := [
+            name for name in ("size", "resize_mode", "resample") if getattr(theirs, name) != getattr(options, name)
+        ]:
+            flag = FLAG_NAMES.get(other[0], other[0])
+            yield f"{info.url} was written with another --{flag} than the dataset that was trained on"
+
+
+class _Found:
+    """Reads all batches, and keeps sums and the worst mistakes: memory doesn't grow with the records."""
+
+    def __init__(self, run: Run, batches: EvalBatches) -> None:
+        self._names = run.classes
+        self.counts = np.zeros((len(run.classes),) * 2, np.int64) if len(run.classes) <= MAX_CLASSES else None
+        self.images, self.loss, self.correct, self.in_top = 0, 0.0, 0, 0
+        self._worst: list[tuple[float, int, tuple[Mistake, npt.NDArray[np.uint8]]]] = []
+        ids = np.array([run.classes.index(name) for name in batches.classes])
+        for inputs, labels, weights in batches:
+            images = inputs["image"] if isinstance(inputs, Mapping) else inputs
+            files = inputs[schema.FILENAME_KEY] if isinstance(inputs, Mapping) else None
+            there = int(np.count_nonzero(weights))  # padding is behind all records
+            self._add(run.probabilities(images)[:there], ids[labels[:there]], images, files)
+
+    def _add(self, probabilities: Any, labels: Any, images: Any, files: Any) -> None:
+        rows, predicted = np.arange(len(labels)), probabilities.argmax(axis=1)
+        of_label, best = probabilities[rows, labels], probabilities[rows, predicted]
+        if self.counts is not None:
+            np.add.at(self.counts, (labels, predicted), 1)
+        self.loss -= float(np.log(np.maximum(of_label, np.finfo(np.float32).tiny), dtype=np.float64).sum())
+        self.correct += int((predicted == labels).sum())
+        self.in_top += int(((probabilities > of_label[:, None]).sum(axis=1) < _TOP).sum())
+        for row in np.flatnonzero(predicted != labels).tolist():
+            key = float(best[row]), -(self.images + row)
+            if len(self._worst) < _MISTAKES or key > self._worst[0][:2]:
+                file = "" if files is None else files[row].decode(errors="replace")
+                names = self._names[labels[row]], self._names[predicted[row]]
+                mistake = Mistake(round(key[0], 6), -key[1], file, *names), images[row].copy()
+                (heapq.heappush if len(self._worst) < _MISTAKES else heapq.heapreplace)(self._worst, (*key, mistake))
+        self.images += len(labels)
+
+    def result(self, dataset: str, split: str, out: str, warnings: tuple[str, ...]) -> Evaluation:
+        """All that was found."""
+        self.mistakes = [mistake for *_, mistake in sorted(self._worst, reverse=True)]
+        classes = () if self.counts is None else tuple(class_metrics(self.counts, self._names))
+        top5 = self.in_top / self.images if len(self._names) > _TOP else None
+        shares = self.correct / self.images, self.loss / self.images, top5
+        return Evaluation(
+            dataset, split, self.images, *shares, classes, tuple(one for one, _ in self.mistakes), out, warnings
+        )
+
+    def files(self, result: Evaluation) -> dict[str, bytes]:
+        """Name → content."""
+        document = json.dumps(result.document(), indent=1)
+        files = {"metrics.json": f"{document}\n".encode()}
+        if self.counts is not None:
+            files["classes.csv"] = classes_csv(result.classes)
+            files["confusion.csv"] = confusion_csv(self.counts, self._names)
+            files["confusion.png"] = pictures.confusion(self.counts, self._names, result.split)
+        if self.mistakes:
+            files[_PICTURE] = _picture(self.mistakes)
+        return files
+
+
+def _picture(mistakes: list[tuple[Mistake, npt.NDArray[np.uint8]]]) -> bytes:
+    tiles = []
+    for one, pixels in mistakes:
+        image = Image.fromarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)).copy())
+        times = max(1, _TILE // max(image.size))
+        image = image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
+        name = one.file.rpartition("/")[2] or f"record {one.record}"
+        tiles.append((image, f"{one.probability:.2f} {one.predicted}, is {one.label}", name))
+    out = io.BytesIO()
+    tiled(tiles).save(out, "PNG")
+    return out.getvalue()

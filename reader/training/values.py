@@ -1,0 +1,43 @@
+"""Readers of options' values, from text or Python; each raises a ValueError that says what to give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+
+def number(kind: type[int] | type[float], wanted: str, fits: Callable[[Any], bool]) -> Callable[[object], Any]:
+    """Reads a number, which may be text; the error says what to give."""
+
+    def read(value: object) -> Any:
+        with suppress(ValueError):
+            read_value = kind(str(value))
+            if fits(read_value):
+                return read_value
+        raise ValueError(f"give a {wanted}")
+
+    return read
+
+
+def whole_from(least: int) -> Callable[[object], int]:
+    """Reads a whole number that is no smaller."""
+    return number(int, f"whole number from {least}", lambda value: value >= least)
+
+
+WHOLE = number(int, "whole number", lambda value: True)
+BETWEEN_0_AND_1 = number(float, "number between 0 and 1", lambda value: 0 < value < 1)
+POSITIVE = number(float, "number above 0", lambda value: 0 < value < math.inf)
+BELOW_1 = number(float, "number from 0 to 0.99", lambda value: 0 <= value <= 0.99)
+
+
+def one_of(choices: str) -> Callable[[object], object]:
+    """Reads one of the words `a|b|c`."""
+
+    def read(value: object) -> object:
+        if value not in choices.split("|"):
+            raise ValueError(f"choose one of {choices.replace('|', ', ')}")
+        return value
+
+    return read

@@ -1,0 +1,359 @@
+"""`predict` and `evaluate`: what a run says of photos, exactly as of their records; of files, folders and buckets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import reader
+from beam_pipeline import sample_data
+from imageshards import main
+from reader.training import evaluate as evaluating
+from reader.training import predict as predicting
+from reader.training.fit import train
+from reader.training.options import TrainOptions
+from tests import make, servers
+
+DOCUMENT = make.ROOT / "docs" / "serving.md"
+
+
+@pytest.fixture(scope="module")
+def run(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training on `original`, which is `photos` at 24 pixels; not to be changed."""
+    out = tmp_path_factory.mktemp("run") / "photos-1"
+    train(str(original), TrainOptions(out=str(out), image_size=16, batch_size=8, epochs=2, augment="none"))
+    return out
+
+
+def probabilities(run: Path, version: Path) -> dict[str, Any]:
+    """File name → what the model says of its record."""
+    loaded, found = reader.load_run(run), {}
+    for split in reader.load_info(version).splits:
+        for inputs, _, weights in reader.eval_batches(
+            version, split, global_batch_size=16, image_size=16, features=["filename"]
+        ):
+            assert isinstance(inputs, dict)
+            for name, row, weight in zip(
+                inputs["filename"], loaded.probabilities(inputs["image"]), weights, strict=True
+            ):
+                if weight:
+                    found[name.decode()] = row
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [64, 7])
+def test_a_photo_has_the_probabilities_of_its_record(batch_size: int, run: Path, original: Path, photos: Path) -> None:
+    of_records, names = probabilities(run, original), []
+    for one in reader.predict(run, photos, top=3, batch_size=batch_size):
+        names.append(one.file.removeprefix(f"{photos}/"))
+        expected = of_records[names[-1]]
+        found = [one.probabilities[label] for label in ("ant", "bee", "cat")]
+        assert np.abs(np.array(found) - expected).max() < 1e-5
+        assert one.label == ("ant", "bee", "cat")[expected.argmax()] and not one.error
+        assert list(one.probabilities.values()) == sorted(found, reverse=True)
+    assert names == sorted(of_records) and len(names) == 40
+
+
+def test_files_and_folders_come_in_order_and_what_cannot_be_read_is_told(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = (photos / "ant" / "0001.jpg").read_bytes()
+    files = {"b/2.JPG": good, "b/1.jpg": good[:300], ".hidden/3.jpg": good, "a.jpg": b"hello", "notes.txt": b"x"}
+    for name, data in files.items():
+        (tmp_path / "new" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "new" / name).write_bytes(data)
+    (tmp_path / "new" / "gone.jpg").symlink_to("nowhere")
+    shutil.copy(photos / "ant" / "0001.jpg", tmp_path / "no_suffix")
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", str(run), "no_suffix", "new", "--top", "1"]) == 1
+    shown = capsys.readouterr()
+    assert [re.sub(r"(ant|bee|cat) [01]\.\d{3}$", "CLASS", line) for line in shown.out.splitlines()] == [
+        "no_suffix: CLASS",
+        "new/b/2.JPG: CLASS",
+    ]
+    assert shown.err.splitlines() == [
+        "warning: new/a.jpg: text (not_an_image)",
+        "warning: new/b/1.jpg: truncated JPEG (truncated)",
+        "warning: new/gone.jpg: not found",
+    ]
+    assert main(["predict", str(run), "no_suffix", "new/a.jpg", "--json"]) == 1
+    valid, bad = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (valid["file"], valid["error"], sorted(valid["probabilities"])) == ("no_suffix", "", ["ant", "bee", "cat"])
+    assert valid["label"] == max(valid["probabilities"], key=valid["probabilities"].__getitem__)
+    assert sum(valid["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    assert bad == {"file": "new/a.jpg", "label": None, "probabilities": {}, "error": "text (not_an_image)"}
+    assert main(["predict", str(run), "no_suffix"]) == 0
+
+
+def test_no_more_than_three_batches_are_read_ahead(run: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    make.before(monkeypatch, predicting, "_prepared", lambda run, photo: read.append(photo.file))
+    predictions = reader.predict(run, photos, batch_size=4)
+    next(predictions)
+    assert len(read) <= 12
+    assert sum(1 for _ in predictions) == 39 and len(read) == 40
+
+
+def test_photos_run_and_dataset_may_be_in_a_bucket(
+    run: Path, original: Path, photos: Path, gcs: servers.Gcs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "new", photos / "ant")
+    gcs.put_folder(bucket, "run", run)
+    gcs.put_folder(bucket, "data/1.0.0", original)
+    local = [one.probabilities for one in reader.predict(run, photos / "ant")]
+    for place in (f"gs://{bucket}/new", f"gs://{bucket}/new/"):
+        remote = list(reader.predict(f"gs://{bucket}/run", place))
+        assert [one.probabilities for one in remote] == local
+        assert remote[0].file == f"gs://{bucket}/new/0000.jpg"
+    assert [one.probabilities for one in reader.predict(run, f"gs://{bucket}/new/0003.jpg")] == local[3:4]
+    assert main(["evaluate", f"gs://{bucket}/run", f"gs://{bucket}/data"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"written to gs://{bucket}/run/evaluation"
+    assert "run/evaluation/metrics.json" in gcs.names(bucket)
+    with pytest.raises(ValueError, match=f"^'gs://{bucket}/none': no such file or folder"):
+        reader.predict(run, f"gs://{bucket}/none")
+    assert len(list(reader.predict(run, f"gs://{gcs_with_photos(gcs, photos)}"))) == 14
+
+
+def gcs_with_photos(gcs: servers.Gcs, photos: Path) -> str:
+    """A bucket that holds nothing but photos."""
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "ant", photos / "ant")
+    return bucket
+
+
+def broken_run(run: Path, folder: Path, change: Any) -> Path:
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    document = json.loads((folder / "run.json").read_text())
+    change(document)
+    (folder / "run.json").write_text(json.dumps(document))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ("predict RUN nope.jpg", 2, "'nope.jpg': no such file or folder, or it is empty"),
+        ("predict RUN empty", 2, "'empty': no such file or folder, or it is empty"),
+        ("predict RUN texts", 2, "'texts': no image in this folder (1 file without an image suffix, 1 hidden); images"),
+        ("predict RUN ftp://a/b", 2, "'ftp://a/b': no such storage; use"),
+        ("predict RUN gs://", 2, "'gs://': name a bucket"),
+        ("predict RUN", 2, "the following arguments are required: PHOTO; see --help"),
+        ("predict RUN ONE --top 0", 2, "top must be at least 1, got 0"),
+        ("predict RUN ONE --top x", 2, "--top: invalid int value: 'x'; see --help"),
+        ("predict RUN ONE --batch_size 0", 2, "batch_size must be at least 1, got 0"),
+        ("predict nope ONE", 2, "nope: no run.json in it: give the folder that imageshards train wrote to"),
+        ("predict old ONE", 2, "old: its run.json doesn't say how photos are prepared: it was written by an earlier"),
+        ("predict unfinished ONE", 1, "unfinished: this training isn't finished: run the same imageshards train"),
+        ("predict corrupt ONE", 1, "corrupt/model.keras can't be loaded: ValueError: File not found: filepath=corr"),
+        ("evaluate RUN nope", 1, "CWD/nope holds no manifest.json, so no dataset is published there"),
+        ("evaluate nope DATASET", 2, "nope: no run.json in it: give the folder"),
+        ("evaluate RUN DATASET --split nope", 2, "there is no split 'nope'"),
+        ("evaluate RUN DATASET --classes ant=dog", 2, "the run knows no class dog, it has ant, bee, cat: leave them"),
+        ("evaluate RUN DATASET --classes dog", 2, "the run knows no class dog, it has ant, bee, cat: leave them out"),
+        ("evaluate RUN DATASET --batch_size 0", 2, "batch_size must be at least 1, got 0"),
+        ("evaluate RUN DATASET --out ONE", 2, "--out 'ONE': it is a file; choose a folder"),
+        ("evaluate RUN DATASET --out ftp://a", 2, "--out 'ftp://a': no such storage"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_with_the_value(
+    arguments: str,
+    code: int,
+    message: str,
+    run: Path,
+    original: Path,
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "texts").mkdir()
+    for name in ("notes.txt", ".hidden.jpg"):
+        (tmp_path / "texts" / name).write_text("x")
+    changes = {
+        "old": lambda one: one.update(dataset={"url": "x"}),
+        "unfinished": lambda one: one.update(finished=False),
+        "corrupt": lambda one: (tmp_path / "corrupt" / "model.keras").write_text("x"),
+    }
+    for name, change in changes.items():
+        if name in arguments:
+            broken_run(run, tmp_path / name, change)
+    places = {
+        "RUN": str(run),
+        "DATASET": str(original),
+        "ONE": str(photos / "ant" / "0000.jpg"),
+        "CWD": str(tmp_path),
+    }
+    assert main([places.get(word, word) for word in arguments.split()]) == code
+    shown = capsys.readouterr()
+    for word, place in places.items():
+        message = re.sub(rf"\b{word}\b", lambda _, place=place: place, message)
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert shown.err.startswith(f"error: {message}")
+
+
+# --- evaluate
+
+
+def test_an_evaluation_counts_every_record_once(
+    run: Path, original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_records = probabilities(run, original)
+    labels = ["ant", "bee", "cat"]
+    held = {record["filename"]: record["label"] for record in reader.records(original, "train")}
+    predicted = {name: labels[of_records[name].argmax()] for name in held}
+    expected = [[sum(predicted[n] == p for n in held if held[n] == c) for p in labels] for c in labels]
+    assert main(["evaluate", str(run), str(original), "--split", "train", "--out", str(tmp_path), "--json"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "warning: --split train: the accuracy on images that were trained on says little of others\n"
+    result = json.loads(shown.out)
+    assert result == json.loads((tmp_path / "metrics.json").read_text())
+    confusion = list(csv.reader(io.StringIO((tmp_path / "confusion.csv").read_text())))
+    assert confusion == [["class", *labels], *([c, *map(str, row)] for c, row in zip(labels, expected, strict=True))]
+    correct = sum(held[name] == predicted[name] for name in held)
+    assert (result["images"], result["accuracy"]) == (len(held), correct / len(held))
+    losses = [-np.log(of_records[name][labels.index(label)]) for name, label in held.items()]
+    assert result["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+    assert [one["recall"] for one in result["classes"]] == [
+        pytest.approx(row[number] / sum(row), abs=1e-6) for number, row in enumerate(expected)
+    ]
+    mistakes = [
+        (one["file"], one["label"], one["predicted"], pytest.approx(one["probability"], abs=1e-5))
+        for one in result["mistakes"]
+    ]
+    wrong = sorted((name for name in held if held[name] != predicted[name]), key=lambda n: -of_records[n].max())
+    assert mistakes == [(n, held[n], predicted[n], of_records[n].max()) for n in wrong[:25]] and mistakes
+    for picture in ("mistakes.png", "confusion.png"):
+        with Image.open(tmp_path / picture) as image:
+            assert min(image.size) > 100
+
+
+def test_classes_may_be_left_out_and_the_rest_keep_their_names(run: Path, original: Path, tmp_path: Path) -> None:
+    counts = dict(zip("abc", reader.load_info(original).splits["validation"].class_counts, strict=True))
+    result = reader.evaluate(run, original, classes=["cat", "bee"], out=tmp_path)
+    assert result.split == "validation"
+    assert [(one.name, one.images) for one in result.classes] == [
+        ("ant", 0),
+        ("bee", counts["b"]),
+        ("cat", counts["c"]),
+    ]
+    merged = reader.evaluate(run, original, classes={"ant": "bee", "bee": "bee", "cat": "cat"}, out=tmp_path)
+    assert [one.images for one in merged.classes] == [0, counts["a"] + counts["b"], counts["c"]]
+
+
+def test_the_table_is_aligned_and_begins_with_the_lowest_recall(run: Path, original: Path, tmp_path: Path) -> None:
+    result = reader.evaluate(run, original, out=tmp_path)
+    head, *rows = str(result).splitlines()[1:-1]
+    assert [len(row) for row in rows] == [len(head)] * 3
+    recalls = [float(row.split()[-1]) for row in rows]
+    assert recalls == sorted(recalls)
+
+
+def test_more_classes_than_a_confusion_has_leave_the_sums(
+    run: Path, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_of_it = reader.evaluate(run, original, out=tmp_path / "all")
+    monkeypatch.setattr(evaluating, "MAX_CLASSES", 2)
+    sums = reader.evaluate(run, original, out=tmp_path / "sums")
+    assert (sums.accuracy, sums.loss, sums.mistakes) == (all_of_it.accuracy, all_of_it.loss, all_of_it.mistakes)
+    assert sums.classes == () and {*make.files(tmp_path / "sums")} == {"metrics.json", "mistakes.png"}
+
+
+def test_a_dataset_that_was_stored_in_another_way_is_warned_of(run: Path, photos: Path, tmp_path: Path) -> None:
+    other = make.published(photos, tmp_path, "--image_size", "48", *make.TWO_SPLITS)
+    result = reader.evaluate(run, other, out=tmp_path / "out")
+    assert result.warnings == (f"{other} was written with another --image_size than the dataset that was trained on",)
+
+
+@pytest.mark.parametrize("is_index", [False, True])
+def test_without_a_split_for_it_what_the_training_held_out_is_read(
+    is_index: bool, photos: Path, tmp_path: Path
+) -> None:
+    url = str(make.published(photos, tmp_path))
+    if is_index:
+        url = reader.index(f"{url}/*.tfrecord-*", tmp_path / "index").info.url
+    done = train(url, TrainOptions(out=str(tmp_path / "run"), batch_size=8, epochs=2))
+    best = next(line for line in done.epochs if line["epoch"] == done.best_epoch)
+    result = reader.evaluate(tmp_path / "run", url)
+    assert result.split == ("train, held out" if is_index else "train[90%:]") and not result.warnings
+    assert result.images == 4
+    assert result.accuracy == pytest.approx(best["val_accuracy"], abs=1e-5)
+    assert result.loss == pytest.approx(best["val_loss"], abs=1e-4)
+
+
+# --- the document
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_service_of_the_document_answers(run: Path, original: Path, photos: Path, tmp_path: Path) -> None:
+    (service,) = (text for text in blocks("python") if "http.server" in text)
+    assert service.count("\n") <= 34
+    (tmp_path / "service.py").write_text(service)
+    port = servers.free_port()
+    command = [sys.executable, "service.py", str(run), str(port)]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        try:
+            photo = (photos / "ant" / "0000.jpg").read_bytes()
+            found = asked(port, photo, until_up=True)
+            expected = probabilities(run, original)["ant/0000.jpg"]
+            assert list(found) == ["ant", "bee", "cat"]
+            assert np.abs(np.array(list(found.values())) - expected).max() < 1e-5
+            for body, status, error in ((b"hello", 400, "text (not_an_image)"), (b"", 413, "send a photo of 1 to")):
+                with pytest.raises(urllib.error.HTTPError) as caught:
+                    asked(port, body)
+                assert caught.value.code == status
+                assert json.loads(caught.value.read())["error"].startswith(error)
+        finally:
+            process.kill()
+
+
+def asked(port: int, photo: bytes, until_up: bool = False) -> dict[str, float]:
+    for _ in range(1200 if until_up else 1):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}", photo, timeout=60) as answer:
+                return dict(json.loads(answer.read()))
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            if not until_up:
+                raise
+            time.sleep(0.05)
+    raise RuntimeError("no answer")
+
+
+def test_the_commands_and_programs_of_the_document_run_as_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sample_data.main(["photos", "--images", "60", "--broken", "0"])
+    flags = "--input photos --output datasets --name photos --image_size 96 --splits train=0.7,validation=0.3"
+    assert main(["write", *flags.split()]) == 0
+    train("datasets/photos/1.0.0", TrainOptions(out="runs/photos-1", image_size=32, epochs=1))
+    for language, text in re.findall(r"^```(bash|python)\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL):
+        capsys.readouterr()
+        if language == "python" and "http.server" not in text:
+            exec(compile(text, str(DOCUMENT), "exec"), {"__name__": "recipe"})
+        for line in text.splitlines() if language == "bash" else ():
+            program, *arguments = shlex.split(line.partition(" > ")[0])
+            assert (program, main(arguments)) == ("imageshards", 0), line
+        assert capsys.readouterr().out or "http.server" in text

@@ -1,0 +1,167 @@
+"""The model that a run ends with, what is held out of training for it, and the tables of what it gets wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reader
+from beam_pipeline.errors import ImageShardsError, UsageError
+from reader.training import checkpoint, inputs
+from reader.training.metrics import class_metrics
+from reader.training.options import TrainOptions
+from tests.reading.shards import make_dataset
+from tests.train import runs
+from tests.train.test_out import trained, unfinish
+
+
+def read(file: Path) -> list[list[str]]:
+    with file.open() as opened:
+        return list(csv.reader(opened))
+
+
+@pytest.fixture(scope="module")
+def six_classes(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A dataset without a validation split."""
+    folder = tmp_path_factory.mktemp("six") / "1.0.0"
+    return make_dataset(folder, {"train": [40, 33], "test": [3]}, size=(16, 16), classes="abcdef")
+
+
+def test_what_is_held_out_is_never_seen_in_training(
+    six_classes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def remembered(name: str) -> Any:
+        build = getattr(inputs, name)
+
+        def called(*given: Any, **options: Any) -> Any:
+            asked[name] = lambda: build(*given, **options | {"features": ["filename"]})
+            return build(*given, **options)
+
+        return called
+
+    for name in ("train_batches", "eval_batches"):
+        monkeypatch.setattr(inputs, name, remembered(name))
+    result, lines = trained(six_classes, tmp_path / "out", epochs=2)
+    assert lines[0].startswith("photos 1.0.0: 66 training images, 7 validation images (train[90%:]), 6 classes")
+    assert "no validation split: train[90%:] is held out of training (--eval_split none trains on it)" in lines
+    assert all("val_loss" in line for line in result.epochs)
+    train, evals = asked["train_batches"](), asked["eval_batches"]()
+    seen = {name for _ in range(2) for inputs_, _ in train for name in inputs_["filename"].tolist()}
+    held = {name for inputs_, _, weights in evals for name in inputs_["filename"][weights > 0].tolist()}
+    assert (len(seen), len(held), seen & held) == (66, 7, set())
+
+
+def test_a_run_without_validation_ends_with_the_last_epoch(six_classes: str, tmp_path: Path) -> None:
+    result, _ = trained(six_classes, tmp_path / "out", epochs=2, eval_split="none")
+    assert result.best_epoch == 2 and not list(tmp_path.glob("out/checkpoints/best-*"))
+    models = [runs.weights_of(tmp_path / "out", file) for file in ("model.keras", "last.keras")]
+    assert all(map(np.array_equal, *models))
+    assert not list(tmp_path.glob("out/*.csv"))
+    assert str(result).endswith(f"(epoch 2 of 2): {tmp_path}/out/model.keras")
+    with pytest.raises(UsageError, match=r"^--early_stopping needs validation: give --eval_split$"):
+        trained(six_classes, tmp_path / "other", eval_split="none", early_stopping=1)
+
+
+def test_the_tables_are_those_of_the_model_that_is_kept(six_classes: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result, _ = trained(
+        six_classes, out, epochs=3, learning_rate=0.1, eval_split="train[60%:]", train_split="train[:60%]"
+    )
+    best = result.epochs[result.best_epoch - 1]
+    counts = np.array([row[1:] for row in read(out / "confusion.csv")[1:]], np.int64)
+    assert counts.sum() == 29 and counts.trace() == round(best["val_accuracy"] * 29)
+    assert read(out / "confusion.csv")[0] == ["class", *"abcdef"]
+    assert 0 <= best["val_accuracy"] <= best["val_top_5_accuracy"] <= 1
+    rows = read(out / "per_class.csv")
+    assert rows[0] == ["class", "images", "predicted", "precision", "recall"]
+    assert [int(row[1]) for row in rows[1:]] == counts.sum(1).tolist()
+
+
+def test_precision_and_recall_are_empty_where_nothing_is_divided() -> None:
+    one, other, third = class_metrics(np.array([[3, 1, 0], [2, 2, 0], [0, 0, 0]]), ["a", "b", "c"])
+    assert (one.precision, one.recall) == (0.6, 0.75)
+    assert (other.images, other.predicted, other.precision, other.recall) == (4, 3, 0.666667, 0.5)
+    assert (third.precision, third.recall) == (None, None)
+
+
+def test_a_run_is_repeated_by_its_run_json(dataset: str, tmp_path: Path) -> None:
+    trained(
+        dataset, tmp_path / "one", ema=0.9, optimizer="sgd", weight_decay=1e-4, classes="cat,dog", select="accuracy"
+    )
+    options = TrainOptions.of_run(tmp_path / "one/run.json", out=str(tmp_path / "two"), device="cpu")
+    reader.train(dataset, options)
+    for file in ("model.keras", "last.keras"):
+        assert all(
+            map(np.array_equal, runs.weights_of(tmp_path / "one", file), runs.weights_of(tmp_path / "two", file))
+        )
+    one, two = (json.loads((tmp_path / name / "run.json").read_text())["configuration"] for name in ("one", "two"))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "there is no such file; give OUT/run.json"),
+        ("{", "it is no run.json of a run; give OUT/run.json"),
+        ('{"configuration": [], "dataset": {"url": ""}}', "it is no run.json of a run; give OUT/run.json"),
+        ('{"configuration": {"new": 1}, "dataset": {"url": ""}}', "another version of imageshards wrote it: new"),
+    ],
+)
+def test_a_config_that_is_none_is_one_line(tmp_path: Path, text: str | None, message: str) -> None:
+    file = tmp_path / "run.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        TrainOptions.of_run(file)
+    assert str(caught.value) == f"--config '{file}': {message}"
+    with pytest.raises(UsageError, match=r"^--config 'gs://': name a bucket; give OUT/run.json$"):
+        TrainOptions.of_run("gs://")
+
+
+def test_best_weights_that_are_lost_are_one_line(dataset: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options: dict[str, Any] = {"epochs": 4, "learning_rate": 0.5, "select": "accuracy"}
+    result, _ = trained(dataset, out, **options)
+    assert result.best_epoch < 4, "else they aren't needed"
+    unfinish(out)
+    (best,) = out.glob(f"checkpoints/best-{result.best_epoch * 5:09}.npz")
+    data = best.read_bytes()
+    for content in (data[:-100], None):
+        best.unlink() if content is None else best.write_bytes(content)
+        with pytest.raises(ImageShardsError) as caught:
+            trained(dataset, out, **options)
+        assert str(caught.value) == (
+            f"{best}, the weights of the best epoch, is missing or corrupt: "
+            f"delete {out}/checkpoints to train again, or use {out}/last.keras"
+        )
+    best.write_bytes(data)
+    assert trained(dataset, out, **options)[0].best_epoch == result.best_epoch
+
+
+def test_the_best_weights_of_both_checkpoints_are_kept_and_no_others(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, save, most = tmp_path / "out/checkpoints", checkpoint.save, 0
+
+    def save_and_look(*given: Any) -> None:
+        nonlocal most
+        save(*given)
+        there = {path.name for path in folder.glob("best-*")}
+        most = max(most, len(there))
+        for file in folder.glob("step-*"):
+            with np.load(file) as opened:
+                lines = json.loads(bytes(opened["document"]))["progress"]["lines"]
+            if lines:
+                best = min(lines, key=lambda line: line["val_loss"])
+                assert f"best-{best['step']:09}.npz" in there
+
+    monkeypatch.setattr(checkpoint, "save", save_and_look)
+    trained(dataset, tmp_path / "out", epochs=6, checkpoint_steps=3, learning_rate=1e-4)
+    assert 1 <= most <= 3
