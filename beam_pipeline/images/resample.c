@@ -6,8 +6,8 @@
    bytes, then each column to the new height.
 
    What makes it fast: a pixel is one 32-bit integer, and LANES pixels are one of the compiler's portable vectors.
-   Integer sums are exact in any order, so the result can't differ from Pillow's. For rows, a vector is the pixels at the
-   same x of LANES rows, which share their weights; rows are transposed for it. For columns, it is neighbours in a row.
+   Integer sums are exact in any order, so the result can't differ from Pillow's. For rows, a vector has the pixels at
+   the same x of LANES rows, which share their weights; rows are transposed for it. For columns, it has neighbours.
 
    Nothing here touches a Python object while it computes, so the GIL is released. */
 
@@ -62,9 +62,7 @@ typedef struct {
 /* --- Weights: Pillow's `precompute_coeffs` and `normalize_coeffs_8bpc`, operation by operation --- */
 
 static double box(double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; }
-
 static double bilinear(double x) { return fabs(x) < 1.0 ? 1.0 - fabs(x) : 0.0; }
-
 static double sinc(double x) { return x == 0.0 ? 1.0 : sin(x * M_PI) / (x * M_PI); }
 
 static double hamming(double x) { /* Pillow's constants are floats */
@@ -300,7 +298,7 @@ static int from_arrow(PyObject *capsule, Image *image) {
 
 static int is_side(Py_ssize_t side) { return side >= 1 && side <= MAX_SIDE; }
 
-static PyObject *py_resize(PyObject *module, PyObject *args) {
+static PyObject *py_resize(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *source, *target, *result = NULL;
     Image in = {0}, out = {0};
     Py_buffer from = {0}, to = {0};
@@ -308,7 +306,6 @@ static PyObject *py_resize(PyObject *module, PyObject *args) {
     const char *name;
     Py_ssize_t height, width;
     int filter = 0;
-    (void)module;
     if (!PyArg_ParseTuple(args, "OO(ffff)s(nn):resize", &source, &target, &edges[0], &edges[1], &edges[2], &edges[3],
                           &name, &height, &width))
         return NULL;
@@ -340,10 +337,9 @@ end:
     return result;
 }
 
-static PyObject *py_mirror(PyObject *module, PyObject *target) {
+static PyObject *py_mirror(PyObject *Py_UNUSED(module), PyObject *target) {
     Image image;
     Py_buffer view;
-    (void)module;
     if (PyObject_GetBuffer(target, &view, PyBUF_STRIDES | PyBUF_FORMAT | PyBUF_WRITABLE) < 0) return NULL;
     int valid = from_buffer(&view, &image) && is_side(image.width);
     uint8_t *copy = valid ? malloc((size_t)(image.width * image.pixel) + sizeof(Bytes)) : NULL;
@@ -358,12 +354,11 @@ static PyObject *py_mirror(PyObject *module, PyObject *target) {
 static PyMethodDef METHODS[] = {
     {"resize", py_resize, METH_VARARGS,
      "resize(source, out, (left, top, right, bottom), filter, (height, width))\n--\n\n"
-     "Resize what is inside of the edges of `source`, of this size, to all of `out`, as Pillow does it; without the GIL.\n"
+     "Resize what is inside of the edges of `source`, of this size, to all of `out`, as Pillow does, without the GIL.\n"
      "source: bytes [height, width, 1 or 3], each row contiguous, or the \"arrow_array\" of a Pillow image RGB.\n"
      "out: such bytes, writable; may be the source. filter: box, bilinear, hamming, bicubic or lanczos."},
     {"mirror", py_mirror, METH_O, "mirror(pixels)\n--\n\nReverse each row of bytes [height, width, 1 or 3]."},
     {0}};
-
 static PyModuleDef_Slot SLOTS[] = {{0}};
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, .m_name = "_resample", .m_methods = METHODS, .m_slots = SLOTS};
