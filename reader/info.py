@@ -301,6 +301,8 @@ def _diagnose(storage: Storage, url: str, given: str, names: Sequence[str], vers
         return f"{url}: {what}; run the same imageshards write command again"
     if any(schema.ShardName.parse(name) for name in names):
         return f"{missing}, only an unfinished job's files: {some(names)}; run the same imageshards write command again"
+    if "metrics.jsonl" in names and schema.RUN_FILE in names:
+        return f"{url} holds a run of imageshards train, not a dataset: evaluate and predict take RUN first"
     if _has_images(storage, url, names):
         write = f"imageshards write --input {given} --output DIR --name NAME"
         return f"{url} holds images, not a dataset: write one first: {write}"

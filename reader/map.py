@@ -1,4 +1,4 @@
-"""`records`: a split as a sequence, to look at single records or to read them in an order of your own.
+"""`records`: a split as a map-style dataset, to look at single records or to read them in an order of your own.
 
     records = imageshards.records("gs://bucket/datasets/flowers", "train")
     records[17]["image"], records["rose/1.jpg"]["label"], records[100:110], len(records)

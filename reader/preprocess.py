@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from beam_pipeline import images
-from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.errors import ImageShardsError, Reject, UsageError
 from beam_pipeline.images import ImageOptions, formats, geometry
 from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget
 from beam_pipeline.schema import RejectReason
@@ -136,6 +136,8 @@ def decode(
         ValueError: the writer would reject the photo: it is an `ImageShardsError` of one line with the reason.
         UsageError: stored sizes are mixed and `image_size` is None, or an argument's value is invalid.
     """
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise UsageError(f"decode takes the content of an image file as bytes, got {type(data).__name__}")
     info = as_info(info)
     size = target_size(info.image, image_size)
     return Preprocessing(info.manifest, FOREIGN_KEY in info.manifest, size, resize_mode).decode(data)

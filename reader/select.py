@@ -1,4 +1,4 @@
-"""Which records of a split are read: those of some classes, or those that a user's function wants.
+"""Which records of a split are read, those of some classes or that a user's function wants, and how often (`Balance`).
 
     selected = select(info, "train", classes={"tabby": "cat", "tiger": "cat", "dog": "dog"})
     selected.numbers(), selected.classes, selected.label(3), selected.digest
@@ -319,15 +319,16 @@ def _class_map(info: DatasetInfo, classes: Classes) -> tuple[tuple[str, ...], tu
     """The new names, and the new id of each class id in the records."""
     if classes is None:
         return info.classes, tuple(range(info.num_classes))
-    if isinstance(classes, str) or not isinstance(classes, Mapping | Sequence) or not classes:
+    is_valid = isinstance(classes, Mapping | Sequence) and not isinstance(classes, str) and bool(classes)
+    if not is_valid or not all(isinstance(name, str) for name in classes):
         raise UsageError(f"classes must be a list of class names, or a dict of names → new names, got {classes!r}")
     new = dict(classes) if isinstance(classes, Mapping) else {name: name for name in classes}
+    for name in new.values():
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"classes: a dict is of old name → new name, and the new name is a text, got {name!r}")
     for name in new:
         if name not in info.classes:
             raise UsageError(f"there is no class {name!r}: {_nearest(name, info.classes)}")
-    for name in new.values():
-        if not isinstance(name, str) or not name:
-            raise UsageError(f"classes: the new name of a class must be a text, got {name!r}")
     names = tuple(sorted(set(new.values())))
     return names, tuple(names.index(new[name]) if name in new else _NOT_SELECTED for name in info.classes)
 

@@ -1,4 +1,4 @@
-"""Pillow's resize, by the compiled kernel (resample.c) if there is one: the same pixels either way, 6 times as fast."""
+"""Pillow's resize, by the compiled kernel (resample.c) if there is one: the same pixels, several times as fast."""
 
 from __future__ import annotations
 

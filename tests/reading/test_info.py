@@ -116,6 +116,10 @@ def test_an_index_that_contradicts_the_manifest_is_refused(tmp_path: Path, data:
         (["cat/a.JPG", "dog/a.txt", "e"], r"holds images, not a dataset: write one first: imageshards write --input /"),
         (["a.png"], r"holds images, not a dataset: write one first: imageshards write --input /.* --output DIR"),
         (["train/cat/a.webp"], "holds images, not a dataset"),
+        (
+            ["run.json", "metrics.jsonl", "model.keras", "curves.png"],
+            "holds a run of imageshards train, not a dataset: .* RUN first",
+        ),
     ],
 )
 def test_a_folder_without_a_manifest_says_what_is_there(tmp_path: Path, files: list[str], message: str) -> None:

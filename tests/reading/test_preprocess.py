@@ -13,7 +13,7 @@ from PIL import Image
 
 import reader
 from beam_pipeline.config import Config
-from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.images import ImageOptions
 from beam_pipeline.schema import canonical_json
 from tests import make
@@ -145,3 +145,8 @@ print(imageshards.decode(photo, {str(original)!r}, image_size=16).shape)
 def test_the_error_of_an_argument_is_the_reader_s(arguments: dict[str, Any], original: Path) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):
         reader.decode(b"", original, **arguments)
+
+
+def test_a_path_in_place_of_bytes_is_a_usage_error(original: Path) -> None:
+    with pytest.raises(UsageError, match=r"^decode takes the content of an image file as bytes, got str$"):
+        reader.decode("photo.jpg", original)  # type: ignore[arg-type]
