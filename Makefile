@@ -63,6 +63,6 @@ wheel: $(STAMP) ## Build the sdist and a wheel for Python 3.11 and later, with t
 constraints: $(STAMP) ## Pin every dependency anew, at its newest version
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tools/constraints.sh --upgrade
 
-clean: ## Remove what was built; .venv stays, and the next command compiles anew
+clean: ## Remove what was built; .venv stays, and the next command compiles again
 	rm -rf $(STAMP) beam_pipeline/images/*.so build dist *.egg-info __pycache__ .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find beam_pipeline reader tests tools benchmarks deploy -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

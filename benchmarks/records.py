@@ -1,4 +1,4 @@
-"""`imageshards.records` in PyTorch's `DataLoader` beside `as_torch`: the same stored bytes, 224 px, batch 64, shuffled.
+"""`imageshards.records` in PyTorch's `DataLoader` and `as_torch`: the same stored bytes, 224 px, batch 64, shuffled.
 
     python benchmarks/records.py [IMAGES] [--count 5120] [--repeats 7]
 
@@ -69,7 +69,7 @@ def main() -> None:
         runs = turns.in_turns(cases, flags.count, flags.repeats)
         print(turns.table(runs, [base]))
         for name in [*cases][1:]:
-            print(f"{name} beside as_torch: {turns.ratio(runs[name], runs[base])}")
+            print(f"{name} compared with as_torch: {turns.ratio(runs[name], runs[base])}")
 
 
 if __name__ == "__main__":

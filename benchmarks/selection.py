@@ -1,4 +1,4 @@
-"""Selected and balanced reading beside the plain reader: CPU, bytes, requests, and how long the first batch takes.
+"""Selected and balanced reading, with the plain reader: CPU, bytes, requests, and how long the first batch takes.
 
     python benchmarks/selection.py [IMAGES] [--repeats 7] [--latency_ms 50] [--count 20350]
     python benchmarks/selection.py --first_batch 1281167 100000000

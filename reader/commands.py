@@ -498,7 +498,11 @@ def _add_index(verbs: Any) -> None:
     ).add_argument
     flag("pattern", metavar="PATTERN", nargs="*")
     flag("--out", metavar="DIR", help="Local folder for the index, new or empty.")
-    flag("--table", metavar="DATASET", help="Only write record tables beside this version; reads every record.")
+    flag(
+        "--table",
+        metavar="DATASET",
+        help="Only write the record tables of this version into its folder; reads every record.",
+    )
     flag("--image_key", metavar="NAME", help="Feature of the encoded image (default: image or another common name).")
     flag("--class_key", metavar="NAME", help="Feature of the class id (default: class, label or another common name).")
     flag("--labels_file", metavar="FILE", help="Class names, a line for each id in order (default: the records').")

@@ -6,9 +6,10 @@ https://www.tensorflow.org/datasets/splits; percentages are rounded to the close
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from beam_pipeline.errors import UsageError
@@ -24,6 +25,12 @@ class RecordRange(NamedTuple):
     split: str
     start: int
     stop: int
+
+
+def overlap(ours: Iterable[RecordRange], theirs: Sequence[RecordRange]) -> bool:
+    """Whether some record is in both."""
+    pairs = itertools.product(ours, theirs)
+    return any(a.split == b.split and max(a.start, b.start) < min(a.stop, b.stop) for a, b in pairs)
 
 
 def parse_split(text: str, records: Mapping[str, int]) -> tuple[RecordRange, ...]:

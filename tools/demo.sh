@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole product once, on drawn pictures: images -> shards -> checks -> a trained model -> predictions, all below build/demo.
+# The complete product once, on drawn pictures: images -> shards -> checks -> a trained model -> predictions, all below build/demo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -31,8 +31,6 @@ Box = tuple[float, float, float, float]
 
 # Pillow keeps up to 16 MiB in one block of memory; of a larger image a copy would have to be made.
 _MOST_PIXELS = 4 << 20
-# Pillow resizes what is still taller down its columns first.
-_TALL = 100
 # (height, width) from and to, and a box: with fractions, and where weights are ties if doubles are fused (arm64).
 _CHECKED = (
     ((37, 29), (13, 17), (0.3, 0.0, 28.8, 36.4)),
@@ -96,13 +94,17 @@ def resize_image(image: Image.Image, size: tuple[int, int], resample: str, box: 
         box: (left, top, right, bottom) in the image's pixels.
     """
     compiled = kernel()
-    is_tall = image.height > _TALL * image.width and size[1] < image.height
     is_fast = image.mode in ("L", "RGB") and image.width * image.height <= _MOST_PIXELS
-    if compiled and is_fast and resample != "nearest" and not is_tall:
+    if compiled and is_fast and resample != "nearest" and not _columns_first(*image.size, size[1]):
         out = np.empty((size[1], size[0], len(image.mode)), np.uint8)
         compiled.resize(_source(image), out, box, resample, (image.height, image.width))
         return Image.fromarray(out[:, :, 0] if image.mode == "L" else out)
     return image.resize(size, RESAMPLING[resample], box)
+
+
+def _columns_first(width: int, height: int, new_height: int) -> bool:
+    """Whether Pillow resizes down the columns first, which the kernel never does: other pixels."""
+    return height > 100 * width and new_height < height
 
 
 def _source(image: Image.Image) -> Any:
@@ -127,7 +129,7 @@ def resize_into(pixels: Pixels, box: Box, out: Pixels) -> None:
         out[:] = pixels[top:bottom, left:right]
         return
     compiled = kernel()
-    if compiled and not (height > _TALL * width and out.shape[0] < height):
+    if compiled and not _columns_first(width, height, out.shape[0]):
         compiled.resize(pixels, out, box, "bilinear", (height, width))
         return
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)

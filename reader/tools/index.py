@@ -126,7 +126,7 @@ def _folder(out: str) -> Path:
 
 
 def write_tables(info: DatasetInfo | PathLike) -> int:
-    """Write the record tables that a published version lacks beside it, from its records; nothing else changes.
+    """Write the record tables that a published version lacks into its folder, from its records; nothing else changes.
 
     They hold what records know: `bytes`, `class`, `name` and the columns of a manifest, and nothing of the source.
     `imageshards copy` leaves them out, since the manifest doesn't name them.

@@ -12,9 +12,10 @@ from beam_pipeline.errors import UsageError, plural, some
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader.info import DatasetInfo
 from reader.select import Classes, Selection, read_columns, select
+from reader.splits import overlap
 
 NO_VALIDATION = "none"
-_EVAL_SPLITS = ("validation", "val")
+EVAL_SPLITS = "validation", "val"
 _HELD_OUT, _ONE_IN = "90%", 10  # the last tenth, or every tenth run of 64 records
 
 
@@ -42,8 +43,7 @@ class Data(NamedTuple):
         """Whether images are validated on that are trained on, too."""
         if self.evaluation is None or self.held_out:
             return False
-        pairs = [(ours, theirs) for ours in info.ranges(self.train) for theirs in info.ranges(self.evaluation)]
-        return any(a.split == b.split and max(a.start, b.start) < min(a.stop, b.stop) for a, b in pairs)
+        return overlap(info.ranges(self.train), info.ranges(self.evaluation))
 
 
 def choose_data(info: DatasetInfo, train: str, evaluation: str | None, classes: Classes) -> Data:
@@ -63,7 +63,7 @@ def choose_data(info: DatasetInfo, train: str, evaluation: str | None, classes: 
                 info.records(split)
             except UsageError as error:
                 raise UsageError(f"--{flag} {split!r}: {error}") from None
-    chosen: str | None = next((name for name in _EVAL_SPLITS if name in info.splits), None)
+    chosen: str | None = next((name for name in EVAL_SPLITS if name in info.splits), None)
     if evaluation is not None:
         chosen = None if evaluation == NO_VALIDATION else evaluation
     elif chosen is None and train in info.splits:

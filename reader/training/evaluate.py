@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import io
-import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -23,14 +22,15 @@ from reader.batches import EvalBatches, eval_batches
 from reader.features import features_of
 from reader.info import DatasetInfo, as_info
 from reader.position import integer
-from reader.select import Classes, Selection
+from reader.select import Classes, Selection, new_names
+from reader.splits import overlap
 from reader.tools.show import tiled
 from reader.training import pictures
-from reader.training.data import choose_data
+from reader.training.data import EVAL_SPLITS, choose_data
 from reader.training.metrics import MAX_CLASSES, ClassMetrics, class_metrics, classes_csv, confusion_csv
 from reader.training.run import Run, as_run
 
-_SPLITS = ("test", "validation", "val")
+_SPLITS = "test", *EVAL_SPLITS
 _MISTAKES, _SHOWN_CLASSES, _TOP = 25, 20, 5
 _PICTURE = "mistakes.png"
 _TILE = 160  # pixels
@@ -170,7 +170,7 @@ def _default_split(run: Run, info: DatasetInfo, classes: Classes) -> tuple[str, 
 def _classes(run: Run, info: DatasetInfo, given: Classes) -> Mapping[str, str] | None:
     """The `classes` to read with, as `train_batches` takes them."""
     names = given or run.configuration.get("classes") or {name: name for name in info.classes}
-    new = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+    new = new_names(names)
     if given is None:
         new = {name: label for name, label in new.items() if name in info.classes}
     if unknown := sorted({*new.values()} - {*run.classes}) or (not new and [*info.classes]):
@@ -182,11 +182,8 @@ def _classes(run: Run, info: DatasetInfo, given: Classes) -> Mapping[str, str] |
 def _warnings(run: Run, info: DatasetInfo, split: str) -> Iterator[str]:
     """Why the numbers may mislead; `split` is "" if its records are known to be new to the model."""
     is_same = run.configuration["dataset"] == info.manifest["self_sha256"]
-    trained = info.ranges(run.configuration.get("train_split", "train")) if is_same and split else ()
-    pairs = itertools.product(trained, info.ranges(split) if trained else ())
-    if any(
-        one.split == other.split and max(one.start, other.start) < min(one.stop, other.stop) for one, other in pairs
-    ):
+    trained = run.configuration.get("train_split", "train")
+    if is_same and split and overlap(info.ranges(trained), info.ranges(split)):
         yield f"--split {split}: the accuracy on images that were trained on says little of others"
     options = run.preprocessing.options
     if (options is None) != (FOREIGN_KEY in info.manifest):

@@ -56,8 +56,8 @@ class ClassMetrics(NamedTuple):
 
 def class_metrics(counts: npt.NDArray[Any], classes: Sequence[str]) -> list[ClassMetrics]:
     """Precision and recall of each class, from counts [class, predicted class]."""
-    whole = np.rint(counts).astype(np.int64)
-    columns = (whole.diagonal(), whole.sum(1), whole.sum(0))
+    numbers = np.rint(counts).astype(np.int64)
+    columns = (numbers.diagonal(), numbers.sum(1), numbers.sum(0))
     return [
         ClassMetrics(name, images, predicted, _share(correct, predicted), _share(correct, images))
         for name, correct, images, predicted in zip(classes, *(column.tolist() for column in columns), strict=True)
