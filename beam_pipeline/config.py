@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import decimal
 import functools
+import json
 import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, cast, get_args, overload
 
+import msgspec
 from PIL import ImageColor
 
 from beam_pipeline import images, storage
@@ -21,7 +23,8 @@ from beam_pipeline.images import geometry
 from beam_pipeline.images.colour import Rgb
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.images.resize import RESAMPLING
-from beam_pipeline.schema import NAME_PATTERN, STATE_FOLDER, VERSION_PATTERN, example, is_utf8
+from beam_pipeline.schema import NAME_PATTERN, RECORD_KEYS, STATE_FOLDER, VERSION_PATTERN, canonical_json, is_utf8
+from beam_pipeline.schema.manifest import Column, Dtype
 
 # Flags that manifests of early development versions hold and that are gone → what a job does now.
 REMOVED = {"progressive": False, "icc": "srgb", "keep_metadata": False}
@@ -380,11 +383,12 @@ class Config:
     # Resolved by the launcher: lines of `labels_file`, column names of `manifest`; no flags of their own.
     labels: tuple[str, ...] | None = None
     header: tuple[str, ...] = ()
-    # Of one run, set by the launcher: which job it is, how many images a local runner has memory for, the versions that
-    # the workers of a cluster must have, and the `self_sha256` of the base's manifest.
+    # Of one run, set by the launcher: which job it is, whether the launcher locks a local version, how many images a
+    # local runner has memory for, the versions that a cluster's workers must have, the `self_sha256` of the base.
     most_references: int | None = dataclasses.field(default=None, compare=False)
     launcher: Mapping[str, str] | None = dataclasses.field(default=None, compare=False, repr=False)
     base_sha256: str = dataclasses.field(default="", compare=False, repr=False)
+    is_locked: bool = dataclasses.field(default=False, compare=False, repr=False)
     run_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -459,12 +463,9 @@ class Config:
         return images.ImageOptions.of(vars(self))
 
     @property
-    def columns(self) -> tuple[dict[str, Any], ...]:
-        """Feature columns of a manifest as manifest.json names them, in order of their names."""
-        return tuple(
-            {"name": column.name, "dtype": column.dtype, "list": column.is_list}
-            for column in example.columns(self.header)
-        )
+    def columns(self) -> tuple[Column, ...]:
+        """Feature columns of a manifest, in order of their names."""
+        return feature_columns(self.header)
 
     @property
     def threads(self) -> int:
@@ -473,17 +474,52 @@ class Config:
             return self.decode_threads
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    def fingerprint(self) -> dict[str, Any]:
-        """The `configuration` of the manifest: what decides bytes, in one form however it was written."""
+    def fingerprint(self) -> dict[str, object]:
+        """The `configuration` of the manifest: what decides bytes, as JSON has it."""
         fractions = self.split_fractions
         values = {name: getattr(self, name) for name, flag in FLAGS.items() if flag.group not in (_PLACES, _JOB)}
-        return {name: value for name, value in values.items() if name not in ADDED or value != ADDED[name]} | {
+        values = {name: value for name, value in values.items() if name not in ADDED or value != ADDED[name]} | {
             "splits": None if fractions is None else splits_text(fractions),
             "split_by": getattr(self.split_by, "pattern", self.split_by),
             "extensions": sorted(self.extensions),
             "labels": self.labels,
-            "columns": self.columns,
+            "columns": msgspec.to_builtins(self.columns),
         }
+        return dict(json.loads(canonical_json(values)))
+
+
+_OWN_COLUMNS = ("path", "label", "split", "bytes", "md5")
+
+
+def feature_columns(header: Sequence[str], url: str = "") -> tuple[Column, ...]:
+    """The feature columns of a manifest's header, in order of their names.
+
+    Raises:
+        UsageError: a name is reserved or repeated, or a type unknown.
+    """
+    columns: dict[str, Column] = {}
+    for written in header:
+        name, dtype = name_and_type(written)
+        if written in _OWN_COLUMNS:
+            fault = "is repeated: keep one" if header.count(written) > 1 else ""
+        elif not name or name in RECORD_KEYS or name in _OWN_COLUMNS:
+            fault = "has a reserved name: rename it"
+        elif not is_utf8(name):
+            fault = "has a name that isn't UTF-8: rename it"
+        elif name in columns:
+            written, fault = name, "is repeated: keep one"
+        else:
+            fault = "" if dtype in get_args(Dtype) else "has no type int64, float32 or bytes: declare one"
+            columns[name] = Column(name, cast(Dtype, dtype), written.endswith("[]"))
+        if fault:
+            raise UsageError(f"--manifest {url!r}: column {written!r} {fault}")
+    return tuple(columns[name] for name in sorted(columns))
+
+
+def name_and_type(written: str) -> tuple[str, str]:
+    """`age:int64` → age, int64; `tags[]` → tags, bytes."""
+    name, _, dtype = written.removesuffix("[]").partition(":")
+    return name, dtype or "bytes"
 
 
 FLAGS = {name: flag for name, flag in vars(Config).items() if isinstance(flag, Flag)}

@@ -24,7 +24,7 @@ import numpy as np
 from beam_pipeline import schema
 from beam_pipeline.inputs.references import order_key
 from beam_pipeline.schema import example, table
-from beam_pipeline.schema.manifest import open_manifest, seal_manifest
+from beam_pipeline.schema.manifest import builtins_of, file_sums, open_manifest, seal_manifest
 from benchmarks import material
 
 SHARD_IMAGES = 10_000
@@ -90,7 +90,7 @@ def publish(images: Images, template: Path, folder: Path, seed: int = 0) -> np.n
         data = table.table_bytes(table.COLUMNS, columns)
         (folder / name.table_file).write_bytes(data)
         sizes = {"records": records, "images": records, "bytes": records * RECORD_BYTES}
-        shards.append({**one, **sizes, "file": name.file, "table": schema.file_sums(data)})
+        shards.append({**one, **sizes, "file": name.file, "table": builtins_of(file_sums(data))})
     total = len(order)
     split = {"records": total, "bytes": total * RECORD_BYTES, "class_counts": counts.tolist(), "shards": shards}
     configuration = {**manifest["configuration"], "seed": seed}

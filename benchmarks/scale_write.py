@@ -23,10 +23,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
+from beam_pipeline.dataset.result import DatasetTotals, ShardResult
 
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.publish import metadata_files, shard_names
-from beam_pipeline.dataset.result import DatasetTotals, ShardResult
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.inputs.references import ReferenceSum, ref_maker
 from beam_pipeline.pipeline.elements import PAGE_REFS, Page, PageCoder

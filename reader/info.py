@@ -335,7 +335,7 @@ def _typed(url: str, raw: dict[str, Any], manifest: Content) -> DatasetInfo:
             for name, split in manifest.splits.items()
         },
         image=ImageInfo(image.format, image.channels, image.min_size, image.max_size, mean, std),
-        compression=manifest.configuration.compression,
+        compression=manifest.flags.compression,
         manifest=Manifest(url, raw),
     )
 

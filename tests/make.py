@@ -17,6 +17,8 @@ import numpy as np
 from PIL import Image
 
 from beam_pipeline import errors, schema
+from beam_pipeline.schema.job import Plan
+from beam_pipeline.schema.manifest import Statistics
 
 ROOT = Path(__file__).resolve().parent.parent
 # Legal names of files and objects.
@@ -176,3 +178,9 @@ def before(monkeypatch: Any, owner: Any, method: str, act: Callable[..., object]
         return real(*arguments, **more)
 
     monkeypatch.setattr(owner, method, with_act)
+
+
+def plan_of(**parts: Any) -> Plan:
+    """A plan of nothing, with these parts."""
+    empty: dict[str, Any] = {"configuration": {}, "classes": (), "features": (), "splits": {}, "codec": {}}
+    return Plan(**empty | {"statistics": Statistics((), (), 0), "inputs": "", "dropped": ""} | parts)

@@ -148,6 +148,6 @@ for more in {more}:
 
 
 def test_importing_all_that_a_worker_unpickles_loads_no_tensorflow() -> None:
-    found = loaded_after("import beam_pipeline.cli.job, beam_pipeline.dataset.writer, beam_pipeline.dataset.published")
+    found = loaded_after("import beam_pipeline.cli.job, beam_pipeline.dataset.writer, beam_pipeline.dataset.compare")
     assert "apache_beam" in found
     assert not found & {"reader", *FRAMEWORKS}

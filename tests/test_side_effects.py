@@ -52,7 +52,7 @@ def print_changes(before: dict[str, Any]) -> None:
 
 def import_everything() -> None:
     before = state()
-    for module in ("cli.job", "cli.main", "dataset.published"):
+    for module in ("cli.job", "cli.main", "dataset.compare"):
         importlib.import_module(f"beam_pipeline.{module}")
     for module in ("imageshards", "reader", "reader.commands"):
         importlib.import_module(module)

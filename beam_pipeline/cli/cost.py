@@ -6,13 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from beam_pipeline import storage
 from beam_pipeline.cli import dataflow
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import duration
 from beam_pipeline.errors import plural, size
+from beam_pipeline.schema.job import PlannedJob, Run, UnitPrices, Usage
 from beam_pipeline.storage.prices import Price, Rates, dollars, load_prices
-from beam_pipeline.storage.usage import Usage
 
 # CPU seconds, measured by benchmarks/cost.py: what comes on top of the sample's decoding.
 _CPU_S_AN_IMAGE = 0.1e-3
@@ -61,8 +63,8 @@ def dataflow_fleet(options: Mapping[str, Any]) -> Fleet:
     return Fleet(where, cores, workers, machine, options["disk_size_gb"], options["region"])
 
 
-def prices_of(config: Config, fleet: Fleet) -> dict[str, Any]:
-    """The prices of a job as run.json keeps them; empty if nothing in it has a price that is known.
+def prices_of(config: Config, fleet: Fleet) -> UnitPrices:
+    """The prices of a job; without a note if nothing in it has a price that is known.
 
     Raises:
         UsageError: `--prices` names no file of prices.
@@ -70,22 +72,18 @@ def prices_of(config: Config, fleet: Fleet) -> dict[str, Any]:
     prices = load_prices(config.prices)
     schemes = {storage.scheme_of(url) for url in (config.input, config.output)} - {None}
     if not config.prices and not fleet.machine_type and schemes != {"gs"}:
-        return {}
-    rates = prices.at(fleet.region)
-    found: dict[str, Any] = {
-        "note": prices.note,
-        "addresses": [_source(rates.class_b_per_1000)],
-        "class_a_per_1000": rates.class_a_per_1000.dollars,
-        "class_b_per_1000": rates.class_b_per_1000.dollars,
-    }
+        return UnitPrices()
+    rates, core_hour = prices.at(fleet.region), None
+    addresses = [_source(rates.class_b_per_1000)]
     if fleet.machine_type and fleet.cores:
         gb = next((gb for kind, gb in _GB_A_CORE.items() if kind in fleet.machine_type), 4.0)
         if custom := re.search(r"custom-(\d+)-(\d+)", fleet.machine_type):  # cores, megabytes
             gb = int(custom[2]) / 1024 / int(custom[1])
         disk_gb = fleet.disk_gb * fleet.workers / fleet.cores
-        found["core_hour"] = round(_dataflow_dollars(rates, 1, gb, disk_gb), 6)
-        found["addresses"].append(_source(rates.dataflow_vcpu_hour))
-    return found
+        core_hour = round(_dataflow_dollars(rates, 1, gb, disk_gb), 6)
+        addresses.append(_source(rates.dataflow_vcpu_hour))
+    requests = rates.class_a_per_1000.dollars, rates.class_b_per_1000.dollars
+    return UnitPrices(prices.note, tuple(addresses), *requests, core_hour)
 
 
 def _source(price: Price) -> str:
@@ -116,32 +114,33 @@ def _dataflow_dollars(rates: Rates, vcpu_hours: float, memory_gb_hours: float, d
     )
 
 
-def estimate(config: Config, document: Mapping[str, Any]) -> tuple[Usage, int]:
+def estimate(config: Config, planned: PlannedJob) -> tuple[Usage, int]:
     """What a job will use, and how many of its images are taken from the base.
 
     Args:
         config: of the job.
-        document: its plan, as `--plan_only` leaves it.
+        planned: as `--plan_only` leaves it.
     """
-    expected, splits = document["expected"], document["splits"].values()
-    images, shards = sum(one["images"] for one in splits), sum(len(one["cuts"]) + 1 for one in splits)
-    records_bytes = sum(one["estimated_bytes"] for one in splits)
-    sample, base = expected["sample"], expected["base"]
-    sampled = max(1, sample["images"])
-    taken = min(base["records"], images * base["unchanged"] // sampled) if base else 0
+    plan, sample, base = planned.plan, planned.sample, planned.base
+    images, shards, splits = plan.images, plan.shards, plan.splits.values()
+    records_bytes = sum(split.estimated_bytes for split in splits)
+    sampled = max(1, sample.images)
+    taken = min(base.records, images * base.unchanged // sampled) if base else 0
+    are_listed = base is not None and base.are_listed
     # What is read once more for its MD5, to find duplicates; gs:// lists these.
     hashes = config.duplicates != "keep" and (storage.scheme_of(config.input) != "gs" or config.layout == "manifest")
-    fetched = (images - taken if base.get("are_listed") else images) + images * hashes
-    read_bytes = expected["source_bytes"] * fetched // images
+    fetched = (images - taken if are_listed else images) + images * hashes
+    read_bytes = planned.source_bytes * fetched // images
 
-    used = Usage(**expected["listing"])
+    used = Usage()
+    used.merge(planned.listing)
     used.cpu_s += _CPU_S_A_JOB + shards * _CPU_S_A_SHARD + images * _CPU_S_AN_IMAGE + taken * _CPU_S_A_TAKEN
-    used.cpu_s += ((images - taken) * _OF_SAMPLE_CPU + sample["images"]) * expected["cpu_s"]
-    only_hashed = images * hashes + (0 if base.get("are_listed") else taken)
-    used.cpu_s += _CPU_S_A_READ_BYTE * expected["source_bytes"] * only_hashed / images
-    used.bytes_read += read_bytes + sample["source_bytes"] + shards * _BYTES_A_SHARD
+    used.cpu_s += ((images - taken) * _OF_SAMPLE_CPU + sample.images) * planned.cpu_s
+    only_hashed = images * hashes + (0 if are_listed else taken)
+    used.cpu_s += _CPU_S_A_READ_BYTE * planned.source_bytes * only_hashed / images
+    used.bytes_read += read_bytes + sample.source_bytes + shards * _BYTES_A_SHARD
     used.bytes_written += records_bytes + images * _BYTES_A_RECORD + shards * _BYTES_A_SHARD
-    requests = (fetched + sample["images"]) * sample["remote"] // sampled
+    requests = (fetched + sample.images) * sample.remote // sampled
     used.reads += requests
     used.cpu_s += requests * _CPU_S_A_FETCH
     if not storage.is_local(config.input or config.manifest):
@@ -151,43 +150,41 @@ def estimate(config: Config, document: Mapping[str, Any]) -> tuple[Usage, int]:
         pieces = records_bytes * taken // images // _PIECE_BYTES + 2 * shards + 2
         used.bytes_read += (records_bytes + images * _BYTES_A_RECORD) * taken // images
     if not storage.is_local(config.output):
-        parts = -(-sample["images"] // _SAMPLE_PART_IMAGES)
+        parts = -(-sample.images // _SAMPLE_PART_IMAGES)
         used.lists_and_writes += shards * _WRITES_A_SHARD + parts * _WRITES_A_SAMPLE_PART + _WRITES_A_JOB + len(splits)
         used.reads += shards * _READS_A_SHARD + _READS_A_JOB + pieces
     return used, taken
 
 
-def estimate_text(config: Config, document: Mapping[str, Any], fleet: Fleet) -> str:
+def estimate_text(config: Config, planned: PlannedJob, fleet: Fleet) -> str:
     """What `--plan_only` says of the cost, in at most five lines."""
-    used, taken = estimate(config, document)
+    used, taken = estimate(config, planned)
     prices = prices_of(config, fleet)
     hours = duration(used.cpu_s / max(1, fleet.cores))
     on = f": {hours} on {plural(fleet.cores, 'core')} of {fleet.where}" if fleet.cores else ""
     start = "; the workers' start and idle time come on top" if fleet.machine_type else ""
-    sampled = document["expected"]["sample"]["images"]
+    sampled = planned.sample.images
     lines = [
         f"estimated cost, from {plural(sampled, 'sampled image')}:",
         f"{_cpu_text(used.cpu_s)}{on}{start}",
         *_bytes_and_dollars(used, prices, "reads", "writes"),
     ]
-    if base := document["expected"]["base"]:
-        without = {**document, "expected": {**document["expected"], "base": {}}}
-        more, _ = estimate(config, without)
+    if base := planned.base:
+        more, _ = estimate(config, msgspec.structs.replace(planned, base=None))
         saved = _cpu_text(more.cpu_s - used.cpu_s)
         if more.reads > used.reads:
             saved += f" and {plural(more.reads - used.reads, 'request')}"
-        how = f"{base['unchanged']:,} of {sampled:,} in the sample are unchanged"
+        how = f"{base.unchanged:,} of {sampled:,} in the sample are unchanged"
         lines.append(f"base {config.base}: about {plural(taken, 'image')} from it ({how}) save {saved}")
     return "\n  ".join(lines)
 
 
-def spent_text(run: Mapping[str, Any]) -> list[str]:
-    """What the summary of a published version says of its cost, from run.json; nothing if that doesn't say it."""
-    if "used" not in run:
+def spent_text(run: Run) -> list[str]:
+    """What the summary of a published version says of its cost; nothing if run.json doesn't say it."""
+    if run.used == Usage():
         return []
-    used = Usage(**{name: run["used"][name] for name in vars(Usage())})
-    first, *more = _bytes_and_dollars(used, run.get("prices", {}), "read", "wrote")
-    return [f"{_cpu_text(used.cpu_s)}, {first}", *more]
+    first, *more = _bytes_and_dollars(run.used, run.prices, "read", "wrote")
+    return [f"{_cpu_text(run.used.cpu_s)}, {first}", *more]
 
 
 def _dollar_text(amount: float) -> str:
@@ -198,13 +195,13 @@ def _cpu_text(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} CPU-hours" if seconds >= 3600 else f"{seconds:,.1f} CPU-seconds"
 
 
-def _bytes_and_dollars(used: Usage, prices: Mapping[str, Any], reads: str, writes: str) -> list[str]:
+def _bytes_and_dollars(used: Usage, prices: UnitPrices, reads: str, writes: str) -> list[str]:
     """Bytes and requests, and what these cost."""
     lines = [f"{reads} {size(used.bytes_read)}, {writes} {size(used.bytes_written)}"]
     if used.reads or used.lists_and_writes:
         lines[0] += f"; {plural(used.reads, 'request')} that read, {used.lists_and_writes:,} that list or write"
-    if found := dollars(used, prices):
-        text = " + ".join(f"{_dollar_text(amount)} for {what}" for what, amount in found.items())
-        total = f"{_dollar_text(sum(found.values()))} = " if len(found) > 1 else ""
-        lines.append(f"{total}{text}: {prices['note']} ({', '.join(prices['addresses'])})")
+    if amounts := dollars(used, prices):
+        text = " + ".join(f"{_dollar_text(amount)} for {what}" for what, amount in amounts.items())
+        total = f"{_dollar_text(sum(amounts.values()))} = " if len(amounts) > 1 else ""
+        lines.append(f"{total}{text}: {prices.note} ({', '.join(prices.addresses)})")
     return lines

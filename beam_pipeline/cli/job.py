@@ -32,10 +32,12 @@ from beam_pipeline import __version__
 from beam_pipeline.cli import cost, dataflow
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
+from beam_pipeline.dataset.compare import Damage
 from beam_pipeline.dataset.progress import ProgressLine
-from beam_pipeline.dataset.published import Damage
 from beam_pipeline.errors import ImageShardsError, UnforeseenError, UsageError, from_worker, one_line, say
 from beam_pipeline.pipeline import graph, limits
+from beam_pipeline.schema.job import Run
+from beam_pipeline.schema.manifest import Content
 from beam_pipeline.storage import usage
 
 _IN_PROCESS = "FnApiRunner"  # plain DirectRunner would first try to download another one
@@ -109,15 +111,15 @@ class Job:
         """
         launcher = usage.take()
         launcher.cpu_s = 0.0  # runs before the job
-        facts = {
-            "command": without_secrets(command),
-            "runner": self._runner,
-            "started_unix_s": int(time.time()),
-            "versions": {"imageshards": __version__, "apache_beam": beam.__version__, "python": python_version()},
-            "used": vars(launcher),
-            "prices": cost.prices_of(config, self.fleet(config)),
-        }
-        return self._run(config, lambda: graph.build(self._pipeline, config, facts))
+        run = Run(
+            command=tuple(without_secrets(command)),
+            runner=self._runner,
+            started_unix_s=int(time.time()),
+            versions={"imageshards": __version__, "apache_beam": beam.__version__, "python": python_version()},
+            used=launcher,
+            prices=cost.prices_of(config, self.fleet(config)),
+        )
+        return self._run(config, lambda: graph.build(self._pipeline, config, run))
 
     def fleet(self, config: Config) -> cost.Fleet:
         """What the job runs on."""
@@ -125,36 +127,36 @@ class Job:
             return cost.dataflow_fleet(self._options.get_all_options())
         return cost.Fleet("this machine", config.threads) if is_local(self._options) else cost.Fleet("the cluster")
 
-    def repair(self, config: Config, manifest: dict[str, Any], damage: Damage) -> bool:
+    def repair(self, config: Config, manifest: Content, damage: Damage) -> bool:
         """Rewrite the corrupt files of a published version; returns the same as `write`."""
         return self._run(config, lambda: graph.build_repair(self._pipeline, config, manifest, damage))
 
     def _run(self, config: Config, build: Callable[[], None]) -> bool:
         if self.is_dataflow:
-            return self._attend(config, build)
+            return self._submit_and_watch(config, build)
         build()
-        state = self._ended()
+        state = self._run_to_end()
         if state not in (None, "DONE", "UNKNOWN"):
             raise ImageShardsError(f"the job ended in state {state}: see the runner's log; the same command resumes")
         return True
 
-    def _ended(self) -> Any:
+    def _run_to_end(self) -> Any:
         """Run the job; returns the state in which it ended."""
         if is_local(self._options):
-            with _in_one_line(), ProgressLine():
+            with _translating_job_errors(), ProgressLine():
                 return self._pipeline.run().wait_until_finish()
         from beam_pipeline.cli.watch import printing_job_states
 
-        with _interruptible(), printing_job_states(), _in_one_line():
+        with _interruptible(), printing_job_states(), _translating_job_errors():
             return self._pipeline.run().wait_until_finish()
 
-    def _attend(self, config: Config, build: Callable[[], None]) -> bool:
+    def _submit_and_watch(self, config: Config, build: Callable[[], None]) -> bool:
         """Find the running job of this command on Dataflow, or submit it, and watch it."""
         cloud = self._pipeline.options.view_as(GoogleCloudOptions)
         cloud.labels = [*(cloud.labels or ()), f"{dataflow.LABEL}={dataflow.label(config)}"]
         if cloud.template_location or self._options.view_as(TestOptions).dry_run:
             build()
-            with _in_one_line("the job can't be written", "nothing was started"):
+            with _translating_job_errors("the job can't be written", "nothing was started"):
                 self._pipeline.run()
             template = cloud.template_location
             say(f"template written to {template}" if template else "dry run: nothing was submitted", sys.stderr)
@@ -164,7 +166,7 @@ class Job:
 
         def submit(may_run: str) -> str:
             build()
-            with _in_one_line("the submission failed", may_run):
+            with _translating_job_errors("the submission failed", may_run):
                 return str(self._pipeline.run().job_id())
 
         with _interruptible():
@@ -222,7 +224,7 @@ def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
 
 
 @contextmanager
-def _in_one_line(what: str = "the job failed", then: str = "the same command resumes") -> Iterator[None]:
+def _translating_job_errors(what: str = "the job failed", then: str = "the same command resumes") -> Iterator[None]:
     """A worker's error comes back as ours; another one is the cause of an `UnforeseenError`."""
     try:
         yield

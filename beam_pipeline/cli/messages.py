@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Any
+from msgspec import UNSET
 
 from beam_pipeline.cli import cost
 from beam_pipeline.config import Config
 from beam_pipeline.errors import plural, size, some
+from beam_pipeline.schema.job import Plan, Skipped, as_run
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, Manifest
 
 _FEW = 5  # records of a class in a split: too few to learn, or to judge by
 
 
-def plan_text(document: dict[str, Any]) -> str:
-    """What `--plan_only` prints: the plan's splits and their shards.
-
-    Args:
-        document: `JobPlan.document()`.
-    """
+def plan_text(plan: Plan) -> str:
+    """What `--plan_only` prints: the plan's splits and their shards."""
     lines = []
-    for split, plan in sorted(document["splits"].items()):
-        shards = len(plan["cuts"]) + 1
-        mean = size(plan["estimated_bytes"] / shards)
-        lines.append(f"{split}: {plural(plan['images'], 'image')} in {plural(shards, 'shard')} of about {mean}")
-    return "\n".join([*lines, f"{plural(len(document['classes']), 'class')}; nothing was written"])
+    for name, split in sorted(plan.splits.items()):
+        mean = size(split.estimated_bytes / split.shards)
+        lines.append(f"{name}: {plural(split.images, 'image')} in {plural(split.shards, 'shard')} of about {mean}")
+    return "\n".join([*lines, f"{plural(len(plan.classes), 'class')}; nothing was written"])
 
 
 def published_text(manifest: Manifest) -> str:
     """What a published dataset holds, with the balance of its shards, and what was in the input and isn't in it."""
-    data = manifest.data
+    data, run = manifest.data, as_run(manifest.run)
     nothing = ", nothing written" if manifest.outcome == ALREADY_PUBLISHED else ""
     lines = [f"{manifest.outcome} {manifest.url}{nothing}"]
     if manifest.checked:
@@ -42,12 +37,10 @@ def published_text(manifest: Manifest) -> str:
     by_reason = ", ".join(f"{reason} {count}" for reason, count in sorted(manifest.rejects.items()))
     reasons = f" ({by_reason}; see rejects.jsonl)" if by_reason else ""
     lines.append(f"{plural(manifest.images, 'image')} listed = {records} + {rejects}{reasons}")
-    with suppress(AttributeError, TypeError, ValueError):  # no hash covers run.json: anything may be in it
-        lines += _skipped(manifest.run.get("skipped", {}))
-    with suppress(AttributeError, KeyError, TypeError, ValueError):
-        base = manifest.run["base"]
-        gone = f", {base['gone']:,} gone" if "gone" in base else ""
-        lines.append(f"{base['encoded']:,} encoded, {base['taken']:,} taken from {base['version']}{gone}")
+    lines += _skipped(run.skipped)
+    if base := run.base:
+        gone = "" if base.gone is UNSET else f", {base.gone:,} gone"
+        lines.append(f"{base.encoded:,} encoded, {base.taken:,} taken from {base.version}{gone}")
     passed = data["image"].get("passed_through", {})
     if stored := sum(passed.values()):
         unchanged = f"{passed.get('whole', 0):,} byte for byte"
@@ -60,8 +53,7 @@ def published_text(manifest: Manifest) -> str:
             f"{found['across_classes']:,} with conflicting labels, {found['across_splits']:,} across splits (leaks); "
             "see duplicates.jsonl"
         )
-    with suppress(AttributeError, KeyError, TypeError, ValueError):
-        lines += cost.spent_text(manifest.run) if manifest.outcome == PUBLISHED else []
+    lines += cost.spent_text(run) if manifest.outcome == PUBLISHED else []
     return "\n  ".join(lines)
 
 
@@ -76,18 +68,18 @@ def _sizes_text(sizes: list[int]) -> str:
     return f"{size(mean)} ({low:+.1f} % to {high:+.1f} %)"
 
 
-def _skipped(skipped: dict[str, Any]) -> list[str]:
-    """What the listing left out, from run.json."""
+def _skipped(skipped: Skipped) -> list[str]:
+    """What the listing left out."""
     lines = []
-    if suffixes := skipped.get("suffixes"):
+    if suffixes := skipped.suffixes:
         most_first = sorted(suffixes.items(), key=lambda pair: (-pair[1], pair[0]))
         by_suffix = ", ".join(f"{suffix} {files:,}" for suffix, files in most_first)
         files = plural(sum(suffixes.values()), "file")
         lines.append(f"{files} skipped: not an image suffix ({by_suffix}), see --extensions")
-    if outside := skipped.get("outside_classes"):
+    if outside := skipped.outside_classes:
         lines.append(f"{plural(outside, 'image')} skipped: not inside a class folder")
-    for kind, noun in (("hidden_images", "image"), ("hidden_folders", "folder")):
-        if hidden := skipped.get(kind):
+    for hidden, noun in ((skipped.hidden_images, "image"), (skipped.hidden_folders, "folder")):
+        if hidden:
             lines.append(f"{plural(hidden, noun)} skipped: hidden, its name begins with a dot")
     return lines
 
@@ -98,7 +90,7 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
     counts = {split: content["class_counts"] for split, content in splits.items()}
     empty = [number for number in range(len(classes)) if not any(count[number] for count in counts.values())]
     found = []
-    if manifest.touched:
+    if manifest.etags_differ:
         found.append(
             "images were touched, copied or moved since this version was published: their etags or mtimes differ from "
             "run.json; --repair compares their contents"

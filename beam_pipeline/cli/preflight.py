@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -19,7 +18,6 @@ from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError, UsageError
 from beam_pipeline.inputs.manifest_rows import row_refs
-from beam_pipeline.schema import canonical_json
 from beam_pipeline.storage.gs import GoogleStorage
 
 # A bucket's location → how its regions begin: https://cloud.google.com/storage/docs/locations
@@ -68,8 +66,8 @@ def _found(config: Config) -> str:
         return "starts over: its existing files will be deleted"
     if not state.exists():
         return "is empty"
-    planned, wanted = state.planned().get("configuration", {}), json.loads(canonical_json(config.fingerprint()))
-    others = sorted(f"--{name}" for name in wanted if planned and planned.get(name) != wanted[name])
+    planned, wanted = state.planned(), config.fingerprint()
+    others = sorted(f"--{name}" for name in wanted if planned and planned.configuration.get(name) != wanted[name])
     if others and not storage.is_local(config.output):
         what = f"{config.dataset_url} has an unfinished job with other flags ({', '.join(others)})"
         raise wrong("--output", config.output, f"{what}: use the same flags, or discard its shards with --restart")

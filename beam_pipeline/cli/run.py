@@ -8,18 +8,20 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import beam_pipeline
 from beam_pipeline import schema, storage
 from beam_pipeline.cli import cost, notebook
 from beam_pipeline.cli.messages import plan_text
 from beam_pipeline.config import Config
-from beam_pipeline.dataset import duplicates, published
+from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.base import choose_base
-from beam_pipeline.dataset.output import check_places, check_unpublished
+from beam_pipeline.dataset.claim import open_claim
+from beam_pipeline.dataset.compare import Comparison, compare, read_run
+from beam_pipeline.dataset.preconditions import check_places, check_unpublished
 from beam_pipeline.dataset.state import JobState, at_once
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, UsageError, say
 from beam_pipeline.images import resize
@@ -59,7 +61,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     beam_pipeline.require_pipeline()
     if notebook.is_active():
         return cast(Manifest | None, notebook.run_elsewhere(config, beam_options, command))
-    config = dataclasses.replace(config, run_id=uuid.uuid4().hex)
+    config = dataclasses.replace(config, run_id=uuid.uuid4().hex, is_locked=True)
     usage.take()  # what this process did before is no part of the job
     handlers = list(logging.root.handlers)
     try:
@@ -76,15 +78,16 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
     if config.detach and not (job and job.is_dataflow):
         raise UsageError("--detach works only with --runner DataflowRunner; leave it out")
     if config.plan_only and not config.preflight:
-        with _nothing_begun():
+        with _translating_early_errors():
             config = resolve(config)
         _plan(config, job or _job(None, config))
         return None
-    with _nothing_begun():
+    with _translating_early_errors():
+        manifest: Manifest | None
         config, manifest = at_once(partial(resolve, config), partial(read_manifest, config))
         if config.overwrite:
             manifest = None
-        found = None if manifest is None else published.check(config, manifest)
+        comparison = None if manifest is None else compare(config, manifest.content)
         if manifest is None:
             check_unpublished(config)
             if config.preflight or (job and job.is_dataflow):
@@ -92,40 +95,49 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
 
                 for line in preflight.check_dataset(config):
                     say(line, sys.stderr)
-    if manifest is not None and found is not None and not found.damage:
-        # They were left by a job that was killed after it had published.
+    if manifest is not None and comparison is not None and not comparison.damage:
         if not config.preflight and JobState(config).has_leftovers():
-            with suppress(ImageShardsError), _sole_writer(config):  # or by one that is running
-                JobState(config).clear()
-        return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
+            JobState(config).clear_leftovers()
+        return _already_published(manifest, comparison)
     if config.preflight:
-        if not found:
+        if not comparison:
             say(f"cost: {cost.HOW_TO_KNOW}", sys.stderr)
-        what = f"{found.damage} would be repaired" if found else "checked"
+        what = f"{comparison.damage} would be repaired" if comparison else "checked"
         say(f"{what}; nothing was started", sys.stderr)
         return None
     job = job or _job(None, config)
     config = job.configured(config)
-    if found is None:
+    if comparison is None:
         config = _with_base(config)
     with _sole_writer(config):
-        if manifest is not None and found is not None:
-            say(f"repairing {found.damage}", sys.stderr)
-            if not job.repair(config, manifest, found.damage):
+        if manifest is not None and comparison is not None:
+            say(f"repairing {comparison.damage}", sys.stderr)
+            if not job.repair(config, manifest.content, comparison.damage):
                 return None
-            return Manifest(config.dataset_url, manifest, REPAIRED, found.run, touched=found.touched)
+            return dataclasses.replace(
+                manifest, outcome=REPAIRED, run=comparison.run, etags_differ=comparison.etags_differ
+            )
         # In an object store the job itself finds that another one has published meanwhile.
         if storage.is_local(config.output) and not config.overwrite and (manifest := read_manifest(config)) is not None:
-            found = published.check(config, manifest)
-            return Manifest(config.dataset_url, manifest, ALREADY_PUBLISHED, found.run, found.checked, found.touched)
+            return _already_published(manifest, compare(config, manifest.content))
         for notice in filter(None, (duplicates.notice(config), manifest_rows.box_notice(config))):
             say(f"warning: {notice}", sys.stderr)
         if not job.write(config, command):
             return None
-        manifest, run = at_once(partial(read_manifest, config), partial(published.run_facts, config))
+        manifest, run = at_once(partial(read_manifest, config), partial(read_run, config))
         if manifest is None:
             raise ImageShardsError(f"the job has ended, but {config.dataset_url} isn't published: see its log")
-        return Manifest(config.dataset_url, manifest, PUBLISHED, run)
+        return dataclasses.replace(manifest, outcome=PUBLISHED, run=run)
+
+
+def _already_published(manifest: Manifest, comparison: Comparison) -> Manifest:
+    return dataclasses.replace(
+        manifest,
+        outcome=ALREADY_PUBLISHED,
+        run=comparison.run,
+        checked=comparison.checked,
+        etags_differ=comparison.etags_differ,
+    )
 
 
 def _job(options: PipelineOptions | None, config: Config) -> Job:
@@ -137,14 +149,14 @@ def _job(options: PipelineOptions | None, config: Config) -> Job:
 def _plan(config: Config, job: Job) -> None:
     config = _with_base(job.configured(config))
     if job.write(config):
-        plan = JobState(config).take_plan_only()
-        estimate = cost.estimate_text(config, plan, job.fleet(config))
-        say(f"{plan_text(plan)}\nresize: {resize.described()}\n{estimate}")
+        planned = JobState(config).take_plan_only()
+        estimate = cost.estimate_text(config, planned, job.fleet(config))
+        say(f"{plan_text(planned.plan)}\nresize: {resize.described()}\n{estimate}")
 
 
 def _with_base(config: Config) -> Config:
     """The configuration with its base, which is told."""
-    with _nothing_begun():
+    with _translating_early_errors():
         config, line = choose_base(config)
     if line:
         say(line, sys.stderr)
@@ -164,7 +176,7 @@ def _no_empty_folders(config: Config) -> Iterator[None]:
 
 
 @contextmanager
-def _nothing_begun() -> Iterator[None]:
+def _translating_early_errors() -> Iterator[None]:
     """Errors of a store before there is a job must not say that it resumes."""
     try:
         yield
@@ -180,8 +192,8 @@ def _sole_writer(config: Config) -> Iterator[None]:
     Raises:
         ImageShardsError: another job has it.
     """
-    claim = JobState(config).claim
-    claim.hold()
+    claim = open_claim(config)
+    claim.acquire()
     try:
         yield
     finally:
@@ -204,7 +216,7 @@ def resolve(config: Config) -> Config:
     return config
 
 
-def read_manifest(config: Config) -> dict[str, Any] | None:
+def read_manifest(config: Config) -> Manifest | None:
     """The manifest of the version, or None if none is published.
 
     Raises:
@@ -216,7 +228,7 @@ def read_manifest(config: Config) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return open_manifest(data, url)
+        return Manifest(config.dataset_url, open_manifest(data, url))
     except NotPublishedError as error:
         if config.overwrite or (config.repair and not isinstance(error, OtherFormatError)):
             return None  # all of it is rewritten, in place

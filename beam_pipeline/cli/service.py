@@ -58,7 +58,7 @@ class ServiceError(ImageShardsError):
         return self.code in (0, 408, 429) or self.code >= 500
 
 
-def explained(error: BaseException) -> ServiceError | None:
+def why_refused(error: BaseException) -> ServiceError | None:
     """An error of Google's client library in one line, or None if it is another error."""
     has_file = bool(os.environ.get(CREDENTIALS))
     log_in = f"correct {CREDENTIALS}" if has_file else _LOG_IN
@@ -92,11 +92,12 @@ def _shortened(text: str) -> str:
 
 
 @contextmanager
-def _explaining() -> Iterator[None]:
+def translating_api_errors() -> Iterator[None]:
+    """Failures of the service's API as one line."""
     try:
         yield
     except Exception as error:
-        if why := explained(error):
+        if why := why_refused(error):
             raise why from error
         raise
 
@@ -122,7 +123,7 @@ class Service:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._project, self.region, endpoint = (options[name] for name in ("project", "region", "dataflow_endpoint"))
         impersonated = options["impersonate_service_account"] or ""
-        with _explaining():
+        with translating_api_errors():
             # REST: Ctrl-C ends a request at once, and tests can run a server.
             how: dict[str, Any] = {
                 "credentials": AnonymousCredentials()
@@ -138,7 +139,7 @@ class Service:
     def running(self, name: str) -> Any:
         """The `api.Job` of a name that hasn't ended, or None; Dataflow runs one of a name at a time."""
         request = {**self._scope, "name": name, "filter": "ACTIVE"}
-        with _explaining():
+        with translating_api_errors():
             for job in self._jobs.list_jobs(request, timeout=_TIMEOUT_S):
                 if job.name == name and state_of(job) not in ENDED:  # what is listed is a summary, without labels
                     return self.job(job.id, "JOB_VIEW_DESCRIPTION")
@@ -146,7 +147,7 @@ class Service:
 
     def job(self, job_id: str, view: str = "JOB_VIEW_SUMMARY") -> Any:
         """A job as an `api.Job`, whose times are datetimes."""
-        with _explaining():
+        with translating_api_errors():
             return self._jobs.get_job({**self._scope, "job_id": job_id, "view": view}, timeout=_TIMEOUT_S)
 
     def messages(self, job_id: str, since: datetime | None) -> list[Message]:
@@ -156,7 +157,7 @@ class Service:
             since: leave out older ones.
         """
         request = {**self._scope, "job_id": job_id, "minimum_importance": "JOB_MESSAGE_WARNING", "start_time": since}
-        with _explaining():
+        with translating_api_errors():
             found: list[Any] = list(self._messages.list_job_messages(request, timeout=_TIMEOUT_S))
         error = api.JobMessageImportance.JOB_MESSAGE_ERROR
         messages = [Message(one.time, one.message_text, one.message_importance == error) for one in found if one.time]
@@ -164,7 +165,7 @@ class Service:
 
     def counts(self, job_id: str) -> Counter[str]:
         """A job's counters by name, summed over its steps: ours, and the service's such as `TotalVcpuTime`."""
-        with _explaining():
+        with translating_api_errors():
             metrics = self._metrics.get_job_metrics({**self._scope, "job_id": job_id}, timeout=_TIMEOUT_S).metrics
         latest: Counter[tuple[Any, ...]] = Counter()
         for one in metrics:
@@ -200,7 +201,7 @@ def credentials(project: str, impersonated: str = "", fetch: bool = False) -> tu
     Raises:
         ServiceError: there are none, or they are refused.
     """
-    with _explaining():
+    with translating_api_errors():
         found, own_project = google.auth.default(scopes=_SCOPES)
         if impersonated:
             *delegates, target = impersonated.split(",")

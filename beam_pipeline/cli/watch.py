@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from beam_pipeline.cli import cost, dataflow
-from beam_pipeline.cli.service import ENDED, Message, Service, ServiceError, explained, state_of
+from beam_pipeline.cli.service import ENDED, Message, Service, ServiceError, state_of, why_refused
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import ProgressText, StatusLine, duration
 from beam_pipeline.errors import ImageShardsError, from_worker, say
@@ -113,7 +113,7 @@ def _submitted(
         with suppress(ServiceError):  # the reply may be lost, or another command was faster
             if job_id := _running(service, config, name):
                 return job_id, "is already running"
-        if why := explained(error.__cause__ or error):
+        if why := why_refused(error.__cause__ or error):
             raise ImageShardsError(f"{why}; {'nothing was started' if 400 <= why.code < 500 else may_run}") from error
         raise
 

@@ -11,10 +11,10 @@ import functools
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import chain, repeat
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import google_crc32c
 
@@ -25,6 +25,7 @@ from beam_pipeline.images import EncodedImage
 from beam_pipeline.images.memory import MemoryBudget
 from beam_pipeline.inputs.references import ImageRef, image_url
 from beam_pipeline.schema import RejectReason, example
+from beam_pipeline.schema.manifest import Column
 
 _UNCONFIRMED = "unconfirmed-"
 # Of an etag: an MD5 that a manifest gives, and that the image didn't have when it was looked at.
@@ -148,7 +149,7 @@ def _fetch(config: Config, options: images.ImageOptions, ref: ImageRef) -> bytes
 
 
 def record_of(
-    ref: ImageRef, image: EncodedImage, class_id: int, one_hot_classes: int, columns: Sequence[Mapping[str, Any]]
+    ref: ImageRef, image: EncodedImage, class_id: int, one_hot_classes: int, columns: Sequence[Column]
 ) -> bytes:
     """The serialized `tf.train.Example` of a converted image.
 
@@ -164,7 +165,7 @@ def record_of(
         label=ref.label,
         path=ref.path,
         one_hot_classes=one_hot_classes,
-        extra=dict(zip((column["name"] for column in columns), ref.features, strict=True)),
+        extra=dict(zip((column.name for column in columns), ref.features, strict=True)),
     )
 
 

@@ -10,23 +10,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import Stored, listed_md5
-from beam_pipeline.dataset.published import shards_of, tables_of
 from beam_pipeline.errors import CorruptRecordError, NotPublishedError, StorageError, UsageError, one_line, say
 from beam_pipeline.images import FLAG_NAMES, EncodedImage, ImageOptions, Source, codec_versions
 from beam_pipeline.inputs.references import ImageRef
-from beam_pipeline.planning.plan import split_plans
-from beam_pipeline.schema import canonical_json, example, table
-from beam_pipeline.schema.manifest import open_manifest
+from beam_pipeline.schema import example, table
+from beam_pipeline.schema.job import Counts, FromBase, TakenFromBase
+from beam_pipeline.schema.manifest import Content, parse_manifest
 from beam_pipeline.schema.table import Table
 from beam_pipeline.storage import Storage, join
 
@@ -53,7 +52,7 @@ def choose_base(config: Config) -> tuple[Config, str]:
         manifest = _manifest(join(folder, version), config.first_contact_s) if version != config.version else None
         fault = "isn't published" if manifest is None else _difference(config, manifest)
         if manifest is not None and not fault:
-            chosen = dataclasses.replace(config, base=version, base_sha256=manifest["self_sha256"])
+            chosen = dataclasses.replace(config, base=version, base_sha256=manifest.self_sha256)
             return chosen, f"base: {version}, from which unchanged images are taken"
         if config.base:
             raise UsageError(f"--base {version!r}: {join(folder, version)} {fault}; choose another version, or none")
@@ -61,26 +60,26 @@ def choose_base(config: Config) -> tuple[Config, str]:
     return dataclasses.replace(config, base="none", base_sha256=""), why_not
 
 
-def _manifest(url: str, deadline_s: float) -> dict[str, Any] | None:
+def _manifest(url: str, deadline_s: float) -> Content | None:
     """The manifest of a version; None if it isn't published."""
     file = join(url, schema.MANIFEST_FILE)
     try:
-        return open_manifest(storage.open_storage(file, deadline_s).read(file), file)
+        return parse_manifest(storage.open_storage(file, deadline_s).read(file), file)[1]
     except (FileNotFoundError, NotADirectoryError, NotPublishedError):
         return None
 
 
-def _difference(config: Config, manifest: dict[str, Any]) -> str:
+def _difference(config: Config, manifest: Content) -> str:
     """Why a version's images aren't those that this job would make; "" if they are."""
-    ours, theirs = json.loads(canonical_json(config.fingerprint())), manifest["configuration"]
+    ours, theirs = config.fingerprint(), manifest.configuration
     flags = [*(FLAG_NAMES.get(name, name) for name in ImageOptions._fields), "seed"]
     if different := [flag for flag in flags if ours[flag] != theirs.get(flag, ours)]:
         return f"was written with another --{different[0]}"
     if theirs["compression"] != "none":
         return "is compressed"
-    if len(tables_of(manifest)) < len(shards_of(manifest)):
+    if len(manifest.tables) < len(manifest.shards):
         return "has no record tables"
-    return "" if manifest["codec"] == codec_versions() else "was written by other versions of the image libraries"
+    return "" if manifest.codec == codec_versions() else "was written by other versions of the image libraries"
 
 
 def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored | None]:
@@ -101,21 +100,18 @@ def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored |
             _say_lost(config.base_url, error)
 
 
-def unchanged(config: Config, refs: Sequence[ImageRef]) -> dict[str, int]:
-    """How many of some images a job would take from the base, and how many records that has; empty without one."""
+def unchanged(config: Config, refs: Sequence[ImageRef]) -> FromBase | None:
+    """How many of some images a job would take from the base, and how many records that has; None without one."""
     base = _open_base(config.base_url, config.base_sha256, config.io_deadline) if config.base_sha256 else None
     if base is None:
-        return {}
+        return None
     is_listed = _are_listed(config)
     try:
         matches = base.find(refs, is_listed)
     except StorageError:
-        return {}  # the job would go on without it
-    return {
-        "records": base.records,
-        "unchanged": sum(match is not None and match.may_be_same for match in matches),
-        "are_listed": all(is_listed and listed_md5(ref) for ref in refs),
-    }
+        return None  # the job would go on without it
+    unchanged = sum(match is not None and match.may_be_same for match in matches)
+    return FromBase(base.records, unchanged, are_listed=all(is_listed and listed_md5(ref) for ref in refs))
 
 
 def _are_listed(config: Config) -> bool:
@@ -123,21 +119,13 @@ def _are_listed(config: Config) -> bool:
     return not (config.layout == "manifest" and "md5" in config.header)
 
 
-def base_facts(config: Config, records: int, in_base: int, taken: int) -> dict[str, Any]:
-    """What run.json says of the base, if there is one.
-
-    Args:
-        config: of the job.
-        records: of the new version.
-        in_base, taken: images whose path the base has, and those that were taken from it.
-    """
+def taken_from_base(config: Config, counts: Counts) -> TakenFromBase | UnsetType:
+    """What run.json says of the base, if there is one, by the counts over all images of the new version."""
     if not config.base_sha256:
-        return {}
-    facts = {"version": config.base, "self_sha256": config.base_sha256, "encoded": records - taken, "taken": taken}
+        return UNSET
     base = _open_base(config.base_url, config.base_sha256, config.io_deadline)
-    if base is not None and not base.is_lost:
-        facts["gone"] = base.records - in_base
-    return {"base": facts}
+    gone = UNSET if base is None or base.is_lost else base.records - counts.in_base
+    return TakenFromBase(config.base, config.base_sha256, counts.records - counts.taken, counts.taken, gone)
 
 
 def _say_lost(url: str, error: StorageError) -> None:
@@ -152,7 +140,7 @@ def _open_base(url: str, sha256: str, deadline_s: float) -> _Base | None:
     except StorageError as error:
         _say_lost(url, error)
         return None
-    if not manifest or manifest["self_sha256"] != sha256:
+    if not manifest or manifest.self_sha256 != sha256:
         return None
     return _Base(url, storage.open_storage(url, deadline_s), manifest)
 
@@ -165,11 +153,10 @@ class _Base:
         is_lost: after a storage error.
     """
 
-    def __init__(self, url: str, store: Storage, manifest: dict[str, Any]) -> None:
-        self._url, self._store, self._shards = url, store, shards_of(manifest)
-        plans = split_plans(manifest["plan"]["splits"])
-        self._cuts = {split: np.array(plan.cuts, np.uint64) for split, plan in plans.items()}
-        self.records, self.is_lost = int(manifest["records"]), False
+    def __init__(self, url: str, store: Storage, manifest: Content) -> None:
+        self._url, self._store, self._shards = url, store, manifest.shards
+        self._cuts = {name: np.array(split.keys, np.uint64) for name, split in manifest.plan.splits.items()}
+        self.records, self.is_lost = manifest.records, False
         self._table = functools.lru_cache(maxsize=_TABLES)(self._read_table)
 
     def stored(self, refs: Sequence[ImageRef], is_listed: bool) -> Iterator[Stored | None]:
@@ -196,7 +183,7 @@ class _Base:
                 columns = self._table(split, number)
                 if columns is None:
                     continue
-                shard = _Shard(self._store, join(self._url, self._shards[split, number]["file"]), columns)
+                shard = _Shard(self._store, join(self._url, self._shards[split, number].file), columns)
                 indices = np.flatnonzero(numbers == number)
                 _, at, rows = np.intersect1d(names[indices], columns["name"], return_indices=True)
                 sizes, md5s = columns["source_bytes"][rows].tolist(), columns["source_md5"][rows]
@@ -210,12 +197,12 @@ class _Base:
 
     def _read_table(self, split: str, number: int) -> Table | None:
         """The record table of a shard; None if it isn't what was published."""
-        entry = self._shards[split, number]
+        shard = self._shards[split, number]
         try:
-            data = self._store.read(join(self._url, schema.table_file(entry["file"])))
+            data = self._store.read(join(self._url, schema.table_file(shard.file)))
         except FileNotFoundError:
             return None
-        return table.read_table(data) if schema.sha256(data) == entry["table"]["sha256"] else None
+        return table.read_table(data) if shard.table and schema.sha256(data) == shard.table.sha256 else None
 
 
 class _Shard:

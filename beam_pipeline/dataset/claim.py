@@ -4,128 +4,72 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import socket
 import time
-from typing import NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.errors import ImageShardsError
-from beam_pipeline.schema import canonical_json
-from beam_pipeline.storage.causes import explained
+from beam_pipeline.schema.job import Writer, document_bytes, read_document
+from beam_pipeline.storage.causes import translating_os_errors
 
 CLAIM_FILE = "claim.json"
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
+_LOOK_AGAIN_S = 0.05
 
 
-class Writer(NamedTuple):
-    """The job that a claim names; `plan` is its plan's hash, "" before there is one, `started` a time in UTC."""
+class SupersededError(ImageShardsError):
+    """The version isn't this job's any more: its claim is gone, or there is a manifest.
 
-    run: str = ""
-    plan: str = ""
-    host: str = ""
-    pid: int = 0
-    started: str = ""
+    Another job of the same plan may have published it, which is fine: `JobState.outcome` says so.
+    """
 
     @classmethod
-    def read(cls, data: bytes) -> Writer:
-        """From the file's content; an unknown job if that can't be read."""
-        try:
-            return cls(**json.loads(data))
-        except (ValueError, TypeError):
-            return cls()
+    def taken_over(cls, version_url: str) -> SupersededError:
+        """This job's claim is gone."""
+        return cls(f"{version_url}: another job has taken over this version; this one stops and publishes nothing")
 
-    def __str__(self) -> str:
-        who = f" (process {self.pid} on {self.host}, since {self.started})" if self.pid else ""
-        return f"being written by another job{who}"
+    @classmethod
+    def published(cls, version_url: str) -> SupersededError:
+        """There is a manifest."""
+        return cls(f"{version_url} was published by another job while this one was running; run the command again")
 
 
-def _document(run: str, plan: str = "") -> bytes:
-    """The file's content for a job in this process."""
-    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    return canonical_json(Writer(run, plan, socket.gethostname(), os.getpid(), started)._asdict())
+def open_claim(config: Config) -> SharedClaim | LocalClaim:
+    """The claim of a version, by where it is."""
+    return LocalClaim(config) if storage.is_local(config.output) else SharedClaim(config)
 
 
-class Claim:
-    """The right to write one version: a lock on a local claim.json, elsewhere a claim.json that names the plan."""
+class SharedClaim:
+    """In an object store: claim.json, changed only as it was found. Jobs of one plan share it: they write the same.
+
+    Attributes:
+        url: of claim.json.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._url = storage.join(config.state_url, CLAIM_FILE)
-        self._lock: int | None = None  # descriptor of claim.json, in the launcher; closing it unlocks
+        self._store = storage.open_storage(config.output, config.io_deadline)
+        self.url = storage.join(config.state_url, CLAIM_FILE)
 
     def writer(self) -> Writer | None:
         """The job that has it."""
         try:
-            return Writer.read(storage.open_storage(self._url, self._config.io_deadline).read(self._url))
+            return _writer(self._store.read(self.url))
         except FileNotFoundError:
             return None
 
-    # --- here: an OS lock, which the launcher holds; its workers recognise their job by the run's id
+    def verify(self, run: str) -> bool:
+        """Whether it still is that of this run."""
+        writer = self.writer()
+        return writer is not None and writer.run == run
 
-    def hold(self) -> None:
-        """Lock a local version until `release`. Raises ImageShardsError if another job has it."""
-        if not storage.is_local(self._url):
-            return
-        descriptor = self._locked()
-        try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, _document(self._config.run_id), 0)
-        except OSError as error:
-            os.close(descriptor)
-            raise explained(self._url, error) from error
-        self._lock = descriptor
-
-    def _locked(self) -> int:
-        """A descriptor of the claim.json that is there now, locked."""
-        while True:
-            try:
-                os.makedirs(os.path.dirname(self._url), exist_ok=True)
-                descriptor = os.open(self._url, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            except FileNotFoundError:  # its folder went in between
-                continue
-            except OSError as error:
-                raise explained(self._url, error) from error
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                writer = Writer.read(os.pread(descriptor, 1 << 16, 0))
-                os.close(descriptor)
-                raise ImageShardsError(f"{self._config.dataset_url} is {writer}: wait for it to finish") from error
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    os.close(descriptor)
-                    raise explained(self._url, error) from error
-            if self._is_there(descriptor):
-                return descriptor
-            os.close(descriptor)  # the job that had it has deleted it since it was opened
-
-    def _is_there(self, descriptor: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self._url))
-        except FileNotFoundError:
-            return False
-
-    def release(self) -> None:
-        """Unlock it, and delete the folders that are empty then."""
-        if self._lock is None:
-            return
-        if self._is_there(self._lock):
-            os.unlink(self._url)  # before it is unlocked: nobody else gets this file
-        os.close(self._lock)
-        self._lock = None
-        states = self._config.states_url
-        storage.open_storage(states).delete_empty_folders(self._config.state_url, states, os.path.dirname(states))
-
-    # --- in an object store: claim.json, changed only as it was found. Jobs of one plan share it: they write the same
-
-    def take(self, plan: str, replaces: bool = False) -> tuple[str, bool]:
+    def acquire(self, plan: str = "", replaces: bool = False) -> tuple[str, bool]:
         """For the step that writes first, when the plan's hash is known; a repeated step changes nothing.
 
         Args:
-            plan: hash of this job's.
+            plan: hash of this job's; "" for the launcher, which acquires nothing.
             replaces: whether to replace that of another job of this plan, too, as `--restart` does.
 
         Returns:
@@ -136,32 +80,141 @@ class Claim:
             ImageShardsError: a job of another plan has it.
         """
         config = self._config
-        if storage.is_local(self._url):
-            return config.run_id, config.restart
-        store, document = storage.open_storage(self._url, config.io_deadline), _document(config.run_id, plan)
-        writer, generation = None, ""  # as mostly: nobody has it
-        while not store.write(self._url, document, generation):
-            writer, generation = self._read()
-            if writer is not None:
-                if writer.plan == plan and (writer.run == config.run_id or not (config.restart or replaces)):
-                    return writer.run, False
-                if not (config.restart or config.overwrite):
-                    raise ImageShardsError(
-                        f"{config.dataset_url} is {writer} with other images or flags: wait until it is published, or "
-                        "--restart discards what it has written"
-                    )
+        if not plan:
+            return config.run_id, False
+        document = _document(config, plan)
+        writer, generation = None, ""  # the common case: unclaimed
+        while not self._store.write(self.url, document, generation):
+            writer, generation = self._look()
+            if writer is not None and _is_shared(config, writer, plan, replaces):
+                return writer.run, False
         return config.run_id, writer is not None
 
-    def give_up(self) -> None:
-        """Undo `take`: there is nothing to write."""
-        if storage.is_local(self._url):
-            return
-        writer, generation = self._read()
-        if writer is not None and writer.run == self._config.run_id:
-            storage.open_storage(self._url, self._config.io_deadline).delete(self._url, generation)
+    def release(self) -> None:
+        """For the launcher, at the end: the job itself deletes the claim when it has published."""
 
-    def _read(self) -> tuple[Writer | None, str]:
+    def discard(self) -> None:
+        """Undo `acquire`: there is nothing to write."""
+        writer, generation = self._look()
+        if writer is not None and writer.run == self._config.run_id:
+            self._store.delete(self.url, generation)
+
+    def _look(self) -> tuple[Writer | None, str]:
         """The job that has it, and the file's generation, or an older one."""
-        found = storage.open_storage(self._url, self._config.io_deadline).stat(self._url)
+        listed = self._store.stat(self.url)
         writer = self.writer()
-        return writer, found.generation if found and writer else ""
+        return writer, listed.generation if listed and writer else ""
+
+
+class LocalClaim(SharedClaim):
+    """On this machine: claim.json under an OS lock, which the launcher holds as long as its job runs.
+
+    In somebody's own pipeline there is no launcher: then the step that plans holds the lock only while it prepares the
+    output, and writes its plan's hash into the file, with the rules of object stores.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._lock: int | None = None  # descriptor of claim.json; closing it unlocks
+        self._is_launcher = False
+
+    def acquire(self, plan: str = "", replaces: bool = False) -> tuple[str, bool]:
+        """As `SharedClaim.acquire`; also for the launcher. The lock is held until `release`."""
+        config = self._config
+        if plan and config.is_locked:
+            if not self.verify(config.run_id):
+                raise SupersededError.taken_over(config.dataset_url)
+            return config.run_id, config.restart
+        descriptor = self._locked()
+        try:
+            writer = read_document(os.pread(descriptor, 1 << 16, 0), Writer)
+            is_new = writer is None or not writer.plan  # else of a pipeline that has no launcher
+            if writer is not None and not is_new and _is_shared(config, writer, plan, replaces):
+                run = writer.run
+            else:
+                with translating_os_errors(self.url):
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, _document(config, plan), 0)
+                run = config.run_id
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._lock, self._is_launcher = descriptor, not plan
+        return run, not is_new and run == config.run_id
+
+    def _locked(self) -> int:
+        """A descriptor of the claim.json that is there now, locked."""
+        while True:
+            with translating_os_errors(self.url):
+                try:
+                    os.makedirs(os.path.dirname(self.url), exist_ok=True)
+                    descriptor = os.open(self.url, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+                except FileNotFoundError:  # its folder went in between
+                    continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                writer = read_document(os.pread(descriptor, 1 << 16, 0), Writer)
+                os.close(descriptor)
+                if writer is None or writer.plan:  # nobody holds it for long
+                    time.sleep(_LOOK_AGAIN_S)
+                    continue
+                raise ImageShardsError(f"{self._config.dataset_url} is {writer}: wait for it to finish") from error
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    os.close(descriptor)
+                    with translating_os_errors(self.url):
+                        raise
+            if self._is_there(descriptor):
+                return descriptor
+            os.close(descriptor)  # the job that had it has deleted it since it was opened
+
+    def _is_there(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self.url))
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Unlock it; the launcher also deletes the file, and the folders that are empty then."""
+        if self._lock is None:
+            return
+        if self._is_launcher and self._is_there(self._lock):
+            os.unlink(self.url)  # before it is unlocked: nobody else gets this file
+        os.close(self._lock)
+        self._lock = None
+        if self._is_launcher:
+            states = self._config.states_url
+            self._store.delete_empty_folders(self._config.state_url, states, os.path.dirname(states))
+
+    def discard(self) -> None:
+        """Undo `acquire`, but for a launcher's."""
+        if not self._config.is_locked:
+            super().discard()
+
+
+def _writer(data: bytes) -> Writer:
+    """The job that a claim.json names; an unknown one if that can't be read."""
+    return read_document(data, Writer) or Writer()
+
+
+def _document(config: Config, plan: str) -> bytes:
+    """The file's content for a job in this process."""
+    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return document_bytes(Writer(config.run_id, plan, socket.gethostname(), os.getpid(), started))
+
+
+def _is_shared(config: Config, writer: Writer, plan: str, replaces: bool) -> bool:
+    """Whether the claim of a job is this one's, too; else it may be replaced.
+
+    Raises:
+        ImageShardsError: it is of another plan, and neither `--restart` nor `--overwrite` is given.
+    """
+    if writer.plan == plan and (writer.run == config.run_id or not (config.restart or replaces)):
+        return True
+    if config.restart or config.overwrite:
+        return False
+    raise ImageShardsError(
+        f"{config.dataset_url} is {writer} with other images or flags: wait until it is published, or --restart "
+        "discards what it has written"
+    )

@@ -16,8 +16,8 @@ from beam_pipeline.conversion.fetch import UNCONFIRMED_MD5, convert_all, listed_
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.inputs.references import ImageRef
-from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import canonical_json, relative_path_bytes
+from beam_pipeline.schema.manifest import Duplicates
 
 _BUCKET_IMAGES = 10_000  # a bucket's references are 5 MB
 
@@ -54,24 +54,16 @@ class Group(NamedTuple):
 
 
 class SavedGroups(NamedTuple):
-    """The groups of one bucket, which are in the state folder.
-
-    Attributes:
-        groups: contents that several images have.
-        images: that are in such groups.
-        across_classes, across_splits: groups with several classes, with several splits.
-    """
+    """The groups of one bucket, which are in the state folder, and how many there are."""
 
     bucket: int
-    groups: int
-    images: int
-    across_classes: int
-    across_splits: int
+    counts: Duplicates
 
 
-def totals(saved: Sequence[SavedGroups]) -> dict[str, int]:
+def totals(saved: Sequence[SavedGroups]) -> Duplicates:
     """What the manifest says of duplicates."""
-    return {name: sum(getattr(one, name) for one in saved) for name in SavedGroups._fields[1:]}
+    counts = [bucket.counts for bucket in saved]
+    return Duplicates(*(sum(getattr(one, name) for one in counts) for name in Duplicates.__struct_fields__))
 
 
 def with_md5s(config: Config, refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
@@ -124,24 +116,24 @@ def marked(refs: Iterable[ImageRef], groups: Iterable[Group]) -> Iterator[ImageR
         yield ref._replace(duplicate_of=kept) if kept is not None else ref
 
 
-def save(bucketed: tuple[int, list[Group]], config: Config, _: JobPlan) -> SavedGroups:
+def save(bucketed: tuple[int, list[Group]], config: Config, _: object) -> SavedGroups:
     """Keep a bucket's lines in the state folder, which is ready when there is a plan, for the publisher."""
     bucket, groups = bucketed
     JobState(config).write(_file(bucket), b"".join(group.line for group in groups))
-    return SavedGroups(
-        bucket,
+    counts = Duplicates(
         groups=len(groups),
         images=sum(len(group.images) for group in groups),
         across_classes=sum(group.classes > 1 for group in groups),
         across_splits=sum(group.splits > 1 for group in groups),
     )
+    return SavedGroups(bucket, counts)
 
 
 def saved_lines(config: Config, saved: Iterable[SavedGroups]) -> Iterator[bytes]:
     """The parts of `duplicates.jsonl`, in order."""
     store, url = storage.open_storage(config.output, config.io_deadline), JobState(config).url
-    for one in sorted(saved):
-        yield store.read(storage.join(url, _file(one.bucket)))
+    for bucket in sorted(bucket for bucket, _ in saved):
+        yield store.read(storage.join(url, _file(bucket)))
 
 
 def _file(bucket: int) -> str:

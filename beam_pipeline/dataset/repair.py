@@ -7,21 +7,22 @@ from typing import Any
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
+from beam_pipeline.dataset.compare import Damage
 from beam_pipeline.dataset.duplicates import SavedGroups, saved_lines
 from beam_pipeline.dataset.publish import metadata_files, reject_lines, shard_names
-from beam_pipeline.dataset.published import Damage
-from beam_pipeline.dataset.result import SummedFile, run_index, run_rows_array
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.dataset.writer import index_text
+from beam_pipeline.dataset.totals import SummedFile, run_index, run_rows_array
+from beam_pipeline.dataset.writer import ClaimedPlan, index_text
 from beam_pipeline.errors import ImageShardsError
-from beam_pipeline.planning.plan import JobPlan
 from beam_pipeline.schema import ShardName
+from beam_pipeline.schema.job import Plan
+from beam_pipeline.schema.manifest import Content
 
 
 def restore(
-    plan: JobPlan,
+    claimed: ClaimedPlan,
     config: Config,
-    manifest: dict[str, Any],
+    manifest: Content,
     damage: Damage,
     _: Iterable[Any],
     saved: Iterable[SavedGroups],
@@ -29,18 +30,18 @@ def restore(
     """Rewrite the corrupt files other than the shards, all of them checked against the manifest."""
     state = JobState(config)
     store = storage.open_storage(config.output, config.io_deadline)
-    for file, parts in _restored_files(config, plan, manifest, damage, saved):
+    for file, parts in _restored_files(config, claimed.plan, manifest, damage, saved):
         with state.temporary_file() as out:
             lines = SummedFile(out)
             for part in parts:
                 lines.write(part)
-            if lines.sums["sha256"] != manifest["files"][file]:
+            if lines.sums.sha256 != manifest.files[file]:
                 how = "use --overwrite" if config.repair else "a shard is corrupt: use --repair"
                 raise ImageShardsError(f"{file} comes out with other bytes than were published: {how}")
-            state.check(plan, manifest["self_sha256"])
+            state.check(manifest.self_sha256)
             store.publish(out, storage.join(config.dataset_url, file))
-    state.check(plan, manifest["self_sha256"])
-    for file in sorted(damage.foreign):
+    state.check(manifest.self_sha256)
+    for file in sorted(damage.unexpected):
         store.delete(storage.join(config.dataset_url, file))
     state.clear()
     return config.dataset_url
@@ -48,8 +49,8 @@ def restore(
 
 def _restored_files(
     config: Config,
-    plan: JobPlan,
-    manifest: dict[str, Any],
+    plan: Plan,
+    manifest: Content,
     damage: Damage,
     saved: Iterable[SavedGroups],
 ) -> Iterator[tuple[str, Iterable[bytes]]]:

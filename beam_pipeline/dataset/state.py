@@ -6,30 +6,29 @@ that differs in any byte invalidates all of it. The folder is deleted once the v
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from enum import Enum
 from typing import IO, Any
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Attempts
-from beam_pipeline.dataset import published
-from beam_pipeline.dataset.claim import CLAIM_FILE, Claim
-from beam_pipeline.errors import ImageShardsError, NotPublishedError, StorageError
-from beam_pipeline.planning.plan import JobPlan
+from beam_pipeline.dataset.claim import CLAIM_FILE, SupersededError, open_claim
+from beam_pipeline.dataset.compare import read_run
+from beam_pipeline.errors import ImageShardsError, NotPublishedError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
-from beam_pipeline.schema.manifest import open_manifest, seal_manifest
+from beam_pipeline.schema.job import Plan, PlannedJob, Sidecar, as_run, document_bytes, read_document
+from beam_pipeline.schema.manifest import Content, FileSize, parse_manifest, seal_manifest
 from beam_pipeline.storage import ListedFile, Storage, join
-from beam_pipeline.storage.causes import explained
+from beam_pipeline.storage.causes import translating_os_errors
 
 _PLAN_FILE = "plan.json"
-# A job that begins from nothing doesn't delete these: an image that killed decoders will do so again.
+# They survive a fresh start: an image that killed decoders will do so again.
 _KEPT = (CLAIM_FILE, "inflight/rejected/")
 _DELETES_IN_FLIGHT = 32
 
@@ -45,22 +44,35 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
     return [one.result() for one in done]
 
 
+class Outcome(Enum):
+    """Whose a version is, as a job finds it."""
+
+    MINE = "this job holds the claim"
+    PUBLISHED = "this job's plan is published: by an earlier attempt, or by a job that it shared the claim with"
+    LOST = "another job has taken over the version, or has published something else"
+
+
 class JobState:
     """The state folder of one version.
+
+    Args:
+        config: of the job.
+        run: whose claim this job is under, as `prepare` returned it; "" for its own.
 
     Attributes:
         claim: the right to write the version and this folder.
         attempts: markers of what is being decoded.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, run: str = "") -> None:
         self._config = config
+        self._run = run or config.run_id
         self._store = storage.open_storage(config.output, config.io_deadline)
         self._is_local = storage.is_local(config.output)
         self._manifest_url = join(config.dataset_url, schema.MANIFEST_FILE)
         self.url = config.state_url
         self.attempts = Attempts(config)
-        self.claim = Claim(config)
+        self.claim = open_claim(config)
 
     def exists(self) -> bool:
         """Whether a job began to write the version, so that its files may be continued or deleted.
@@ -69,12 +81,9 @@ class JobState:
         """
         return any(self._store.stat(join(self.url, file)) for file in (_PLAN_FILE, CLAIM_FILE))
 
-    def planned(self) -> dict[str, Any]:
-        """The plan of the job that began to write the version; empty if there is none that can be read."""
-        with suppress(ValueError):
-            if isinstance(plan := json.loads(self._read(_PLAN_FILE) or b"{}"), dict):
-                return plan
-        return {}
+    def planned(self) -> Plan | None:
+        """The plan of the job that began to write the version; None if there is none that can be read."""
+        return read_document(self._read(_PLAN_FILE) or b"", Plan)
 
     def has_leftovers(self) -> bool:
         """Whether anything is here, if only a folder; here or in the folder of all states, of a local output."""
@@ -84,48 +93,53 @@ class JobState:
 
     # --- the claim and the plan
 
-    def prepare(self, plan: JobPlan) -> JobPlan:
-        """Take the claim, and make the output ready for this plan's shards; a second call changes nothing.
+    def prepare(self, plan: Plan) -> str:
+        """Acquire the claim, and make the output ready for this plan's shards; a second call changes nothing.
 
         Finished shards of the same plan stay. Otherwise everything that a job has written goes, with `--overwrite` all
         files that are there, and the manifest goes first: a dataset that is half deleted must not look published.
 
         Returns:
-            The plan with the claim that it is under.
+            The run whose claim this job is under: its own, or that of another job of the same plan.
 
         Raises:
             ImageShardsError: another job is writing the version, or has published another plan since this one began.
         """
-        config, data, replaces = self._config, canonical_json(plan.document()), False
-        if self._is_local:
-            self.check(plan)
+        try:
+            self._prepare(plan)
+        finally:
+            if not self._config.is_locked:
+                self.claim.release()
+        return self._run
+
+    def _prepare(self, plan: Plan) -> None:
+        config, data, replaces = self._config, document_bytes(plan), False
         while True:
-            run, is_replaced = self.claim.take(plan.sha256, replaces)
-            claimed = replace(plan, claim=run)
+            self._run, is_replaced = self.claim.acquire(plan.sha256, replaces)
             # In this order: jobs that share the claim write shards only after plan.json, so that what is listed before
             # it is there is old; and one that publishes deletes it only after it wrote the manifest.
             old = self._old_files()
             planned = self._read(_PLAN_FILE)
             is_published = self._store.stat(self._manifest_url) is not None
             if is_published and not config.overwrite:
-                if self.published_manifest(plan) is not None:
-                    self.claim.give_up()
-                    return claimed
-                if not config.repair or self._manifest() is not None:  # else it can't be read: write it again
-                    self.claim.give_up()
-                    raise self.published_meanwhile()
+                is_ours = self.outcome(plan) is Outcome.PUBLISHED
+                if is_ours or not config.repair or self.manifest() is not None:  # else it can't be read: write it again
+                    self.claim.discard()
+                    if is_ours:
+                        return
+                    raise SupersededError.published(config.dataset_url)
             if not is_published and not is_replaced and planned == data:
-                return claimed
+                return
             # The claim of a job that has published.
-            replaces = is_published and planned == data and run != config.run_id
+            replaces = is_published and planned == data and self._run != config.run_id
             # One that shared it has, just now.
-            if replaces or (old and not self._is_local and self.claim.writer() is None):
+            if replaces or (old and self.claim.writer() is None):
                 continue
             if old or self._is_local:  # where --overwrite deletes the user's files, too, which are not listed
-                self.check(claimed)
+                self.check()
                 self._delete(old)
             if self._store.write(join(self.url, _PLAN_FILE), data, None if self._is_local else ""):
-                return claimed
+                return
 
     def _old_files(self) -> dict[str, str]:
         """URL → generation of what has to go if this job begins from nothing."""
@@ -135,11 +149,11 @@ class JobState:
             if self._is_local:  # under a lock nothing changes; the user's folders are not looked into
                 return dict.fromkeys(own_files(self._store, version, config.name), "")
             files = self._store.files(version)
-            return {one.path: one.generation for one in files if config.overwrite or is_ours(one.path, config.name)}
+            return {file.path: file.generation for file in files if config.overwrite or is_ours(file.path, config.name)}
 
-        written, noted = at_once(of_version, self.files)
-        old = {join(version, path): generation for path, generation in written.items()}
-        old |= {join(self.url, path): noted[path] for path in noted if not path.startswith(_KEPT)}
+        of_dataset, of_state = at_once(of_version, self.files)
+        old = {join(version, path): generation for path, generation in of_dataset.items()}
+        old |= {join(self.url, path): of_state[path] for path in of_state if not path.startswith(_KEPT)}
         return old
 
     def _delete(self, old: dict[str, str]) -> None:
@@ -162,51 +176,38 @@ class JobState:
         with ThreadPoolExecutor(_DELETES_IN_FLIGHT) as pool:
             list(pool.map(self._store.delete, files.keys(), files.values()))
 
-    def check(self, plan: JobPlan, repaired: str = "", is_published: bool = False) -> None:
-        """Raises ImageShardsError if this job may no longer write.
+    def check(self, repaired: str = "", is_published: bool = False) -> None:
+        """Check that this job may still write.
 
         Args:
-            plan: of this job, as `prepare` returned it.
             repaired: `self_sha256` of the manifest that a repair follows. In an object store that is its claim: two
                 repairs write the same bytes.
             is_published: whether the manifest is written; then another job of this plan may have deleted the claim.
+
+        Raises:
+            SupersededError: it may not.
         """
         if repaired and not self._is_local:
-            manifest = self._manifest()
-            may_write = manifest is not None and manifest["self_sha256"] == repaired
-        elif (writer := self.claim.writer()) is None:
-            may_write = is_published
+            manifest = self.manifest()
+            may_write = manifest is not None and manifest.self_sha256 == repaired
         else:
-            may_write = writer.run == (plan.claim or self._config.run_id)
+            may_write = self.claim.verify(self._run) or (is_published and self.claim.writer() is None)
         if not may_write:
-            raise ImageShardsError(
-                f"{self._config.dataset_url}: another job has taken over this version; "
-                "this one stops and publishes nothing"
-            )
+            raise SupersededError.taken_over(self._config.dataset_url)
 
-    def published_meanwhile(self) -> ImageShardsError:
-        """The error of a job that finds a manifest."""
-        text = "was published by another job while this one was running; run the command again"
-        return ImageShardsError(f"{self._config.dataset_url} {text}")
-
-    def published_manifest(self, plan: JobPlan, after: Exception | None = None) -> dict[str, Any] | None:
-        """The manifest, if this plan is published: by an earlier attempt, or by another job of the same plan.
-
-        Args:
-            plan: of this job.
-            after: the error that ended this attempt; the state may be gone because the plan is published.
-        """
-        if isinstance(after, StorageError) and not isinstance(after, FileNotFoundError):
-            return None
-        manifest = self._manifest()
-        if manifest is None or published.plan_of(manifest, plan.inputs, plan.dropped).sha256 != plan.sha256:
-            return None
+    def outcome(self, plan: Plan) -> Outcome:
+        """Whose the version is; for a job whose claim is gone, or that meets a manifest."""
+        manifest = self.manifest()
+        is_plan = manifest and Plan.published(manifest, plan.inputs, plan.dropped).sha256 == plan.sha256
         # Etags and mtimes of the images are not in the manifest: without run.json it may be that of other images.
-        return manifest if published.run_facts(self._config).get("inputs") == plan.inputs else None
+        if is_plan and as_run(read_run(self._config)).inputs == plan.inputs:
+            return Outcome.PUBLISHED
+        return Outcome.MINE if self.claim.verify(self._run) else Outcome.LOST
 
-    def _manifest(self) -> dict[str, Any] | None:
+    def manifest(self) -> Content | None:
+        """The published manifest; None if there is no valid one."""
         try:
-            return open_manifest(self._store.read(self._manifest_url), self._manifest_url)
+            return parse_manifest(self._store.read(self._manifest_url), self._manifest_url)[1]
         except (FileNotFoundError, NotPublishedError):
             return None
 
@@ -236,37 +237,35 @@ class JobState:
         """Of the file that says that a shard is finished: its object and index are there."""
         return join(self.url, f"shards/{name.short}.json")
 
-    def sidecar(self, name: ShardName) -> dict[str, Any] | None:
+    def sidecar(self, name: ShardName) -> Sidecar | None:
         """What a finished shard's sidecar says; None if there is none, or after a power cut only a part of one."""
         data = self._read(f"shards/{name.short}.json") or b""
-        try:
-            sidecar: dict[str, Any] = json.loads(data)
-            return sidecar if seal_manifest(sidecar) == data else None
-        except (ValueError, AttributeError):  # no JSON, no object
-            return None
+        sidecar = read_document(data, Sidecar)
+        return sidecar if sidecar and seal_manifest(sidecar) == data else None
 
     def difference(
-        self, name: ShardName, sidecar: dict[str, Any], found: Callable[[str], ListedFile | None], reads: bool
+        self, name: ShardName, sidecar: Sidecar, find: Callable[[str], ListedFile | None], reads: bool
     ) -> str | None:
         """Which file of a finished shard doesn't match its sidecar.
 
         Args:
             name, sidecar: of the shard.
-            found: what the store says of a file of the version.
+            find: looks up what the store says of a file of the version.
             reads: whether to read a shard whose CRC the store doesn't tell, even if it has the etag or mtime that its
                 writer recorded. Its index, which is small, is always read then.
         """
-        for kind, file, expected in (
-            ("shard", name.file, sidecar),
-            ("index", name.index_file, sidecar["index"]),
-            ("record table", name.table_file, sidecar["table"]),
+        shard = sidecar.shard
+        for kind, file, expected, etag in (
+            ("shard", name.file, FileSize(shard.bytes, shard.crc32c), sidecar.etag),
+            ("index", name.index_file, sidecar.index, ""),
+            ("record table", name.table_file, shard.table, ""),
         ):
             if expected is None:
                 continue  # a compressed shard has no index, one of an older version no table
-            listed, url = found(file), join(self._config.dataset_url, file)
-            unchanged = not reads and listed is not None and bool(listed.etag) and listed.etag == expected.get("etag")
+            listed, url = find(file), join(self._config.dataset_url, file)
+            unchanged = not reads and listed is not None and bool(etag) and listed.etag == etag
             reads_shard: storage.Reads = "never" if unchanged else "if unknown"
-            if not storage.is_intact(self._store, url, listed, expected["bytes"], expected["crc32c"], reads_shard):
+            if not storage.is_intact(self._store, url, listed, expected.bytes, expected.crc32c, reads_shard):
                 return f"{kind} {file}"
         return None
 
@@ -291,30 +290,30 @@ class JobState:
         """A file to be published, which a kill leaves only in the state: elsewhere it has no name."""
         if not self._is_local:
             folder = tempfile.gettempdir()
-            with _explained(folder), tempfile.TemporaryFile(buffering=1 << 20) as file:
+            with translating_os_errors(folder, of_others=False), tempfile.TemporaryFile(buffering=1 << 20) as file:
                 yield file
             return
         folder = join(self.url, "tmp")  # the same disk: publishing is a rename
         os.makedirs(folder, exist_ok=True)
         path = join(folder, f"{uuid.uuid4().hex}.tmp")
         try:
-            with _explained(path), open(path, "xb", buffering=1 << 20) as file:
+            with translating_os_errors(path, of_others=False), open(path, "xb", buffering=1 << 20) as file:
                 yield file
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(path)
 
     def clear(self, files: dict[str, str] | None = None) -> None:
-        """Delete the state of a version that is published, and a remote claim; not that of a job which overwrites it.
+        """Delete the state of a version that is published, and its claim; not that of a job which overwrites it.
 
         Args:
             files: as `files` gave it before the claim was looked at and was found to be that of the published plan.
         """
-        if self._is_local:
-            writer = self.claim.writer()
-            if writer and writer.run == self._config.run_id:
+        writer = self.claim.writer()
+        if self._is_local and (writer is None or not writer.plan):  # the launcher deletes the claim
+            if writer and writer.run == self._run:
                 self._store.delete_temporaries(self._config.dataset_url)
-                self._store.delete_tree(self.url, keep=(CLAIM_FILE,))  # which the launcher deletes
+                self._store.delete_tree(self.url, keep=(CLAIM_FILE,))
             return
         if files is None:
             files = self.files()  # before the claim is looked at
@@ -322,25 +321,46 @@ class JobState:
                 return
         plan = {path: files[path] for path in (_PLAN_FILE,) if path in files}
         # The plan last: a claim without it is one of a job that has not begun.
-        for some in (files.keys() - plan.keys(), plan.keys()):
-            self.delete_all({join(self.url, path): files[path] for path in some})
+        for paths in (files.keys() - plan.keys(), plan.keys()):
+            self.delete_all({join(self.url, path): files[path] for path in paths})
+        if self._is_local:
+            self._store.delete_temporaries(self._config.dataset_url)
+            self._store.delete_tree(self.url)
+            self._delete_empty_folders()
+
+    def clear_leftovers(self) -> None:
+        """Delete what a job left that was killed after it had published, unless another one is running."""
+        writer = self.claim.writer()
+        if not self._is_local or (writer and writer.plan):
+            self.clear()
+            return
+        with suppress(ImageShardsError):
+            self.claim.acquire()
+            try:
+                self.clear()
+            finally:
+                self.claim.release()
+
+    def _delete_empty_folders(self) -> None:
+        states = self._config.states_url  # the output itself is the user's
+        self._store.delete_empty_folders(self.url, states, os.path.dirname(states))
 
     def _is_published(self, claimed_plan: str) -> bool:
         """Whether the manifest is one of this plan: before plan.json is written, that of another is deleted."""
         plan = self._read(_PLAN_FILE) or b""
         return claimed_plan == schema.sha256(plan) and self._store.stat(self._manifest_url) is not None
 
-    def save_plan_only(self, plan: JobPlan) -> None:
+    def save_plan_only(self, planned: PlannedJob) -> None:
         """Leave a plan for the launcher that waits for it, outside the state: a job may be running."""
-        self._store.write(self._plan_only_url, canonical_json({**plan.document(), "expected": plan.expected}))
+        self._store.write(self._plan_only_url, document_bytes(planned))
 
-    def take_plan_only(self) -> dict[str, Any]:
+    def take_plan_only(self) -> PlannedJob:
         """The plan that `--plan_only` left, which is deleted."""
-        document = json.loads(self._store.read(self._plan_only_url))
+        planned = read_document(self._store.read(self._plan_only_url), PlannedJob)
         self._store.delete(self._plan_only_url)
-        states = self._config.states_url  # the output itself is the user's
-        self._store.delete_empty_folders(self.url, states, os.path.dirname(states))
-        return dict(document)
+        self._delete_empty_folders()
+        assert planned is not None, "the job has written it"
+        return planned
 
     @property
     def _plan_only_url(self) -> str:
@@ -348,17 +368,6 @@ class JobState:
         config = self._config
         command = canonical_json([config.fingerprint(), config.input, config.manifest])
         return join(config.states_url, f"plan-{schema.sha256(command)[:16]}.json")
-
-
-@contextmanager
-def _explained(path: str) -> Iterator[None]:
-    """Errors of the file that is open there, such as a full disk, as one line."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename not in (None, path):
-            raise  # of another file
-        raise explained(path, error) from error
 
 
 def own_files(store: Storage, version_url: str, dataset: str) -> list[str]:

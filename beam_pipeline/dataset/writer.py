@@ -13,26 +13,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Decoder
-from beam_pipeline.conversion.fetch import convert_all, record_of
+from beam_pipeline.conversion.fetch import Converted, convert_all, record_of
 from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.dataset.base import stored_images
+from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.progress import report
-from beam_pipeline.dataset.published import shards_of
-from beam_pipeline.dataset.result import ShardResult, SummedFile
-from beam_pipeline.dataset.state import JobState, at_once
+from beam_pipeline.dataset.state import JobState, Outcome, at_once
+from beam_pipeline.dataset.totals import SummedFile
 from beam_pipeline.errors import ImageShardsError, Reject, StorageError
 from beam_pipeline.images import EncodedImage
-from beam_pipeline.inputs.references import ImageRef
-from beam_pipeline.planning.plan import JobPlan
+from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields
 from beam_pipeline.schema import ShardName, example, table
-from beam_pipeline.schema.manifest import seal_manifest
+from beam_pipeline.schema.job import Counts, Plan, ReferenceSum, RejectLine, Sidecar, add_counts
+from beam_pipeline.schema.manifest import Column, Content, Shard, file_sums, seal_manifest
 from beam_pipeline.storage import ListedFile, usage
 
 _GZIP_LEVEL = 6
@@ -40,14 +40,28 @@ _GZIP_LEVEL = 6
 Seen = Mapping[str, ListedFile | None]  # URL → what was there before the claim was looked at
 
 
+class ClaimedPlan(NamedTuple):
+    """A plan, and the run whose claim it is carried out under; "" for a repair, which follows the manifest."""
+
+    plan: Plan
+    run: str = ""
+
+
+class Finished(NamedTuple):
+    """A finished shard; `sidecar` is None if another job of the same plan has published the version meanwhile."""
+
+    sidecar: Sidecar | None
+    was_finished: bool
+
+
 class ShardWriter:
     """Writes the shards of one plan.
 
     Args:
         config: of the job.
-        plan: of the job.
+        claimed: the plan, under its claim.
         repaired: the manifest that a repair follows; shards with other bytes than it says are not published.
-        stopped: set if nothing of this is wanted any more.
+        stopped: set to cancel.
 
     Raises:
         ImageShardsError: this worker has other versions than the launcher.
@@ -56,23 +70,22 @@ class ShardWriter:
     def __init__(
         self,
         config: Config,
-        plan: JobPlan,
-        repaired: dict[str, Any] | None = None,
+        claimed: ClaimedPlan,
+        repaired: Content | None = None,
         stopped: threading.Event | None = None,
     ) -> None:
         check_versions(config)
         self._config = config
-        self._plan = plan
-        self._plan_hash = plan.sha256
+        self._plan = plan = claimed.plan
         self._repaired = repaired
-        self._shards = shards_of(repaired) if repaired else {}
+        self._shards = repaired.shards if repaired else {}
         self._stopped = stopped or threading.Event()
         self._class_ids = {label: number for number, label in enumerate(plan.classes)}
         self._target = storage.open_storage(config.output, config.io_deadline)
-        self._state = JobState(config)
+        self._state = JobState(config, claimed.run)
         self._done = self._told = 0
 
-    def write(self, split: str, index: int, refs: Iterable[ImageRef]) -> ShardResult:
+    def write(self, split: str, index: int, refs: Iterable[ImageRef]) -> Finished:
         """Write one shard, unless it is finished already.
 
         Args:
@@ -88,34 +101,31 @@ class ShardWriter:
             urls = [*map(self._url, files), self._state.sidecar_url(name)]
             looks = (partial(self._target.stat, url) for url in urls)
             sidecar, _, *stats = at_once(partial(self._state.sidecar, name), self._check, *looks)
-            result = self._finished(name, sidecar)
-            if result is None:
+            was_finished = sidecar is not None and self._is_finished(name, sidecar)
+            if sidecar is None or not was_finished:
                 in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
-                result = self._write(name, in_order, dict(zip(urls, stats, strict=True)))
-        except ImageShardsError as error:
-            if self._repaired is not None or self._state.published_manifest(self._plan, after=error) is None:
+                sidecar = self._write(name, in_order, dict(zip(urls, stats, strict=True)))
+        except SupersededError:
+            if self._repaired is not None or self._state.outcome(self._plan) is not Outcome.PUBLISHED:
                 raise
-            result = ShardResult(kept=True)  # another job of this plan has written and published it
-        kept = result.images if result.kept else 0
+            sidecar, was_finished = None, True
+        kept = sidecar.shard.images if sidecar and was_finished else 0
         self._done += kept
         report(shards=1, images=kept)
-        return result
+        return Finished(sidecar, was_finished)
 
     def newly_done(self) -> int:
         """How many images got a record or a reject since the last call; one thread may ask while another writes."""
         before, self._told = self._told, self._done
         return self._told - before
 
-    def _finished(self, name: ShardName, sidecar: dict[str, Any] | None) -> ShardResult | None:
-        """What an earlier attempt at this plan wrote, or None."""
-        if sidecar is None or sidecar["plan"] != self._plan_hash:
-            return None
-        is_different = self._state.difference(
-            name, sidecar, lambda file: self._target.stat(self._url(file)), reads=True
-        )
-        return None if is_different else ShardResult.from_json({**sidecar, "kept": True})
+    def _is_finished(self, name: ShardName, sidecar: Sidecar) -> bool:
+        """Whether an earlier attempt at this plan wrote the shard."""
+        if sidecar.plan != self._plan.sha256:
+            return False
+        return not self._state.difference(name, sidecar, lambda file: self._target.stat(self._url(file)), reads=True)
 
-    def _write(self, name: ShardName, refs: list[ImageRef], seen: Seen) -> ShardResult:
+    def _write(self, name: ShardName, refs: list[ImageRef], seen: Seen) -> Sidecar:
         # A repair's attempts share no plan: no marker tells what an earlier one died of.
         attempts = self._state.attempts if self._repaired is None else None
 
@@ -134,37 +144,36 @@ class ShardWriter:
                     self._state.attempts.end_shard(name)
                 raise
 
-    def _convert(
-        self, name: ShardName, refs: list[ImageRef], seen: Seen, decoder: Callable[[], Decoder]
-    ) -> ShardResult:
+    def _convert(self, name: ShardName, refs: list[ImageRef], seen: Seen, decoder: Callable[[], Decoder]) -> Sidecar:
         url, sidecar_url = self._url(name.file), self._state.sidecar_url(name)
-        result = ShardResult(plan=self._plan_hash, file=name.file)
+        counts, listing, content = Counts(), ReferenceSum(), ReferenceSum()
         one_hot_classes = len(self._class_ids) if self._config.one_hot else 0
-        rows = TableRows(self._plan.columns)
-        rejected: list[dict[str, str]] = []
+        rows = TableRows(self._plan.features)
+        rejected: list[RejectLine] = []
 
         def convert(ref: ImageRef, data: bytes, md5: bytes, stored: EncodedImage | None = None) -> EncodedImage:
             image = stored or decoder().convert(ref.path, data, md5)
-            record = record_of(ref, image, self._class_ids[ref.label], one_hot_classes, self._plan.columns)
+            record = record_of(ref, image, self._class_ids[ref.label], one_hot_classes, self._plan.features)
             return image._replace(data=schema.frame(record))
 
         with self._state.temporary_file() as file:
             out = SummedFile(file, with_sha256=False)
             with self._compressed(out) as records:
-                for one in convert_all(self._config, refs, convert, stored_images(self._config, refs)):
+                for converted in convert_all(self._config, refs, convert, stored_images(self._config, refs)):
                     self._check_stopped()
-                    class_id = self._class_ids.get(one.ref.label, -1)
-                    result.add(one, class_id)
-                    if isinstance(one.result, Reject):
-                        reject = one.result
-                        rejected.append({"path": one.ref.path, "reason": reject.reason, "detail": reject.detail})
+                    ref, image = converted.ref, converted.result
+                    class_id = self._class_ids.get(ref.label, -1)
+                    listing.add(listing_fields(ref))
+                    content.add(content_fields(ref, converted.md5))
+                    count_image(counts, converted, class_id)
+                    if isinstance(image, Reject):
+                        rejected.append(RejectLine(ref.path, str(image.reason), image.detail))
                     else:
-                        rows.add(one.ref, one.result, one.md5, class_id, records.write(one.result.data))
+                        rows.add(ref, image, converted.md5, class_id, records.write(image.data))
                     self._done += 1
                     report(images=1)
-            result.bytes, result.crc32c = out.bytes, out.crc32c
             published = self._shards.get((name.split, name.index))
-            if published and (published["bytes"], published["crc32c"]) != (out.bytes, out.crc32c):
+            if published and (published.bytes, published.crc32c) != (out.bytes, out.crc32c):
                 raise ImageShardsError(
                     f"shard {name.file} comes out with other bytes than were published: {self._why_changed()}; "
                     "use --overwrite"
@@ -174,20 +183,37 @@ class ShardWriter:
             if there is None or (there.bytes, there.crc32c) != (out.bytes, out.crc32c):
                 self._state.put(url, file, there, self._check)
         small: dict[str, bytes] = {}
+        index_sums = table_sums = None
         if self._config.compression == "none":  # else there is no index: records can't be read from the middle
             index = small[name.index_file] = index_text(rows.bytes)
-            result.runs, result.index = schema.run_rows(name.index, rows.bytes), schema.file_sums(index)
-        if published is None or "table" in published:
+            index_sums = file_sums(index)
+        if published is None or published.table:
             columns = small[name.table_file] = rows.table()
-            result.table = schema.file_sums(columns)
+            table_sums = file_sums(columns)
         urls = {self._url(file): content for file, content in small.items()}
         writes = [partial(self._state.put, url, content, seen[url], self._check) for url, content in urls.items()]
-        written = at_once(partial(self._target.stat, url), self._check, *writes)[0]
-        result.etag = written.etag if written else ""
-        result.used = usage.take()
-        content = seal_manifest({**result.to_json(), "rejected": rejected})
-        self._state.put(sidecar_url, content, seen[sidecar_url], self._check)
-        return result
+        listed = at_once(partial(self._target.stat, url), self._check, *writes)[0]
+        counts.used = usage.take()
+        sidecar = Sidecar(
+            plan=self._plan.sha256,
+            shard=Shard(
+                file=name.file,
+                records=counts.records,
+                bytes=out.bytes,
+                crc32c=out.crc32c,
+                images=listing.count,
+                listing_fingerprint=listing.hex,
+                content_fingerprint=content.hex,
+                table=table_sums,
+            ),
+            etag=listed.etag if listed else "",
+            index=index_sums,
+            runs=tuple(schema.run_rows(name.index, rows.bytes)) if index_sums else (),
+            counts=counts,
+            rejected=tuple(rejected),
+        )
+        self._state.put(sidecar_url, seal_manifest(sidecar), seen[sidecar_url], self._check)
+        return sidecar
 
     def _why_changed(self) -> str:
         then, now = self._plan.codec, images.codec_versions()
@@ -203,7 +229,7 @@ class ShardWriter:
 
     def _check(self) -> None:
         self._check_stopped()
-        self._state.check(self._plan, self._repaired["self_sha256"] if self._repaired else "")
+        self._state.check(self._repaired.self_sha256 if self._repaired else "")
 
     def _url(self, file: str) -> str:
         return storage.join(self._config.dataset_url, file)
@@ -218,6 +244,24 @@ class ShardWriter:
             yield file
 
 
+def count_image(counts: Counts, converted: Converted[EncodedImage], class_id: int) -> None:
+    """Count what became of one image."""
+    image, stored = converted.result, converted.stored
+    counts.source_bytes += converted.source_bytes
+    counts.in_base += stored is not None
+    if isinstance(image, Reject):
+        add_counts(counts.rejects, {str(image.reason): 1})
+        return
+    source = image.source
+    counts.records += 1
+    counts.taken += stored is not None and stored.image is not None and stored.md5 == converted.md5
+    add_counts(counts.class_counts, {class_id: 1})
+    add_counts(counts.source_formats, {source.format: 1})
+    if image.passthrough is not None:
+        add_counts(counts.passed_through, {image.passthrough: 1})
+    counts.add_sizes((image.height, image.width), (source.height, source.width))
+
+
 class TableRows:
     """The rows of a shard's record table, 60 bytes each.
 
@@ -225,12 +269,12 @@ class TableRows:
         features: the manifest's columns.
     """
 
-    def __init__(self, features: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, features: Sequence[Column]) -> None:
         self._types = table.COLUMNS | table.numeric(features)
         self._columns: dict[str, array[Any]] = {
             name: array(np.dtype(kind).base.char) for name, kind in self._types.items()
         }
-        self._features = [table.column_name(one["name"]) for one in features]
+        self._features = [table.column_name(feature.name) for feature in features]
         self.bytes = self._columns["bytes"]
 
     def add(self, ref: ImageRef, image: EncodedImage, md5: bytes, class_id: int, record_bytes: int) -> None:

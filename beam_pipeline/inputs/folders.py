@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
@@ -18,16 +18,15 @@ from beam_pipeline.inputs.manifest_rows import rows_with_sizes
 from beam_pipeline.inputs.references import (
     LARGEST_SAMPLE,
     ImageRef,
-    ReferenceSum,
     class_name,
     ref_maker,
     reference_fields,
 )
 from beam_pipeline.inputs.stratify import class_hashes, limits, split_stratified
 from beam_pipeline.schema import NAME_PATTERN
-from beam_pipeline.storage.usage import Usage
+from beam_pipeline.schema.job import ReferenceSum, Skipped, Usage
 
-# Kinds of skipped files, as run.json names them.
+# Kinds of skipped files, as `Skipped` names them.
 HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS = "hidden", "hidden_images", "hidden_folders"
 OUTSIDE_CLASSES, OTHER_SUFFIX = "outside_classes", "suffixes"
 _MOST_SUFFIXES = 20  # counted one by one: each file may have a different one
@@ -68,10 +67,10 @@ class ListingSummary:
         return self.counts.total() - self.counts[OUTSIDE_CLASSES]
 
     @property
-    def skipped(self) -> dict[str, Any]:
-        """The skipped files by kind, as run.json has them."""
+    def skipped(self) -> Skipped:
+        """The skipped files by kind."""
         kinds = (HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS, OUTSIDE_CLASSES)
-        return {**{kind: self.counts[kind] for kind in kinds}, OTHER_SUFFIX: dict(self.suffixes)}
+        return Skipped(**{kind: self.counts[kind] for kind in kinds}, suffixes=dict(self.suffixes))
 
     def add(self, refs: list[ImageRef]) -> None:
         """Count listed images."""

@@ -20,11 +20,11 @@ from itertools import islice
 from typing import Any
 
 from beam_pipeline import storage
-from beam_pipeline.config import Config
+from beam_pipeline.config import Config, feature_columns, name_and_type
 from beam_pipeline.errors import UsageError, plural, some
 from beam_pipeline.inputs.references import ImageRef, class_name, image_url, ref_maker
 from beam_pipeline.schema import NAME_PATTERN, example, is_utf8, relative_path_bytes
-from beam_pipeline.schema.example import Column, columns, name_and_type
+from beam_pipeline.schema.manifest import Column
 from beam_pipeline.schema.table import order_key
 
 _UNKNOWN_SIZE = -1
@@ -51,7 +51,7 @@ def read_header(url: str, deadline_s: float) -> tuple[str, ...]:
     missing = [name for name in ("path", "label") if name not in header]
     if missing:
         raise UsageError(f"--manifest {url!r}: no column {missing[0]!r} among {', '.join(map(repr, header))}; add it")
-    columns(header, url)
+    feature_columns(header, url)
     return header
 
 
@@ -83,9 +83,9 @@ def box_notice(config: Config) -> str | None:
     none, four = (len(example.float_feature(*[0.0] * count)) for count in (0, 4))
     boxes = [
         repr(column.name)
-        for number, column in enumerate(columns(config.header))
+        for number, column in enumerate(config.columns)
         if _BOX.search(column.name)
-        or (column.dtype == "float32" and column.is_list and {len(row[number]) for row in rows} - {none} == {four})
+        or (column.dtype == "float32" and column.list and {len(row[number]) for row in rows} - {none} == {four})
     ]
     if not boxes:
         return None
@@ -170,7 +170,7 @@ class _RowParser:
         self._make = ref_maker(config)
         self._known = frozenset(config.header)
         written = {name_and_type(column)[0]: column for column in config.header}
-        self._features = [(written[column.name], column, _encoder(column)) for column in columns(config.header)]
+        self._features = [(written[column.name], column, _encoder(column)) for column in config.columns]
 
     def parse(self, cells: list[str] | dict[str, Any]) -> ImageRef:
         header = self._config.header
@@ -187,7 +187,7 @@ class _RowParser:
         size = _read(cells, "bytes", "bytes", "size in bytes", _to_size)
         etag = _read(cells, "md5", "md5", "MD5 of 32 hexadecimal digits", _to_etag)
         features = tuple(
-            _read(cells, written, column.name, f"{column.dtype}{'[]' * column.is_list}", encode)
+            _read(cells, written, column.name, f"{column.dtype}{'[]' * column.list}", encode)
             for written, column, encode in self._features
         )
         if size == _UNKNOWN_SIZE and storage.is_local(url):
@@ -293,7 +293,7 @@ _DTYPES: dict[str, tuple[Callable[..., bytes], Callable[[Any], Any]]] = {
 def _encoder(column: Column) -> Callable[[Any], bytes]:
     """A function that makes a serialized `tf.train.Feature` of a cell."""
     encode, convert = _DTYPES[column.dtype]
-    if column.is_list:
+    if column.list:
         return lambda cell: encode(*map(convert, _list_values(cell, column.dtype)))
     return lambda cell: encode(convert(cell))
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ KEY_BITS = 64
 LARGEST_SAMPLE = 512
 _SPLIT_SALT = b"imageshards split"  # part of the format: changing it moves images between splits
 _BELOW_FIRST_FOLDER = re.compile(r"\A(?!\w+://)[^/]+/(.+)", re.DOTALL)  # --split_by name
-_SUM_MODULUS = 1 << 128
 
 
 class ImageRef(NamedTuple):
@@ -83,36 +81,6 @@ class Splits:
     def of(self, split_hash: int) -> str:
         """The split of all images with this hash."""
         return self._names[bisect_right(self._limits, split_hash)]
-
-
-@dataclasses.dataclass(slots=True)
-class ReferenceSum:
-    """Count and order-free sum (mod 2^128) of hashes: equal for equal sets of images, in whatever order they come."""
-
-    count: int = 0
-    total: int = 0
-
-    def add(self, fields: Iterable[bytes]) -> None:
-        """Add one image, identified by these fields."""
-        digest = hashlib.blake2b(digest_size=16)
-        for field in fields:
-            digest.update(len(field).to_bytes(8, "little"))
-            digest.update(field)
-        self.count += 1
-        self.total = (self.total + int.from_bytes(digest.digest(), "big")) % _SUM_MODULUS
-
-    def merge(self, other: ReferenceSum) -> None:
-        """Add all images of `other`."""
-        self.count += other.count
-        self.total = (self.total + other.total) % _SUM_MODULUS
-
-    @property
-    def hex(self) -> str:
-        """The sum as 32 hexadecimal digits."""
-        return f"{self.total:032x}"
-
-    def __str__(self) -> str:
-        return f"{self.count}-{self.hex}"
 
 
 def listing_fields(ref: ImageRef) -> list[bytes]:

@@ -5,29 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import AsIter, AsSingleton
+import msgspec
+from apache_beam.pvalue import AsIter, AsList, AsSingleton
 
 from beam_pipeline import schema
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates
-from beam_pipeline.dataset.published import Damage, plan_of
+from beam_pipeline.dataset.compare import Damage
 from beam_pipeline.dataset.repair import restore
+from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline.duplicates import MarkDuplicates
 from beam_pipeline.pipeline.elements import reports_errors
 from beam_pipeline.pipeline.listing import ListImages
-from beam_pipeline.pipeline.planning import PlanShards, SampleImages, prepare_output
+from beam_pipeline.pipeline.planning import PlanShards, SampleImages, prepare_output, save_plan
 from beam_pipeline.pipeline.writing import WriteShards, assign_shards, publish_dataset
-from beam_pipeline.storage.usage import Usage
+from beam_pipeline.schema.job import Plan, Run, Usage
+from beam_pipeline.schema.manifest import Content
 
 
-def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
+def build(pipeline: beam.Pipeline, config: Config, run: Run) -> None:
     """Add the job to `pipeline`.
 
     Args:
         pipeline: of any runner.
         config: what to convert and how.
-        run: facts about this run for run.json.
+        run: what is known of this run, for run.json.
     """
     images, summary = pipeline | "ListImages" >> ListImages(config)
     # pages of ImageRefs; one ListingSummary: 1,281,167 images, classes cat, dog, …
@@ -38,11 +41,12 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
     sample = summary | "SampleImages" >> SampleImages(config)
     # 64 to 512 Measurements
     plan = images | "PlanShards" >> PlanShards(config, summary, sample)
-    # one JobPlan: the cuts of every split
-    plan = plan | "PrepareOutput" >> beam.Map(prepare_output, config)
-    # the same plan; the write claim is held, and nothing of another plan is left
+    # one Plan: the cuts of every split
     if config.plan_only:
+        plan | "SavePlan" >> beam.Map(save_plan, config, AsSingleton(summary), AsList(sample))
         return
+    plan = plan | "PrepareOutput" >> beam.Map(prepare_output, config)
+    # one ClaimedPlan: the write claim is held, and nothing of another plan is left
     shards = images | "AssignShards" >> beam.FlatMap(assign_shards, AsSingleton(plan))
     # (("train", 3), page): references are grouped by shard, never pixels
     written = shards | "WriteShards" >> WriteShards(config, plan)
@@ -56,15 +60,16 @@ def build(pipeline: beam.Pipeline, config: Config, run: dict[str, Any]) -> None:
     plan | "PublishDataset" >> beam.Map(publish_dataset, config, AsIter(written), saved, AsSingleton(facts))
 
 
-def _run_facts(summary: ListingSummary, run: dict[str, Any]) -> dict[str, Any]:
-    used = Usage(**run.get("used", {}))
+def _run_facts(summary: ListingSummary, run: Run) -> Run:
+    used = Usage()
+    used.merge(run.used)
     used.merge(summary.used)
-    return {**run, "skipped": summary.skipped, "used": vars(used)}
+    return msgspec.structs.replace(run, skipped=summary.skipped, used=used)
 
 
-def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, Any], damage: Damage) -> None:
+def build_repair(pipeline: beam.Pipeline, config: Config, manifest: Content, damage: Damage) -> None:
     """Add the job that rewrites corrupt files."""
-    plans = pipeline | "Plan" >> beam.Create([plan_of(manifest, f"repair {manifest['self_sha256']}")])
+    plans = pipeline | "Plan" >> beam.Create([ClaimedPlan(Plan.published(manifest, f"repair {manifest.self_sha256}"))])
     restores_duplicates = schema.DUPLICATES_FILE in damage.files
     summaries: Any = ()
     saved: Any = ()
@@ -82,7 +87,7 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: dict[str, An
     plans | "RestoreFiles" >> beam.Map(reports_errors(restore), config, manifest, damage, summaries, saved)
 
 
-def _rewritten(pages: Any, config: Config, plans: Any, manifest: dict[str, Any], damage: Damage) -> Any:
+def _rewritten(pages: Any, config: Config, plans: Any, manifest: Content, damage: Damage) -> Any:
     """`ShardId`s of the corrupt shards, which are published as they were or not at all."""
     return (
         pages

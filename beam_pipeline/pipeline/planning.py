@@ -15,13 +15,15 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset import base
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.inputs.references import image_url
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import Page, counter, grouped, keyed, merge_all, reports_errors
 from beam_pipeline.planning import sampling
-from beam_pipeline.planning.plan import EstimatedSizes, JobPlan, SizeModel, plan_job
+from beam_pipeline.planning.plan import EstimatedSizes, SizeModel, plan_job
 from beam_pipeline.planning.sampling import Measurement
+from beam_pipeline.schema.job import Plan, PlannedJob, Sample
 from beam_pipeline.storage import is_local
 
 _SAMPLE_CHUNK = 32  # sampled images an element: as many as are fetched at a time, few enough to spread over workers
@@ -61,7 +63,7 @@ def _measure(chunk: tuple[int, Iterable[Page]], config: Config, summary: Listing
 class PlanShards(beam.PTransform):  # type: ignore[misc]
     """Decides every shard; nothing is written. Fails the job if too many of the sample are rejected.
 
-    Input: (key, iterable of `Page`). Output: one `JobPlan`.
+    Input: (key, iterable of `Page`). Output: one `Plan`.
 
     `summary`: one `ListingSummary`; `sample`: `Measurement`s.
     """
@@ -97,39 +99,39 @@ class _EstimateSizesFn(beam.DoFn):  # type: ignore[misc]
 
 
 @reports_errors
-def _plan(sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample: list[Measurement]) -> JobPlan:
+def _plan(sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample: list[Measurement]) -> Plan:
     sampling.check_sample(sample, summary.images, config.max_reject_fraction)
-    plan = plan_job(sizes, config, summary, sample)
-    if not config.plan_only:
-        return plan
-    refs = summary.smallest[: len(sample)]
-    expected = {
-        "source_bytes": summary.source_bytes,
-        "listing": vars(summary.used),
-        "sample": {
-            "images": len(sample),
-            "source_bytes": sum(one.source_bytes for one in sample),
-            "remote": sum(not is_local(image_url(config, ref.path)) for ref in refs),
-        },
-        "cpu_s": sampling.cpu_s_an_image(sample),
-        "base": base.unchanged(config, refs),
-    }
-    return dataclasses.replace(plan, expected=expected)
+    return plan_job(sizes, config, summary, sample)
 
 
 @reports_errors
-def prepare_output(plan: JobPlan, config: Config) -> JobPlan:
-    """Take the right to write the version, and delete what another plan left of it; with `--plan_only` save the plan.
+def save_plan(plan: Plan, config: Config, summary: ListingSummary, sample: list[Measurement]) -> None:
+    """For `--plan_only`: leave the plan for the launcher, with what an estimate of the job's cost needs to know."""
+    refs = summary.smallest[: len(sample)]
+    planned = PlannedJob(
+        plan=plan,
+        source_bytes=summary.source_bytes,
+        listing=summary.used,
+        sample=Sample(
+            images=len(sample),
+            source_bytes=sum(measurement.source_bytes for measurement in sample),
+            remote=sum(not is_local(image_url(config, ref.path)) for ref in refs),
+        ),
+        cpu_s=sampling.cpu_s_an_image(sample),
+        base=base.unchanged(config, refs),
+    )
+    JobState(config).save_plan_only(planned)
+
+
+@reports_errors
+def prepare_output(plan: Plan, config: Config) -> ClaimedPlan:
+    """Acquire the write claim, and delete what another plan left of the version.
 
     Raises:
         ImageShardsError: another job is writing the version.
     """
-    state = JobState(config)
-    if config.plan_only:
-        state.save_plan_only(plan)
-    else:
-        plan = state.prepare(plan)
-        report(now=True, shards_planned=plan.shards, images_planned=plan.images)
-        counter(elements.SHARDS_PLANNED).inc(plan.shards)
-        counter(elements.IMAGES_PLANNED).inc(plan.images)
-    return plan
+    claimed = ClaimedPlan(plan, JobState(config).prepare(plan))
+    report(now=True, shards_planned=plan.shards, images_planned=plan.images)
+    counter(elements.SHARDS_PLANNED).inc(plan.shards)
+    counter(elements.IMAGES_PLANNED).inc(plan.images)
+    return claimed

@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 import apache_beam as beam
+import msgspec
 from apache_beam.metrics import Metrics
 from apache_beam.pvalue import AsSingleton
 from apache_beam.transforms.window import GlobalWindows
@@ -21,23 +22,23 @@ from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.duplicates import SavedGroups
 from beam_pipeline.dataset.publish import publish
-from beam_pipeline.dataset.result import ShardResult
-from beam_pipeline.dataset.writer import ShardWriter
+from beam_pipeline.dataset.writer import ClaimedPlan, Finished, ShardWriter
 from beam_pipeline.errors import plural, size
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import Page, ShardId, by_key, counter, grouped, reports_errors
-from beam_pipeline.planning.plan import JobPlan
+from beam_pipeline.schema.job import Run
+from beam_pipeline.schema.manifest import Content
 
 _LOGGER = logging.getLogger("imageshards")
 _COUNT_EVERY_S = 5.0  # a shard takes minutes, and those of a job may all be in work at once
 _AT_A_TIME = 2  # shards in work in a bundle, unless all is local: their threads would only take each other's time
 
 
-def assign_shards(pages: tuple[int, Iterable[Page]], plan: JobPlan) -> Iterable[tuple[ShardId, Page]]:
+def assign_shards(pages: tuple[int, Iterable[Page]], claimed: ClaimedPlan) -> Iterable[tuple[ShardId, Page]]:
     """(key, iterable of `Page`) → (`ShardId`, `Page`): the references by the shard that they belong to, in no order."""
-    refs = chain.from_iterable(pages[1])
-    return by_key(refs, lambda ref: (ref.split, plan.splits[ref.split].shard_of(ref.order_key))).items()
+    refs, splits = chain.from_iterable(pages[1]), claimed.plan.splits
+    return by_key(refs, lambda ref: (ref.split, splits[ref.split].shard_of(ref.order_key))).items()
 
 
 @dataclasses.dataclass
@@ -49,7 +50,7 @@ class WriteShards(beam.PTransform):  # type: ignore[misc]
 
     config: Config
     plan: Any
-    repaired: dict[str, Any] | None = None
+    repaired: Content | None = None
 
     def expand(self, pages: Any) -> Any:
         write = beam.ParDo(_WriteShardFn(self.config, self.repaired), AsSingleton(self.plan))
@@ -59,19 +60,19 @@ class WriteShards(beam.PTransform):  # type: ignore[misc]
 class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
     """Has two shards in work if storage is remote: while one waits for it, the other's images are converted."""
 
-    def __init__(self, config: Config, repaired: dict[str, Any] | None) -> None:
+    def __init__(self, config: Config, repaired: Content | None) -> None:
         self._config = config
         self._repaired = repaired
 
     def start_bundle(self) -> None:
-        self._in_work: dict[Future[tuple[ShardId, ShardResult, float]], ShardWriter] = {}
+        self._in_work: dict[Future[tuple[ShardId, Finished, float]], ShardWriter] = {}
         is_local = storage.is_local(self._config.input) and storage.is_local(self._config.output)
         self._most = 1 if is_local else _AT_A_TIME
         self._threads = ThreadPoolExecutor(self._most, "shard")
         self._stopped = threading.Event()
 
     @reports_errors
-    def process(self, shard: tuple[ShardId, Iterable[Page]], plan: JobPlan) -> Iterator[ShardId]:
+    def process(self, shard: tuple[ShardId, Iterable[Page]], plan: ClaimedPlan) -> Iterator[ShardId]:
         writer = ShardWriter(self._config, plan, self._repaired, self._stopped)
         with self._all_or_none():
             refs = list(chain.from_iterable(shard[1]))
@@ -104,16 +105,16 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
         self._count_images()
         done = finished.pop()
         del self._in_work[done]
-        shard, result, seconds = done.result()
-        if result.kept:
+        shard, (sidecar, was_finished), seconds = done.result()
+        if sidecar is None or was_finished:
             counter(elements.SHARDS_KEPT).inc()
         else:
             counter(elements.SHARDS_WRITTEN).inc()
-            counter(elements.RECORDS_WRITTEN).inc(result.records)
-            counter(elements.SOURCE_BYTES).inc(result.source_bytes)
-            counter(elements.WRITTEN_BYTES).inc(result.bytes)
+            counter(elements.RECORDS_WRITTEN).inc(sidecar.counts.records)
+            counter(elements.SOURCE_BYTES).inc(sidecar.counts.source_bytes)
+            counter(elements.WRITTEN_BYTES).inc(sidecar.shard.bytes)
             Metrics.distribution(elements.NAMESPACE, elements.SHARD_MSEC).update(int(seconds * 1000))
-        counter(elements.IMAGES_REJECTED).inc(result.rejects.total())
+        counter(elements.IMAGES_REJECTED).inc(sidecar.counts.rejected if sidecar else 0)
         return shard
 
     def _count_images(self) -> None:
@@ -121,33 +122,34 @@ class _WriteShardFn(beam.DoFn):  # type: ignore[misc]
         counter(elements.IMAGES_DONE).inc(sum(writer.newly_done() for writer in self._in_work.values()))
 
 
-def _write(writer: ShardWriter, shard: ShardId, refs: list[ImageRef]) -> tuple[ShardId, ShardResult, float]:
+def _write(writer: ShardWriter, shard: ShardId, refs: list[ImageRef]) -> tuple[ShardId, Finished, float]:
     start = time.monotonic()
     _LOGGER.info("shard %s-%05d: begun, %s", *shard, plural(len(refs), "image"))
-    result = writer.write(*shard, refs)
-    seconds = time.monotonic() - start
-    counts = f"{plural(result.records, 'record')}, {plural(result.rejects.total(), 'reject')}, {size(result.bytes)}"
-    outcome = "was finished already" if result.kept else f"published, {counts}"
+    finished = writer.write(*shard, refs)
+    seconds, outcome = time.monotonic() - start, "was finished already"
+    if finished.sidecar and not finished.was_finished:
+        counts, written = finished.sidecar.counts, size(finished.sidecar.shard.bytes)
+        outcome = f"published, {plural(counts.records, 'record')}, {plural(counts.rejected, 'reject')}, {written}"
     _LOGGER.info("shard %s-%05d: %s, %.1f s", *shard, outcome, seconds)
-    return shard, result, seconds
+    return shard, finished, seconds
 
 
 @reports_errors
 def publish_dataset(
-    plan: JobPlan,
+    claimed: ClaimedPlan,
     config: Config,
     _: Iterable[ShardId],
     saved: Iterable[SavedGroups] | None,
-    run: dict[str, Any],
+    run: Run,
 ) -> str:
     """Publish once every shard is written; returns the version's URL.
 
     Args:
-        plan, config: of the job.
+        claimed, config: of the job.
         saved: of `duplicates.save`, one a bucket of 10,000 images; None if no duplicates are looked for.
         run: content of run.json, but for the end.
     """
-    finished = time.time()
-    times = {"finished_unix_s": int(finished), "seconds": round(finished - run["started_unix_s"], 3)}
-    publish(config, plan, {**run, **times}, None if saved is None else list(saved))
+    now = time.time()
+    run = msgspec.structs.replace(run, finished_unix_s=int(now), seconds=round(now - run.started_unix_s, 3))
+    publish(config, claimed, run, None if saved is None else list(saved))
     return config.dataset_url

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from beam_pipeline.config import Config
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.images import codec_versions
 from beam_pipeline.inputs.folders import ListingSummary
-from beam_pipeline.inputs.references import KEY_BITS, ImageRef, ReferenceSum
+from beam_pipeline.inputs.references import KEY_BITS, ImageRef
 from beam_pipeline.planning import sampling
-from beam_pipeline.schema import canonical_json, relative_path_bytes, sha256
+from beam_pipeline.schema import relative_path_bytes
+from beam_pipeline.schema.job import Plan, ReferenceSum
+from beam_pipeline.schema.manifest import PlannedSplit
 
 # Fine enough that 10,000 shards cut 6.6 bins each, interpolated to ±1.1 % (benchmarks/plan.py); small enough that an
 # accumulator pickles to well under 1 MB.
@@ -26,101 +26,6 @@ EXACT_IMAGES = 1 << BIN_BITS
 DEFAULT_SHARD_BYTES = 128 << 20
 DEFAULT_LEAST_SHARDS = 16
 DEFAULT_LEAST_SHARD_BYTES = 8 << 20
-
-
-class SplitPlan(NamedTuple):
-    """The shards of one split.
-
-    Attributes:
-        images: how many are listed.
-        estimated_bytes: of all its shards.
-        cuts: first order key of every shard but the first, strictly increasing.
-    """
-
-    images: int
-    estimated_bytes: int
-    cuts: tuple[int, ...]
-
-    @property
-    def shards(self) -> int:
-        """How many shards it has."""
-        return len(self.cuts) + 1
-
-    def shard_of(self, key: int) -> int:
-        """Number of the shard that holds an order key."""
-        return bisect_right(self.cuts, key)
-
-
-@dataclass(frozen=True)
-class JobPlan:
-    """The plan of one job: what plan.json holds.
-
-    Attributes:
-        configuration: `Config.fingerprint()`.
-        classes: class names by id.
-        columns: a manifest's features: name, dtype, list.
-        splits: split → its shards.
-        statistics: channel mean and standard deviation of the sample, how many images it had.
-        inputs: count and order-free sum of every listed image, etags included, as run.json keeps it.
-        dropped: the same of the duplicates that are dropped.
-        codec: versions of the image libraries.
-        claim: no part of it: the run that made the claim under which it is carried out; "" for this one.
-        expected: no part of it: what an estimate of its cost needs to know, for `--plan_only`.
-    """
-
-    configuration: dict[str, Any]
-    classes: tuple[str, ...]
-    columns: tuple[dict[str, Any], ...]
-    splits: dict[str, SplitPlan]
-    statistics: dict[str, Any]
-    inputs: str
-    dropped: str
-    codec: dict[str, str]
-    claim: str = field(default="", compare=False)
-    expected: dict[str, Any] = field(default_factory=dict, compare=False)
-
-    def document(self) -> dict[str, Any]:
-        """The plan as `plan.json` holds it."""
-        return {
-            "configuration": self.configuration,
-            "classes": self.classes,
-            "features": self.columns,
-            "splits": split_documents(self.splits),
-            "statistics": self.statistics,
-            "references": f"{self.inputs}, dropped {self.dropped}",
-            "codec": self.codec,
-        }
-
-    @property
-    def images(self) -> int:
-        """Number of listed images."""
-        return sum(split.images for split in self.splits.values())
-
-    @property
-    def shards(self) -> int:
-        """Number of shards of all splits."""
-        return sum(split.shards for split in self.splits.values())
-
-    @cached_property
-    def sha256(self) -> str:
-        """Its hash, which sidecars carry."""
-        return sha256(canonical_json(self.document()))
-
-
-def split_documents(splits: dict[str, SplitPlan]) -> dict[str, Any]:
-    """Cuts as JSON; 64-bit keys as decimal strings."""
-    return {
-        split: {"images": plan.images, "estimated_bytes": plan.estimated_bytes, "cuts": [str(cut) for cut in plan.cuts]}
-        for split, plan in splits.items()
-    }
-
-
-def split_plans(documents: dict[str, Any]) -> dict[str, SplitPlan]:
-    """The inverse of `split_documents`."""
-    return {
-        split: SplitPlan(plan["images"], plan["estimated_bytes"], tuple(int(cut) for cut in plan["cuts"]))
-        for split, plan in documents.items()
-    }
 
 
 class SizeModel(NamedTuple):
@@ -222,7 +127,7 @@ class EstimatedSizes:
 
 def plan_job(
     sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample: Sequence[sampling.Measurement]
-) -> JobPlan:
+) -> Plan:
     """Cut every split into shards.
 
     Raises:
@@ -235,10 +140,10 @@ def plan_job(
         split: plan_split(histogram, shards_of(config, split, histogram.total_bytes))
         for split, histogram in sorted(sizes.histograms.items())
     }
-    return JobPlan(
+    return Plan(
         configuration=config.fingerprint(),
         classes=summary.classes,
-        columns=config.columns,
+        features=config.columns,
         splits=splits,
         statistics=sampling.statistics(sample),
         inputs=str(summary.references),
@@ -267,7 +172,7 @@ def _rounded(dividend: int, divisor: int) -> int:
     return (2 * dividend + divisor) // (2 * divisor)
 
 
-def plan_split(histogram: Histogram, shards: int) -> SplitPlan:
+def plan_split(histogram: Histogram, shards: int) -> PlannedSplit:
     """Cut one split into shards of equal estimated bytes, none of them empty.
 
     A cut inside a bin is interpolated. Every shard keeps at least one complete bin that holds an image, so that it
@@ -296,7 +201,7 @@ def plan_split(histogram: Histogram, shards: int) -> SplitPlan:
             position, part = position + 1, 0
         cuts.append((numbers[position] << histogram.shift) + part)
         used = position + (part > 0)
-    return SplitPlan(sum(count for count, _ in counts), total, tuple(cuts))
+    return PlannedSplit(sum(count for count, _ in counts), total, tuple(map(str, cuts)))
 
 
 def _part_of_bin(wanted: int, estimated: int, shift: int) -> int:

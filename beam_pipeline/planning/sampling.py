@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Attempts, Decoder
@@ -19,6 +19,7 @@ from beam_pipeline.errors import ImageShardsError, Reject, StorageError
 from beam_pipeline.images import ChannelSums
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import FRAME_BYTES
+from beam_pipeline.schema.manifest import Statistics
 
 
 class Measurement(NamedTuple):
@@ -81,12 +82,8 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
     attempts.end_sampling(ref.path for ref in refs)
 
 
-def statistics(sample: Iterable[Measurement]) -> dict[str, Any]:
-    """Channel mean and standard deviation of the sampled train images (of all, if the sample holds none of train).
-
-    Returns:
-        `mean` and `std`: decimal strings a channel, of pixels scaled to [0, 1]; `sampled_images`.
-    """
+def statistics(sample: Iterable[Measurement]) -> Statistics:
+    """Channel mean and standard deviation of the sampled train images (of all, if the sample holds none of train)."""
     measured = [(one.split, one.sums) for one in sample if one.sums is not None]
     chosen = [sums for split, sums in measured if split == "train"] or [sums for _, sums in measured]
     count = sum(sums.count for sums in chosen)
@@ -98,7 +95,7 @@ def statistics(sample: Iterable[Measurement]) -> dict[str, Any]:
             variance = Decimal(count * squares - total * total) / (count * count)
             means.append(_digits(Decimal(total) / (255 * count)))
             deviations.append(_digits(variance.sqrt() / 255))
-    return {"mean": means, "std": deviations, "sampled_images": len(chosen)}
+    return Statistics(tuple(means), tuple(deviations), len(chosen))
 
 
 def _digits(value: Decimal) -> str:

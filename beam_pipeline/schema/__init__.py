@@ -56,11 +56,6 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def file_sums(data: bytes) -> dict[str, Any]:
-    """A small file's hash and checksums, as the manifest has them."""
-    return {"sha256": sha256(data), "bytes": len(data), "crc32c": google_crc32c.value(data)}
-
-
 # Files of a published version other than its shards.
 MANIFEST_FILE = "manifest.json"
 RUN_FILE = "run.json"

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from beam_pipeline import schema
-from beam_pipeline.errors import UsageError
 
 
 def bytes_feature(*values: bytes) -> bytes:
@@ -185,46 +183,3 @@ def _varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-OWN_COLUMNS = ("path", "label", "split", "bytes", "md5")
-DTYPES = ("int64", "float32", "bytes")
-
-
-class Column(NamedTuple):
-    """One feature column: its key in the record, one of `DTYPES`, and whether each cell is a list."""
-
-    name: str
-    dtype: str
-    is_list: bool
-
-
-def columns(header: Sequence[str], url: str = "") -> tuple[Column, ...]:
-    """The feature columns of a header, in order of their names.
-
-    Raises:
-        UsageError: a name is reserved or repeated, or a type unknown.
-    """
-    found: dict[str, Column] = {}
-    for written in header:
-        name, dtype = name_and_type(written)
-        if written in OWN_COLUMNS:
-            fault = "is repeated: keep one" if header.count(written) > 1 else ""
-        elif not name or name in schema.RECORD_KEYS or name in OWN_COLUMNS:
-            fault = "has a reserved name: rename it"
-        elif not schema.is_utf8(name):
-            fault = "has a name that isn't UTF-8: rename it"
-        elif name in found:
-            written, fault = name, "is repeated: keep one"
-        else:
-            fault = "" if dtype in DTYPES else "has no type int64, float32 or bytes: declare one"
-            found[name] = Column(name, dtype, written.endswith("[]"))
-        if fault:
-            raise UsageError(f"--manifest {url!r}: column {written!r} {fault}")
-    return tuple(found[name] for name in sorted(found))
-
-
-def name_and_type(written: str) -> tuple[str, str]:
-    """`age:int64` → age, int64; `tags[]` → tags, bytes."""
-    name, _, dtype = written.removesuffix("[]").partition(":")
-    return name, dtype or "bytes"

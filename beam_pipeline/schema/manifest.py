@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 import reprlib
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NoReturn, TypeAlias
 
+import google_crc32c
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from beam_pipeline.errors import NotPublishedError, OtherFormatError
-from beam_pipeline.schema import NAME_PATTERN, VERSION_PATTERN, canonical_json, sha256
+from beam_pipeline.schema import NAME_PATTERN, VERSION_PATTERN, canonical_json, sha256, table_file
 
 FORMAT_VERSION = 1
 PUBLISHED, REPAIRED, ALREADY_PUBLISHED = "published", "repaired", "already published"  # outcomes of a job
@@ -29,6 +32,7 @@ Name: TypeAlias = Annotated[str, Meta(pattern=rf"^{NAME_PATTERN.pattern}\Z", max
 Version: TypeAlias = Annotated[str, Meta(pattern=rf"^{VERSION_PATTERN.pattern}\Z", max_length=255)]
 Word: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9:_-]{1,40}\Z")]
 Pixels: TypeAlias = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+Dtype: TypeAlias = Literal["int64", "float32", "bytes"]
 Size: TypeAlias = tuple[Pixels, Pixels]  # height, width
 
 
@@ -45,7 +49,12 @@ class FileSums(FileSize, frozen=True):
     sha256: Sha256
 
 
-class Shard(Struct, frozen=True):
+def file_sums(data: bytes) -> FileSums:
+    """Size and sums of a small file."""
+    return FileSums(len(data), google_crc32c.value(data), sha256(data))
+
+
+class Shard(Struct, frozen=True, omit_defaults=True):
     """One shard: its file, what it holds, CRC-32C of the complete file, and of how many listed images it was made.
 
     `table`: of its record table; older versions have none.
@@ -74,47 +83,78 @@ class Column(Struct, frozen=True):
     """A further feature of the records: its key, its type, and whether each record has a list of it."""
 
     name: str
-    dtype: Literal["int64", "float32", "bytes"]
+    dtype: Dtype
     list: bool
 
 
-class Image(Struct, frozen=True):
-    """How images are stored: smallest and largest size, None if there are none; statistics, a number a channel."""
+class Statistics(Struct, frozen=True):
+    """Channel mean and standard deviation of a sample of so many images, a number a channel."""
+
+    mean: tuple[Decimal, ...]
+    std: tuple[Decimal, ...]
+    sampled_images: Count
+
+
+class Image(Statistics, frozen=True):
+    """How images are stored: smallest and largest size, None if there are none; statistics of their pixels."""
 
     format: Word
     channels: Literal[1, 3]
     min_size: Size | None
     max_size: Size | None
-    mean: tuple[Decimal, ...]
-    std: tuple[Decimal, ...]
-    sampled_images: Count
     passed_through: dict[str, Count] = {}
 
 
 class Source(Struct, frozen=True):
-    """What the images were before they were stored."""
+    """What the images were before they were stored; sizes are None if there are no records."""
 
     formats: dict[str, Count]
+    min_size: Size | None = None
+    max_size: Size | None = None
 
 
 class Configuration(Struct, frozen=True):
-    """The flags that readers need; the writer compares the others with its own."""
+    """The flags that readers need."""
 
     compression: Literal["none", "gzip"]
     image_format: Word
     one_hot: bool
 
 
-class PlannedSplit(Struct, frozen=True):
-    """How one split was cut: the first order key of each shard but the first."""
+class _Flags(Struct):
+    configuration: Configuration
+
+
+class PlannedSplit(Struct, frozen=True, dict=True):
+    """How one split is cut into shards.
+
+    Attributes:
+        images: how many are listed.
+        estimated_bytes: of all its shards.
+        cuts: first order key of each shard but the first, strictly increasing.
+    """
 
     images: Count
     estimated_bytes: Count
     cuts: tuple[OrderKey, ...]
 
+    @property
+    def shards(self) -> int:
+        """How many shards it has."""
+        return len(self.cuts) + 1
 
-class Plan(Struct, frozen=True):
-    """How images were assigned to shards; an index has no plan."""
+    @functools.cached_property
+    def keys(self) -> tuple[int, ...]:
+        """The cuts as numbers."""
+        return tuple(map(int, self.cuts))
+
+    def shard_of(self, key: int) -> int:
+        """Number of the shard that holds an order key."""
+        return bisect_right(self.keys, key)
+
+
+class Cuts(Struct, frozen=True):
+    """How images were assigned to shards; an index of third-party files doesn't know."""
 
     splits: dict[str, PlannedSplit] = {}
 
@@ -126,6 +166,21 @@ class Rejects(Struct, frozen=True):
     environment: Count
 
 
+class Duplicates(Struct, frozen=True):
+    """Exact duplicates.
+
+    Attributes:
+        groups: contents that several images have.
+        images: that are in such groups.
+        across_classes, across_splits: groups with several classes, with several splits.
+    """
+
+    groups: Count
+    images: Count
+    across_classes: Count
+    across_splits: Count
+
+
 class RecordKeys(Struct, frozen=True):
     """The features that hold image and class id in third-party records."""
 
@@ -133,14 +188,14 @@ class RecordKeys(Struct, frozen=True):
     class_: str = msgspec.field(name="class")
 
 
-class Content(Struct, frozen=True):
+class Content(Struct, frozen=True, dict=True):
     """What manifest.json holds. `docs/format.md` says what each key means."""
 
     format_version: int
     self_sha256: Sha256
     name: Name
     version: Version
-    configuration: Configuration
+    configuration: dict[str, object]
     classes: tuple[str, ...]
     features: tuple[Column, ...]
     image: Image
@@ -148,17 +203,34 @@ class Content(Struct, frozen=True):
     records: Count
     listing_fingerprint: Fingerprint
     content_fingerprint: Fingerprint
-    plan: Plan
+    plan: Cuts
     codec: dict[str, str]
     rejects: Rejects
     splits: dict[Name, Split]
     files: dict[str, Sha256]
     source: Source | None = None
     file_sizes: dict[str, FileSize] = {}
-    record_keys: RecordKeys | None = None
+    record_keys: RecordKeys | UnsetType = UNSET
+    duplicates: Duplicates | UnsetType = UNSET
+
+    @property
+    def flags(self) -> Configuration:
+        """The flags that readers need."""
+        return msgspec.convert(self.configuration, Configuration)
+
+    @functools.cached_property
+    def shards(self) -> dict[tuple[str, int], Shard]:
+        """(split, number) → that shard."""
+        return {(name, index): shard for name, split in self.splits.items() for index, shard in enumerate(split.shards)}
+
+    @property
+    def tables(self) -> dict[str, FileSums]:
+        """Path of each shard's record table → its size and sums; older versions have none."""
+        return {table_file(shard.file): shard.table for shard in self.shards.values() if shard.table}
 
     def contradictions(self) -> Iterator[str]:
-        """What can't be true of numbers and names together."""
+        """What can't be true of numbers and names together; a ValidationError of the flags that readers need."""
+        msgspec.convert({"configuration": self.configuration}, _Flags)
         if self.records != sum(split.records for split in self.splits.values()):
             yield f"$.records is {self.records}, its splits have others"
         for name, split in self.splits.items():
@@ -183,7 +255,7 @@ class Manifest(dict[str, Any]):
         outcome: `published`, `repaired`, or `already published` if nothing was written.
         run: content of run.json: how the job went that published it; empty if that can't be read, or wasn't.
         checked: what was compared of a version that was published already, in one line.
-        touched: the etag or mtime of an image has changed since it was published, and contents were not compared.
+        etags_differ: an image has another etag or mtime than when it was published, and contents were not compared.
     """
 
     url: str
@@ -191,7 +263,7 @@ class Manifest(dict[str, Any]):
     outcome: str = PUBLISHED
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
     checked: str = ""
-    touched: bool = False
+    etags_differ: bool = False
 
     def __post_init__(self) -> None:
         self.update(self.data)
@@ -202,6 +274,11 @@ class Manifest(dict[str, Any]):
             f"Manifest(url={self.url!r}, outcome={self.outcome!r}, records={self.records}, "
             f"rejects={self.images - self.records}, classes={len(self.classes)})"
         )
+
+    @functools.cached_property
+    def content(self) -> Content:
+        """The same as `data`, typed."""
+        return msgspec.convert(self.data, Content)
 
     @property
     def images(self) -> int:
@@ -220,7 +297,7 @@ class Manifest(dict[str, Any]):
 
     @property
     def classes(self) -> list[str]:
-        """Class names, their place is the id."""
+        """Class names by class id."""
         return list(self.data["classes"])
 
     @property
@@ -229,9 +306,16 @@ class Manifest(dict[str, Any]):
         return {split: content["records"] for split, content in self.data["splits"].items()}
 
 
-def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
+def builtins_of(document: Struct) -> dict[str, Any]:
+    """A document as JSON has it; numbers as keys are text there."""
+    values: dict[str, Any] = msgspec.to_builtins(document, str_keys=True)
+    return values
+
+
+def seal_manifest(manifest: Mapping[str, Any] | Struct) -> bytes:
     """The bytes of `manifest.json`: canonical JSON with `self_sha256` over the same text without that key."""
-    body = {key: value for key, value in manifest.items() if key != "self_sha256"}
+    document = builtins_of(manifest) if isinstance(manifest, Struct) else manifest
+    body = {key: value for key, value in document.items() if key != "self_sha256"}
     return canonical_json({**body, "self_sha256": sha256(canonical_json(body))})
 
 
@@ -298,7 +382,7 @@ def _check_file_names(manifest: Content, where: str) -> None:
     `imageshards index` also names shards elsewhere, by their full path or URL: these are only read.
     """
     shards = [shard.file for split in manifest.splits.values() for shard in split.shards]
-    if manifest.record_keys is not None:
+    if manifest.record_keys is not UNSET:
         shards = [file for file in shards if not _FULL.fullmatch(file)]
     outside = next((name for name in (*manifest.files, *shards) if _OUTSIDE.search(name)), None)
     if outside is not None:

@@ -9,13 +9,14 @@ import io
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline.schema import normal_path_bytes, relative_path_bytes
+from beam_pipeline.schema.manifest import Column
 
 Table = npt.NDArray[np.void]
 # Codes in the table, part of the format: only appended to.
@@ -60,12 +61,12 @@ def column_name(feature: str) -> str:
     return f"column:{feature}"
 
 
-def numeric(features: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def numeric(features: Iterable[Column]) -> dict[str, str]:
     """Column of the table → its type, of the manifest's columns that hold one number a record."""
     return {
-        column_name(one["name"]): _NUMBERS[one["dtype"]]
-        for one in features
-        if one["dtype"] in _NUMBERS and not one["list"]
+        column_name(column.name): _NUMBERS[column.dtype]
+        for column in features
+        if column.dtype in _NUMBERS and not column.list
     }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from beam_pipeline.schema import CLASS_KEY, FILENAME_KEY, IMAGE_KEY, LABEL_KEY, ONE_HOT_KEY, SIZE_KEY
+from beam_pipeline.schema.manifest import Column
 
 _FEATURES = "tensorflow_datasets.core.features"
 _DTYPES = {"int64": "int64", "float32": "float32", "bytes": "string"}
@@ -20,7 +21,7 @@ def features_document(
     image_shape: Sequence[int | None],
     class_count: int,
     one_hot: bool,
-    columns: Iterable[Mapping[str, Any]],
+    columns: Iterable[Column],
 ) -> dict[str, Any]:
     """The content of `features.json`.
 
@@ -28,7 +29,7 @@ def features_document(
         image_format: jpeg or png.
         image_shape: (height, width, channels); None for a side that differs from image to image.
         class_count, one_hot: number of classes, and whether records hold `one_hot_class`.
-        columns: a manifest's features: name, dtype, list.
+        columns: a manifest's features.
     """
     image = {"dtype": "uint8", "encodingFormat": image_format, "shape": _shape(image_shape)}
     features = {
@@ -44,7 +45,7 @@ def features_document(
     if one_hot:
         features[ONE_HOT_KEY] = _tensor("float32", (class_count,))
     for column in columns:
-        features[column["name"]] = _tensor(_DTYPES[column["dtype"]], (None,) if column["list"] else ())
+        features[column.name] = _tensor(_DTYPES[column.dtype], (None,) if column.list else ())
     return {"pythonClassName": f"{_FEATURES}.features_dict.FeaturesDict", "featuresDict": {"features": features}}
 
 

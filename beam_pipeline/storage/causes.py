@@ -7,8 +7,9 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
@@ -108,6 +109,21 @@ def explained(url: str, error: BaseException, is_anonymous: bool = False) -> Sto
         reason = f"{cause.says} ({detail})" if cause.says else detail
     kind = MissingFileError if cause is _NO_BUCKET else StorageError
     return kind(f"{url}: {reason}", fix, _RESUMES if fix else "")
+
+
+@contextmanager
+def translating_os_errors(path: str, of_others: bool = True) -> Iterator[None]:
+    """Failures of the operating system as one line; those of other files only if `of_others`."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        if not of_others and (error.errno is None or error.filename not in (None, path)):
+            raise
+        raise explained(path, error) from error
+    except RecursionError:  # Python's own glob and rmtree call themselves for each level
+        raise StorageError(f"{path}: folders are nested too deeply", "move them away") from None
 
 
 def _words(error: BaseException) -> str:

@@ -9,15 +9,15 @@ import random
 import re
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import IO
 
-from beam_pipeline.errors import MissingFileError, StorageError
+from beam_pipeline.errors import MissingFileError
 from beam_pipeline.storage import Data, ListedFile, Storage, usage
-from beam_pipeline.storage.causes import explained
+from beam_pipeline.storage.causes import explained, translating_os_errors
 
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
 # Of a link that leads nowhere, or round in circles, and of a file that has gone since its folder was read.
@@ -31,7 +31,7 @@ class LocalStorage(Storage):
 
     def names(self, url: str) -> list[str]:
         try:
-            with _told(url), os.scandir(url) as entries:
+            with translating_os_errors(url), os.scandir(url) as entries:
                 return sorted(f"{entry.name}/" if os.path.isdir(entry.path) else entry.name for entry in entries)
         except FileNotFoundError:
             return []
@@ -45,7 +45,7 @@ class LocalStorage(Storage):
             if is_linked and _leads_back(url, folder):
                 continue
             try:
-                with _told(folder), os.scandir(folder) as entries:
+                with translating_os_errors(folder), os.scandir(folder) as entries:
                     for entry in entries:
                         path, found = f"{prefix}{entry.name}", _stat(entry.path)
                         if found and S_ISDIR(found.st_mode):
@@ -64,7 +64,7 @@ class LocalStorage(Storage):
 
     def read_range(self, url: str, start: int, stop: int | None, out: memoryview | None = None) -> Data:
         size = -1 if stop is None else max(0, stop - start)
-        with _told(url), self.open(url) as file:
+        with translating_os_errors(url), self.open(url) as file:
             file.seek(start)
             data: Data = file.read(size) if out is None else out[: file.readinto(out[:size])]
         usage.count(bytes_read=len(data))
@@ -74,19 +74,19 @@ class LocalStorage(Storage):
         """What is no file, a folder, a pipe or a link that leads nowhere, isn't found, and never waited for."""
         if self.stat(url) is None:
             raise MissingFileError(f"{url} is a folder, not a file" if os.path.isdir(url) else f"{url} is missing")
-        with _told(url):
+        with translating_os_errors(url):
             return open(url, "rb")
 
     def glob(self, pattern: str) -> list[str]:
-        with _told(pattern):
+        with translating_os_errors(pattern):
             return sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
 
     def write(self, url: str, data: bytes, generation: str | None = None) -> bool:
-        if generation == "" and os.path.lexists(url):  # only one job writes here: claim.json is locked
+        if generation == "" and os.path.lexists(url):  # only one job writes here: it has the claim
             return self.read(url) == data
         # Of its own, since a name may be as long as names can be.
         temporary = os.path.join(os.path.dirname(url), f".{os.getpid()}-{random.getrandbits(32):08x}.tmp")
-        with _told(url):
+        with translating_os_errors(url):
             os.makedirs(os.path.dirname(url), exist_ok=True)
             try:
                 Path(temporary).write_bytes(data)
@@ -97,7 +97,7 @@ class LocalStorage(Storage):
         return True
 
     def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
-        with _told(url):
+        with translating_os_errors(url):
             file.flush()
             os.makedirs(os.path.dirname(url), exist_ok=True)
             size = os.fstat(file.fileno()).st_size
@@ -106,11 +106,11 @@ class LocalStorage(Storage):
         return True
 
     def delete(self, url: str, generation: str = "") -> None:
-        with _told(url):
+        with translating_os_errors(url):
             Path(url).unlink(missing_ok=True)
 
     def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:
-        with _told(url), suppress(FileNotFoundError, NotADirectoryError):
+        with translating_os_errors(url), suppress(FileNotFoundError, NotADirectoryError):
             for name in os.listdir(url):
                 path = Path(url, name)
                 if path.is_dir() and not path.is_symlink():
@@ -130,19 +130,6 @@ class LocalStorage(Storage):
         for folder in urls:
             with suppress(OSError):
                 os.rmdir(folder)
-
-
-@contextmanager
-def _told(url: str) -> Iterator[None]:
-    """Failures of the operating system as one line."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        raise explained(url, error) from error
-    except RecursionError:  # Python's own glob and rmtree call themselves for each level
-        raise StorageError(f"{url}: folders are nested too deeply", "move them away") from None
 
 
 def _leads_back(url: str, folder: str) -> bool:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError, one_line
-from beam_pipeline.storage.usage import Usage
+from beam_pipeline.schema.job import UnitPrices, Usage
 
 _FILE = Path(__file__).with_name("prices.json")
 _DEFAULT = "default"
@@ -95,17 +93,17 @@ def load_prices(file: str = "") -> Prices:
         raise UsageError(f"--prices {file!r}: {why}; write it as beam_pipeline/storage/prices.json is") from None
 
 
-def dollars(used: Usage, prices: Mapping[str, Any]) -> dict[str, float]:
+def dollars(used: Usage, prices: UnitPrices) -> dict[str, float]:
     """Dollars by what they are for: requests, and on Dataflow cores, as if none were ever idle.
 
     Args:
         used: by a job.
-        prices: as run.json keeps them; nothing is known without.
+        prices: of the job.
     """
-    if not prices:
+    if not prices.note:
         return {}
-    requests = used.lists_and_writes * prices["class_a_per_1000"] + used.reads * prices["class_b_per_1000"]
-    found = {"requests": requests / 1000}
-    if "core_hour" in prices:
-        found["cores"] = used.cpu_s / 3600 * prices["core_hour"]
-    return found
+    requests = used.lists_and_writes * prices.class_a_per_1000 + used.reads * prices.class_b_per_1000
+    amounts = {"requests": requests / 1000}
+    if prices.core_hour is not None:
+        amounts["cores"] = used.cpu_s / 3600 * prices.core_hour
+    return amounts

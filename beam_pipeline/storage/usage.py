@@ -9,33 +9,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass
+
+from beam_pipeline.schema.job import Usage
 
 _lock = threading.Lock()
-
-
-@dataclass
-class Usage:
-    """What was used.
-
-    Attributes:
-        cpu_s: CPU seconds of processes, all their threads, child processes not included.
-        lists_and_writes: requests that list or write, which Google calls class A: an upload is one, in however many
-            parts; deleting is free.
-        reads: requests that read, or ask for an object's metadata: class B.
-        bytes_read, bytes_written: contents of files, local ones too.
-    """
-
-    cpu_s: float = 0.0
-    lists_and_writes: int = 0
-    reads: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-
-    def merge(self, other: Usage) -> None:
-        """Add what another piece of work used."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
 
 
 _used, _process, _cpu_s = Usage(), os.getpid(), 0.0

@@ -26,7 +26,15 @@ import numpy.typing as npt
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError, printable
-from beam_pipeline.schema.manifest import FOREIGN_KEY, FORMAT_VERSION, Shard, open_manifest, seal_manifest
+from beam_pipeline.schema.manifest import (
+    FOREIGN_KEY,
+    FORMAT_VERSION,
+    Shard,
+    builtins_of,
+    file_sums,
+    open_manifest,
+    seal_manifest,
+)
 from beam_pipeline.schema.table import COLUMNS, column_name, name_hash, numeric, table_bytes
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo, as_info, load_info
@@ -158,7 +166,7 @@ def write_tables(info: DatasetInfo | PathLike) -> int:
 def _table_of(info: DatasetInfo, scanners: Scanners, shard: Shard) -> bytes:
     """The record table of one shard of ours."""
     numbers = {column_name(one["name"]): one["name"] for one in info.manifest["features"]}
-    types = {name: COLUMNS[name] for name in ("bytes", "class", "name")} | numeric(info.manifest["features"])
+    types = {name: COLUMNS[name] for name in ("bytes", "class", "name")} | numeric(info.manifest.content.features)
     scan = FileScan(info.path(shard.file))
     columns: dict[str, list[Any]] = {name: [] for name in types}
 
@@ -479,7 +487,7 @@ def _split(folder: Path, files: Sequence[_File], classes: int) -> dict[str, Any]
             "images": one.contents.records + one.contents.left_out.total(),
             "listing_fingerprint": f"{one.contents.digest:032x}",
             "content_fingerprint": f"{one.contents.digest:032x}",
-            "table": schema.file_sums(_table(one)),
+            "table": builtins_of(file_sums(_table(one))),
         }
         for one in files
     ]

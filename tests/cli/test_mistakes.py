@@ -13,7 +13,7 @@ from PIL import Image
 
 from beam_pipeline import Config
 from beam_pipeline.cli.main import main as write_command
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.claim import open_claim
 from tests import make
 
 MESSAGES = Path(__file__).with_name("messages.txt").read_text()
@@ -71,7 +71,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(data / "done/photos", data / "moved/pics")
     shutil.copytree(data / "done", data / "lost")
     (data / "lost/photos/1.0.0/manifest.json").unlink()
-    JobState(Config(output=f"{data}/busy", input=f"{data}/photos", name="photos")).claim.hold()
+    open_claim(Config(output=f"{data}/busy", input=f"{data}/photos", name="photos")).acquire()
     return data
 
 

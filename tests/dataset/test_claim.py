@@ -16,7 +16,7 @@ import pytest
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.claim import CLAIM_FILE, Claim
+from beam_pipeline.dataset.claim import CLAIM_FILE, SharedClaim, open_claim
 from beam_pipeline.errors import ImageShardsError, StorageError
 from tests import make
 from tests.servers import Gcs
@@ -24,9 +24,9 @@ from tests.servers import Gcs
 BY_ANOTHER = rf"/1\.0\.0 is being written by another job \(process {os.getpid()} on \S+, since \d{{4}}-\S+ \S+ UTC\)"
 
 
-def job(output: object, **more: bool) -> Claim:
+def job(output: object, **more: bool) -> SharedClaim:
     """The claim of a new job."""
-    return Claim(Config(input="/in", output=str(output), name="photos", **more))
+    return open_claim(Config(input="/in", output=str(output), name="photos", **more))
 
 
 def claim_file(output: object) -> str:
@@ -38,8 +38,8 @@ def claim_file(output: object) -> str:
 HOLD = """
 import os, sys, time
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.claim import Claim
-Claim(Config(input="/in", output=sys.argv[1], name="photos")).hold()
+from beam_pipeline.dataset.claim import open_claim
+open_claim(Config(input="/in", output=sys.argv[1], name="photos")).acquire()
 print("held", flush=True)
 time.sleep(600)
 """
@@ -55,12 +55,12 @@ def holder(output: Path) -> subprocess.Popen[str]:
 
 def test_a_second_job_is_told_by_whom_and_since_when(tmp_path: Path) -> None:
     first, second = job(tmp_path), job(tmp_path)
-    first.hold()
+    first.acquire()
     with pytest.raises(ImageShardsError, match=BY_ANOTHER + r": wait for it to finish$"):
-        second.hold()
+        second.acquire()
     first.release()
     assert not Path(claim_file(tmp_path)).exists()
-    second.hold()
+    second.acquire()
     second.release()
 
 
@@ -93,7 +93,7 @@ def test_a_link_in_its_place_is_an_error_not_a_loop(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.symlink_to(tmp_path / "missing" / "claim.json")
     with pytest.raises(StorageError, match=r"claim\.json: too many levels of symbolic links"):
-        job(tmp_path).hold()
+        job(tmp_path).acquire()
 
 
 def at_once(threads: int, work: Callable[[str], None]) -> None:
@@ -111,7 +111,7 @@ def test_a_lock_is_never_held_on_a_deleted_file(tmp_path: Path) -> None:
         for _ in range(50):
             one = job(tmp_path)
             with suppress(ImageShardsError):
-                one.hold()
+                one.acquire()
                 was_alone.append(inside.acquire(blocking=False))
                 if was_alone[-1]:
                     inside.release()
@@ -138,28 +138,28 @@ def plan_of(output: str) -> str | None:
 
 def test_jobs_of_one_plan_share_the_claim_and_another_is_told_by_whom_and_what_to_do(bucket: str) -> None:
     first = job(bucket)
-    assert first.take("plan") == job(bucket).take("plan") == (first.writer().run, False)
+    assert first.acquire("plan") == job(bucket).acquire("plan") == (first.writer().run, False)
     line = " with other images or flags: wait until it is published, or --restart discards what it has written$"
     with pytest.raises(ImageShardsError, match=BY_ANOTHER + line):
-        job(bucket).take("other")
+        job(bucket).acquire("other")
     assert plan_of(bucket) == "plan"
 
 
 def test_restart_and_overwrite_replace_the_claim_of_another_plan_once(bucket: str) -> None:
-    job(bucket).take("plan")
+    job(bucket).acquire("plan")
     one = job(bucket, restart=True)
-    assert one.take("plan")[1], "--restart begins again, whatever is there"
-    assert not one.take("plan")[1], "a repeated step has it already: what it has written since stays"
-    assert job(bucket, restart=True).take("other")[1]
+    assert one.acquire("plan")[1], "--restart begins again, whatever is there"
+    assert not one.acquire("plan")[1], "a repeated step has it already: what it has written since stays"
+    assert job(bucket, restart=True).acquire("other")[1]
     assert plan_of(bucket) == "other"
-    assert job(bucket, overwrite=True).take("third")[1]
+    assert job(bucket, overwrite=True).acquire("third")[1]
     assert plan_of(bucket) == "third"
-    assert not job(bucket, overwrite=True).take("third")[1], "a killed --overwrite resumes"
+    assert not job(bucket, overwrite=True).acquire("third")[1], "a killed --overwrite resumes"
 
 
 def test_after_a_job_of_another_plan_died_the_command_names_restart_which_publishes(gcs: Gcs, few: Path) -> None:
     output = f"gs://{(name := gcs.new_bucket())}"
-    job(output).take("plan")
+    job(output).acquire("plan")
     finished = make.job(few, output)
     assert (finished.code, finished.err.count("\n")) == (1, 1)
     assert finished.err.endswith("wait until it is published, or --restart discards what it has written\n")
@@ -173,7 +173,7 @@ def test_of_many_plans_at_once_one_is_claimed(bucket: str) -> None:
 
     def compete(plan: str) -> None:
         with suppress(ImageShardsError):
-            job(bucket).take(plan)
+            job(bucket).acquire(plan)
             taken.append(plan)
 
     at_once(8, compete)
@@ -182,19 +182,19 @@ def test_of_many_plans_at_once_one_is_claimed(bucket: str) -> None:
 
 def test_only_the_job_that_made_a_claim_gives_it_up(bucket: str) -> None:
     first, second = job(bucket), job(bucket)
-    first.take("plan")
-    second.take("plan")
-    second.give_up()
+    first.acquire("plan")
+    second.acquire("plan")
+    second.discard()
     assert plan_of(bucket) == "plan"
-    first.give_up()
-    first.give_up()
+    first.discard()
+    first.discard()
     assert plan_of(bucket) is None
 
 
 def test_a_claim_that_cannot_be_read_is_another_job_s(bucket: str) -> None:
     storage.open_storage(bucket).write(claim_file(bucket), b"{")
     with pytest.raises(ImageShardsError, match=r"by another job with other images or flags"):
-        job(bucket).take("plan")
+        job(bucket).acquire("plan")
 
 
 def test_a_run_survives_copies_of_its_configuration_and_is_no_part_of_it() -> None:

@@ -13,19 +13,22 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from pytest import MonkeyPatch
 
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
+from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.dataset.publish import metadata_files, publish
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.dataset.writer import ShardWriter
+from beam_pipeline.dataset.writer import ClaimedPlan, ShardWriter
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import all_images
-from beam_pipeline.inputs.references import ReferenceSum, content_fields, listing_fields
-from beam_pipeline.planning.plan import Histogram, JobPlan, plan_split
+from beam_pipeline.inputs.references import content_fields, listing_fields
+from beam_pipeline.planning.plan import Histogram, plan_split
 from beam_pipeline.schema import ShardName
-from beam_pipeline.schema.manifest import seal_manifest
+from beam_pipeline.schema.job import ReferenceSum, Run
+from beam_pipeline.schema.manifest import Manifest, builtins_of, file_sums, seal_manifest
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.servers import Gcs
@@ -50,7 +53,7 @@ def test_every_file_but_run_json_is_in_the_manifest_with_its_hash(version: Path,
     shards = {shard["file"]: shard for split in manifest["splits"].values() for shard in split["shards"]}
     tables = {f"index/{name}.records.npy": shard["table"] for name, shard in shards.items()}
     assert set(files) == {*manifest["files"], *shards, *tables, "manifest.json", "run.json"}
-    assert {name: schema.file_sums(files[name]) for name in tables} == tables
+    assert {name: builtins_of(file_sums(files[name])) for name in tables} == tables
     assert {name: hashlib.sha256(files[name]).hexdigest() for name in manifest["files"]} == manifest["files"]
     for name, shard in shards.items():
         assert (shard["bytes"], shard["crc32c"]) == (len(files[name]), google_crc32c.value(files[name]))
@@ -124,27 +127,26 @@ def test_the_plan_is_the_one_that_was_carried_out(version: Path, manifest: dict)
 
 # --- publishing by hand: what goes wrong
 
-Job = tuple[Config, JobPlan]
+Job = tuple[Config, ClaimedPlan]
 
 
 def write_shards(photos: Path, output: str, shards_written: int = 2) -> Job:
     """A job of two shards which is not yet published."""
-    config = Config(input=str(photos), output=output, name="photos", image_size=24, num_shards=2)
+    config = Config(input=str(photos), output=output, name="photos", image_size=24, num_shards=2, is_locked=True)
     refs = list(all_images(config))
     histogram = Histogram(0)
     for ref in refs:
         histogram.add(ref.order_key, 1)
     split = plan_split(histogram, 2)
-    unmeasured = {"mean": [], "std": [], "sampled_images": 0}
-    classes = ("ant", "bee", "cat")
-    plan = JobPlan(
-        config.fingerprint(), classes, (), {"train": split}, unmeasured, "40-abc", "0-", images.codec_versions()
-    )
-    JobState(config).claim.hold()
-    plan = JobState(config).prepare(plan)
+    parts = {"classes": ("ant", "bee", "cat"), "splits": {"train": split}, "codec": images.codec_versions()}
+    plan = make.plan_of(configuration=config.fingerprint(), inputs="40-abc", **parts)
+    open_claim(config).acquire()
+    claimed = ClaimedPlan(plan, JobState(config).prepare(plan))
     for index in range(shards_written):
-        ShardWriter(config, plan).write("train", index, [ref for ref in refs if split.shard_of(ref.order_key) == index])
-    return config, plan
+        ShardWriter(config, claimed).write(
+            "train", index, [ref for ref in refs if split.shard_of(ref.order_key) == index]
+        )
+    return config, claimed
 
 
 @pytest.fixture
@@ -155,7 +157,7 @@ def written(photos: Path, tmp_path: Path) -> Job:
 
 def test_publishing_removes_the_state(written: Job) -> None:
     config, plan = written
-    manifest = publish(config, plan, {"runner": "none"})
+    manifest = publish(config, plan, Run(runner="none"))
     assert make.manifest(Path(config.dataset_url)) == json.loads(seal_manifest(manifest))
     assert list(make.files(Path(JobState(config).url))) == ["claim.json"], "which the launcher holds"
 
@@ -167,10 +169,11 @@ SIDECAR, SHARD = "_state/1.0.0/shards/train-00001.json", "1.0.0/photos-train.tfr
 INDEX = "1.0.0/index/photos-train.tfrecord-00001-of-00002.idx"
 
 
-def one_less(key: str) -> Callable[[bytes], bytes]:
+def one_less(part: str, key: str) -> Callable[[bytes], bytes]:
     def change(data: bytes) -> bytes:
         document = json.loads(data)
-        return seal_manifest({**document, key: document[key] - 1})
+        document[part][key] -= 1
+        return seal_manifest(document)
 
     return change
 
@@ -179,8 +182,8 @@ def one_less(key: str) -> Callable[[bytes], bytes]:
     ("file", "change", "line"),
     [
         (SIDECAR, None, NOT_WRITTEN),
-        (SIDECAR, one_less("records"), NOT_LISTED),
-        (SIDECAR, one_less("images"), NOT_LISTED),
+        (SIDECAR, one_less("counts", "records"), NOT_LISTED),
+        (SIDECAR, one_less("shard", "images"), NOT_LISTED),
         (SHARD, None, CHANGED),
         (SHARD, lambda data: data[:-1], CHANGED),
         (SHARD, lambda data: data[:-1] + bytes([data[-1] ^ 1]), CHANGED),
@@ -196,14 +199,14 @@ def test_what_is_missing_unaccounted_for_or_written_by_something_else_since_is_n
     path = Path(config.dataset_url).parent / file
     path.write_bytes(change(path.read_bytes())) if change else path.unlink()
     with pytest.raises(ImageShardsError, match=line.format(file.removeprefix("1.0.0/"))):
-        publish(config, plan, {})
+        publish(config, plan, Run())
     assert not {"manifest.json", "dataset_info.json"} & set(make.files(Path(config.dataset_url)))
 
 
 def test_a_sidecar_of_another_plan_is_not_published(written: Job) -> None:
     config, plan = written
     with pytest.raises(ImageShardsError, match="was not written"):
-        publish(config, dataclasses.replace(plan, inputs="other"), {})
+        publish(config, plan._replace(plan=replace(plan.plan, inputs="other")), Run())
     assert not (Path(config.dataset_url) / "manifest.json").exists()
 
 
@@ -212,14 +215,14 @@ def test_a_repeated_publication_finds_its_own(written: Job) -> None:
     config, plan = written
     state = Path(JobState(config).url)
     kept = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
-    manifest = publish(config, plan, {})
+    manifest = publish(config, plan, Run())
     before = make.files(Path(config.dataset_url))
     for path, data in kept.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     for _ in range(2):
-        again = publish(config, plan, {})
-        assert again["content_fingerprint"] == manifest["content_fingerprint"]
+        again = publish(config, plan, Run())
+        assert again.content_fingerprint == manifest.content_fingerprint
         assert make.files(Path(config.dataset_url)) == before
     assert not (state / "plan.json").exists()
 
@@ -246,12 +249,12 @@ def remote(request: pytest.FixtureRequest, photos: Path) -> Job:
 def test_a_job_whose_plan_another_one_has_published_ends_well(remote: Job) -> None:
     config, plan = remote
     second = join(config)
-    JobState(second).prepare(plan)
-    manifest = publish(config, plan, {})
+    JobState(second).prepare(plan.plan)
+    manifest = publish(config, plan, Run())
     before = names(config)
-    JobState(second).prepare(plan)
-    assert ShardWriter(second, plan).write("train", 0, []).kept
-    assert publish(second, plan, {})["content_fingerprint"] == manifest["content_fingerprint"]
+    JobState(second).prepare(plan.plan)
+    assert ShardWriter(second, plan).write("train", 0, []).was_finished
+    assert publish(second, plan, Run()).content_fingerprint == manifest.content_fingerprint
     assert names(config) == before
     assert not any("_state" in name for name in before)
 
@@ -261,12 +264,12 @@ def test_a_version_that_may_be_of_other_images_is_not_taken_for_ours(remote: Job
     # With the same names and sizes: only the etags differ, which run.json alone has.
     config, plan = remote
     second = join(config)
-    JobState(second).prepare(plan)
-    publish(config, plan, {})
+    JobState(second).prepare(plan.plan)
+    publish(config, plan, Run())
     store, url = storage.open_storage(config.output), f"{config.dataset_url}/run.json"
     store.write(url, json.dumps({"inputs": run}).encode()) if run else store.delete(url)
     with pytest.raises(ImageShardsError, match=r"was published by another job .* run the command again"):
-        JobState(second).prepare(plan)
+        JobState(second).prepare(plan.plan)
     with pytest.raises(ImageShardsError, match="another job has taken over this version"):
         ShardWriter(second, plan).write("train", 0, [])
 
@@ -279,10 +282,10 @@ def test_a_job_whose_plan_is_published_meanwhile_ends_well(remote: Job, method: 
     def publish_at_the_second(*arguments: object) -> None:
         calls.append(arguments)
         if len(calls) == 2:  # in the middle of it
-            publish(join(config), plan, {})
+            publish(join(config), plan, Run())
 
     make.before(monkeypatch, JobState, method, publish_at_the_second)
-    publish(config, plan, {})
+    publish(config, plan, Run())
     assert len(calls) > 2
     assert not any("_state" in name for name in names(config))
 
@@ -291,13 +294,13 @@ def test_a_manifest_that_came_too_late_is_taken_back(remote: Job, monkeypatch: M
     config, plan = remote
     make.before(monkeypatch, type(storage.open_storage(config.output)), "create", lambda *_: begin_again(config, plan))
     with pytest.raises(ImageShardsError, match="another job has taken over this version"):
-        publish(config, plan, {})
+        publish(config, plan, Run())
     assert names(config) == {f"photos/_state/1.0.0/{file}" for file in ("claim.json", "plan.json")}
 
 
-def begin_again(config: Config, plan: JobPlan) -> None:
+def begin_again(config: Config, plan: ClaimedPlan) -> None:
     """What another job does with another plan and `--restart`."""
-    JobState(join(config, restart=True)).prepare(dataclasses.replace(plan, inputs="other"))
+    JobState(join(config, restart=True)).prepare(replace(plan.plan, inputs="other"))
 
 
 def test_on_gs_a_shard_of_a_voided_job_replaces_no_other(gcs: Gcs, photos: Path, monkeypatch: MonkeyPatch) -> None:
@@ -319,7 +322,7 @@ def test_a_manifest_of_another_job_is_not_overwritten(written: Job, monkeypatch:
     path = Path(config.dataset_url) / "manifest.json"
     make.before(monkeypatch, LocalStorage, "create", lambda *_: path.write_bytes(b"theirs"))
     with pytest.raises(ImageShardsError, match="was published by another job while this one was running"):
-        publish(config, plan, {})
+        publish(config, plan, Run())
     assert path.read_bytes() == b"theirs"
 
 
@@ -330,7 +333,7 @@ def test_dataset_info_and_the_manifest_are_written_after_all_other_files(
     order: list[str] = []
     for method, position in (("write", 1), ("publish", 2)):
         make.before(monkeypatch, LocalStorage, method, lambda *some, at=position: order.append(some[at]))
-    publish(config, plan, {})
+    publish(config, plan, Run())
     before = {"index/train.runs.npy", "class.labels.txt", "features.json", "rejects.jsonl", "run.json"}
     assert set(order[:-2]) == {f"{config.dataset_url}/{file}" for file in before}
     assert order[-2:] == [f"{config.dataset_url}/{file}" for file in ("dataset_info.json", "manifest.json")]
@@ -366,8 +369,9 @@ def test_rejects_outside_the_sample_count_at_the_end_and_a_higher_limit_resumes(
 
 
 def test_metadata_follows_from_the_manifest_and_is_only_labels_if_compressed(version: Path, manifest: dict) -> None:
-    files = metadata_files(manifest)
+    content = Manifest("", manifest).content
+    files = metadata_files(content)
     assert list(files) == ["class.labels.txt", "features.json", "dataset_info.json"]
     assert {name: (version / name).read_bytes() for name in files} == files
-    packed = {**manifest, "configuration": {**manifest["configuration"], "compression": "gzip"}}
+    packed = replace(content, configuration={**content.configuration, "compression": "gzip"})
     assert list(metadata_files(packed)) == ["class.labels.txt"]

@@ -4,39 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.claim import Claim
+from beam_pipeline.dataset.claim import SharedClaim, SupersededError, open_claim
 from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import ImageShardsError, StorageError
-from beam_pipeline.planning.plan import JobPlan, SplitPlan, split_documents, split_plans
 from beam_pipeline.schema import ShardName, is_ours
-from beam_pipeline.schema.manifest import seal_manifest
+from beam_pipeline.schema.job import Counts, FromBase, Plan, PlannedJob, Sample, Sidecar, Usage
+from beam_pipeline.schema.manifest import Column, FileSums, PlannedSplit, Shard, Statistics, seal_manifest
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.servers import Gcs
 
-PLAN = JobPlan(
-    {"seed": 0},
-    ("a",),
-    (),
-    {"train": SplitPlan(9, 90, (5, 1 << 63))},
-    {"mean": ["0.1"]},
-    "9-abc",
-    "0-",
-    {"pillow": "1"},
-)
-OTHER = dataclasses.replace(PLAN, inputs="other")
+PLAN = make.plan_of(classes=("a",), splits={"train": PlannedSplit(9, 90, ("5", str(1 << 63)))}, inputs="9-abc")
+OTHER = replace(PLAN, inputs="other")
 NAME = ShardName("photos", "train", 1, 3)
 STATE = "photos/_state/1.0.0"
 EMPTY = {f"{STATE}/claim.json", f"{STATE}/plan.json"}
@@ -44,14 +33,14 @@ EMPTY = {f"{STATE}/claim.json", f"{STATE}/plan.json"}
 
 @pytest.fixture
 def local(tmp_path: Path) -> Config:
-    return Config(input="/in", output=str(tmp_path), name="photos")
+    return Config(input="/in", output=str(tmp_path), name="photos", is_locked=True)
 
 
 @pytest.fixture
-def claim(local: Config) -> Iterator[Claim]:
+def claim(local: Config) -> Iterator[SharedClaim]:
     """The lock of a local version."""
-    claim = Claim(local)
-    claim.hold()
+    claim = open_claim(local)
+    claim.acquire()
     yield claim
     claim.release()
 
@@ -62,7 +51,7 @@ def remote(gcs: Gcs) -> Config:
 
 
 @pytest.fixture(params=["local", "remote"])
-def config(request: pytest.FixtureRequest, claim: Claim) -> Config:
+def config(request: pytest.FixtureRequest, claim: SharedClaim) -> Config:
     """A job that may write the version."""
     return request.getfixturevalue(request.param)
 
@@ -82,33 +71,23 @@ def another(config: Config, **more: bool) -> JobState:
     return JobState(dataclasses.replace(config, run_id=uuid.uuid4().hex, **more))
 
 
-def save_sidecar(state: JobState, name: ShardName, sidecar: dict) -> None:
-    state.put(state.sidecar_url(name), seal_manifest(sidecar), None, lambda: None)
-
-
-plans = st.dictionaries(
-    st.sampled_from(["train", "validation", "test"]),
-    st.builds(SplitPlan, st.integers(1), st.integers(1), st.lists(st.integers(0, (1 << 64) - 1)).map(tuple)),
-)
-
-
-@given(plans)
-def test_plans_read_back_from_json_with_every_bit_of_their_keys(some: dict[str, SplitPlan]) -> None:
-    text = json.dumps(split_documents(some))
-    assert split_plans(json.loads(text)) == some
-    assert all(isinstance(cut, str) for plan in json.loads(text).values() for cut in plan["cuts"]), "JSON has 53 bits"
+def save_sidecar(state: JobState) -> None:
+    sums = FileSums(1, 2, "0" * 64)
+    shard = Shard(NAME.file, 3, 1, 2, 3, "0" * 32, "0" * 32, sums)
+    sidecar = Sidecar(PLAN.sha256, shard, "", sums, (), Counts(records=3), ())
+    state.put(state.sidecar_url(NAME), seal_manifest(sidecar), None, lambda: None)
 
 
 def test_every_part_of_a_plan_is_in_its_hash() -> None:
     # fmt: off
     others = {
-        "configuration": {"seed": 1}, "classes": ("b",), "columns": ({"name": "x"},), "statistics": {},
-        "splits": {"train": SplitPlan(9, 90, (6, 1 << 63))}, "inputs": "9-abd", "dropped": "1-abd",
-        "codec": {"pillow": "2"},
+        "configuration": {"seed": 1}, "classes": ("b",), "features": (Column("x", "bytes", False),),
+        "statistics": Statistics(("0.5",), (), 0), "splits": {"train": PlannedSplit(9, 90, ("6", str(1 << 63)))},
+        "inputs": "9-abd", "dropped": "1-abd", "codec": {"pillow": "2"},
     }
     # fmt: on
-    assert {*others, "claim", "expected"} == {field.name for field in dataclasses.fields(JobPlan)}
-    assert len({PLAN.sha256, *(dataclasses.replace(PLAN, **{key: others[key]}).sha256 for key in others)}) == 9
+    assert set(others) == set(PLAN.__struct_fields__)
+    assert len({PLAN.sha256, *(replace(PLAN, **{key: value}).sha256 for key, value in others.items())}) == 9
 
 
 # --- making the output ready
@@ -119,19 +98,19 @@ def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config
     state = JobState(dataclasses.replace(config, restart=not storage.is_local(config.output)))
     state.prepare(PLAN)
     assert state.exists()
-    save_sidecar(state, NAME, {"plan": PLAN.sha256})
+    save_sidecar(state)
     put(config, NAME.file)
     before = files(config)
     state.prepare(PLAN)
     assert files(config) == before
-    assert (state.sidecar(NAME) or {})["plan"] == PLAN.sha256
+    assert state.sidecar(NAME) is not None
 
 
 @pytest.mark.parametrize("flag", ["overwrite", "restart"])
 def test_another_plan_voids_all_that_was_written(config: Config, flag: str) -> None:
     state = JobState(config)
     state.prepare(PLAN)
-    save_sidecar(state, NAME, {"plan": PLAN.sha256})
+    save_sidecar(state)
     put(config, NAME.file, NAME.index_file, "dataset_info.json", "notes.txt", *["manifest.json"] * (flag != "restart"))
     storage.open_storage(config.output).write(f"{config.output}/photos/2.0.0/manifest.json", b"old")
     JobState(dataclasses.replace(config, **{flag: True})).prepare(OTHER)
@@ -150,12 +129,13 @@ def test_a_restart_of_the_same_plan_stops_the_job_before_it(remote: Config) -> N
     # It would publish while its shards are deleted.
     claimed = JobState(remote).prepare(PLAN)
     joined = another(remote).prepare(PLAN)
-    JobState(remote).check(joined)
+    JobState(remote, joined).check()
     again = another(remote, restart=True)
-    again.check(again.prepare(PLAN))
-    for plan in (claimed, joined):
-        with pytest.raises(ImageShardsError, match="another job has taken over this version"):
-            JobState(remote).check(plan)
+    again.prepare(PLAN)
+    again.check()
+    for run in (claimed, joined):
+        with pytest.raises(SupersededError, match="another job has taken over this version"):
+            JobState(remote, run).check()
 
 
 def test_an_overwrite_of_the_same_plan_stops_a_job_that_is_about_to_publish_it_again(remote: Config) -> None:
@@ -163,21 +143,22 @@ def test_an_overwrite_of_the_same_plan_stops_a_job_that_is_about_to_publish_it_a
     joined = JobState(remote).prepare(PLAN)
     put(remote, "manifest.json", NAME.file)
     overwriting = another(remote, overwrite=True)
-    overwriting.check(overwriting.prepare(PLAN))
+    overwriting.prepare(PLAN)
+    overwriting.check()
     assert files(remote) == EMPTY
-    with pytest.raises(ImageShardsError, match="another job has taken over this version"):
-        JobState(remote).check(joined)
+    with pytest.raises(SupersededError, match="another job has taken over this version"):
+        JobState(remote, joined).check()
 
 
 @pytest.mark.parametrize("plan", [PLAN, OTHER], ids=["the same plan", "another plan"])
 def test_restart_voids_any_plan_and_a_local_job_another_one_by_itself(
-    config: Config, claim: Claim, plan: JobPlan
+    config: Config, claim: SharedClaim, plan: Plan
 ) -> None:
     JobState(config).prepare(PLAN)
     put(config, NAME.file)
     claim.release()
     again = another(config, restart=plan == PLAN or not storage.is_local(config.output))
-    again.claim.hold()
+    again.claim.acquire()
     again.prepare(plan)
     assert files(config) == EMPTY
 
@@ -191,7 +172,9 @@ def test_in_an_object_store_another_plan_changes_nothing_unless_it_is_told_to(re
     assert files(remote) == before
 
 
-def test_the_manifest_goes_before_the_shards(local: Config, claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manifest_goes_before_the_shards(
+    local: Config, claim: SharedClaim, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(local, NAME.file, "manifest.json", "dataset_info.json")
     deleted: list[str] = []
     monkeypatch.setattr(LocalStorage, "delete", lambda self, url, generation="": deleted.append(Path(url).name))
@@ -201,7 +184,7 @@ def test_the_manifest_goes_before_the_shards(local: Config, claim: Claim, monkey
 
 @pytest.mark.parametrize("repair", [False, True])
 def test_a_version_that_another_job_published_meanwhile_is_left_alone(
-    config: Config, claim: Claim, repair: bool
+    config: Config, claim: SharedClaim, repair: bool
 ) -> None:
     # With --repair one that can't be read is written again.
     valid = (make.ROOT / "tests" / "schema" / "manifests" / "photos.json").read_bytes()
@@ -216,7 +199,7 @@ def test_a_version_that_another_job_published_meanwhile_is_left_alone(
 
 @pytest.mark.parametrize("steps", range(6))
 def test_a_kill_of_the_preparation_leaves_a_version_of_ours(
-    config: Config, claim: Claim, steps: int, monkeypatch: pytest.MonkeyPatch
+    config: Config, claim: SharedClaim, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, done = storage.open_storage(config.output), []
     put(config, NAME.file, "manifest.json", "dataset_info.json")
@@ -273,7 +256,7 @@ def test_a_job_that_begins_from_nothing_deletes_ours_and_leaves_theirs(config: C
     assert files(config) == {*EMPTY, *(f"photos/1.0.0/{name}" for name in THEIRS)}
 
 
-def test_an_index_folder_of_ours_alone_is_gone(local: Config, claim: Claim) -> None:
+def test_an_index_folder_of_ours_alone_is_gone(local: Config, claim: SharedClaim) -> None:
     put(local, "index/train.runs.npy")
     JobState(dataclasses.replace(local, repair=True)).prepare(PLAN)
     assert not list(Path(local.dataset_url).iterdir())
@@ -283,20 +266,20 @@ def test_an_index_folder_of_ours_alone_is_gone(local: Config, claim: Claim) -> N
 
 
 @pytest.mark.parametrize("meanwhile", ["begun again", "begun again and published"])
-def test_a_zombie_may_not_write(config: Config, claim: Claim, meanwhile: str) -> None:
+def test_a_zombie_may_not_write(config: Config, claim: SharedClaim, meanwhile: str) -> None:
     zombie = JobState(config)
     zombie.prepare(PLAN)
-    zombie.check(PLAN)
+    zombie.check()
     if meanwhile == "begun again and published":  # while a worker slept
         storage.open_storage(config.output).delete(f"{config.output}/{STATE}/claim.json")
     elif storage.is_local(config.output):
         claim.release()
-        another(config).claim.hold()
+        another(config).claim.acquire()
     else:
         another(config, restart=True).prepare(OTHER)
     line = r"/1\.0\.0: another job has taken over this version; this one stops and publishes"
     with pytest.raises(ImageShardsError, match=line):
-        zombie.check(PLAN)
+        zombie.check()
 
 
 # --- sidecars
@@ -305,7 +288,7 @@ def test_a_zombie_may_not_write(config: Config, claim: Claim, meanwhile: str) ->
 def test_a_broken_sidecar_is_none(config: Config) -> None:
     state = JobState(config)
     assert state.sidecar(NAME) is None
-    save_sidecar(state, NAME, {"plan": "x", "records": 3})
+    save_sidecar(state)
     valid = storage.open_storage(config.output).read(f"{state.url}/shards/train-00001.json")
     changed = (valid.replace(b'"records":3', b'"records":7'), valid.replace(b',"records":3', b""))
     for data in (b"", b"{}\n", b"[]\n", b'{"plan":"x"}\n', valid[:-9], *changed):
@@ -318,7 +301,7 @@ def test_a_broken_sidecar_is_none(config: Config) -> None:
 # --- temporary files
 
 
-def test_a_full_disk_is_one_line_that_names_the_file(local: Config, claim: Claim) -> None:
+def test_a_full_disk_is_one_line_that_names_the_file(local: Config, claim: SharedClaim) -> None:
     state = JobState(local)
     line = r"tmp: no space left on device; make room; the same command resumes$"
     with pytest.raises(StorageError, match=line), state.temporary_file() as file, open("/dev/full", "wb") as full:
@@ -345,7 +328,7 @@ def test_a_temporary_file_is_gone_in_any_case(config: Config, tmp_path: Path, mo
 # --- deleting the state
 
 
-def test_clearing_takes_along_what_killed_writes_left(local: Config, claim: Claim) -> None:
+def test_clearing_takes_along_what_killed_writes_left(local: Config, claim: SharedClaim) -> None:
     JobState(local).prepare(PLAN)
     put(local, "features.json.123-0123abcd.tmp", "index/a.idx.9-ffffffff.tmp", "notes.tmp", "index/a.idx")
     JobState(local).clear()
@@ -353,19 +336,19 @@ def test_clearing_takes_along_what_killed_writes_left(local: Config, claim: Clai
     assert files(local) == {"photos/1.0.0/index/a.idx", "photos/1.0.0/notes.tmp"}
 
 
-def test_clearing_leaves_nothing_of_the_state_but_that_of_another_version(config: Config, claim: Claim) -> None:
+def test_clearing_leaves_nothing_of_the_state_but_that_of_another_version(config: Config, claim: SharedClaim) -> None:
     state, other = JobState(config), JobState(dataclasses.replace(config, version="2.0.0"))
-    other.claim.hold()
+    other.claim.acquire()
     other.prepare(PLAN)
     state.prepare(PLAN)
     put(config, "manifest.json")
-    save_sidecar(state, NAME, {})
+    save_sidecar(state)
     remote = not storage.is_local(config.output)
     for _ in range(2):  # what a killed publisher left in an object store is cleared by any later job
         (another(config) if remote else state).clear()
     claim.release()
     assert other.exists()
-    other.claim.give_up() if remote else other.clear()
+    other.claim.discard() if remote else other.clear()
     other.claim.release()
     assert {file for file in files(config) if "2.0.0" not in file} == {"photos/1.0.0/manifest.json"}
     assert remote or not Path(state.url).parent.exists()
@@ -376,13 +359,13 @@ def test_clearing_leaves_the_state_of_a_job_that_overwrites(remote: Config, mome
     put(remote, "manifest.json")
     overwriting = another(remote, overwrite=True)
     if moment == "it has the claim":
-        overwriting.claim.take(OTHER.sha256)
+        overwriting.claim.acquire(OTHER.sha256)
     else:
         overwriting.prepare(OTHER)
     before = files(remote)
     JobState(remote).clear()
     assert files(remote) == before
-    overwriting.check(OTHER)
+    overwriting.check()
 
 
 @pytest.mark.parametrize("folder", [STATE, "photos/_state"])
@@ -393,7 +376,7 @@ def test_an_empty_folder_of_the_state_is_a_leftover(local: Config, tmp_path: Pat
     os.makedirs(tmp_path / folder)
     assert state.has_leftovers()
     assert not state.exists()
-    state.claim.hold()
+    state.claim.acquire()
     state.clear()
     state.claim.release()
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["1.0.0"]
@@ -409,7 +392,8 @@ def test_plan_only_leaves_its_plan_once_and_nothing_else(local: Config, remote: 
         assert state.has_leftovers()
         assert not state.exists(), "the next job would delete files of another program"
         state.attempts.end_sampling([])
-        state.save_plan_only(dataclasses.replace(PLAN, expected={"cpu_s": 0.5}))
-        assert state.take_plan_only() == {**json.loads(json.dumps(PLAN.document())), "expected": {"cpu_s": 0.5}}
+        planned = PlannedJob(PLAN, 500, Usage(0.5), Sample(9, 90, 0), 0.5, FromBase(9, 5, True))
+        state.save_plan_only(planned)
+        assert state.take_plan_only() == planned
         assert files(config) == set()
     assert list(Path(local.output).iterdir()) == [], "the output folder is the user's"

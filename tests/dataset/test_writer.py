@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
-import json
 import random
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -20,14 +19,15 @@ from PIL import Image
 from beam_pipeline import images, schema
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import Converted, convert_all
-from beam_pipeline.dataset.result import ShardResult
+from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.dataset.writer import ShardWriter, index_text
+from beam_pipeline.dataset.writer import ClaimedPlan, Finished, ShardWriter, index_text
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.inputs.folders import all_images
 from beam_pipeline.inputs.references import ImageRef
-from beam_pipeline.planning.plan import JobPlan, SplitPlan
 from beam_pipeline.schema import RejectReason, ShardName
+from beam_pipeline.schema.job import Counts, Sidecar
+from beam_pipeline.schema.manifest import PlannedSplit
 from tests import make
 from tests.servers import Gcs
 
@@ -36,7 +36,9 @@ CLASSES = ("ant", "bee", "cat")
 
 
 def config(input: object, output: object, **more: object) -> Config:
-    return Config(**{"input": str(input), "output": str(output), "name": "photos", "image_size": 24} | more)
+    return Config(
+        **{"input": str(input), "output": str(output), "name": "photos", "image_size": 24, "is_locked": True} | more
+    )
 
 
 class Job:
@@ -46,19 +48,27 @@ class Job:
         self.config, self.refs = some, list(all_images(some))
         self.version, self.state = Path(some.dataset_url), JobState(some)
         self.shard, self.index = self.version / NAME.file, self.version / NAME.index_file
-        split = {"train": SplitPlan(len(self.refs), 1, ())}
-        self.plan = JobPlan(some.fingerprint(), tuple(classes), (), split, {}, "", "", images.codec_versions())
-        self.state.claim.hold()
-        self.state.claim.take(self.plan.sha256)
+        split = {"train": PlannedSplit(len(self.refs), 1, ())}
+        parts = {"configuration": some.fingerprint(), "classes": tuple(classes), "codec": images.codec_versions()}
+        self.plan = make.plan_of(splits=split, **parts)
+        open_claim(some).acquire()
+        self.state.claim.acquire(self.plan.sha256)
 
-    def write(self, refs: Iterable[ImageRef] | None = None) -> ShardResult:
-        return ShardWriter(self.config, self.plan).write("train", 0, self.refs if refs is None else refs)
+    def finish(self, refs: Iterable[ImageRef] | None = None) -> Finished:
+        writer = ShardWriter(self.config, ClaimedPlan(self.plan))
+        return writer.write("train", 0, self.refs if refs is None else refs)
+
+    def write(self, refs: Iterable[ImageRef] | None = None) -> Sidecar:
+        """As if nothing were finished yet."""
+        finished = self.finish(refs)
+        assert finished.sidecar and not finished.was_finished
+        return finished.sidecar
 
     def elsewhere(self, output: Path, **more: object) -> Job:
         return Job(dataclasses.replace(self.config, output=str(output), **more))
 
     @property
-    def sidecar(self) -> dict[str, Any]:
+    def sidecar(self) -> Sidecar:
         found = self.state.sidecar(NAME)
         assert found is not None
         return found
@@ -92,16 +102,17 @@ def test_records_are_in_order_of_key_and_path_whatever_order_the_references_come
 
 
 def test_a_sidecar_says_what_is_in_the_shard(job: Job) -> None:
-    summary = job.write()
+    written = job.write()
     data, index, sidecar = job.shard.read_bytes(), job.index.read_bytes(), job.sidecar
-    assert (summary.images, summary.records, summary.bytes, summary.kept) == (40, 40, len(data), False)
-    assert summary.source_bytes == sidecar["source_bytes"] == sum(ref.source_bytes for ref in job.refs)
-    assert sidecar["plan"] == job.plan.sha256
-    assert (sidecar["bytes"], sidecar["crc32c"]) == (len(data), google_crc32c.value(data))
-    assert (sidecar["images"], sidecar["records"], sidecar["rejects"]) == (40, 40, {})
-    assert sidecar["class_counts"] == {"0": 14, "1": 13, "2": 13}
-    assert sidecar["min_size"] == sidecar["max_size"] == [24, 24]
-    assert (sidecar["index"]["bytes"], sidecar["index"]["sha256"]) == (len(index), hashlib.sha256(index).hexdigest())
+    assert written == sidecar
+    assert sidecar.plan == job.plan.sha256
+    shard, counts = sidecar.shard, sidecar.counts
+    assert (shard.images, shard.records, shard.bytes, shard.crc32c) == (40, 40, len(data), google_crc32c.value(data))
+    assert counts.source_bytes == sum(ref.source_bytes for ref in job.refs)
+    assert (counts.records, counts.rejects, counts.class_counts) == (40, {}, {0: 14, 1: 13, 2: 13})
+    assert counts.min_size == counts.max_size == (24, 24)
+    assert sidecar.index
+    assert (sidecar.index.bytes, sidecar.index.sha256) == (len(index), hashlib.sha256(index).hexdigest())
 
 
 def test_the_text_index_leads_to_every_record(job: Job) -> None:
@@ -121,15 +132,13 @@ def test_the_text_index_leads_to_every_record(job: Job) -> None:
 def test_a_finished_shard_is_kept(job: Job) -> None:
     first = job.write()
     before = make.traces(Path(job.config.output))
-    again = job.write()
-    assert again.kept
+    assert job.finish() == (first, True)
     assert make.traces(Path(job.config.output)) == before
-    assert (again.records, again.bytes, again.rejects) == (first.records, first.bytes, first.rejects)
 
 
 def test_images_are_counted_as_done_once_when_they_are_written_and_when_their_shard_is_kept(job: Job) -> None:
     for _ in range(2):
-        writer = ShardWriter(job.config, job.plan)
+        writer = ShardWriter(job.config, ClaimedPlan(job.plan))
         writer.write("train", 0, job.refs)
         assert (writer.newly_done(), writer.newly_done()) == (40, 0)
 
@@ -146,7 +155,7 @@ def test_images_are_counted_as_done_once_when_they_are_written_and_when_their_sh
         ("index", "flipped"),
     ],
 )
-def test_a_shard_that_is_not_whole_or_of_another_plan_is_rewritten(job: Job, what: str, damage: str) -> None:
+def test_a_shard_that_is_cut_or_of_another_plan_is_rewritten(job: Job, what: str, damage: str) -> None:
     job.write()
     before = make.files(job.version)
     path = {"shard": job.shard, "index": job.index, "sidecar": Path(job.state.url) / "shards" / "train-00000.json"}[
@@ -159,8 +168,8 @@ def test_a_shard_that_is_not_whole_or_of_another_plan_is_rewritten(job: Job, wha
     elif damage == "flipped":
         make.flip_byte(path)
     else:
-        job.plan = dataclasses.replace(job.plan, inputs="other")
-    assert not job.write().kept
+        job.plan = msgspec.structs.replace(job.plan, inputs="other")
+    job.write()
     assert make.files(job.version) == before
 
 
@@ -168,11 +177,11 @@ def test_a_remote_shard_with_another_crc_is_rewritten(gcs: Gcs, photos: Path) ->
     bucket, name = gcs.new_bucket(), f"out/photos/1.0.0/{NAME.file}"
     job = Job(config(photos, f"gs://{bucket}/out"))
     job.write()
-    whole = gcs.get(bucket, name)
-    assert job.write().kept
-    gcs.put(bucket, name, whole[:-1] + bytes((whole[-1] ^ 1,)))
-    assert not job.write().kept
-    assert gcs.get(bucket, name) == whole
+    complete = gcs.get(bucket, name)
+    assert job.finish().was_finished
+    gcs.put(bucket, name, complete[:-1] + bytes((complete[-1] ^ 1,)))
+    job.write()
+    assert gcs.get(bucket, name) == complete
 
 
 # --- an exception in the middle
@@ -201,11 +210,11 @@ def test_an_exception_in_the_middle_leaves_no_object_and_no_temporary_file(
         name for name in left if not name.startswith("in/") and not {"claim.json", "inflight"} & {*name.split("/")}
     ] == []
     # And then, without the fault, the complete shard.
-    summary = job.write()
-    assert summary.records == 9 and summary.bytes > 2 << 20
+    shard = job.write().shard
+    assert shard.records == 9 and shard.bytes > 2 << 20
     assert list(tmp_path.rglob("*.tmp")) == []
     data = gcs.get(bucket, f"out/photos/1.0.0/{NAME.file}") if remote else job.shard.read_bytes()
-    assert google_crc32c.value(data) == job.sidecar["crc32c"]
+    assert google_crc32c.value(data) == job.sidecar.shard.crc32c
 
 
 def test_a_failed_upload_leaves_no_object_no_sidecar_and_no_temporary_file(
@@ -226,10 +235,10 @@ def test_what_vanished_or_changed_is_a_reject(job: Job) -> None:
     refs[1] = refs[1]._replace(source_bytes=refs[1].source_bytes + 1)
     refs[2] = refs[2]._replace(etag="md5:" + "0" * 32)
     refs[3] = refs[3]._replace(source_bytes=1 << 40)
-    summary = job.write()
-    assert summary.rejects == {"vanished": 1, "changed": 2, "too_many_bytes": 1}
-    assert summary.records + 4 == summary.images == 40
-    rejected = {reject["path"]: (reject["reason"], reject["detail"]) for reject in job.sidecar["rejected"]}
+    sidecar = job.write()
+    assert sidecar.counts.rejects == {"vanished": 1, "changed": 2, "too_many_bytes": 1}
+    assert sidecar.counts.records + 4 == sidecar.shard.images == 40
+    rejected = {line.path: (line.reason, line.detail) for line in sidecar.rejected}
     assert rejected["ant/gone.jpg"][0] == "vanished"
     expected = f"listed with {refs[1].source_bytes} bytes, read {refs[1].source_bytes - 1}"
     assert rejected[refs[1].path] == ("changed", expected)
@@ -238,7 +247,7 @@ def test_what_vanished_or_changed_is_a_reject(job: Job) -> None:
 def test_rejects_are_lines_in_the_order_of_the_records(job: Job) -> None:
     broken = [ref._replace(path=f"{ref.path}.gone") for ref in job.refs]
     job.write(broken)
-    assert [reject["path"] for reject in job.sidecar["rejected"]] == in_order(broken)
+    assert [line.path for line in job.sidecar.rejected] == in_order(broken)
 
 
 def convert_one(some: Config, ref: ImageRef) -> Converted[bytes]:
@@ -289,20 +298,18 @@ def test_a_reject_holds_nothing_of_its_image_in_memory(tmp_path: Path) -> None:
     assert (found.result.reason, found.result.__traceback__, found.result.__context__) == ("truncated", None, None)
 
 
-# --- the result
+# --- counts
 
 
-def test_results_come_back_from_their_sidecars_and_add_up(job: Job) -> None:
+def test_counts_of_parts_add_up(job: Job) -> None:
     job.refs[0] = job.refs[0]._replace(path="ant/gone.jpg")
-    total = ShardResult()
+    total = Counts()
     for part in (job.refs[:15], job.refs[15:16], job.refs[16:]):
-        result = job.write(part)
+        total.merge(job.write(part).counts)
         job.state.clear()
-        document = json.loads(schema.canonical_json(result.to_json()))
-        assert json.loads(schema.canonical_json(ShardResult.from_json(document).to_json())) == document
-        total.merge(ShardResult.from_json(document))
-    one_file = dict.fromkeys(("plan", "file", "bytes", "crc32c", "etag", "runs", "index", "table", "used"))
-    assert total.to_json() | one_file == job.write().to_json() | one_file
+    complete = job.write().counts
+    total.used = complete.used
+    assert total == complete
 
 
 # --- sizes and gzip
@@ -314,7 +321,7 @@ def test_sizes_of_mixed_images_are_the_extremes_of_each_side(tmp_path: Path) -> 
         Image.fromarray(np.zeros((size[1], size[0], 3), np.uint8)).save(folder / f"{number}.png")
     job = Job(config(tmp_path / "in", tmp_path / "out", image_size="none"), "a")
     job.write()
-    assert (job.sidecar["min_size"], job.sidecar["max_size"]) == ([10, 10], [30, 30])
+    assert (job.sidecar.counts.min_size, job.sidecar.counts.max_size) == ((10, 10), (30, 30))
 
 
 def test_a_gzip_shard_holds_the_plain_shards_bytes_and_tensorflow_reads_it(job: Job, tmp_path: Path) -> None:
@@ -325,8 +332,8 @@ def test_a_gzip_shard_holds_the_plain_shards_bytes_and_tensorflow_reads_it(job: 
     packed.write()
     data, sidecar = packed.shard.read_bytes(), packed.sidecar
     assert gzip.decompress(data) == job.shard.read_bytes()
-    assert (sidecar["bytes"], sidecar["crc32c"]) == (len(data), google_crc32c.value(data))
-    assert (sidecar["runs"], sidecar["index"]) == ([], None)
+    assert (sidecar.shard.bytes, sidecar.shard.crc32c) == (len(data), google_crc32c.value(data))
+    assert (sidecar.runs, sidecar.index) == ((), None)
     assert [path.name for path in (packed.version / "index").iterdir()] == [f"{packed.shard.name}.records.npy"]
     tables = [make.files(one.version / "index")[f"{one.shard.name}.records.npy"] for one in (packed, job)]
     assert tables[0] == tables[1], "of uncompressed records"

@@ -10,6 +10,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.inputs import folders
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary, all_images, class_folders, list_images
 from beam_pipeline.inputs.references import order_key, split_hasher
+from beam_pipeline.schema.job import Skipped
 from tests.servers import Gcs
 
 
@@ -130,10 +131,6 @@ def test_images_are_known_by_name(path: str, kind: str | None) -> None:
     assert folders.why_skipped(path) == kind
 
 
-def told(**kinds: int) -> dict[str, int]:
-    return {"hidden": 0, "hidden_images": 0, "hidden_folders": 0, "outside_classes": 0} | kinds
-
-
 def test_what_is_skipped_is_counted_by_kind_and_adds_up(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", "a/2.txt", "a/x/3.psd", "a/.4.jpg", "a/.5/6.jpg", "a/.DS_Store", "a/7", "b/8.txt")
     skipped = ListingSummary()
@@ -143,7 +140,7 @@ def test_what_is_skipped_is_counted_by_kind_and_adds_up(tmp_path: Path) -> None:
         assert [ref.path for ref in found] == images
         skipped.merge(of_folder)
     assert skipped.hidden == 3
-    assert skipped.skipped == {**told(hidden=1, hidden_images=2), "suffixes": {".txt": 2, ".psd": 1, "none": 1}}
+    assert skipped.skipped == Skipped(hidden=1, hidden_images=2, suffixes={".txt": 2, ".psd": 1, "none": 1})
 
 
 @pytest.mark.parametrize("layout", ["class_folders", "split_class_folders"])
@@ -157,8 +154,8 @@ def test_what_lies_beside_the_class_folders_is_counted(gcs: Gcs, tmp_path: Path,
         skipped = ListingSummary()
         class_folders(config(place, layout=layout), skipped)
         outside = 2 if layout == "split_class_folders" else 1
-        kinds = told(hidden=1, hidden_images=1, hidden_folders=1, outside_classes=outside)
-        assert skipped.skipped == {**kinds, "suffixes": {".txt": 1}}
+        kinds = Skipped(1, 1, 1, outside, {".txt": 1})
+        assert skipped.skipped == kinds
 
 
 def test_a_suffix_of_its_own_for_each_file_takes_no_memory() -> None:

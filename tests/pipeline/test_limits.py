@@ -8,9 +8,10 @@ import apache_beam as beam
 import pytest
 
 from beam_pipeline import Config
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.pipeline import graph, limits
+from beam_pipeline.schema.job import Run
 
 LINE = (
     "40 images are listed, but this machine's free memory holds references of 39 only: "
@@ -66,10 +67,12 @@ def test_a_system_that_does_not_say_sets_no_limit_and_this_one_has_memory(tmp_pa
 def test_a_job_whose_references_do_not_fit_stops_with_one_line_and_writes_nothing(
     photos: Path, tmp_path: Path, most: int
 ) -> None:
-    config = Config(input=str(photos), output=str(tmp_path), name="photos", image_size=24, most_references=most)
-    JobState(config).claim.hold()
+    config = Config(
+        input=str(photos), output=str(tmp_path), name="photos", image_size=24, most_references=most, is_locked=True
+    )
+    open_claim(config).acquire()
     job = beam.Pipeline(runner="FnApiRunner")
-    graph.build(job, config, {"started_unix_s": 0})
+    graph.build(job, config, Run())
     if most == 40:
         job.run()
         assert (tmp_path / "photos/1.0.0/manifest.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -23,7 +24,8 @@ from hypothesis import strategies as st
 
 import beam_pipeline
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.claim import open_claim
+from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import ListingSummary, all_images
 from beam_pipeline.inputs.references import ImageRef, order_key, sample_size
@@ -32,7 +34,8 @@ from beam_pipeline.pipeline.elements import Page, PageCoder
 from beam_pipeline.pipeline.listing import ListImages
 from beam_pipeline.pipeline.planning import PlanShards, SampleImages
 from beam_pipeline.pipeline.writing import assign_shards
-from beam_pipeline.planning.plan import JobPlan, SplitPlan
+from beam_pipeline.schema.job import Run
+from beam_pipeline.schema.manifest import PlannedSplit
 from tests import make
 from tests.servers import Gcs
 
@@ -210,9 +213,9 @@ def test_sampling_and_planning_in_another_pipeline_leave_nothing(
 def test_references_are_assigned_to_shards_without_loss(photos: Path, tmp_path: Path) -> None:
     refs = list(all_images(config(photos, tmp_path, splits="train=0.5,validation=0.5")))
     numbers = random.Random(1)
-    cuts = tuple(sorted(numbers.getrandbits(64) for _ in range(5)))
-    plan = JobPlan({}, (), (), {"train": SplitPlan(1, 1, cuts), "validation": SplitPlan(1, 1, ())}, {}, "", "", {})
-    parts = dict(assign_shards((0, [Page(refs[:9]), Page(refs[9:])]), plan))
+    cuts = tuple(map(str, sorted(numbers.getrandbits(64) for _ in range(5))))
+    plan = make.plan_of(splits={"train": PlannedSplit(1, 1, cuts), "validation": PlannedSplit(1, 1, ())})
+    parts = dict(assign_shards((0, [Page(refs[:9]), Page(refs[9:])]), ClaimedPlan(plan)))
     assert sorted(ref for part in parts.values() for ref in part) == sorted(refs)
     for (split, index), part in parts.items():
         assert {(ref.split, plan.splits[split].shard_of(ref.order_key)) for ref in part} == {(split, index)}
@@ -226,9 +229,10 @@ def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path, monkeypatc
         (folder / name).write_bytes(b"bad")
     (folder / "empty").mkdir()
     some = config(folder, tmp_path / "out", num_shards=2, max_reject_fraction=0.1)
-    JobState(some).claim.hold()
+    some = dataclasses.replace(some, is_locked=True)
+    open_claim(some).acquire()
     job = beam.Pipeline(options=PipelineOptions(IN_PROCESS))
-    graph.build(job, some, {"started_unix_s": 0})
+    graph.build(job, some, Run())
     result = job.run()
     result.wait_until_finish()
     found = result.metrics().query(MetricsFilter().with_namespace(elements.NAMESPACE))

@@ -15,18 +15,17 @@ from beam_pipeline.config import Config
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs import references
 from beam_pipeline.inputs.folders import ListingSummary
-from beam_pipeline.inputs.references import KEY_BITS, ImageRef, ReferenceSum, Splits, order_key, split_hash
+from beam_pipeline.inputs.references import KEY_BITS, ImageRef, Splits, order_key, split_hash
 from beam_pipeline.planning.plan import (
     EstimatedSizes,
     Histogram,
     SizeModel,
-    SplitPlan,
     plan_job,
     plan_split,
     shards_of,
-    split_documents,
-    split_plans,
 )
+from beam_pipeline.schema.job import Plan, ReferenceSum, document_bytes, read_document
+from beam_pipeline.schema.manifest import PlannedSplit
 
 keys = st.integers(0, (1 << KEY_BITS) - 1)
 paths = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
@@ -49,7 +48,7 @@ def histogram(shift: int, some: list[tuple[int, int]]) -> Histogram:
     return made
 
 
-def dealt(plan: SplitPlan, some: list[tuple[int, int]]) -> list[list[int]]:
+def dealt(plan: PlannedSplit, some: list[tuple[int, int]]) -> list[list[int]]:
     """Sizes of the images of each shard."""
     shards: list[list[int]] = [[] for _ in range(plan.shards)]
     for key, size in some:
@@ -183,7 +182,7 @@ def test_how_many_shards_a_split_gets(total: int, flags: dict[str, object], shar
 def test_cuts_increase_and_shards_are_as_many_as_wanted_or_as_bins_none_empty(shift: int, some, wanted: int) -> None:
     made = histogram(shift, some)
     plan = plan_split(made, wanted)
-    assert all(first < second for first, second in itertools.pairwise(plan.cuts))
+    assert all(first < second for first, second in itertools.pairwise(plan.keys))
     assert plan.shards == min(wanted, len(made.bins))
     assert plan.images == len(some)
     assert plan.estimated_bytes == sum(size for _, size in some)
@@ -249,7 +248,7 @@ def test_a_plan_has_every_image_and_is_the_same_from_any_parts() -> None:
     found = {split: (one.images, one.shards) for split, one in plan.splits.items()}
     assert found == {"test": (30, 3), "train": (10, 3)}
     assert (plan.images, plan.shards, plan.classes) == (40, 6, ("a",))
-    assert split_plans(split_documents(plan.splits)) == plan.splits
+    assert read_document(document_bytes(plan), Plan) == plan, "with every bit of its keys, which are text in JSON"
     total = EstimatedSizes()
     for part in (REFS[30:], REFS[:7], [], REFS[7:30]):
         total.merge(sizes_of(part))

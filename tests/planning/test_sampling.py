@@ -18,6 +18,7 @@ from beam_pipeline.inputs.folders import all_images
 from beam_pipeline.planning import sampling
 from beam_pipeline.planning.sampling import Measurement, check_sample, statistics
 from beam_pipeline.schema import FRAME_BYTES
+from beam_pipeline.schema.manifest import Statistics
 from tests import make
 
 
@@ -35,29 +36,29 @@ def test_statistics_are_numpys_over_all_pixels(sides: list[int], seed: int) -> N
     images = [make.noise(side, side + 1, seed + number) for number, side in enumerate(sides)]
     found = statistics(of(channel_sums(image)) for image in images)
     pixels = np.concatenate([np.asarray(image).reshape(-1, 3) for image in images]) / 255
-    assert [float(mean) for mean in found["mean"]] == pytest.approx(pixels.mean(0).tolist(), abs=1e-6)
-    assert [float(std) for std in found["std"]] == pytest.approx(pixels.std(0).tolist(), abs=1e-6)
-    assert found["sampled_images"] == len(images)
+    assert [float(mean) for mean in found.mean] == pytest.approx(pixels.mean(0).tolist(), abs=1e-6)
+    assert [float(std) for std in found.std] == pytest.approx(pixels.std(0).tolist(), abs=1e-6)
+    assert found.sampled_images == len(images)
 
 
 def test_statistics_are_decimal_strings_in_any_order() -> None:
     found = statistics([of(channel_sums(Image.new("RGB", (3, 3), (255, 0, 51))))])
-    assert found == {"mean": ["1.000000", "0.000000", "0.200000"], "std": ["0.000000"] * 3, "sampled_images": 1}
+    assert found == Statistics(("1.000000", "0.000000", "0.200000"), ("0.000000",) * 3, 1)
     sample = [of(channel_sums(make.noise(9, 9, seed))) for seed in range(8)]
     assert statistics(random.Random(3).sample(sample, 8)) == statistics(sample)
 
 
 def test_statistics_are_of_train_if_there_is_any() -> None:
     black, white = (channel_sums(Image.new("RGB", (2, 2), color)) for color in ("black", "white"))
-    assert statistics([of(black), of(white, "test")])["mean"] == ["0.000000"] * 3
-    assert statistics([of(white, "test")])["mean"] == ["1.000000"] * 3
-    assert statistics([]) == {"mean": [], "std": [], "sampled_images": 0}
+    assert statistics([of(black), of(white, "test")]).mean == ("0.000000",) * 3
+    assert statistics([of(white, "test")]).mean == ("1.000000",) * 3
+    assert statistics([]) == Statistics((), (), 0)
 
 
 def test_no_digit_is_lost_on_very_many_pixels() -> None:
     # 10^14 pixels in a float would lose the last digits of the variance.
     sums = ChannelSums(10**14, (255 * 10**14 // 2,), (255 * 255 * 10**14 // 2,))
-    assert statistics([of(sums)]) == {"mean": ["0.500000"], "std": ["0.500000"], "sampled_images": 1}
+    assert statistics([of(sums)]) == Statistics(("0.500000",), ("0.500000",), 1)
 
 
 def test_only_clearly_more_rejects_of_a_part_stop() -> None:

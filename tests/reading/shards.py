@@ -15,7 +15,7 @@ from PIL import Image
 
 from beam_pipeline import schema
 from beam_pipeline.schema.example import image_example
-from beam_pipeline.schema.manifest import FORMAT_VERSION, seal_manifest
+from beam_pipeline.schema.manifest import FORMAT_VERSION, builtins_of, file_sums, seal_manifest
 from beam_pipeline.schema.table import COLUMNS, column_name, table_bytes
 from tests import make
 
@@ -147,7 +147,7 @@ def make_dataset(
                 kinds = {"bytes": COLUMNS["bytes"], "class": COLUMNS["class"], **kinds}
                 table = table_bytes(kinds, {key: rows_of[key] for key in kinds})
                 (folder / schema.table_file(name.file)).write_bytes(table)
-                entry["table"] = schema.file_sums(table)
+                entry["table"] = builtins_of(file_sums(table))
             shards.append({**entry, "images": count, "listing_fingerprint": "0" * 32, "content_fingerprint": "0" * 32})
         if compression == "none":
             buffer = io.BytesIO()

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from beam_pipeline.schema.manifest import Column
 from beam_pipeline.schema.tfds import features_document
 
-COLUMNS = [
-    {"name": "age", "dtype": "int64", "list": False},
-    {"name": "box", "dtype": "float32", "list": True},
-    {"name": "note", "dtype": "bytes", "list": False},
-]
+COLUMNS = [Column("age", "int64", False), Column("box", "float32", True), Column("note", "bytes", False)]
 
 
 @pytest.mark.parametrize("shape", [(24, 32, 3), (None, None, 3), (24, 24, 1)])

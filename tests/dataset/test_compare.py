@@ -10,10 +10,9 @@ import pytest
 
 from beam_pipeline import images, schema
 from beam_pipeline.config import Config
-from beam_pipeline.dataset import published
-from beam_pipeline.dataset.published import Damage
+from beam_pipeline.dataset.compare import Damage, compare
 from beam_pipeline.errors import UsageError
-from beam_pipeline.schema.manifest import seal_manifest
+from beam_pipeline.schema.manifest import Manifest, seal_manifest
 from tests import make
 from tests.dataset.conftest import again
 from tests.servers import Gcs
@@ -22,7 +21,8 @@ from tests.servers import Gcs
 def damage(photos: Path, version: Path, **more: object) -> Damage:
     values: dict[str, object] = {"input": str(photos), "output": str(version.parent.parent), "name": "photos"}
     flags = {"image_size": 24, "splits": "train=0.8,validation=0.2", "num_shards": 2}
-    return published.check(Config(**values | flags | more), make.manifest(version)).damage
+    manifest = Manifest("", make.manifest(version)).content
+    return compare(Config(**values | flags | more), manifest).damage
 
 
 def assert_repaired(photos: Path, version: Path, original: Path, *flags: str) -> make.Finished:
@@ -70,7 +70,7 @@ def test_other_files_that_are_cut_missing_or_too_many_are_damage(photos: Path, o
         (version / name).write_bytes(b"left over")
     assert damage(photos, version) == Damage(frozenset(), frozenset({*OTHERS, "features.json"}), frozenset(foreign))
     finished = assert_repaired(photos, version, original)
-    assert "and 2 files too many (index/test.runs.npy, photos-train.tfrecord-00007-of-00009)" in finished.err
+    assert "and 2 unexpected files (index/test.runs.npy, photos-train.tfrecord-00007-of-00009)" in finished.err
 
 
 def test_the_first_flag_that_differs_and_how_many_more(photos: Path, version: Path) -> None:
@@ -265,8 +265,8 @@ def test_repair_compares_images_of_shards_without_a_reject_of_the_moment(photos:
     folder = Path(shutil.copytree(photos, tmp_path / "in"))
     (folder / "ant" / "gone.jpg").symlink_to("nowhere")
     version = make.published(folder, tmp_path / "out", *make.TWO_SPLITS, "--max_reject_fraction", "0.1")
-    shards = published.shards_of(make.manifest(version)).values()
-    count = sum(shard["images"] for shard in shards if shard["images"] == shard["records"])
+    shards = Manifest("", make.manifest(version)).content.shards.values()
+    count = sum(shard.images for shard in shards if shard.images == shard.records)
     assert 0 < count < 40
     read = f"{FILES} sizes and CRCs in the manifest, {count} images match the MD5s that were published"
     assert compared(folder, version, "--repair") == (read, "")

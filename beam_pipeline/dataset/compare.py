@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from beam_pipeline import schema, storage
@@ -13,9 +14,13 @@ from beam_pipeline.config import ADDED, REMOVED, Config
 from beam_pipeline.conversion.fetch import convert_all, listed_md5
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural, some
 from beam_pipeline.inputs import folders
-from beam_pipeline.inputs.references import ImageRef, ReferenceSum, content_fields, listing_fields, reference_fields
-from beam_pipeline.planning.plan import JobPlan, split_plans
-from beam_pipeline.schema import ShardName, canonical_json, is_ours
+from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields, reference_fields
+from beam_pipeline.schema import ShardName, is_ours
+from beam_pipeline.schema.job import ReferenceSum, as_run
+from beam_pipeline.schema.manifest import Content, FileSize, Shard
+from beam_pipeline.storage import ListedFile
+
+_FILES_IN_FLIGHT = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,40 +30,40 @@ class Damage:
     Attributes:
         shards: (split, index) of shards whose images are converted again.
         files: names of other files that are restored.
-        foreign: names of shards and indexes that don't belong to the version: they are deleted.
+        unexpected: names of shards and indexes that don't belong to the version: they are deleted.
     """
 
     shards: frozenset[tuple[str, int]]
     files: frozenset[str]
-    foreign: frozenset[str] = frozenset()
+    unexpected: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.shards or self.files or self.foreign)
+        return bool(self.shards or self.files or self.unexpected)
 
     def __str__(self) -> str:
         shards = [plural(len(self.shards), "corrupt shard")] * bool(self.shards)
-        named = ((self.files, "missing or corrupt file", ""), (self.foreign, "file", " too many"))
-        files = [f"{plural(len(names), noun)}{more} ({some(sorted(names))})" for names, noun, more in named if names]
+        named = ((self.files, "missing or corrupt file"), (self.unexpected, "unexpected file"))
+        files = [f"{plural(len(names), noun)} ({some(sorted(names))})" for names, noun in named if names]
         return " and ".join(shards + files)
 
 
-class Check(NamedTuple):
+class Comparison(NamedTuple):
     """What a comparison found.
 
     Attributes:
         damage: to be repaired.
         checked: what was compared, and what wasn't, in one line.
-        touched: the etag or mtime of an image isn't the one that was published, and contents were not compared.
+        etags_differ: the etag or mtime of an image isn't the one that was published, and contents were not compared.
         run: content of run.json.
     """
 
     damage: Damage
     checked: str
-    touched: bool
+    etags_differ: bool
     run: dict[str, Any]
 
 
-def check(config: Config, manifest: dict[str, Any]) -> Check:
+def compare(config: Config, manifest: Content) -> Comparison:
     """Compare a published version with this command and with its own manifest.
 
     Args:
@@ -71,15 +76,15 @@ def check(config: Config, manifest: dict[str, Any]) -> Check:
     """
     _check_name(config, manifest)
     _check_configuration(config, manifest)
-    compared, references = _check_inputs(config, manifest)
+    compared, references = _compare_inputs(config, manifest)
     damage, by = _find_damage(config, manifest)
-    unread = 0 if config.repair else manifest["images"] - compared
-    run = run_facts(config)
-    touched = unread > 0 and run.get("inputs", references) != references
-    return Check(damage, _summary(manifest, compared, unread, by), touched, run)
+    unread = 0 if config.repair else manifest.images - compared
+    run = read_run(config)
+    etags_differ = unread > 0 and as_run(run).inputs not in ("", references)
+    return Comparison(damage, _summary(manifest, compared, unread, by), etags_differ, run)
 
 
-def _summary(manifest: dict[str, Any], compared: int, unread: int, by: str) -> str:
+def _summary(manifest: Content, compared: int, unread: int, by: str) -> str:
     """What was compared, and what wasn't, in one line.
 
     Args:
@@ -88,17 +93,16 @@ def _summary(manifest: dict[str, Any], compared: int, unread: int, by: str) -> s
         unread: images whose contents are unknown.
         by: what of the files was compared.
     """
-    shards, files = plural(len(shards_of(manifest)), "shard"), plural(len(manifest["files"]), "other file")
+    shards, files = plural(len(manifest.shards), "shard"), plural(len(manifest.files), "other file")
     parts = [f"{shards} and {files} match the {by} in the manifest"]
     parts += [f"{plural(compared, 'image')} match the MD5s that were published"] * bool(compared)
     others = ["files"] * (by == _SIZES) + [plural(unread, "image")] * bool(unread)
-    return ", ".join(parts) + f"; contents of {' and '.join(others)} were not checked: --repair checks them" * bool(
-        others
-    )
+    unchecked = f"; contents of {' and '.join(others)} were not checked: --repair checks them" if others else ""
+    return ", ".join(parts) + unchecked
 
 
-def run_facts(config: Config) -> dict[str, Any]:
-    """Content of run.json; empty if it can't be read: the version is valid without it."""
+def read_run(config: Config) -> dict[str, Any]:
+    """Content of run.json, which `as_run` types; empty if it can't be read: the version is valid without it."""
     url = storage.join(config.dataset_url, schema.RUN_FILE)
     try:
         run = json.loads(storage.open_storage(url, config.first_contact_s).read(url))
@@ -107,25 +111,25 @@ def run_facts(config: Config) -> dict[str, Any]:
     return run if isinstance(run, dict) else {}
 
 
-def _check_name(config: Config, manifest: dict[str, Any]) -> None:
+def _check_name(config: Config, manifest: Content) -> None:
     """A renamed folder's files keep the old name: repair would write others next to them."""
     for flag, ours in (("name", config.name), ("version", config.version)):
-        if manifest[flag] != ours:
+        if getattr(manifest, flag) != ours:
             raise UsageError(
-                f"--{flag} {ours!r}: {config.dataset_url} was published as {manifest['name']}/{manifest['version']}, "
+                f"--{flag} {ours!r}: {config.dataset_url} was published as {manifest.name}/{manifest.version}, "
                 "and its files say so: give its folder that name again, or use --overwrite"
             )
 
 
-def _check_configuration(config: Config, manifest: dict[str, Any]) -> None:
-    ours = REMOVED | ADDED | json.loads(canonical_json(config.fingerprint()))
-    theirs = REMOVED | ADDED | manifest["configuration"]
+def _check_configuration(config: Config, manifest: Content) -> None:
+    ours = REMOVED | ADDED | config.fingerprint()
+    theirs = REMOVED | ADDED | manifest.configuration
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
         name = different[0]
         others = len(different) - 1
         more = f" ({plural(others, 'more flag')} {'differs' if others == 1 else 'differ'})" if others else ""
-        is_major = different != ["labels"] or not config.labels or _moved_id(manifest["classes"], config.labels)
+        is_major = different != ["labels"] or not config.labels or _moved_id(manifest.classes, config.labels)
         flag = {"labels": "labels_file", "columns": "manifest"}.get(name, name)
         raise UsageError(
             f"--{flag} {_as_written(name, ours.get(name))}: {config.dataset_url} is published with "
@@ -144,11 +148,11 @@ def _moved_id(then: Sequence[str], now: Sequence[str]) -> tuple[str, str] | None
     return next((pair for pair in zip(then, now, strict=False) if pair[0] != pair[1]), None)
 
 
-def _choices(config: Config, manifest: dict[str, Any], labels: set[str]) -> str:
+def _choices(config: Config, manifest: Content, labels: set[str]) -> str:
     """What to do with other inputs: MAJOR is raised if a class gets another id, else MINOR."""
     if config.layout != "manifest":  # a class folder without images is a class, too
         labels |= {folder.label for folder in folders.class_folders(config, folders.ListingSummary())}
-    minor, moved = _next_version(config, False), _moved_id(manifest["classes"], config.labels or sorted(labels))
+    minor, moved = _next_version(config, False), _moved_id(manifest.classes, config.labels or sorted(labels))
     if moved is None:
         return f"choose --version {minor} or --overwrite"
     return (
@@ -167,7 +171,39 @@ def _as_written(name: str, value: Any) -> str:
     return f"of {', '.join(value)}" if name == "labels" and value else repr(value)
 
 
-def _check_inputs(config: Config, manifest: dict[str, Any]) -> tuple[int, str]:
+class ShardSums:
+    """Sums over the images of a shard, as the manifest has them: of their listing, and of contents that are known."""
+
+    def __init__(self) -> None:
+        self.listing, self.content = ReferenceSum(), ReferenceSum()
+
+    def add(self, ref: ImageRef, md5: bytes | None) -> None:
+        """Add an image; without its MD5 its content isn't known."""
+        self.listing.add(listing_fields(ref))
+        if md5 is not None:
+            self.content.add(content_fields(ref, md5))
+
+
+def compare_shard(shard: Shard, sums: ShardSums, was_read: bool) -> tuple[bool, int]:
+    """Compare the images that are listed now with those that a shard was made of.
+
+    Args:
+        shard: its entry in the manifest.
+        sums: of the images that are listed for it now.
+        was_read: whether each of its images could be read when it was written: one that couldn't has no MD5 in the
+            manifest, and may have one now.
+
+    Returns:
+        Whether the images are the same; how many of them were compared by content.
+    """
+    listing, content = sums.listing, sums.content
+    is_same = listing.hex == shard.listing_fingerprint and listing.count == shard.images
+    if not (was_read or shard.records == shard.images) or content.count < listing.count:
+        return is_same, 0
+    return is_same and content.hex == shard.content_fingerprint, content.count
+
+
+def _compare_inputs(config: Config, manifest: Content) -> tuple[int, str]:
     """Compare today's input with the published one, shard by shard: listings, and contents if their MD5s are known.
 
     Returns:
@@ -176,33 +212,24 @@ def _check_inputs(config: Config, manifest: dict[str, Any]) -> tuple[int, str]:
     Raises:
         ImageShardsError: images were added, removed or changed.
     """
-    shards, plans = shards_of(manifest), split_plans(manifest["plan"]["splits"])
-    sums: dict[tuple[str, int], tuple[ReferenceSum, ReferenceSum]] = {}
+    plans, sums = manifest.plan.splits, dict[tuple[str, int], ShardSums]()
     references, labels = ReferenceSum(), set[str]()
     for ref, md5 in _contents(config):
         # A job with --stratify adds up its listing before the splits are known.
         references.add(reference_fields(ref._replace(split="") if config.stratify else ref))
         labels.add(ref.label)
         # An image of a split that didn't exist then counts as a shard that differs.
-        shard = plans[ref.split].shard_of(ref.order_key) if ref.split in plans else 0
-        names, contents = sums.setdefault((ref.split, shard), (ReferenceSum(), ReferenceSum()))
-        names.add(listing_fields(ref))
-        if md5 is not None:
-            contents.add(content_fields(ref, md5))
-    compared, different = 0, len(sums.keys() - shards.keys())
-    for key, one in shards.items():
-        names, contents = sums.get(key, (ReferenceSum(), ReferenceSum()))
-        same = names.hex == one["listing_fingerprint"] and names.count == one["images"]
-        # An image that couldn't be read then has no MD5 in the fingerprint, and may have one now.
-        was_read = one["records"] == one["images"] or not manifest["rejects"]["environment"]
-        if was_read and contents.count == names.count:
-            same = same and contents.hex == one["content_fingerprint"]
-            compared += contents.count
-        different += not same
+        number = plans[ref.split].shard_of(ref.order_key) if ref.split in plans else 0
+        sums.setdefault((ref.split, number), ShardSums()).add(ref, md5)
+    compared, different = 0, len(sums.keys() - manifest.shards.keys())
+    for key, shard in manifest.shards.items():
+        is_same, images = compare_shard(shard, sums.get(key, ShardSums()), not manifest.rejects.environment)
+        compared += images
+        different += not is_same
     if different:
         raise ImageShardsError(
-            f"the input has changed since {config.dataset_url} was published: {manifest['images']} images were "
-            f"listed then, {references.count} now, {different} of {len(shards)} shards differ; "
+            f"the input has changed since {config.dataset_url} was published: {manifest.images} images were "
+            f"listed then, {references.count} now, {different} of {len(manifest.shards)} shards differ; "
             f"{_choices(config, manifest, labels)}"
         )
     return compared, str(references)
@@ -217,42 +244,10 @@ def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
     if not config.repair:
         yield from ((ref, listed_md5(ref) if ref.source_bytes <= options.max_image_bytes else b"") for ref in refs)
         return
-    yield from ((one.ref, one.md5) for one in convert_all(config, refs, lambda *_: None))
+    yield from ((image.ref, image.md5) for image in convert_all(config, refs, lambda *_: None))
 
 
-def plan_of(manifest: dict[str, Any], inputs: str, dropped: str = "") -> JobPlan:
-    """The plan that was published; the manifest says nothing of etags, so it knows neither `inputs` nor `dropped`."""
-    return JobPlan(
-        configuration=manifest["configuration"],
-        classes=tuple(manifest["classes"]),
-        columns=tuple(manifest["features"]),
-        splits=split_plans(manifest["plan"].get("splits", {})),
-        statistics={key: manifest["image"][key] for key in ("mean", "std", "sampled_images")},
-        inputs=inputs,
-        dropped=dropped,
-        codec=manifest["codec"],
-    )
-
-
-def shards_of(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
-    """(split, number) → the manifest's entry of that shard."""
-    return {
-        (split, index): shard
-        for split, content in manifest["splits"].items()
-        for index, shard in enumerate(content["shards"])
-    }
-
-
-def tables_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Path → size and sums of each record table; older versions have none."""
-    return {
-        schema.table_file(shard["file"]): table
-        for shard in shards_of(manifest).values()
-        if (table := shard.get("table"))
-    }
-
-
-def _check_place(config: Config, url: str) -> None:
+def _check_path(config: Config, url: str) -> None:
     """Check that a file can be written where one is missing; a folder there may hold somebody's work."""
     for path, is_other, kind in ((url, os.path.isdir, "folder"), (os.path.dirname(url), os.path.isfile, "file")):
         if storage.is_local(url) and is_other(path):
@@ -262,24 +257,36 @@ def _check_place(config: Config, url: str) -> None:
 _SIZES, _SIZES_AND_CRCS = "sizes", "sizes and CRCs"
 
 
-def _find_damage(config: Config, manifest: dict[str, Any]) -> tuple[Damage, str]:
+def _find_damage(config: Config, manifest: Content) -> tuple[Damage, str]:
     """Compare files with the manifest, by a listing or with `--repair` every byte; also says what was compared."""
     store = storage.open_storage(config.output, config.io_deadline)
-    found = {file.path: file for file in store.files(config.dataset_url)}
-    shards = shards_of(manifest)
-    expected = manifest["file_sizes"] | {one["file"]: one for one in shards.values()} | tables_of(manifest)
-    reads: storage.Reads = "always" if config.repair else "never"
-    corrupt = set()
-    for name, one in expected.items():
-        url = storage.join(config.dataset_url, name)
-        if not storage.is_intact(store, url, found.get(name), one["bytes"], one["crc32c"], reads):
-            corrupt.add(name)
-            _check_place(config, url)
-    damaged = {key for key, one in shards.items() if corrupt & {one["file"], schema.table_file(one["file"])}}
+    listed = {file.path: file for file in store.files(config.dataset_url)}
+    shards = {shard.file: FileSize(shard.bytes, shard.crc32c) for shard in manifest.shards.values()}
+    expected: dict[str, FileSize] = {**manifest.file_sizes, **shards, **manifest.tables}
+    corrupt = corrupt_files(config, expected, listed, "always" if config.repair else "never")
+    for name in corrupt:
+        _check_path(config, storage.join(config.dataset_url, name))
+    rewritten = {key for key, shard in manifest.shards.items() if corrupt & {shard.file, schema.table_file(shard.file)}}
     if schema.REJECTS_FILE in corrupt:  # its lines come from the shards that had rejects
-        damaged |= {key for key, one in shards.items() if one["records"] < one["images"]}
-    not_expected = [name for name in found.keys() - expected.keys() if is_ours(name, config.name)]
-    foreign = (name for name in not_expected if ShardName.parse(name) or name.startswith(f"{schema.INDEX_FOLDER}/"))
-    damage = Damage(frozenset(damaged), frozenset(corrupt & manifest["files"].keys()), frozenset(foreign))
-    has_crcs = config.repair or all(found[name].crc32c is not None for name in expected.keys() & found.keys())
+        rewritten |= {key for key, shard in manifest.shards.items() if shard.records < shard.images}
+    others = [name for name in listed.keys() - expected.keys() if is_ours(name, config.name)]
+    unexpected = (name for name in others if ShardName.parse(name) or name.startswith(f"{schema.INDEX_FOLDER}/"))
+    damage = Damage(frozenset(rewritten), frozenset(corrupt & manifest.files.keys()), frozenset(unexpected))
+    has_crcs = config.repair or all(listed[name].crc32c is not None for name in expected.keys() & listed.keys())
     return damage, _SIZES_AND_CRCS if has_crcs else _SIZES
+
+
+def corrupt_files(
+    config: Config, expected: Mapping[str, FileSize], listed: Mapping[str, ListedFile], reads: storage.Reads
+) -> set[str]:
+    """The files of the version that are missing or have another size or CRC; those that are read, many at a time."""
+    store = storage.open_storage(config.output, config.io_deadline)
+
+    def is_intact(name: str) -> bool:
+        url, size = storage.join(config.dataset_url, name), expected[name]
+        return storage.is_intact(store, url, listed.get(name), size.bytes, size.crc32c, reads)
+
+    threads = config.threads if storage.is_local(config.output) else _FILES_IN_FLIGHT
+    with ThreadPoolExecutor(threads) as pool:
+        are_intact = pool.map(is_intact, expected) if reads == "always" else map(is_intact, expected)
+        return {name for name, ok in zip(expected, are_intact, strict=True) if not ok}

@@ -20,21 +20,21 @@ def check_places(config: Config) -> None:
     """
     version, state = config.dataset_url, config.states_url
     if config.layout != "manifest" and _is_in(version, config.input):
-        raise UsageError(f"--output {config.output!r}: it is inside --input {config.input!r}; choose another place")
+        raise UsageError(f"--output {config.output!r}: it is inside --input {config.input!r}; choose another folder")
     for flag in ("manifest", "labels_file", "input"):
-        place = getattr(config, flag)
+        url = getattr(config, flag)
         for folder in (version, state):
-            if place and _is_in(place, folder):
-                raise UsageError(f"--{flag} {place!r}: it is in {folder}, which belongs to the job; move it elsewhere")
+            if url and _is_in(url, folder):
+                raise UsageError(f"--{flag} {url!r}: it is in {folder}, which belongs to the job; move it elsewhere")
 
 
-def _is_in(place: str, folder: str) -> bool:
+def _is_in(url: str, folder: str) -> bool:
     """Whether a file or folder is `folder`, or anywhere inside it."""
-    return f"{_real(place)}/".startswith(f"{_real(folder).rstrip('/')}/")
+    return f"{_real(url)}/".startswith(f"{_real(folder).rstrip('/')}/")
 
 
-def _real(place: str) -> str:
-    return os.path.realpath(place) if storage.is_local(place) else place
+def _real(url: str) -> str:
+    return os.path.realpath(url) if storage.is_local(url) else url
 
 
 def check_unpublished(config: Config) -> None:

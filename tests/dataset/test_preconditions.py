@@ -128,5 +128,5 @@ def test_an_output_inside_the_input_is_seen_through_a_link(photos: Path, tmp_pat
     source, output = (images, link) if linked == "output" else (link, images)
     before = make.files(tmp_path)
     line = line_of(make.job(source, output))
-    assert line == f"--output '{output}': it is inside --input '{source}'; choose another place"
+    assert line == f"--output '{output}': it is inside --input '{source}'; choose another folder"
     assert make.files(tmp_path) == before

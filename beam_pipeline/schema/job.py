@@ -1,0 +1,377 @@
+"""What a job writes apart from the dataset: its plan, claim and sidecars, and run.json, which says how it went."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from beam_pipeline.schema import canonical_json, sha256
+from beam_pipeline.schema.manifest import (
+    Column,
+    Content,
+    Count,
+    FileSums,
+    PlannedSplit,
+    Sha256,
+    Shard,
+    Size,
+    Statistics,
+    builtins_of,
+)
+
+_SUM_MODULUS = 1 << 128
+Document = TypeVar("Document", bound=Struct)
+
+
+def document_bytes(document: Struct) -> bytes:
+    """A document as its file holds it."""
+    return canonical_json(builtins_of(document))
+
+
+def read_document(data: bytes, kind: type[Document]) -> Document | None:
+    """The content of a file that `document_bytes` made; None if it holds anything else. Unknown keys are ignored."""
+    try:
+        return msgspec.convert(json.loads(data), kind, str_keys=True)
+    except (ValueError, RecursionError):
+        return None
+
+
+@dataclass(slots=True)
+class ReferenceSum:
+    """Count and order-free sum (mod 2^128) of hashes: equal for equal sets of images, in whatever order they come."""
+
+    count: int = 0
+    total: int = 0
+
+    @classmethod
+    def of(cls, count: int, hex: str) -> ReferenceSum:
+        """The sum with this count and `hex`."""
+        return cls(count, int(hex, 16))
+
+    def add(self, fields: Iterable[bytes]) -> None:
+        """Add one image, identified by these fields."""
+        digest = hashlib.blake2b(digest_size=16)
+        for field in fields:
+            digest.update(len(field).to_bytes(8, "little"))
+            digest.update(field)
+        self.count += 1
+        self.total = (self.total + int.from_bytes(digest.digest(), "big")) % _SUM_MODULUS
+
+    def merge(self, other: ReferenceSum) -> None:
+        """Add all images of `other`."""
+        self.count += other.count
+        self.total = (self.total + other.total) % _SUM_MODULUS
+
+    @property
+    def hex(self) -> str:
+        """The sum as 32 hexadecimal digits."""
+        return f"{self.total:032x}"
+
+    def __str__(self) -> str:
+        return f"{self.count}-{self.hex}"
+
+
+class Plan(Struct, frozen=True, dict=True):
+    """plan.json: which shard each image goes to, and all else that decides the bytes of shards.
+
+    Attributes:
+        configuration: `Config.fingerprint()`.
+        classes: class names by id.
+        features: a manifest's columns.
+        splits: split → its shards.
+        statistics: of the sampled images' pixels.
+        inputs: `ReferenceSum` of every listed image, etags included, as run.json keeps it.
+        dropped: the same of the duplicates that are dropped.
+        codec: versions of the image libraries.
+    """
+
+    configuration: dict[str, object]
+    classes: tuple[str, ...]
+    features: tuple[Column, ...]
+    splits: dict[str, PlannedSplit]
+    statistics: Statistics
+    inputs: str
+    dropped: str
+    codec: dict[str, str]
+
+    @classmethod
+    def published(cls, manifest: Content, inputs: str, dropped: str = "") -> Plan:
+        """The plan of a published version, whose manifest says nothing of etags: it knows neither sum."""
+        image = manifest.image
+        return cls(
+            configuration=manifest.configuration,
+            classes=manifest.classes,
+            features=manifest.features,
+            splits=manifest.plan.splits,
+            statistics=Statistics(image.mean, image.std, image.sampled_images),
+            inputs=inputs,
+            dropped=dropped,
+            codec=manifest.codec,
+        )
+
+    @property
+    def images(self) -> int:
+        """Number of listed images."""
+        return sum(split.images for split in self.splits.values())
+
+    @property
+    def shards(self) -> int:
+        """Number of shards of all splits."""
+        return sum(split.shards for split in self.splits.values())
+
+    @cached_property
+    def sha256(self) -> str:
+        """Its hash, which sidecars carry."""
+        return sha256(document_bytes(self))
+
+
+class Writer(Struct, frozen=True):
+    """claim.json: the job that may write a version.
+
+    `plan` is its plan's hash, "" before there is one, `started` a time in UTC.
+    """
+
+    run: str = ""
+    plan: str = ""
+    host: str = ""
+    pid: int = 0
+    started: str = ""
+
+    def __str__(self) -> str:
+        who = f" (process {self.pid} on {self.host}, since {self.started})" if self.pid else ""
+        return f"being written by another job{who}"
+
+
+class Usage(Struct):
+    """What was used.
+
+    Attributes:
+        cpu_s: CPU seconds of processes, all their threads, child processes not included.
+        lists_and_writes: requests that list or write, which Google calls class A: an upload is one, in however many
+            parts; deleting is free.
+        reads: requests that read, or ask for an object's metadata: class B.
+        bytes_read, bytes_written: contents of files, local ones too.
+    """
+
+    cpu_s: float = 0.0
+    lists_and_writes: int = 0
+    reads: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def merge(self, other: Usage) -> None:
+        """Add what another piece of work used."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Counts(Struct):
+    """Counts over images, of a shard, a split or all.
+
+    Attributes:
+        records: images that got one.
+        source_bytes: read.
+        rejects: reason → images.
+        class_counts: class id → records.
+        source_formats, passed_through: format, and `EncodedImage.passthrough` → records.
+        min_size, …: least or greatest height and width of records and of their sources; None without records.
+        in_base, taken: images whose path the base has, and those that were taken from it.
+        used: by the process that wrote the shard, since it finished its last one.
+    """
+
+    records: int = 0
+    source_bytes: int = 0
+    rejects: dict[str, int] = {}
+    class_counts: dict[int, int] = {}
+    source_formats: dict[str, int] = {}
+    passed_through: dict[str, int] = {}
+    min_size: Size | None = None
+    max_size: Size | None = None
+    source_min_size: Size | None = None
+    source_max_size: Size | None = None
+    in_base: int = 0
+    taken: int = 0
+    used: Usage = msgspec.field(default_factory=Usage)
+
+    @property
+    def rejected(self) -> int:
+        """Images that got no record."""
+        return sum(self.rejects.values())
+
+    def add_sizes(self, size: Size, source_size: Size) -> None:
+        """Count the height and width of a record and of its source."""
+        self.min_size, self.max_size = _least(self.min_size, size), _greatest(self.max_size, size)
+        self.source_min_size = _least(self.source_min_size, source_size)
+        self.source_max_size = _greatest(self.source_max_size, source_size)
+
+    def merge(self, other: Counts) -> None:
+        """Add all that another one counted."""
+        self.records += other.records
+        self.source_bytes += other.source_bytes
+        self.in_base += other.in_base
+        self.taken += other.taken
+        self.used.merge(other.used)
+        add_counts(self.rejects, other.rejects)
+        add_counts(self.class_counts, other.class_counts)
+        add_counts(self.source_formats, other.source_formats)
+        add_counts(self.passed_through, other.passed_through)
+        for size, source_size in (
+            (other.min_size, other.source_min_size),
+            (other.max_size, other.source_max_size),
+        ):
+            if size and source_size:
+                self.add_sizes(size, source_size)
+
+
+Key = TypeVar("Key", str, int)
+
+
+def add_counts(into: dict[Key, int], counts: dict[Key, int]) -> None:
+    """Add counts by key to others."""
+    for key, count in counts.items():
+        into[key] = into.get(key, 0) + count
+
+
+def _least(a: Size | None, b: Size) -> Size:
+    return (min(a[0], b[0]), min(a[1], b[1])) if a else b
+
+
+def _greatest(a: Size | None, b: Size) -> Size:
+    return (max(a[0], b[0]), max(a[1], b[1])) if a else b
+
+
+class RejectLine(Struct, frozen=True):
+    """A line of rejects.jsonl."""
+
+    path: str
+    reason: str
+    detail: str
+
+
+class Sidecar(Struct, frozen=True):
+    """A finished shard: its files are there, with these sizes and CRCs.
+
+    Attributes:
+        plan: hash of the plan.
+        shard: its entry in the manifest.
+        etag: of its file.
+        index: of its text index, None if it is compressed.
+        runs: of its records, rows of `schema.RUN_DTYPE`.
+        counts: over its images.
+        rejected: its part of rejects.jsonl.
+    """
+
+    plan: Sha256
+    shard: Shard
+    etag: str
+    index: FileSums | None
+    runs: tuple[tuple[int, int, int, int], ...]
+    counts: Counts
+    rejected: tuple[RejectLine, ...]
+
+
+class UnitPrices(Struct, frozen=True, omit_defaults=True):
+    """What a job pays for, in dollars; without a note nothing is known.
+
+    Attributes:
+        note: what kind of prices they are.
+        addresses: where they are published.
+        class_a_per_1000, class_b_per_1000: requests, as `Usage` has them.
+        core_hour: of Dataflow's workers, with its share of memory and disk.
+    """
+
+    note: str = ""
+    addresses: tuple[str, ...] = ()
+    class_a_per_1000: float = 0.0
+    class_b_per_1000: float = 0.0
+    core_hour: float | None = None
+
+
+class TakenFromBase(Struct, frozen=True):
+    """What was taken from a base version: `encoded` images are new or changed, `gone` ones are only in the base."""
+
+    version: str
+    self_sha256: str
+    encoded: int
+    taken: int
+    gone: int | UnsetType = UNSET
+
+
+class Skipped(Struct, frozen=True):
+    """What the listing left out: hidden files, outside class folders, or with a suffix that isn't an image's."""
+
+    hidden: int = 0
+    hidden_images: int = 0
+    hidden_folders: int = 0
+    outside_classes: int = 0
+    suffixes: dict[str, int] = {}
+
+
+class Run(Struct, frozen=True):
+    """run.json: how the job went that published a version. `docs/format.md` says what each key means."""
+
+    command: tuple[str, ...] = ()
+    runner: str = ""
+    versions: dict[str, str] = {}
+    started_unix_s: int = 0
+    finished_unix_s: int = 0
+    seconds: float = 0.0
+    images: int = 0
+    source_bytes: int = 0
+    shard_bytes: int = 0
+    inputs: str = ""
+    skipped: Skipped = Skipped()
+    used: Usage = msgspec.field(default_factory=Usage)
+    prices: UnitPrices = UnitPrices()
+    dollars: dict[str, float] = {}
+    base: TakenFromBase | UnsetType = UNSET
+
+
+def as_run(document: object) -> Run:
+    """What `Manifest.run` holds; all defaults if no job wrote it: no hash covers run.json."""
+    try:
+        return msgspec.convert(document, Run, str_keys=True)
+    except ValueError:
+        return Run()
+
+
+class Sample(Struct, frozen=True):
+    """A sample's images, the bytes of their sources, and how many of these are in an object store."""
+
+    images: Count
+    source_bytes: Count
+    remote: Count
+
+
+class FromBase(Struct, frozen=True):
+    """How many records a base has, how many of the sample it has unchanged, and whether that is known by listing."""
+
+    records: Count
+    unchanged: Count
+    are_listed: bool
+
+
+class PlannedJob(Struct, frozen=True):
+    """What `--plan_only` leaves for the launcher: the plan, and what an estimate of its cost needs to know.
+
+    Attributes:
+        source_bytes: of all images.
+        listing: used by the listing.
+        sample: what was measured.
+        cpu_s: what converting an image takes.
+        base: None without a base.
+    """
+
+    plan: Plan
+    source_bytes: Count
+    listing: Usage
+    sample: Sample
+    cpu_s: float
+    base: FromBase | None
