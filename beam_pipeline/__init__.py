@@ -15,17 +15,26 @@ from typing import TYPE_CHECKING, Any
 from beam_pipeline.errors import UsageError
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Manifest", "__version__", "run"]
+__all__ = ["Config", "ListImages", "Manifest", "ReadImages", "WriteDataset", "__version__", "run"]
 
 if TYPE_CHECKING:
     from beam_pipeline.cli.run import run
     from beam_pipeline.config import Config
     from beam_pipeline.schema.manifest import Manifest
+    from beam_pipeline.transforms import ListImages, ReadImages, WriteDataset
+
+
+_MODULES = {
+    "Config": "config",
+    "Manifest": "schema.manifest",
+    "run": "cli.run",
+    **dict.fromkeys(("ListImages", "ReadImages", "WriteDataset"), "transforms"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Load the public names on first use (PEP 562)."""
-    module = {"Config": "config", "Manifest": "schema.manifest", "run": "cli.run"}.get(name)
+    module = _MODULES.get(name)
     if module is not None:
         require_pipeline()
         return getattr(importlib.import_module(f"beam_pipeline.{module}"), name)

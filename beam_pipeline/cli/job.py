@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from platform import python_version
 from typing import Any
 
 import apache_beam as beam
@@ -24,11 +23,9 @@ from apache_beam.options.pipeline_options import (
     SetupOptions,
     StandardOptions,
     TestOptions,
-    TypeOptions,
     WorkerOptions,
 )
 
-from beam_pipeline import __version__
 from beam_pipeline.cli import cost, dataflow
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
@@ -39,6 +36,7 @@ from beam_pipeline.pipeline import graph, limits
 from beam_pipeline.schema.job import Run
 from beam_pipeline.schema.manifest import Content
 from beam_pipeline.storage import usage
+from beam_pipeline.transforms import WriteDataset
 
 _IN_PROCESS = "FnApiRunner"  # plain DirectRunner would first try to download another one
 _LOCAL = frozenset({"fnapi", "direct", "prism", "bundlebaseddirect", "switchingdirect"})
@@ -78,8 +76,6 @@ class Job:
         standard = self._options.view_as(StandardOptions)
         self._runner: str = standard.runner or _IN_PROCESS
         standard.runner = self._runner
-        # Our types are checked before; it costs 60 ms a start.
-        self._options.view_as(TypeOptions).pipeline_type_check = False
         # All that a worker unpickles is in this package.
         self._options.view_as(SetupOptions).save_main_session = False
         self.is_dataflow = is_dataflow(self._options)
@@ -115,11 +111,11 @@ class Job:
             command=tuple(without_secrets(command)),
             runner=self._runner,
             started_unix_s=int(time.time()),
-            versions={"imageshards": __version__, "apache_beam": beam.__version__, "python": python_version()},
+            versions=graph.software_versions(),
             used=launcher,
             prices=cost.prices_of(config, self.fleet(config)),
         )
-        return self._run(config, lambda: graph.build(self._pipeline, config, run))
+        return self._run(config, lambda: WriteDataset(config, run).expand(self._pipeline))
 
     def fleet(self, config: Config) -> cost.Fleet:
         """What the job runs on."""
@@ -131,7 +127,7 @@ class Job:
         """Rewrite the corrupt files of a published version; returns the same as `write`."""
         return self._run(config, lambda: graph.build_repair(self._pipeline, config, manifest, damage))
 
-    def _run(self, config: Config, build: Callable[[], None]) -> bool:
+    def _run(self, config: Config, build: Callable[[], object]) -> bool:
         if self.is_dataflow:
             return self._submit_and_watch(config, build)
         build()
@@ -150,7 +146,7 @@ class Job:
         with _interruptible(), printing_job_states(), _translating_job_errors():
             return self._pipeline.run().wait_until_finish()
 
-    def _submit_and_watch(self, config: Config, build: Callable[[], None]) -> bool:
+    def _submit_and_watch(self, config: Config, build: Callable[[], object]) -> bool:
         """Find the running job of this command on Dataflow, or submit it, and watch it."""
         cloud = self._pipeline.options.view_as(GoogleCloudOptions)
         cloud.labels = [*(cloud.labels or ()), f"{dataflow.LABEL}={dataflow.label(config)}"]

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import beam_pipeline
-from beam_pipeline import schema, storage
+from beam_pipeline import storage
 from beam_pipeline.cli import cost, notebook
 from beam_pipeline.cli.messages import plan_text
 from beam_pipeline.config import Config
@@ -21,12 +21,12 @@ from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.base import choose_base
 from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.dataset.compare import Comparison, compare, read_run
-from beam_pipeline.dataset.preconditions import check_places, check_unpublished
+from beam_pipeline.dataset.preconditions import check_unpublished, read_manifest, resolve
 from beam_pipeline.dataset.state import JobState, at_once
-from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError, StorageError, UsageError, say
+from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, say
 from beam_pipeline.images import resize
-from beam_pipeline.inputs import checks, manifest_rows
-from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest, open_manifest
+from beam_pipeline.inputs import manifest_rows
+from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest
 from beam_pipeline.storage import usage
 from beam_pipeline.storage.prices import load_prices
 
@@ -198,38 +198,3 @@ def _sole_writer(config: Config) -> Iterator[None]:
         yield
     finally:
         claim.release()
-
-
-def resolve(config: Config) -> Config:
-    """Check the input and read the small files that the configuration names.
-
-    Raises:
-        UsageError: as `checks.check_input`, `check_places` and the readers of labels and manifests say.
-    """
-    seconds = config.first_contact_s
-    if config.labels_file:
-        config = dataclasses.replace(config, labels=checks.read_labels(config.labels_file, seconds))
-    if config.manifest:
-        config = dataclasses.replace(config, header=manifest_rows.read_header(config.manifest, seconds))
-    check_places(config)
-    checks.check_input(dataclasses.replace(config, io_deadline=seconds))
-    return config
-
-
-def read_manifest(config: Config) -> Manifest | None:
-    """The manifest of the version, or None if none is published.
-
-    Raises:
-        NotPublishedError: there is an invalid one, and neither `--repair` nor `--overwrite` was asked for.
-    """
-    url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
-    try:
-        data = storage.open_storage(config.output, config.first_contact_s).read(url)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        return Manifest(config.dataset_url, open_manifest(data, url))
-    except NotPublishedError as error:
-        if config.overwrite or (config.repair and not isinstance(error, OtherFormatError)):
-            return None  # all of it is rewritten, in place
-        raise

@@ -1,15 +1,54 @@
-"""Checks the output before there is a job: that it is apart from the input, and what is there already."""
+"""Checks before there is a job: the input and what its flags name, the output apart from it, what is there already."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Collection
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.state import JobState, own_files
-from beam_pipeline.errors import StorageError, UsageError, one_line
+from beam_pipeline.errors import NotPublishedError, OtherFormatError, StorageError, UsageError, one_line
+from beam_pipeline.inputs import checks, manifest_rows
 from beam_pipeline.schema import INDEX_FOLDER, MANIFEST_FILE, REJECTS_FILE, ShardName
+from beam_pipeline.schema.manifest import Manifest, open_manifest
+
+
+def resolve(config: Config, for_output: bool = True) -> Config:
+    """Check the input and read the small files that the configuration names.
+
+    Raises:
+        UsageError: as `checks.check_input`, `check_places` and the readers of labels and manifests say.
+    """
+    seconds = config.first_contact_s
+    if config.labels_file:
+        config = dataclasses.replace(config, labels=checks.read_labels(config.labels_file, seconds))
+    if config.manifest:
+        config = dataclasses.replace(config, header=manifest_rows.read_header(config.manifest, seconds))
+    if for_output:
+        check_places(config)
+    checks.check_input(dataclasses.replace(config, io_deadline=seconds))
+    return config
+
+
+def read_manifest(config: Config) -> Manifest | None:
+    """The manifest of the version, or None if none is published.
+
+    Raises:
+        NotPublishedError: there is an invalid one, and neither `--repair` nor `--overwrite` was asked for.
+    """
+    url = storage.join(config.dataset_url, MANIFEST_FILE)
+    try:
+        data = storage.open_storage(config.output, config.first_contact_s).read(url)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return Manifest(config.dataset_url, open_manifest(data, url))
+    except NotPublishedError as error:
+        if config.overwrite or (config.repair and not isinstance(error, OtherFormatError)):
+            return None  # all of it is rewritten, in place
+        raise
 
 
 def check_places(config: Config) -> None:

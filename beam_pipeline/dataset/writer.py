@@ -61,7 +61,7 @@ class ShardWriter:
         config: of the job.
         claimed: the plan, under its claim.
         repaired: the manifest that a repair follows; shards with other bytes than it says are not published.
-        stopped: set to cancel.
+        cancelled: set to cancel.
 
     Raises:
         ImageShardsError: this worker has other versions than the launcher.
@@ -72,14 +72,14 @@ class ShardWriter:
         config: Config,
         claimed: ClaimedPlan,
         repaired: Content | None = None,
-        stopped: threading.Event | None = None,
+        cancelled: threading.Event | None = None,
     ) -> None:
         check_versions(config)
         self._config = config
         self._plan = plan = claimed.plan
         self._repaired = repaired
         self._shards = repaired.shards if repaired else {}
-        self._stopped = stopped or threading.Event()
+        self._cancelled = cancelled or threading.Event()
         self._class_ids = {label: number for number, label in enumerate(plan.classes)}
         self._target = storage.open_storage(config.output, config.io_deadline)
         self._state = JobState(config, claimed.run)
@@ -160,7 +160,7 @@ class ShardWriter:
             out = SummedFile(file, with_sha256=False)
             with self._compressed(out) as records:
                 for converted in convert_all(self._config, refs, convert, stored_images(self._config, refs)):
-                    self._check_stopped()
+                    self._check_cancelled()
                     ref, image = converted.ref, converted.result
                     class_id = self._class_ids.get(ref.label, -1)
                     listing.add(listing_fields(ref))
@@ -223,12 +223,12 @@ class ShardWriter:
             or "an image of it has changed"
         )
 
-    def _check_stopped(self) -> None:
-        if self._stopped.is_set():
+    def _check_cancelled(self) -> None:
+        if self._cancelled.is_set():
             raise ImageShardsError("another shard failed, or the job was interrupted")
 
     def _check(self) -> None:
-        self._check_stopped()
+        self._check_cancelled()
         self._state.check(self._repaired.self_sha256 if self._repaired else "")
 
     def _url(self, file: str) -> str:

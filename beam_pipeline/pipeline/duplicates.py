@@ -1,7 +1,5 @@
 """MarkDuplicates: images with the same bytes are found by their MD5, before anything is planned."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -14,7 +12,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates
 from beam_pipeline.inputs.folders import ListingSummary, smallest
 from beam_pipeline.inputs.references import sample_size
-from beam_pipeline.pipeline.elements import PAGE_REFS, Page, by_key, grouped, keyed, reports_errors
+from beam_pipeline.pipeline.elements import PAGE_REFS, KeyedPage, Page, Pages, by_key, keyed, reports_errors
 
 _GROUPS = "groups"
 
@@ -26,26 +24,24 @@ class MarkDuplicates(beam.PTransform):  # type: ignore[misc]
     Input: (key, iterable of `Page`). Output: the same with MD5s as etags and `duplicate_of`; the `ListingSummary`
     with a sample of unmarked images; and (bucket, `Group`s). Fails the job as `--duplicates` says: nothing is planned.
 
-    `summary`: one `ListingSummary`, of `ListImages`.
+    `summary`: one `ListingSummary`, of `ListPages`.
     """
 
     config: Config
     summary: Any
 
-    def expand(self, pages: Any) -> tuple[Any, Any, Any]:
+    def expand(self, pages: beam.PCollection[Pages]) -> Any:
         config = self.config
         hashed = pages | "HashImages" >> beam.FlatMap(_hash_pages, config, AsSingleton(self.summary))
-        mark = beam.FlatMap(_mark, config).with_outputs(_GROUPS, main="pages")
-        marked, groups = grouped(hashed, "GroupByDigest") | "MarkAllButFirst" >> mark
+        mark = beam.FlatMap(_mark, config).with_output_types(KeyedPage).with_outputs(_GROUPS, main="pages")
+        marked, groups = hashed | "GroupByDigest" >> beam.GroupByKey() | "MarkAllButFirst" >> mark
         unmarked = marked | "Unmarked" >> beam.Map(_unmarked) | "SmallestUnmarked" >> beam.CombineGlobally(_smallest_of)
         summary = self.summary | "SampleUnmarked" >> beam.Map(_resampled, AsSingleton(unmarked))
-        return grouped(marked, "SameMarksForAll"), summary, groups
+        return marked | "SameMarksForAll" >> beam.GroupByKey(), summary, groups
 
 
 @reports_errors
-def _hash_pages(
-    pages: tuple[int, Iterable[Page]], config: Config, summary: ListingSummary
-) -> Iterator[tuple[int, Page]]:
+def _hash_pages(pages: Pages, config: Config, summary: ListingSummary) -> Iterator[KeyedPage]:
     """(bucket, `Page`) of the references with their MD5s."""
     buckets = duplicates.buckets_for(summary.images)
     for page in pages[1]:
@@ -54,7 +50,7 @@ def _hash_pages(
 
 
 @reports_errors
-def _mark(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[Any]:
+def _mark(bucket: Pages, config: Config) -> Iterator[Any]:
     """Keyed `Page`s of a bucket; its groups to the output `_GROUPS`."""
     number, pages = bucket
     groups = duplicates.find_groups(chain.from_iterable(pages), config.image_options.max_image_bytes)
@@ -66,7 +62,7 @@ def _mark(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[Any]:
         yield beam.pvalue.TaggedOutput(_GROUPS, (number, groups))
 
 
-def _unmarked(keyed_page: tuple[int, Page]) -> Page:
+def _unmarked(keyed_page: KeyedPage) -> Page:
     return Page(smallest(ref for ref in keyed_page[1] if not ref.duplicate_of))
 
 

@@ -1,7 +1,5 @@
 """Elements that flow between the transforms, how they are encoded, added up and counted."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import zlib
@@ -66,13 +64,8 @@ class PageCoder(beam.coders.Coder):  # type: ignore[misc]
 
 registry.register_coder(Page, PageCoder)
 
-
-def grouped(pages: Any, label: str, key: Any = int) -> Any:
-    """(key, `Page`) → (key, iterable of `Page`), encoded as pages: Beam infers no types here, and would pickle."""
-    pages.element_type = beam.typehints.KV[key, Page]
-    groups = pages | label >> beam.GroupByKey()
-    groups.element_type = beam.typehints.KV[key, beam.typehints.Iterable[Page]]
-    return groups
+KeyedPage = tuple[int, Page]
+Pages = tuple[int, Iterable[Page]]  # grouped by the key
 
 
 def reports_errors(function: Called) -> Called:

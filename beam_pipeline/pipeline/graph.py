@@ -1,14 +1,13 @@
 """The job and its repair, each on one screen: what flows from step to step."""
 
-from __future__ import annotations
-
+from platform import python_version
 from typing import Any
 
 import apache_beam as beam
 import msgspec
 from apache_beam.pvalue import AsIter, AsList, AsSingleton
 
-from beam_pipeline import schema
+from beam_pipeline import __version__, schema
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.compare import Damage
@@ -17,22 +16,25 @@ from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline.duplicates import MarkDuplicates
 from beam_pipeline.pipeline.elements import reports_errors
-from beam_pipeline.pipeline.listing import ListImages
+from beam_pipeline.pipeline.listing import ListPages
 from beam_pipeline.pipeline.planning import PlanShards, SampleImages, prepare_output, save_plan
 from beam_pipeline.pipeline.writing import WriteShards, assign_shards, publish_dataset
 from beam_pipeline.schema.job import Plan, Run, Usage
 from beam_pipeline.schema.manifest import Content
 
 
-def build(pipeline: beam.Pipeline, config: Config, run: Run) -> None:
+def build(pipeline: beam.Pipeline | beam.pvalue.PBegin, config: Config, run: Run) -> beam.PCollection[str] | None:
     """Add the job to `pipeline`.
 
     Args:
         pipeline: of any runner.
         config: what to convert and how.
         run: what is known of this run, for run.json.
+
+    Returns:
+        The version's URL, once it is published; None with `--plan_only`.
     """
-    images, summary = pipeline | "ListImages" >> ListImages(config)
+    images, summary = pipeline | "ListImages" >> ListPages(config)
     # pages of ImageRefs; one ListingSummary: 1,281,167 images, classes cat, dog, …
     saved = groups = None
     if config.duplicates != "keep":
@@ -44,7 +46,7 @@ def build(pipeline: beam.Pipeline, config: Config, run: Run) -> None:
     # one Plan: the cuts of every split
     if config.plan_only:
         plan | "SavePlan" >> beam.Map(save_plan, config, AsSingleton(summary), AsList(sample))
-        return
+        return None
     plan = plan | "PrepareOutput" >> beam.Map(prepare_output, config)
     # one ClaimedPlan: the write claim is held, and nothing of another plan is left
     shards = images | "AssignShards" >> beam.FlatMap(assign_shards, AsSingleton(plan))
@@ -57,7 +59,12 @@ def build(pipeline: beam.Pipeline, config: Config, run: Run) -> None:
         )
         # lines of duplicates.jsonl, in the state
     facts = summary | "RunFacts" >> beam.Map(_run_facts, run)
-    plan | "PublishDataset" >> beam.Map(publish_dataset, config, AsIter(written), saved, AsSingleton(facts))
+    return plan | "PublishDataset" >> beam.Map(publish_dataset, config, AsIter(written), saved, AsSingleton(facts))
+
+
+def software_versions() -> dict[str, str]:
+    """Of this package, Beam and Python, for run.json."""
+    return {"imageshards": __version__, "apache_beam": beam.__version__, "python": python_version()}
 
 
 def _run_facts(summary: ListingSummary, run: Run) -> Run:
@@ -74,7 +81,7 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: Content, dam
     summaries: Any = ()
     saved: Any = ()
     if damage.shards or restores_duplicates:
-        pages, summary = pipeline | "ListImages" >> ListImages(config)
+        pages, summary = pipeline | "ListImages" >> ListPages(config)
         if config.duplicates == "drop" or restores_duplicates:
             marked, _, groups = pages | "MarkDuplicates" >> MarkDuplicates(config, summary)
             pages = marked if config.duplicates == "drop" else pages

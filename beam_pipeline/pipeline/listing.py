@@ -1,6 +1,4 @@
-"""ListImages: from the input to pages of references."""
-
-from __future__ import annotations
+"""ListPages: from the input to pages of references."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -19,7 +17,17 @@ from beam_pipeline.inputs import folders, manifest_rows
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary
 from beam_pipeline.inputs.references import ImageRef, sample_size
 from beam_pipeline.pipeline import elements, limits
-from beam_pipeline.pipeline.elements import PAGE_REFS, Page, by_key, counter, grouped, keyed, merge_all, reports_errors
+from beam_pipeline.pipeline.elements import (
+    PAGE_REFS,
+    KeyedPage,
+    Page,
+    Pages,
+    by_key,
+    counter,
+    keyed,
+    merge_all,
+    reports_errors,
+)
 from beam_pipeline.pipeline.stratify import StratifySplits
 from beam_pipeline.storage import usage
 
@@ -31,7 +39,7 @@ _FOLDERS_AT_A_TIME = 16  # class folders that one element holds
 
 
 @dataclasses.dataclass
-class ListImages(beam.PTransform):  # type: ignore[misc]
+class ListPages(beam.PTransform):  # type: ignore[misc]
     """Lists every image of the input, folders in parallel.
 
     Input: the pipeline. Output: (key, iterable of `Page`) in any order, each image once; and one `ListingSummary`. A
@@ -40,30 +48,31 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
 
     config: Config
 
-    def expand(self, pipeline: Any) -> tuple[Any, Any]:
+    def expand(self, pipeline: beam.Pipeline) -> Any:
         start = pipeline | "Start" >> beam.Impulse()
         is_manifest = self.config.layout == "manifest"
         pages, parts = self._read_manifest(start) if is_manifest else self._list_folders(start)
         merged = parts | "MergeSummaries" >> beam.CombineGlobally(merge_all, ListingSummary).without_defaults()
         summary = merged | "CompleteSummary" >> beam.Map(complete, self.config)
-        listed = grouped(pages, "SameListForAll"), summary
+        listed = pages | "SameListForAll" >> beam.GroupByKey(), summary
         return (listed | "StratifySplits" >> StratifySplits(self.config)) if self.config.stratify else listed
 
     def _list_folders(self, start: Any) -> tuple[Any, Any]:
-        list_all = beam.FlatMap(_list_class_folders, self.config).with_outputs(_SUMMARIES, main="folders")
-        list_one = beam.FlatMap(_list_folders, self.config).with_outputs(_SUMMARIES, main="pages")
-        numbered, outside = start | "ListClassFolders" >> list_all
-        pages, parts = numbered | "SpreadFolders" >> beam.GroupByKey() | "ListFolder" >> list_one
+        list_all = beam.FlatMap(_list_class_folders, self.config).with_output_types(tuple[int, ClassFolder])
+        list_one = beam.FlatMap(_list_folders, self.config).with_output_types(KeyedPage)
+        numbered, outside = start | "ListClassFolders" >> list_all.with_outputs(_SUMMARIES, main="folders")
+        spread = numbered | "SpreadFolders" >> beam.GroupByKey()
+        pages, parts = spread | "ListFolder" >> list_one.with_outputs(_SUMMARIES, main="pages")
         return pages, (parts, outside) | "AllSummaries" >> beam.Flatten()
 
     def _read_manifest(self, start: Any) -> tuple[Any, Any]:
         """Rows are grouped by a hash of their path, so that a repeated path is found: it may be in two splits."""
-        read = beam.FlatMap(_read_rows, self.config).with_outputs(_FOLDERS, main="rows")
-        rows, to_list = start | "ReadRows" >> read
+        read = beam.FlatMap(_read_rows, self.config).with_output_types(KeyedPage)
+        rows, to_list = start | "ReadRows" >> read.with_outputs(_FOLDERS, main="rows")
         sizes = to_list | "SpreadFolders" >> beam.Reshuffle() | "ListSizes" >> beam.FlatMap(_list_sizes, self.config)
-        buckets = grouped((rows, sizes) | "RowsAndSizes" >> beam.Flatten(), "GroupByPath")
-        join = beam.FlatMap(_join_sizes, self.config).with_outputs(_SUMMARIES, main="pages")
-        pages, parts = buckets | "JoinSizes" >> join
+        buckets = (rows, sizes) | "RowsAndSizes" >> beam.Flatten() | "GroupByPath" >> beam.GroupByKey()
+        join = beam.FlatMap(_join_sizes, self.config).with_output_types(KeyedPage)
+        pages, parts = buckets | "JoinSizes" >> join.with_outputs(_SUMMARIES, main="pages")
         return pages, parts
 
 
@@ -143,19 +152,19 @@ def _read_rows(_: Any, config: Config) -> Iterator[Any]:
 
 
 @reports_errors
-def _list_sizes(to_list: tuple[str, int], config: Config) -> Iterator[tuple[int, Page]]:
+def _list_sizes(to_list: tuple[str, int], config: Config) -> Iterator[KeyedPage]:
     folder, buckets = to_list
     return _by_bucket(manifest_rows.listed_refs(config, folder), buckets)
 
 
-def _by_bucket(refs: Iterator[ImageRef], buckets: int) -> Iterator[tuple[int, Page]]:
+def _by_bucket(refs: Iterator[ImageRef], buckets: int) -> Iterator[KeyedPage]:
     """References by a hash of their path, in pages of about 1,000; smaller ones if there are many buckets."""
     while some := list(islice(refs, PAGE_REFS * min(buckets, _MOST_OPEN))):
         yield from by_key(some, lambda ref: ref.order_key % buckets).items()
 
 
 @reports_errors
-def _join_sizes(bucket: tuple[int, Iterable[Page]], config: Config) -> Iterator[Any]:
+def _join_sizes(bucket: Pages, config: Config) -> Iterator[Any]:
     """Keyed `Page`s of the rows of one bucket, with the sizes of its listed files, and their summary.
 
     Raises:

@@ -1,9 +1,7 @@
 """SampleImages and PlanShards decide every shard before one is written; `prepare_output` clears the output for them."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -19,7 +17,7 @@ from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.inputs.references import image_url
 from beam_pipeline.pipeline import elements
-from beam_pipeline.pipeline.elements import Page, counter, grouped, keyed, merge_all, reports_errors
+from beam_pipeline.pipeline.elements import KeyedPage, Page, Pages, counter, keyed, merge_all, reports_errors
 from beam_pipeline.planning import sampling
 from beam_pipeline.planning.plan import EstimatedSizes, SizeModel, plan_job
 from beam_pipeline.planning.sampling import Measurement
@@ -38,19 +36,19 @@ class SampleImages(beam.PTransform):  # type: ignore[misc]
 
     config: Config
 
-    def expand(self, summary: Any) -> Any:
-        chunks = grouped(summary | "ChunkSample" >> beam.FlatMap(_chunks), "SpreadSample")
+    def expand(self, summary: beam.PCollection[ListingSummary]) -> beam.PCollection[Measurement]:
+        chunks = summary | "ChunkSample" >> beam.FlatMap(_chunks) | "SpreadSample" >> beam.GroupByKey()
         return chunks | "MeasureImages" >> beam.FlatMap(_measure, self.config, AsSingleton(summary))
 
 
-def _chunks(summary: ListingSummary) -> Iterator[tuple[int, Page]]:
+def _chunks(summary: ListingSummary) -> Iterator[KeyedPage]:
     report(now=True, images_to_sample=len(summary.smallest))
     for start in range(0, len(summary.smallest), _SAMPLE_CHUNK):
         yield keyed(Page(summary.smallest[start : start + _SAMPLE_CHUNK]))
 
 
 @reports_errors
-def _measure(chunk: tuple[int, Iterable[Page]], config: Config, summary: ListingSummary) -> Iterator[Measurement]:
+def _measure(chunk: Pages, config: Config, summary: ListingSummary) -> Iterator[Measurement]:
     refs = list(chain.from_iterable(chunk[1]))
     counter(elements.IMAGES_SAMPLED).inc(len(refs))
     for measurement in sampling.measure(config, len(summary.classes), refs):
@@ -72,7 +70,7 @@ class PlanShards(beam.PTransform):  # type: ignore[misc]
     summary: Any
     sample: Any
 
-    def expand(self, pages: Any) -> Any:
+    def expand(self, pages: beam.PCollection[Pages]) -> beam.PCollection[Plan]:
         summary, sample = AsSingleton(self.summary), AsList(self.sample)
         return (
             pages
@@ -89,7 +87,7 @@ class _EstimateSizesFn(beam.DoFn):  # type: ignore[misc]
         self._total = EstimatedSizes()
         self._model: SizeModel | None = None
 
-    def process(self, pages: tuple[int, Iterable[Page]], summary: ListingSummary, sample: list[Measurement]) -> None:
+    def process(self, pages: Pages, summary: ListingSummary, sample: list[Measurement]) -> None:
         if self._model is None:
             self._model = SizeModel.learn((one.path, one.source_bytes, one.record_bytes) for one in sample)
         self._total.add(chain.from_iterable(pages[1]), self._model, summary.images)

@@ -1,7 +1,5 @@
 """StratifySplits: the split of each image by its rank in its class, once all of them are listed."""
 
-from __future__ import annotations
-
 import dataclasses
 import zlib
 from array import array
@@ -15,7 +13,7 @@ from apache_beam.pvalue import AsDict
 from beam_pipeline.config import Config
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.inputs.stratify import Hashes, Limits, class_hashes, limits, split_stratified
-from beam_pipeline.pipeline.elements import Page, grouped, keyed
+from beam_pipeline.pipeline.elements import KeyedPage, Page, Pages, keyed
 from beam_pipeline.schema import relative_path_bytes
 
 _BUCKETS = 64  # of classes: a page of a manifest's rows may have a thousand of these
@@ -30,15 +28,17 @@ class StratifySplits(beam.PTransform):  # type: ignore[misc]
 
     config: Config
 
-    def expand(self, listed: tuple[Any, Any]) -> tuple[Any, Any]:
+    def expand(self, listed: Any) -> Any:
         config, (pages, summary) = self.config, listed
         hashes = pages | "HashPaths" >> beam.FlatMap(_hashes, config) | "GroupByClass" >> beam.GroupByKey()
         of_class = AsDict(hashes | "CutClasses" >> beam.FlatMap(_limits, config))
         split = pages | "AssignSplits" >> beam.FlatMap(_split, config, of_class)
-        return grouped(split, "SameSplitsForAll"), summary | "SplitSample" >> beam.Map(_split_sample, config, of_class)
+        return split | "SameSplitsForAll" >> beam.GroupByKey(), summary | "SplitSample" >> beam.Map(
+            _split_sample, config, of_class
+        )
 
 
-def _hashes(pages: tuple[int, Iterable[Page]], config: Config) -> Iterator[tuple[int, dict[str, Hashes]]]:
+def _hashes(pages: Pages, config: Config) -> Iterator[tuple[int, dict[str, Hashes]]]:
     """(bucket, class → split hashes) of a group of pages."""
     buckets: dict[int, dict[str, Hashes]] = {}
     for label, hashes in class_hashes(chain.from_iterable(pages[1]), config).items():
@@ -55,9 +55,7 @@ def _limits(bucket: tuple[int, Iterable[dict[str, Hashes]]], config: Config) -> 
     yield from ((label, limits(hashes, config)) for label, hashes in merged.items())
 
 
-def _split(
-    pages: tuple[int, Iterable[Page]], config: Config, of_class: Mapping[str, Limits]
-) -> Iterator[tuple[int, Page]]:
+def _split(pages: Pages, config: Config, of_class: Mapping[str, Limits]) -> Iterator[KeyedPage]:
     yield from (keyed(Page(split_stratified(page, of_class, config))) for page in pages[1])
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions, TypeOptions
 from apache_beam.pipeline import PipelineVisitor
 
 import beam_pipeline
@@ -25,6 +24,7 @@ from beam_pipeline.dataset.writer import ShardWriter
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.pipeline import graph, listing
 from beam_pipeline.pipeline.elements import Page
+from beam_pipeline.schema.job import Run
 from beam_pipeline.storage import ListedFile
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
@@ -279,10 +279,8 @@ class Steps(PipelineVisitor):
 def steps(request: pytest.FixtureRequest, photos: Path, tmp_path: Path) -> Steps:
     manifest = {"layout": "manifest", "manifest": "/m.csv"} if request.param == "manifest" else {}
     some = Config(input=str(photos), output=str(tmp_path), name="x", duplicates="drop", **manifest)
-    options = PipelineOptions(["--runner=FnApiRunner"])
-    options.view_as(TypeOptions).pipeline_type_check = False  # as the job has it
-    job, found = beam.Pipeline(options=options), Steps()
-    graph.build(job, some, {})
+    job, found = beam.Pipeline(runner="FnApiRunner"), Steps()
+    graph.build(job, some, Run())
     job.visit(found)
     return found
 
@@ -309,7 +307,7 @@ def test_a_shard_that_fails_stops_the_one_that_is_in_work_with_it(
     def write(self: ShardWriter, split: str, index: int, refs: object) -> None:
         if index == 0:
             raise ImageShardsError("shard 0 failed")
-        stopped.append(self._stopped.wait(20))
+        stopped.append(self._cancelled.wait(20))
         raise ImageShardsError("stopped")
 
     monkeypatch.setattr(ShardWriter, "write", write)

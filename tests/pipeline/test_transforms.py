@@ -24,14 +24,15 @@ from hypothesis import strategies as st
 
 import beam_pipeline
 from beam_pipeline.config import Config
+from beam_pipeline.dataset import shard_queue
 from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import ListingSummary, all_images
 from beam_pipeline.inputs.references import ImageRef, order_key, sample_size
-from beam_pipeline.pipeline import elements, graph, listing, writing
+from beam_pipeline.pipeline import elements, graph, listing
 from beam_pipeline.pipeline.elements import Page, PageCoder
-from beam_pipeline.pipeline.listing import ListImages
+from beam_pipeline.pipeline.listing import ListPages
 from beam_pipeline.pipeline.planning import PlanShards, SampleImages
 from beam_pipeline.pipeline.writing import assign_shards
 from beam_pipeline.schema.job import Run
@@ -83,7 +84,7 @@ def test_list_images_gives_every_image_once_and_one_summary(
     some = config(photos, tmp_path)
     everything = sorted(all_images(some))
     with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
-        keyed, summary = job | "List" >> ListImages(some)
+        keyed, summary = job | "List" >> ListPages(some)
         pages = keyed | beam.FlatMap(lambda pair: pair[1])
         assert_that(pages | "Refs" >> beam.FlatMap(list), equal_to(everything), "every image")
         assert_that(
@@ -98,7 +99,7 @@ def test_many_class_folders_share_pages_and_summaries(tmp_path: Path) -> None:
     make.class_folders(tmp_path / "in", {f"c{number:02}": 1 for number in range(31)} | {"empty": 0})
     some = config(tmp_path / "in", tmp_path / "out")
     with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
-        keyed, summary = job | "List" >> ListImages(some)
+        keyed, summary = job | "List" >> ListPages(some)
         lengths = keyed | beam.FlatMap(lambda pair: map(len, pair[1]))
         assert_that(lengths, equal_to([16, 15]), "pages")
         counts = summary | beam.Map(lambda one: (one.images, len(one.classes), one.class_counts["empty"]))
@@ -118,7 +119,7 @@ def test_stratified_splits_are_those_of_a_listing_in_one_process(
     everything = sorted(all_images(some))
     assert Counter(ref.split for ref in everything if ref.label in ("x", "ant"))["test"] == (10 if more else 3)
     with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
-        keyed, summary = job | "List" >> ListImages(some)
+        keyed, summary = job | "List" >> ListPages(some)
         pages = keyed | beam.FlatMap(lambda pair: pair[1])
         assert_that(pages | "Refs" >> beam.FlatMap(list), equal_to(everything), "every image")
         smallest = sorted(everything, key=lambda ref: (ref.order_key, ref.path))
@@ -144,7 +145,7 @@ def test_rows_of_a_manifest_in_several_buckets_come_once_with_their_sizes(
     table = {"layout": "manifest", "manifest": str(path), "header": ("path", "label")}
     some = Config(input=source, output="/out", name="x", **table)
     with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
-        keyed, summary = job | "List" >> ListImages(some)
+        keyed, summary = job | "List" >> ListPages(some)
         found = keyed | beam.FlatMap(lambda pair: pair[1])
         assert_that(found | "Refs" >> beam.FlatMap(list), equal_to(list(all_images(some))), "every image")
         assert_that(summary | beam.Map(lambda one: (one.images, one.classes)), equal_to([(40, ("x",))]), "summary")
@@ -202,7 +203,7 @@ def test_sampling_and_planning_in_another_pipeline_leave_nothing(
 ) -> None:
     some = Config(input=str(photos), output=f"gs://{gcs.new_bucket()}" if remote else str(tmp_path), name="photos")
     with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as pipeline:
-        pages, summary = pipeline | "ListImages" >> ListImages(some)
+        pages, summary = pipeline | "ListImages" >> ListPages(some)
         sample = summary | "SampleImages" >> SampleImages(some)
         plan = pages | "PlanShards" >> PlanShards(some, summary, sample)
         assert_that(plan | beam.Map(lambda plan: plan.images), equal_to([40]))
@@ -223,7 +224,7 @@ def test_references_are_assigned_to_shards_without_loss(photos: Path, tmp_path: 
 
 
 def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_COUNT_EVERY_S", 0.001)  # images are counted many times while a shard is written
+    monkeypatch.setattr(shard_queue, "_COUNT_EVERY_S", 0.001)  # images are counted many times while a shard is written
     folder = Path(shutil.copytree(photos, tmp_path / "in"))
     for name in ("ant/bad.jpg", "ant/notes.txt", "ant/.hidden.jpg", "loose.jpeg"):
         (folder / name).write_bytes(b"bad")

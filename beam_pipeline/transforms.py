@@ -1,0 +1,165 @@
+"""The job's steps as transforms for anybody's Beam pipeline; none of them needs the command line.
+
+with beam.Pipeline() as pipeline:
+    url = pipeline | WriteDataset(Config(input="gs://bucket/photos", output="gs://bucket/datasets", name="photos"))
+"""
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+
+from beam_pipeline.config import Config
+from beam_pipeline.conversion.decoder import Decoder
+from beam_pipeline.conversion.fetch import convert_all
+from beam_pipeline.conversion.versions import versions
+from beam_pipeline.dataset.base import choose_base
+from beam_pipeline.dataset.preconditions import check_unpublished, read_manifest, resolve
+from beam_pipeline.errors import Reject, UsageError
+from beam_pipeline.images import EncodedImage
+from beam_pipeline.inputs.references import ImageRef
+from beam_pipeline.pipeline import elements, graph
+from beam_pipeline.pipeline.elements import Pages, counter, reports_errors
+from beam_pipeline.pipeline.listing import ListPages
+from beam_pipeline.schema.job import RejectLine, Run
+
+__all__ = ["ConvertedImage", "ImageRef", "ListImages", "ReadImages", "RejectLine", "WriteDataset"]
+
+_REJECTS = "rejects"
+
+
+class ConvertedImage(NamedTuple):
+    """An image as `WriteDataset` stores it.
+
+    Attributes:
+        path: relative to the input, with `/` separators.
+        label: class name.
+        split: `train`, `validation`, ...
+        data: the encoded image, JPEG or PNG.
+        height, width: in pixels.
+    """
+
+    path: str
+    label: str
+    split: str
+    data: bytes
+    height: int
+    width: int
+
+
+@dataclasses.dataclass
+class ListImages(beam.PTransform):  # type: ignore[misc]
+    """Lists the images of an input; reads none of them.
+
+    Input: the pipeline. Output: an `ImageRef` (path, bytes, etag, label, split, order key) for each image, once, in no
+    order.
+
+    `config`: of the input, the splits and the seed; output and name aren't used.
+
+    Raises UsageError when it is applied: the input has no images, or a flag of it is wrong.
+    """
+
+    config: Config
+
+    def expand(self, pipeline: Any) -> beam.PCollection[ImageRef]:
+        pages, _ = pipeline | ListPages(resolve(self.config, for_output=False))
+        return pages | "Flatten" >> beam.FlatMap(_refs)
+
+    def display_data(self) -> dict[str, str]:
+        return _display_data(self.config)
+
+
+def _refs(pages: Pages) -> Iterator[ImageRef]:
+    yield from chain.from_iterable(pages[1])
+
+
+class ReadImages(beam.PTransform):  # type: ignore[misc]
+    """Reads and converts the images of an input, and writes nothing anywhere.
+
+    Input: the pipeline. Output: two collections, in no order: a `ConvertedImage` for each image, with the bytes that
+    `WriteDataset` would store, and a `RejectLine` (path, reason, detail) for each that can't be converted.
+
+        images, rejects = pipeline | ReadImages(config)
+
+    An image on which a decoder crashes fails its bundle: nothing is kept to tell the next attempt.
+
+    `config`: of the input and the images; output and name aren't used.
+
+    Raises UsageError when it is applied: the input has no images, or a flag of it is wrong.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+
+    def expand(self, pipeline: Any) -> Any:
+        config = resolve(self.config, for_output=False)
+        pages, _ = pipeline | ListPages(config)
+        convert = beam.FlatMap(_converted, config).with_output_types(ConvertedImage)
+        parts = pages | "ConvertImages" >> convert.with_outputs(_REJECTS, main="images")
+        return parts.images, parts[_REJECTS]
+
+    def display_data(self) -> dict[str, str]:
+        return _display_data(self.config)
+
+
+@reports_errors
+def _converted(pages: Pages, config: Config) -> Iterator[Any]:
+    decoder = Decoder(config.image_options, None, isolated=False)
+
+    def convert(ref: ImageRef, data: bytes, md5: bytes) -> EncodedImage:
+        return decoder.convert(ref.path, data, md5)
+
+    for ref, image, *_ in convert_all(config, chain.from_iterable(pages[1]), convert):
+        if isinstance(image, Reject):
+            counter(elements.IMAGES_REJECTED).inc()
+            line = RejectLine(ref.path, str(image.reason), image.detail)
+            yield beam.pvalue.TaggedOutput(_REJECTS, line)
+        else:
+            yield ConvertedImage(ref.path, ref.label, ref.split, image.data, image.height, image.width)
+
+
+class WriteDataset(beam.PTransform):  # type: ignore[misc]
+    """Writes and publishes a dataset version; the `imageshards write` command is this transform on a pipeline.
+
+    Input: the pipeline. Output: the version's URL, one string, once it is published; a failure fails the pipeline and
+    publishes nothing, and the same configuration resumes it.
+
+    One pipeline writes a version: the step that plans acquires the claim, and a pipeline with other images or flags
+    fails with one line. Pipelines with the same plan share it, so one that was killed is resumed by the next.
+
+    `config`: as of `beam_pipeline.run`; `restart=True` discards what an unfinished pipeline wrote.
+
+    Raises when it is applied: UsageError, the configuration or the input can't be used; the version is published.
+    """
+
+    def __init__(self, config: Config, run: Run | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self._run = run  # of the command, which has checked the configuration
+
+    def expand(self, pipeline: Any) -> Any:
+        if self._run is not None:
+            return graph.build(pipeline, self.config, self._run)
+        config = resolve(self.config)
+        if config.plan_only or config.repair:
+            raise UsageError("WriteDataset: leave out plan_only and repair, which imageshards write has")
+        if not config.overwrite and read_manifest(config) is not None:
+            raise UsageError(f"{config.dataset_url} is published: choose another version, or overwrite=True")
+        check_unpublished(config)
+        config, _ = choose_base(dataclasses.replace(config, run_id=uuid.uuid4().hex, launcher=versions()))
+        runner = type(pipeline.pipeline.runner).__name__
+        run = Run(runner=runner, started_unix_s=int(time.time()), versions=graph.software_versions())
+        return graph.build(pipeline, config, run)
+
+    def display_data(self) -> dict[str, str]:
+        return _display_data(self.config) | {"dataset": self.config.dataset_url}
+
+
+def _display_data(config: Config) -> dict[str, str]:
+    """The input and what decides bytes, for a job's page."""
+    return {"input": config.input} | {name: str(value) for name, value in config.fingerprint().items()}

@@ -1,0 +1,173 @@
+"""The transforms in somebody's own pipeline: no launcher checks, locks or waits for anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing.util import assert_that, equal_to
+
+import beam_pipeline
+from beam_pipeline import Config, ListImages, ReadImages, WriteDataset, schema
+from beam_pipeline.dataset.claim import open_claim
+from beam_pipeline.dataset.writer import ShardWriter
+from beam_pipeline.errors import ImageShardsError, UsageError, from_worker
+from beam_pipeline.schema import example
+from tests import make
+from tests.servers import Gcs
+from tools.engines import pieces
+
+FLAGS = ("--splits", "train=0.8,validation=0.2", "--max_reject_fraction", "0.1")
+
+
+@pytest.fixture(scope="module")
+def folder(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`photos` with an image that is rejected."""
+    folder = Path(shutil.copytree(photos, tmp_path_factory.mktemp("input") / "in"))
+    (folder / "bee" / "broken.jpg").write_bytes((photos / "bee" / "0000.jpg").read_bytes()[:300])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def published(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the command publishes."""
+    return make.published(folder, tmp_path_factory.mktemp("command"), *FLAGS)
+
+
+def config(folder: Path, output: object, **more: object) -> Config:
+    values = {"input": str(folder), "output": str(output), "name": "photos", "image_size": 24}
+    return Config(**values | {"splits": "train=0.8,validation=0.2", "max_reject_fraction": 0.1} | more)
+
+
+@pytest.fixture(params=["FnApiRunner", "PrismRunner"])
+def options(request: pytest.FixtureRequest) -> PipelineOptions:
+    flags = [f"--runner={request.param}"]
+    if request.param == "PrismRunner":
+        found = list(pieces.cache_folder().glob("prism-*/prism"))
+        if not found:
+            pytest.skip("make engines installs Prism")
+        flags.append(f"--prism_location={found[-1]}")
+    return PipelineOptions(flags)
+
+
+def records(version: Path) -> list[tuple[str, bytes]]:
+    """(path, encoded image) of every record."""
+    features = [example.features_of(data) for file in make.shard_files(version) for data in _records(file)]
+    return [(example.bytes_of(one["filename"]).decode(), example.bytes_of(one["image"])) for one in features]
+
+
+def _records(file: Path) -> list[bytes]:
+    return list(schema.unframe(file.read_bytes()))
+
+
+def test_all_three_run_in_one_pipeline_and_write_what_the_command_writes(
+    folder: Path, published: Path, tmp_path: Path, options: PipelineOptions
+) -> None:
+    some, version = config(folder, tmp_path), tmp_path / "photos" / "1.0.0"
+    with beam.Pipeline(options=options) as pipeline:
+        listed = pipeline | ListImages(some)
+        images, rejects = pipeline | ReadImages(some)
+        url = pipeline | WriteDataset(some)
+        assert_that(listed | "Path" >> beam.Map(lambda ref: ref.path), equal_to(list(make.files(folder))), "listed")
+        pairs = images | "Pair" >> beam.Map(lambda image: (image.path, image.data))
+        assert_that(pairs, equal_to(records(published)), "images")
+        reasons = rejects | "Reason" >> beam.Map(lambda line: (line.path, line.reason))
+        assert_that(reasons, equal_to([("bee/broken.jpg", "truncated")]), "rejects")
+        assert_that(url, equal_to([str(version)]), "url")
+    assert make.same_each_time(version) == make.same_each_time(published)
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["1.0.0"], "nothing is left of the state"
+
+
+def write(some: Config) -> None:
+    """In a pipeline of its own; raises what the user would read."""
+    try:
+        with beam.Pipeline(runner="FnApiRunner") as pipeline:
+            pipeline | WriteDataset(some)
+    except ImageShardsError:
+        raise
+    except Exception as error:
+        raise from_worker(error) or error from error
+
+
+@pytest.fixture(params=["local", "gs"])
+def output(request: pytest.FixtureRequest, tmp_path: Path, gcs: Gcs) -> str:
+    return str(tmp_path) if request.param == "local" else f"gs://{gcs.new_bucket()}"
+
+
+def test_a_pipeline_that_died_is_resumed_by_the_same_plan_and_keeps_another_out(
+    folder: Path, published: Path, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise ImageShardsError("no power")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "write", die)
+        with pytest.raises(ImageShardsError, match="no power"):
+            write(config(folder, output))
+    line = (
+        r"/1\.0\.0 is being written by another job \(process \d+ .*: wait until it is published, or --restart discards"
+    )
+    with pytest.raises(ImageShardsError, match=line):
+        write(config(folder, output, seed=1))
+    if not output.startswith("gs:"):  # elsewhere the command joins it
+        with pytest.raises(ImageShardsError, match=line):
+            beam_pipeline.run(config(folder, output))
+    write(config(folder, output))
+    manifest = make.manifest(published)
+    from imageshards import load_info
+
+    assert load_info(f"{output}/photos").manifest["self_sha256"] == manifest["self_sha256"]
+    with pytest.raises(UsageError, match=r"/1\.0\.0 is published: choose another version, or overwrite=True"):
+        write(config(folder, output))
+    outcome = beam_pipeline.run(config(folder, output))
+    assert outcome is not None and outcome.outcome == "already published"
+    write(config(folder, output, overwrite=True, seed=1))
+    assert load_info(f"{output}/photos").manifest["self_sha256"] != manifest["self_sha256"]
+
+
+def test_restart_discards_what_a_pipeline_wrote(folder: Path, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "write", lambda *_: 1 / 0)
+        with pytest.raises(Exception, match="division by zero"):
+            write(config(folder, output))
+    other = config(folder, output, seed=1, restart=True)
+    write(other) if output.startswith("gs:") else beam_pipeline.run(other)
+    assert beam_pipeline.run(dataclasses.replace(other, restart=False)).outcome == "already published"
+
+
+def test_a_local_version_that_a_command_writes_is_left_alone(folder: Path, tmp_path: Path) -> None:
+    claim = open_claim(config(folder, tmp_path))
+    claim.acquire()
+    with pytest.raises(ImageShardsError, match=r"is being written by another job .*: wait for it to finish"):
+        write(config(folder, tmp_path))
+    claim.release()
+    write(config(folder, tmp_path))
+
+
+def test_what_a_killed_command_left_on_a_local_output_is_continued(
+    folder: Path, published: Path, tmp_path: Path
+) -> None:
+    state = tmp_path / "photos" / "_state" / "1.0.0"
+    state.mkdir(parents=True)
+    (state / "claim.json").write_text('{"run":"killed","plan":"","host":"h","pid":1,"started":"then"}')
+    write(config(folder, tmp_path))
+    assert make.same_each_time(tmp_path / "photos" / "1.0.0") == make.same_each_time(published)
+
+
+def test_a_mistake_is_told_when_the_transform_is_applied_and_nothing_is_written(tmp_path: Path) -> None:
+    for transform in (ListImages, ReadImages, WriteDataset):
+        with pytest.raises(UsageError, match="no such folder"), beam.Pipeline(runner="FnApiRunner") as pipeline:
+            pipeline | transform(config(tmp_path / "missing", tmp_path / "out"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_display_data_shows_the_input_and_what_decides_bytes(folder: Path, tmp_path: Path) -> None:
+    for transform in (ListImages, ReadImages, WriteDataset):
+        shown = transform(config(folder, tmp_path)).display_data()
+        assert shown["input"] == str(folder)
+        assert (shown["image_size"], shown["splits"]) == ("[24, 24]", "train=0.8,validation=0.2")
+    assert shown["dataset"] == f"{tmp_path}/photos/1.0.0"
