@@ -383,11 +383,13 @@ class Config:
     # Resolved by the launcher: lines of `labels_file`, column names of `manifest`; no flags of their own.
     labels: tuple[str, ...] | None = None
     header: tuple[str, ...] = ()
-    # Of one run, set by the launcher: which job it is, whether the launcher locks a local version, how many images a
-    # local runner has memory for, the versions that a cluster's workers must have, the `self_sha256` of the base.
+    # Of one run, set by the launcher: which job it is, whether the launcher locks a local version, whether the job only
+    # compares, how many images a local runner has memory for, the versions that a cluster's workers must have, and the
+    # `self_sha256` of the base.
     most_references: int | None = dataclasses.field(default=None, compare=False)
     launcher: Mapping[str, str] | None = dataclasses.field(default=None, compare=False, repr=False)
     base_sha256: str = dataclasses.field(default="", compare=False, repr=False)
+    compares: bool = dataclasses.field(default=False, compare=False, repr=False)
     is_locked: bool = dataclasses.field(default=False, compare=False, repr=False)
     run_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
 

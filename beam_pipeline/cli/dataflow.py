@@ -36,7 +36,17 @@ def job_name(config: Config) -> str:
 def label(config: Config) -> str:
     """A hash of what the job does and where it writes: the same command finds its running job by it."""
     flags = {name: value for name, value in config.fingerprint().items() if name not in ("labels", "columns")}
-    others = ("input", "manifest", "labels_file", "dataset_url", "plan_only", "repair", "overwrite", "restart")
+    others = (
+        "input",
+        "manifest",
+        "labels_file",
+        "dataset_url",
+        "plan_only",
+        "repair",
+        "overwrite",
+        "restart",
+        "compares",
+    )
     return sha256(canonical_json(flags | {name: getattr(config, name) for name in others}))[:32]
 
 

@@ -82,13 +82,23 @@ class Job:
         if self.is_dataflow:
             _fill_in(self._options, config)
             _check(self._options, config)  # first: without credentials Beam's own checks take 20 s
-        self._pipeline = _new_pipeline(self._options, self._runner)
+        self.is_local = is_local(self._options)
+        self._pipeline = self._new_pipeline()
+
+    @property
+    def runner(self) -> str:
+        """Its name."""
+        return self._runner
+
+    def _new_pipeline(self) -> beam.Pipeline:
+        pipeline = _new_pipeline(self._options, self._runner)
         with suppress(OSError):
-            os.rmdir(self._pipeline.local_tempdir)  # for steps in other languages; a killed job would leave it
+            os.rmdir(pipeline.local_tempdir)  # for steps in other languages; a killed job would leave it
+        return pipeline
 
     def configured(self, config: Config) -> Config:
         """The configuration with facts of this run: a local job's memory, or the versions that workers must have."""
-        if not is_local(self._options):
+        if not self.is_local:
             threads = config.decode_threads or (dataflow.DECODE_THREADS if self.is_dataflow else 0)
             return dataclasses.replace(config, launcher=versions(), decode_threads=threads)
         several = self._options.view_as(DirectOptions).direct_running_mode == "multi_processing"
@@ -121,7 +131,21 @@ class Job:
         """What the job runs on."""
         if self.is_dataflow:
             return cost.dataflow_fleet(self._options.get_all_options())
-        return cost.Fleet("this machine", config.threads) if is_local(self._options) else cost.Fleet("the cluster")
+        return cost.Fleet("this machine", config.threads) if self.is_local else cost.Fleet("the cluster")
+
+    def compare(self, config: Config, manifest: Content) -> bool:
+        """Compare a published version with its input and files, and leave what was found in the state.
+
+        Returns:
+            The same as `write`.
+        """
+        cloud = self._pipeline.options.view_as(GoogleCloudOptions)
+        name, config = cloud.job_name, dataclasses.replace(config, detach=False, compares=True)
+        if name:
+            cloud.job_name = f"{name}-compare"
+        done = self._run(config, lambda: graph.build_comparison(self._pipeline, config, manifest.self_sha256))
+        self._pipeline = self._new_pipeline()  # for the repair
+        return done
 
     def repair(self, config: Config, manifest: Content, damage: Damage) -> bool:
         """Rewrite the corrupt files of a published version; returns the same as `write`."""
@@ -138,7 +162,7 @@ class Job:
 
     def _run_to_end(self) -> Any:
         """Run the job; returns the state in which it ended."""
-        if is_local(self._options):
+        if self.is_local:
             with _translating_job_errors(), ProgressLine():
                 return self._pipeline.run().wait_until_finish()
         from beam_pipeline.cli.watch import printing_job_states

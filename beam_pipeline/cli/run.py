@@ -20,12 +20,13 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.base import choose_base
 from beam_pipeline.dataset.claim import open_claim
-from beam_pipeline.dataset.compare import Comparison, compare, read_run
+from beam_pipeline.dataset.compare import Comparison, check_same, compare, is_job, read_run
 from beam_pipeline.dataset.preconditions import check_unpublished, read_manifest, resolve
 from beam_pipeline.dataset.state import JobState, at_once
-from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, say
+from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural, say
 from beam_pipeline.images import resize
 from beam_pipeline.inputs import manifest_rows
+from beam_pipeline.schema.job import ComparedInputs, PlannedJob
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest
 from beam_pipeline.storage import usage
 from beam_pipeline.storage.prices import load_prices
@@ -87,7 +88,8 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         config, manifest = at_once(partial(resolve, config), partial(read_manifest, config))
         if config.overwrite:
             manifest = None
-        comparison = None if manifest is None else compare(config, manifest.content)
+        in_job = manifest is not None and job is not None and not job.is_local and is_job(config, manifest.content)
+        comparison = None if manifest is None or in_job else compare(config, manifest.content)
         if manifest is None:
             check_unpublished(config)
             if config.preflight or (job and job.is_dataflow):
@@ -95,6 +97,10 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
 
                 for line in preflight.check_dataset(config):
                     say(line, sys.stderr)
+    if in_job and job is not None and manifest is not None and not config.preflight:
+        comparison = _compare_in_job(job, config, manifest)
+        if comparison is None:
+            return None
     if manifest is not None and comparison is not None and not comparison.damage:
         if not config.preflight and JobState(config).has_leftovers():
             JobState(config).clear_leftovers()
@@ -130,6 +136,17 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         return dataclasses.replace(manifest, outcome=PUBLISHED, run=run)
 
 
+def _compare_in_job(job: Job, config: Config, manifest: Manifest) -> Comparison | None:
+    """The comparison by workers, near the data; None if the job was only written as a template."""
+    published = manifest.content
+    check_same(config, published)
+    shards, what = plural(len(published.shards), "shard"), "reads" if config.repair else "lists"
+    say(f"comparing: a job on {job.runner} {what} {plural(published.images, 'image')} and {shards}", sys.stderr)
+    if not job.compare(job.configured(config), published):
+        return None
+    return compare(config, published, JobState(config).take(ComparedInputs))
+
+
 def _already_published(manifest: Manifest, comparison: Comparison) -> Manifest:
     return dataclasses.replace(
         manifest,
@@ -149,7 +166,7 @@ def _job(options: PipelineOptions | None, config: Config) -> Job:
 def _plan(config: Config, job: Job) -> None:
     config = _with_base(job.configured(config))
     if job.write(config):
-        planned = JobState(config).take_plan_only()
+        planned = JobState(config).take(PlannedJob)
         estimate = cost.estimate_text(config, planned, job.fleet(config))
         say(f"{plan_text(planned.plan)}\nresize: {resize.described()}\n{estimate}")
 

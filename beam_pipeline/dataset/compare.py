@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -16,11 +16,12 @@ from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plu
 from beam_pipeline.inputs import folders
 from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields, reference_fields
 from beam_pipeline.schema import ShardName, is_ours
-from beam_pipeline.schema.job import ReferenceSum, as_run
+from beam_pipeline.schema.job import ComparedInputs, ReferenceSum, as_run
 from beam_pipeline.schema.manifest import Content, FileSize, Shard
 from beam_pipeline.storage import ListedFile
 
 _FILES_IN_FLIGHT = 32
+_MOST_IN_LAUNCHER = 2_000_000  # images whose listing a launcher compares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,25 +64,46 @@ class Comparison(NamedTuple):
     run: dict[str, Any]
 
 
-def compare(config: Config, manifest: Content) -> Comparison:
+def is_job(config: Config, manifest: Content) -> bool:
+    """Whether the comparison is a job of its own if the runner is elsewhere: it reads, or lists very many images."""
+    return config.repair or manifest.images > _MOST_IN_LAUNCHER
+
+
+def compare(config: Config, manifest: Content, inputs: ComparedInputs | None = None) -> Comparison:
     """Compare a published version with this command and with its own manifest.
 
     Args:
         config: of the command; with `repair` every byte is read, else sizes (and MD5s and CRCs that a listing gives).
         manifest: of the version.
+        inputs: what a job found; None to list or read the input here.
 
     Raises:
         UsageError: it was made under another name, or with another configuration.
         ImageShardsError: its inputs were others.
     """
+    check_same(config, manifest)
+    inputs = inputs or _compare_inputs(config, manifest)
+    if inputs.different:
+        raise ImageShardsError(
+            f"the input has changed since {config.dataset_url} was published: {manifest.images} images were "
+            f"listed then, {inputs.images} now, {inputs.different} of {len(manifest.shards)} shards differ; "
+            f"{_choices(config, manifest, inputs.labels)}"
+        )
+    damage, by = _find_damage(config, manifest, inputs)
+    unread = 0 if config.repair else manifest.images - inputs.by_content
+    run = read_run(config)
+    etags_differ = unread > 0 and as_run(run).inputs not in ("", inputs.references)
+    return Comparison(damage, _summary(manifest, inputs.by_content, unread, by), etags_differ, run)
+
+
+def check_same(config: Config, manifest: Content) -> None:
+    """Check that the version was made under this name, and with this configuration.
+
+    Raises:
+        UsageError: it wasn't.
+    """
     _check_name(config, manifest)
     _check_configuration(config, manifest)
-    compared, references = _compare_inputs(config, manifest)
-    damage, by = _find_damage(config, manifest)
-    unread = 0 if config.repair else manifest.images - compared
-    run = read_run(config)
-    etags_differ = unread > 0 and as_run(run).inputs not in ("", references)
-    return Comparison(damage, _summary(manifest, compared, unread, by), etags_differ, run)
 
 
 def _summary(manifest: Content, compared: int, unread: int, by: str) -> str:
@@ -151,7 +173,7 @@ def _moved_id(then: Sequence[str], now: Sequence[str]) -> tuple[str, str] | None
 def _choices(config: Config, manifest: Content, labels: set[str]) -> str:
     """What to do with other inputs: MAJOR is raised if a class gets another id, else MINOR."""
     if config.layout != "manifest":  # a class folder without images is a class, too
-        labels |= {folder.label for folder in folders.class_folders(config, folders.ListingSummary())}
+        labels = labels | {folder.label for folder in folders.class_folders(config, folders.ListingSummary())}
     minor, moved = _next_version(config, False), _moved_id(manifest.classes, config.labels or sorted(labels))
     if moved is None:
         return f"choose --version {minor} or --overwrite"
@@ -184,67 +206,91 @@ class ShardSums:
             self.content.add(content_fields(ref, md5))
 
 
-def compare_shard(shard: Shard, sums: ShardSums, was_read: bool) -> tuple[bool, int]:
+def compare_shard(shard: Shard | None, sums: ShardSums, environment: int) -> ComparedInputs:
     """Compare the images that are listed now with those that a shard was made of.
 
     Args:
-        shard: its entry in the manifest.
+        shard: its entry in the manifest; None for images of a split that it doesn't have.
         sums: of the images that are listed for it now.
-        was_read: whether each of its images could be read when it was written: one that couldn't has no MD5 in the
+        environment: how many images of the version couldn't be read for a reason of the moment: they have no MD5 in the
             manifest, and may have one now.
-
-    Returns:
-        Whether the images are the same; how many of them were compared by content.
     """
     listing, content = sums.listing, sums.content
-    is_same = listing.hex == shard.listing_fingerprint and listing.count == shard.images
-    if not (was_read or shard.records == shard.images) or content.count < listing.count:
-        return is_same, 0
-    return is_same and content.hex == shard.content_fingerprint, content.count
+    is_same = shard is not None and (listing.hex, listing.count) == (shard.listing_fingerprint, shard.images)
+    by_content = 0
+    if shard is not None and (not environment or shard.records == shard.images) and content.count == listing.count:
+        is_same = is_same and content.hex == shard.content_fingerprint
+        by_content = content.count
+    return ComparedInputs(images=listing.count, different=not is_same, by_content=by_content)
 
 
-def _compare_inputs(config: Config, manifest: Content) -> tuple[int, str]:
-    """Compare today's input with the published one, shard by shard: listings, and contents if their MD5s are known.
+def shard_of(manifest: Content, ref: ImageRef) -> tuple[str, int]:
+    """(split, number) of the shard that an image belongs to; 0 in a split that the version doesn't have."""
+    split = manifest.plan.splits.get(ref.split)
+    return ref.split, split.shard_of(ref.order_key) if split else 0
 
-    Returns:
-        How many images have the contents that were published; `ListingSummary.references` as run.json keeps it.
 
-    Raises:
-        ImageShardsError: images were added, removed or changed.
-    """
-    plans, sums = manifest.plan.splits, dict[tuple[str, int], ShardSums]()
-    references, labels = ReferenceSum(), set[str]()
-    for ref, md5 in _contents(config):
+def _compare_inputs(config: Config, manifest: Content) -> ComparedInputs:
+    """Compare today's input with the published one, shard by shard, in this process, streamed."""
+    sums, references, total = dict[tuple[str, int], ShardSums](), ReferenceSum(), ComparedInputs()
+    for ref, md5 in contents(config, folders.all_images(config)):
         # A job with --stratify adds up its listing before the splits are known.
         references.add(reference_fields(ref._replace(split="") if config.stratify else ref))
-        labels.add(ref.label)
-        # An image of a split that didn't exist then counts as a shard that differs.
-        number = plans[ref.split].shard_of(ref.order_key) if ref.split in plans else 0
-        sums.setdefault((ref.split, number), ShardSums()).add(ref, md5)
-    compared, different = 0, len(sums.keys() - manifest.shards.keys())
-    for key, shard in manifest.shards.items():
-        is_same, images = compare_shard(shard, sums.get(key, ShardSums()), not manifest.rejects.environment)
-        compared += images
-        different += not is_same
-    if different:
-        raise ImageShardsError(
-            f"the input has changed since {config.dataset_url} was published: {manifest.images} images were "
-            f"listed then, {references.count} now, {different} of {len(manifest.shards)} shards differ; "
-            f"{_choices(config, manifest, labels)}"
-        )
-    return compared, str(references)
+        total.labels.add(ref.label)
+        sums.setdefault(shard_of(manifest, ref), ShardSums()).add(ref, md5)
+    total.references = str(references)
+    for key in sums.keys() | manifest.shards.keys():
+        part = compare_shard(manifest.shards.get(key), sums.get(key, ShardSums()), manifest.rejects.environment)
+        total.merge(part)
+    return total
 
 
-def _contents(config: Config) -> Iterator[tuple[ImageRef, bytes | None]]:
-    """Every image of the input with its MD5, as listed or, with `--repair`, read; None if it isn't known.
+def contents(config: Config, refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRef, bytes | None]]:
+    """Images with their MD5s, as listed or, with `--repair`, read; None if one isn't known.
 
     b"" is the MD5 of an image that a job wouldn't or couldn't read.
     """
-    options, refs = config.image_options, folders.all_images(config)
-    if not config.repair:
-        yield from ((ref, listed_md5(ref) if ref.source_bytes <= options.max_image_bytes else b"") for ref in refs)
-        return
-    yield from ((image.ref, image.md5) for image in convert_all(config, refs, lambda *_: None))
+    most_bytes = config.image_options.max_image_bytes
+    if config.repair:
+        yield from ((image.ref, image.md5) for image in convert_all(config, refs, lambda *_: None))
+    else:
+        yield from ((ref, listed_md5(ref) if ref.source_bytes <= most_bytes else b"") for ref in refs)
+
+
+def compare_here(config: Config, manifest: Content, key: tuple[str, int], refs: Iterable[ImageRef]) -> ComparedInputs:
+    """For a worker: compare one shard, its images and, with `--repair`, every byte of its files.
+
+    Args:
+        config, manifest: of the comparison.
+        key: split and number of the shard.
+        refs: its images as they are listed now.
+    """
+    sums, labels = ShardSums(), set[str]()
+    for ref, md5 in contents(config, refs):
+        sums.add(ref, md5)
+        labels.add(ref.label)
+    shard = manifest.shards.get(key)
+    compared = compare_shard(shard, sums, manifest.rejects.environment)
+    compared.labels = labels
+    if config.repair and shard is not None:
+        store = storage.open_storage(config.output, config.io_deadline)
+        expected = _files_of(manifest, shard)
+        urls = {name: storage.join(config.dataset_url, name) for name in expected}
+        listed = {name: file for name, url in urls.items() if (file := store.stat(url))}
+        compared.were_read = True
+        compared.corrupt = corrupt_files(config, expected, listed, "always")
+    return compared
+
+
+def _files_of(manifest: Content, shard: Shard) -> dict[str, FileSize]:
+    """The files of one shard: itself, its text index and its record table, if it has these."""
+    index, table = f"{schema.INDEX_FOLDER}/{shard.file}.idx", schema.table_file(shard.file)
+    files = {shard.file: FileSize(shard.bytes, shard.crc32c)}
+    if index in manifest.file_sizes:
+        files[index] = manifest.file_sizes[index]
+    if shard.table:
+        files[table] = shard.table
+    return files
 
 
 def _check_path(config: Config, url: str) -> None:
@@ -257,13 +303,18 @@ def _check_path(config: Config, url: str) -> None:
 _SIZES, _SIZES_AND_CRCS = "sizes", "sizes and CRCs"
 
 
-def _find_damage(config: Config, manifest: Content) -> tuple[Damage, str]:
+def _find_damage(config: Config, manifest: Content, inputs: ComparedInputs) -> tuple[Damage, str]:
     """Compare files with the manifest, by a listing or with `--repair` every byte; also says what was compared."""
     store = storage.open_storage(config.output, config.io_deadline)
     listed = {file.path: file for file in store.files(config.dataset_url)}
-    shards = {shard.file: FileSize(shard.bytes, shard.crc32c) for shard in manifest.shards.values()}
-    expected: dict[str, FileSize] = {**manifest.file_sizes, **shards, **manifest.tables}
-    corrupt = corrupt_files(config, expected, listed, "always" if config.repair else "never")
+    of_shards: dict[str, FileSize] = {}
+    for shard in manifest.shards.values():
+        of_shards |= _files_of(manifest, shard)
+    expected: dict[str, FileSize] = {**manifest.file_sizes, **of_shards}
+    to_read = expected
+    if config.repair and inputs.were_read:  # where the data is
+        to_read = {name: size for name, size in manifest.file_sizes.items() if name not in of_shards}
+    corrupt = corrupt_files(config, to_read, listed, "always" if config.repair else "never") | inputs.corrupt
     for name in corrupt:
         _check_path(config, storage.join(config.dataset_url, name))
     rewritten = {key for key, shard in manifest.shards.items() if corrupt & {shard.file, schema.table_file(shard.file)}}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from enum import Enum
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
@@ -22,7 +22,7 @@ from beam_pipeline.dataset.claim import CLAIM_FILE, SupersededError, open_claim
 from beam_pipeline.dataset.compare import read_run
 from beam_pipeline.errors import ImageShardsError, NotPublishedError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
-from beam_pipeline.schema.job import Plan, PlannedJob, Sidecar, as_run, document_bytes, read_document
+from beam_pipeline.schema.job import ComparedInputs, Plan, PlannedJob, Sidecar, as_run, document_bytes, read_document
 from beam_pipeline.schema.manifest import Content, FileSize, parse_manifest, seal_manifest
 from beam_pipeline.storage import ListedFile, Storage, join
 from beam_pipeline.storage.causes import translating_os_errors
@@ -31,6 +31,7 @@ _PLAN_FILE = "plan.json"
 # They survive a fresh start: an image that killed decoders will do so again.
 _KEPT = (CLAIM_FILE, "inflight/rejected/")
 _DELETES_IN_FLIGHT = 32
+Answer = TypeVar("Answer", PlannedJob, ComparedInputs)
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
@@ -350,24 +351,27 @@ class JobState:
         plan = self._read(_PLAN_FILE) or b""
         return claimed_plan == schema.sha256(plan) and self._store.stat(self._manifest_url) is not None
 
-    def save_plan_only(self, planned: PlannedJob) -> None:
-        """Leave a plan for the launcher that waits for it, outside the state: a job may be running."""
-        self._store.write(self._plan_only_url, document_bytes(planned))
+    # --- what a job answers to the launcher that waits for it
 
-    def take_plan_only(self) -> PlannedJob:
-        """The plan that `--plan_only` left, which is deleted."""
-        planned = read_document(self._store.read(self._plan_only_url), PlannedJob)
-        self._store.delete(self._plan_only_url)
+    def leave(self, answer: PlannedJob | ComparedInputs) -> None:
+        """Leave an answer outside the state of the version: a job may be writing it."""
+        self._store.write(self._answer_url(type(answer)), document_bytes(answer))
+
+    def take(self, kind: type[Answer]) -> Answer:
+        """The answer that the job left, which is deleted."""
+        url = self._answer_url(kind)
+        answer = read_document(self._store.read(url), kind)
+        self._store.delete(url)
         self._delete_empty_folders()
-        assert planned is not None, "the job has written it"
-        return planned
+        if answer is None:
+            raise ImageShardsError(f"{url} isn't what the job left: run the same command again")
+        return answer
 
-    @property
-    def _plan_only_url(self) -> str:
-        """The same for the same command: on a cluster one may start the job and another take its plan."""
-        config = self._config
+    def _answer_url(self, kind: type[PlannedJob | ComparedInputs]) -> str:
+        """The same for the same command: on a cluster one may start the job and another take its answer."""
+        config, name = self._config, "plan" if kind is PlannedJob else "comparison"
         command = canonical_json([config.fingerprint(), config.input, config.manifest])
-        return join(config.states_url, f"plan-{schema.sha256(command)[:16]}.json")
+        return join(config.states_url, f"{name}-{schema.sha256(command)[:16]}.json")
 
 
 def own_files(store: Storage, version_url: str, dataset: str) -> list[str]:

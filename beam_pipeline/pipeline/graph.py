@@ -14,6 +14,7 @@ from beam_pipeline.dataset.compare import Damage
 from beam_pipeline.dataset.repair import restore
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.inputs.folders import ListingSummary
+from beam_pipeline.pipeline.comparing import CompareShards, save_comparison
 from beam_pipeline.pipeline.duplicates import MarkDuplicates
 from beam_pipeline.pipeline.elements import reports_errors
 from beam_pipeline.pipeline.listing import ListPages
@@ -72,6 +73,14 @@ def _run_facts(summary: ListingSummary, run: Run) -> Run:
     used.merge(run.used)
     used.merge(summary.used)
     return msgspec.structs.replace(run, skipped=summary.skipped, used=used)
+
+
+def build_comparison(pipeline: beam.Pipeline, config: Config, published: str) -> None:
+    """Add the job that compares a published version, by its manifest's `self_sha256`, with its input and its shards."""
+    pages, summary = pipeline | "ListImages" >> ListPages(config)
+    compared = pages | "CompareShards" >> CompareShards(config, published)
+    # one ComparedInputs
+    compared | "SaveComparison" >> beam.Map(save_comparison, config, AsSingleton(summary))
 
 
 def build_repair(pipeline: beam.Pipeline, config: Config, manifest: Content, damage: Damage) -> None:

@@ -118,7 +118,7 @@ def save_plan(plan: Plan, config: Config, summary: ListingSummary, sample: list[
         cpu_s=sampling.cpu_s_an_image(sample),
         base=base.unchanged(config, refs),
     )
-    JobState(config).save_plan_only(planned)
+    JobState(config).leave(planned)
 
 
 @reports_errors

@@ -342,6 +342,38 @@ def as_run(document: object) -> Run:
         return Run()
 
 
+class ComparedInputs(Struct):
+    """What a comparison of today's input with a published version found, of a shard or of all.
+
+    Attributes:
+        images: listed now.
+        references: `ReferenceSum` of these, as run.json keeps it; "" until all are listed.
+        labels: classes that images have now.
+        different: shards whose images are others.
+        by_content: images that have the contents that were published.
+        were_read: whether the files of shards were read.
+        corrupt: those that aren't as they were published.
+    """
+
+    images: int = 0
+    references: str = ""
+    labels: set[str] = set()
+    different: int = 0
+    by_content: int = 0
+    were_read: bool = False
+    corrupt: set[str] = set()
+
+    def merge(self, other: ComparedInputs) -> None:
+        """Add what another part found."""
+        self.images += other.images
+        self.references = self.references or other.references
+        self.labels |= other.labels
+        self.different += other.different
+        self.by_content += other.by_content
+        self.were_read |= other.were_read
+        self.corrupt |= other.corrupt
+
+
 class Sample(Struct, frozen=True):
     """A sample's images, the bytes of their sources, and how many of these are in an object store."""
 

@@ -393,7 +393,7 @@ def test_plan_only_leaves_its_plan_once_and_nothing_else(local: Config, remote: 
         assert not state.exists(), "the next job would delete files of another program"
         state.attempts.end_sampling([])
         planned = PlannedJob(PLAN, 500, Usage(0.5), Sample(9, 90, 0), 0.5, FromBase(9, 5, True))
-        state.save_plan_only(planned)
-        assert state.take_plan_only() == planned
+        state.leave(planned)
+        assert state.take(PlannedJob) == planned
         assert files(config) == set()
     assert list(Path(local.output).iterdir()) == [], "the output folder is the user's"
