@@ -11,6 +11,7 @@ import pytest
 from beam_pipeline.cli import cost
 from beam_pipeline.cli.cost import Fleet
 from beam_pipeline.config import Config
+from beam_pipeline.schema.job import Run, UnitPrices
 from beam_pipeline.storage.prices import load_prices
 from tests import make
 from tests.cli.conftest import refused
@@ -116,19 +117,19 @@ def test_a_core_hour_of_dataflow_is_a_vcpu_its_memory_and_its_part_of_the_disk()
     fleet = cost.dataflow_fleet(options)
     prices = cost.prices_of(config(), fleet)
     assert (fleet.cores, fleet.where) == (32, "up to 8 workers of e2-standard-4")
-    assert prices["core_hour"] == pytest.approx(0.056 + 4 * 0.003557 + 12.5 * 0.000054, abs=1e-6)
+    assert prices.core_hour == pytest.approx(0.056 + 4 * 0.003557 + 12.5 * 0.000054, abs=1e-6)
     memory = {
         kind: cost.prices_of(config(), fleet._replace(machine_type=f"n2-{kind}-4")) for kind in ("highmem", "highcpu")
     }
-    custom = cost.prices_of(config(), fleet._replace(machine_type="n2-custom-4-8192"))["core_hour"]
-    assert custom == pytest.approx(prices["core_hour"] - 2 * 0.003557, abs=2e-6), "2 GB a core"
-    assert memory["highmem"]["core_hour"] - memory["highcpu"]["core_hour"] == pytest.approx(7 * 0.003557, abs=2e-6)
+    custom = cost.prices_of(config(), fleet._replace(machine_type="n2-custom-4-8192")).core_hour
+    assert custom == pytest.approx(prices.core_hour - 2 * 0.003557, abs=2e-6), "2 GB a core"
+    assert memory["highmem"].core_hour - memory["highcpu"].core_hour == pytest.approx(7 * 0.003557, abs=2e-6)
 
 
 def test_a_store_that_is_not_googles_has_no_price_without_a_file_of_them(tmp_path: Path) -> None:
     here = Fleet("this machine", 2)
-    assert cost.prices_of(config("s3://b/in", "s3://b/out"), here) == {}
-    assert cost.prices_of(config(str(tmp_path), "gs://b/out"), here)["class_b_per_1000"] == 0.0004
+    assert cost.prices_of(config("s3://b/in", "s3://b/out"), here) == UnitPrices()
+    assert cost.prices_of(config(str(tmp_path), "gs://b/out"), here).class_b_per_1000 == 0.0004
 
 
 def test_a_bill_is_dataflows_metrics_by_prices() -> None:
@@ -138,4 +139,4 @@ def test_a_bill_is_dataflows_metrics_by_prices() -> None:
 
 
 def test_a_version_of_an_older_release_has_no_line_of_its_cost() -> None:
-    assert cost.spent_text({"images": 3}) == []
+    assert cost.spent_text(Run(images=3)) == []

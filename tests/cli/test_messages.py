@@ -9,7 +9,8 @@ import pytest
 
 from beam_pipeline.cli.messages import plan_text, published_text, warnings
 from beam_pipeline.config import Config
-from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, REPAIRED, Manifest
+from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, REPAIRED, Manifest, PlannedSplit
+from tests import make
 
 
 def split(counts: list[int], *shard_bytes: int) -> dict[str, Any]:
@@ -72,10 +73,10 @@ def test_one_of_a_kind_is_singular() -> None:
 
 def test_a_plan_tells_images_shards_and_their_size() -> None:
     splits = {
-        "train": {"images": 1200, "estimated_bytes": 4_000_000, "cuts": ["5"]},
-        "test": {"images": 1, "estimated_bytes": 12_000, "cuts": []},
+        "train": PlannedSplit(1200, 4_000_000, ("5",)),
+        "test": PlannedSplit(1, 12_000, ()),
     }
-    assert plan_text({"splits": splits, "classes": ["a", "b"]}).splitlines() == [
+    assert plan_text(make.plan_of(splits=splits, classes=("a", "b"))).splitlines() == [
         "test: 1 image in 1 shard of about 12.0 kB",
         "train: 1,200 images in 2 shards of about 2.00 MB",
         "2 classes; nothing was written",

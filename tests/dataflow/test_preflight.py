@@ -19,7 +19,7 @@ from beam_pipeline.cli.main import parse
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.errors import OTHER_IMAGE, ImageShardsError, StorageError, UsageError
-from beam_pipeline.schema import canonical_json
+from beam_pipeline.schema.job import document_bytes
 from tests import make
 from tests.conftest import S3_KEYS
 from tests.dataflow.api import RESET
@@ -109,7 +109,7 @@ def test_an_unfinished_job_is_told_before_workers_meet_it(
     cloud: Cloud, planned: dict[str, Any], flags: tuple[str, ...], code: int, told: str
 ) -> None:
     config = Config(input=cloud.source, output=cloud.output, name="photos", seed=3, **planned)
-    plan = canonical_json({"configuration": config.fingerprint()})
+    plan = document_bytes(make.plan_of(configuration=config.fingerprint()))
     cloud.gcs.put(cloud.bucket, "datasets/photos/_state/1.0.0/plan.json", plan)
     found, lines = checked(cloud, "--seed=3", *flags)
     assert (found, lines[-1 if code else -3]) == (code, told.format(cloud))
