@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import beam_pipeline
-from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, tell
+from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, print_error
 
 if TYPE_CHECKING:  # for editors
     from beam_pipeline import *  # noqa: F403
@@ -67,11 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return commands.run(given)
     except ImageShardsError as error:
-        return tell(error)
+        return print_error(error)
     except BrokenPipeError:
         return EXIT_OK
     except KeyboardInterrupt:
-        return tell(ImageShardsError("interrupted"))
+        return print_error(ImageShardsError("interrupted"))
     except SystemExit as done:  # argparse, after --help
         return int(done.code or EXIT_OK)
 

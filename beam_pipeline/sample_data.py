@@ -23,7 +23,8 @@ from random import Random
 
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, one_line, tell
+from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, print_error
+from beam_pipeline.text import one_line
 
 Point = tuple[float, float]
 Colour = tuple[int, int, int]
@@ -139,9 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         broken = draw_folder(**vars(flags))
     except UsageError as error:
-        return tell(error)
+        return print_error(error)
     except OSError as error:
-        return tell(ImageShardsError(f"can't draw into {flags.folder}: {one_line(error)}"))
+        return print_error(ImageShardsError(f"can't draw into {flags.folder}: {one_line(error)}"))
     labels, seconds = ", ".join(list(SHAPES)[: flags.classes]), time.monotonic() - started
     print(f"{flags.folder}: {flags.images} pictures of {labels}; {broken} broken files ({seconds:.1f} s)")
     return EXIT_OK

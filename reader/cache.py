@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beam_pipeline import schema
-from beam_pipeline.errors import UsageError, size, some
+from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.manifest import open_manifest
+from beam_pipeline.text import first_few, size_text
 from reader.machine import free_memory_bytes
 from reader.runs import RunCache, RunTable
 
@@ -80,7 +81,7 @@ class DiskCache:
             return
         try:
             if shutil.disk_usage(self._folder).free < RESERVE_BYTES + len(data):
-                raise OSError(errno.ENOSPC, f"less than {size(RESERVE_BYTES)} of the disk would be left")
+                raise OSError(errno.ENOSPC, f"less than {size_text(RESERVE_BYTES)} of the disk would be left")
             self._file(path).parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(self._file(path), os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
                 file.seek(start)
@@ -121,8 +122,8 @@ def open_cache(info: DatasetInfo, table: RunTable, cache: str | os.PathLike[str]
         missing = table.read_bytes - memory.held_bytes(set(table.files))
         if free is not None and missing > max(0, free - RESERVE_BYTES):
             raise UsageError(
-                f"cache={cache!r}: {size(missing)} of records are to be kept and {size(free)} of memory are free; give "
-                "a local folder instead"
+                f"cache={cache!r}: {size_text(missing)} of records are to be kept and {size_text(free)} of memory are "
+                "free; give a local folder instead"
             )
         return memory
     try:
@@ -153,7 +154,7 @@ def _folder(info: DatasetInfo, cache: str) -> Path:
     if others:
         new = f"{cache.rstrip('/')}/cache"
         raise UsageError(
-            f"cache={cache!r}: it holds other files ({some(others)}); give a folder for caches, such as {new}"
+            f"cache={cache!r}: it holds other files ({first_few(others)}); give a folder for caches, such as {new}"
         )
     return folder / f"{info.name}-{info.version}-{identity[:16]}"
 

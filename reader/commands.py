@@ -31,13 +31,9 @@ from beam_pipeline.errors import (
     ImageShardsError,
     NotPublishedError,
     UsageError,
-    one_line,
-    plural,
-    say,
-    size,
-    some,
 )
 from beam_pipeline.schema.manifest import FOREIGN_KEY
+from beam_pipeline.text import first_few, one_line, plural, print_line, size_text
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
 from reader.select import parse_classes
@@ -166,7 +162,7 @@ def _add(
 
 
 def _print(given: argparse.Namespace, document: Any, text: str) -> None:
-    say(json.dumps(document) if given.json else text)
+    print_line(json.dumps(document) if given.json else text)
 
 
 # --- the verbs
@@ -215,12 +211,12 @@ def _lines(info: DatasetInfo) -> Iterator[str]:
         yield f"columns: {', '.join(columns)}"
     for split in info.splits.values():
         sizes = [shard.bytes for shard in split.shards]
-        range_ = " to ".join(dict.fromkeys(map(size, (min(sizes), max(sizes)))))
+        range_ = " to ".join(dict.fromkeys(map(size_text, (min(sizes), max(sizes)))))
         yield f"{split.name}: {plural(split.records, 'record')} in {plural(len(sizes), 'shard')} of {range_}"
     files = [shard.file for split in info.splits.values() for shard in split.shards]
     folders = sorted({file.rpartition("/")[0] for file in files if info.path(file) == file})
     if folders:
-        yield f"this is an index: the shards are in {some(folders)}"
+        yield f"this is an index: the shards are in {first_few(folders)}"
     for number, label in enumerate(info.classes[:_SHOWN_CLASSES]):
         counts = ", ".join(f"{split.name} {split.class_counts[number]:,}" for split in info.splits.values())
         yield f"class {number} {label!r}: {counts}"
@@ -437,7 +433,7 @@ def _drawn(flag: str, file: str) -> Iterator[None]:
 
 def _show_progress(line: str) -> None:
     if sys.stderr.isatty():
-        say(line, sys.stderr, end="", wipe=True)
+        print_line(line, sys.stderr, end="", wipe=True)
 
 
 def _add_copy(verbs: Any) -> None:
@@ -458,7 +454,9 @@ def _copy(given: argparse.Namespace) -> int:
     copied = copy(given.dataset, given.dir)
     there = "all of them" if copied.kept == copied.files else f"{copied.kept:,} of them"
     kept = f", {there} already there" if copied.kept else ""
-    text = f"OK: {plural(copied.files, 'file')}, {size(copied.bytes)} in {copied.folder}{kept}; all checksums match"
+    text = (
+        f"OK: {plural(copied.files, 'file')}, {size_text(copied.bytes)} in {copied.folder}{kept}; all checksums match"
+    )
     _print(given, dataclasses.asdict(copied), text)
     return EXIT_OK
 
@@ -579,7 +577,7 @@ def _train(given: argparse.Namespace) -> int:
         with redirect_stdout(sys.stderr):  # downloads print their progress
             result = train(info, options, command=given.command)
     else:
-        result = train(info, options, say, given.command)
+        result = train(info, options, print_line, given.command)
     _print(given, dataclasses.asdict(result), str(result))
     return EXIT_OK
 
@@ -626,7 +624,7 @@ def _evaluate(given: argparse.Namespace) -> int:
     flags = {name: getattr(given, name) for name in ("split", "classes", "batch_size", "out")}
     result = evaluate(load_run(given.training), info, **flags)
     for line in result.warnings:
-        say(f"warning: {line}", sys.stderr)
+        print_line(f"warning: {line}", sys.stderr)
     _print(given, result.document(), str(result))
     return EXIT_OK
 
@@ -658,14 +656,14 @@ def _predict(given: argparse.Namespace) -> int:
     run, code = load_run(given.training), EXIT_OK
     predictions = predict(run, given.photos, top=given.top, batch_size=given.batch_size)
     if run.preprocessing.doubt:
-        say(f"warning: {run.preprocessing.doubt}", sys.stderr)
+        print_line(f"warning: {run.preprocessing.doubt}", sys.stderr)
     for one in predictions:
         if one.error:
             code = EXIT_FAILED
         if given.json:
-            say(json.dumps({"file": one.file, "label": one.label, **dataclasses.asdict(one)}))
+            print_line(json.dumps({"file": one.file, "label": one.label, **dataclasses.asdict(one)}))
         else:
-            say(f"warning: {one}" if one.error else str(one), sys.stderr if one.error else None)
+            print_line(f"warning: {one}" if one.error else str(one), sys.stderr if one.error else None)
     return code
 
 

@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError, some
+from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Content, FileSums, Manifest, parse_manifest
 from beam_pipeline.schema.manifest import Shard as ShardInfo
 from beam_pipeline.schema.table import Table, read_table
 from beam_pipeline.storage import Storage, normalize, open_storage
+from beam_pipeline.text import first_few
 from reader.position import batch_size_of
 from reader.runs import RunTable
 from reader.splits import RecordRange, parse_split
@@ -295,18 +296,19 @@ def _diagnose(storage: Storage, url: str, given: str, names: Sequence[str], vers
     published = [name for name in versions if storage.stat(f"{url}/{name}/{schema.MANIFEST_FILE}")]
     if published:
         wanted = given.rpartition(":")[2]
-        return f"{url}: no published version matches {wanted}: there are {some(published, 8)}"
+        return f"{url}: no published version matches {wanted}: there are {first_few(published, 8)}"
     if versions:
-        what = f"no version is published there: {some(versions)} without a {schema.MANIFEST_FILE}"
+        what = f"no version is published there: {first_few(versions)} without a {schema.MANIFEST_FILE}"
         return f"{url}: {what}; run the same imageshards write command again"
     if any(schema.ShardName.parse(name) for name in names):
-        return f"{missing}, only an unfinished job's files: {some(names)}; run the same imageshards write command again"
+        files = f"only an unfinished job's files: {first_few(names)}"
+        return f"{missing}, {files}; run the same imageshards write command again"
     if "metrics.jsonl" in names and schema.RUN_FILE in names:
         return f"{url} holds a run of imageshards train, not a dataset: evaluate and predict take RUN first"
     if _has_images(storage, url, names):
         write = f"imageshards write --input {given} --output DIR --name NAME"
         return f"{url} holds images, not a dataset: write one first: {write}"
-    return f"{missing}; found {some(names)}"
+    return f"{missing}; found {first_few(names)}"
 
 
 def _has_images(storage: Storage, url: str, names: Sequence[str], depth: int = 2) -> bool:

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError, UsageError, plural
+from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.table import name_hash, order_key
+from beam_pipeline.text import plural
 from reader.batches import ImageSize, Info, RecordRows
 from reader.features import features_of, pick_features
 from reader.info import DatasetInfo, as_info

@@ -18,8 +18,9 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image
 
-from beam_pipeline.errors import UsageError, one_line
+from beam_pipeline.errors import UsageError
 from beam_pipeline.images.resize import Box, resize_into
+from beam_pipeline.text import one_line
 from reader.augment import Augment, RandomResizedCrop, check_augment
 from reader.info import ImageInfo
 from reader.runs import InvalidRecordError

@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias
 from msgspec import Meta, Struct, json, structs
 from msgspec.structs import replace
 
-from beam_pipeline.errors import UsageError, one_line
+from beam_pipeline.errors import UsageError
+from beam_pipeline.text import one_line
 
 _LOG = logging.getLogger("reader")
 _SHOWN_CHARACTERS = 80

@@ -27,9 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError, UsageError, plural, some
+from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.manifest import Shard
 from beam_pipeline.schema.table import Field, table_fields
+from beam_pipeline.text import first_few, plural
 from reader.info import DatasetInfo
 from reader.order import Draws, splitmix64, stream_key
 from reader.position import WINDOW_RUNS, integer
@@ -208,7 +209,7 @@ def weigh(selection: Selection | None, balance: Any, epoch_records: int | None) 
         raise UsageError(f"balance: there is no class {unknown!r}: {_nearest(unknown, selection.classes)}")
     missing = [name for name in selection.classes if name not in balance]
     if missing:
-        raise UsageError(f"balance has no weight for {some(missing)}: give one, or leave them out with classes")
+        raise UsageError(f"balance has no weight for {first_few(missing)}: give one, or leave them out with classes")
     exact = []
     for name in selection.classes:
         try:
@@ -257,7 +258,7 @@ class Balance:
         empty = [name for name, size in zip(classes, self._sizes.tolist(), strict=True) if not size]
         if empty and weights.weights:
             raise UsageError(
-                f"balance has a weight for {some(empty)}, of which there is no record: leave it out with classes"
+                f"balance has a weight for {first_few(empty)}, of which there is no record: leave it out with classes"
             )
         self._of_seed: tuple[int, Integers] | None = None
         times = -(-np.array(counts(self._weights, weights.records)) // np.maximum(self._sizes, 1))
@@ -460,4 +461,4 @@ def _shards(info: DatasetInfo, split: str) -> Iterator[tuple[Shard, int, int]]:
 
 def _nearest(name: object, there: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name), there, 1) or [one for one in there if one.endswith(f":{name}")]
-    return f"did you mean {close[0]!r}?" if close else f"there are {some(list(there), 20)}"
+    return f"did you mean {close[0]!r}?" if close else f"there are {first_few(list(there), 20)}"

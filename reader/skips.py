@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, plural, some
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError
+from beam_pipeline.text import first_few, plural
 from reader import order
 from reader.runs import InvalidRecordError, Piece, Rows, Run, RunReader
 
@@ -46,7 +47,7 @@ class Skips:
         with self._lock:
             new, self._unreported = self._unreported, []
         if new:
-            shown = some(new, _SHOWN_RECORDS)
+            shown = first_few(new, _SHOWN_RECORDS)
             _LOG.warning("skipped %s, %d so far: %s", plural(len(new), "corrupt record"), self.count, shown)
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct, json
 
-from beam_pipeline.errors import UsageError, one_line
+from beam_pipeline.errors import UsageError
+from beam_pipeline.text import one_line
 from reader.position import Position
 
 if TYPE_CHECKING:

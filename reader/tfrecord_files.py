@@ -15,7 +15,8 @@ from typing import IO, Any, NamedTuple
 import google_crc32c
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError, printable, some
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
+from beam_pipeline.text import first_few, printable
 from reader.example import Value, parse_example
 from reader.runs import frame_bounds
 
@@ -46,7 +47,9 @@ def find_files(pattern: Pattern) -> list[str]:
         matches = matches or [storage.join(url, name) for name in store.names(url) if schema.ShardName.parse(name)]
         if not matches:
             folders = {folder: store.names(folder) for folder in (url, url.rpartition("/")[0])}
-            listing = next((f": {folder} holds {some(names, 5)}" for folder, names in folders.items() if names), "")
+            listing = next(
+                (f": {folder} holds {first_few(names, 5)}" for folder, names in folders.items() if names), ""
+            )
             raise UsageError(f"no file matches {os.fspath(item)}{listing}")
         files.update(dict.fromkeys(matches))
     if not files:

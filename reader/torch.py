@@ -23,7 +23,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from beam_pipeline.errors import UsageError, one_line
+from beam_pipeline.errors import UsageError
+from beam_pipeline.text import one_line
 from reader.augment import Augment, RandomResizedCrop, flip, flip_crop
 from reader.batches import (
     Batches,

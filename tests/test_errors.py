@@ -12,6 +12,7 @@ import pytest
 
 from beam_pipeline import errors
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, NotPublishedError, StorageError, UsageError
+from beam_pipeline.text import one_line, plural, print_line, size_text
 from tests import make
 
 KINDS = {
@@ -77,8 +78,8 @@ def test_other_texts_hold_no_error_of_ours(text: str) -> None:
 
 
 def test_any_error_is_one_line() -> None:
-    assert errors.one_line(ValueError("a\n  b\tc")) == "a b c"
-    assert errors.one_line(KeyError()) == "KeyError"
+    assert one_line(ValueError("a\n  b\tc")) == "a b c"
+    assert one_line(KeyError()) == "KeyError"
 
 
 @pytest.mark.parametrize(
@@ -87,20 +88,20 @@ def test_any_error_is_one_line() -> None:
      (999_500, "1.00 MB"), (2_500_000_000, "2.50 GB"), (5e15, "5,000 TB")],
 )  # fmt: skip
 def test_sizes(byte_count: float, text: str) -> None:
-    assert errors.size(byte_count) == text
+    assert size_text(byte_count) == text
 
 
 def test_counts() -> None:
-    assert [errors.plural(count, "shard") for count in (0, 1, 1200)] == ["0 shards", "1 shard", "1,200 shards"]
-    assert [errors.plural(count, "class") for count in (1, 2)] == ["1 class", "2 classes"]
+    assert [plural(count, "shard") for count in (0, 1, 1200)] == ["0 shards", "1 shard", "1,200 shards"]
+    assert [plural(count, "class") for count in (1, 2)] == ["1 class", "2 classes"]
 
 
 def test_what_a_terminal_would_obey_is_printed_as_repr_has_it(capsys: pytest.CaptureFixture[str]) -> None:
-    errors.say("größe \x1b[31m\x9b \u202e\ttwo\nlines 🐈", wipe=True)
+    print_line("größe \x1b[31m\x9b \u202e\ttwo\nlines 🐈", wipe=True)
     assert capsys.readouterr().out == "\r\x1b[Kgröße \\x1b[31m\\x9b \\u202e\\ttwo\nlines 🐈\n"
 
 
-SAYS = "import sys; from beam_pipeline.errors import say; say('größe'); say('\\udcff', sys.stderr)"
+SAYS = "import sys; from beam_pipeline.text import print_line; print_line('größe'); print_line('\\udcff', sys.stderr)"
 
 
 @pytest.mark.parametrize(

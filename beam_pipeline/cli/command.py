@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from beam_pipeline import require_pipeline
-from beam_pipeline.errors import ImageShardsError, UsageError, tell
+from beam_pipeline.errors import ImageShardsError, UsageError, print_error
 
 INTERRUPTED = ImageShardsError("interrupted; the same command resumes")
 
@@ -33,7 +33,7 @@ def command(arguments: Sequence[str] | None = None) -> int:
 
         return main(given)
     except UsageError as error:
-        return tell(error)
+        return print_error(error)
     finally:
         for number in ours:
             signal.signal(number, defaults[number])

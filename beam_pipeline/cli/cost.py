@@ -12,9 +12,9 @@ from beam_pipeline import storage
 from beam_pipeline.cli import dataflow
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import duration
-from beam_pipeline.errors import plural, size
 from beam_pipeline.schema.job import PlannedJob, Run, UnitPrices, Usage
 from beam_pipeline.storage.prices import Price, Rates, dollars, load_prices
+from beam_pipeline.text import plural, size_text
 
 # CPU seconds, measured by benchmarks/cost.py: what comes on top of the sample's decoding.
 _CPU_S_AN_IMAGE = 0.1e-3
@@ -197,7 +197,7 @@ def _cpu_text(seconds: float) -> str:
 
 def _bytes_and_dollars(used: Usage, prices: UnitPrices, reads: str, writes: str) -> list[str]:
     """Bytes and requests, and what these cost."""
-    lines = [f"{reads} {size(used.bytes_read)}, {writes} {size(used.bytes_written)}"]
+    lines = [f"{reads} {size_text(used.bytes_read)}, {writes} {size_text(used.bytes_written)}"]
     if used.reads or used.lists_and_writes:
         lines[0] += f"; {plural(used.reads, 'request')} that read, {used.lists_and_writes:,} that list or write"
     if amounts := dollars(used, prices):

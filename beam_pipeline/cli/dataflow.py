@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import beam_pipeline
 from beam_pipeline import storage
 from beam_pipeline.config import Config, wrong
-from beam_pipeline.errors import UsageError, plural
+from beam_pipeline.errors import UsageError
 from beam_pipeline.images import codec_versions
 from beam_pipeline.schema import canonical_json, sha256
+from beam_pipeline.text import plural
 
 LABEL = "imageshards"
 _MACHINE_TYPE = "e2-standard-4"

@@ -31,11 +31,12 @@ from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.compare import Damage
 from beam_pipeline.dataset.progress import ProgressLine
-from beam_pipeline.errors import ImageShardsError, UnforeseenError, UsageError, from_worker, one_line, say
+from beam_pipeline.errors import ImageShardsError, UnforeseenError, UsageError, from_worker
 from beam_pipeline.pipeline import graph, limits
 from beam_pipeline.schema.job import Run
 from beam_pipeline.schema.manifest import Content
 from beam_pipeline.storage import usage
+from beam_pipeline.text import one_line, print_line
 from beam_pipeline.transforms import WriteDataset
 
 _IN_PROCESS = "FnApiRunner"  # plain DirectRunner would first try to download another one
@@ -179,7 +180,7 @@ class Job:
             with _translating_job_errors("the job can't be written", "nothing was started"):
                 self._pipeline.run()
             template = cloud.template_location
-            say(f"template written to {template}" if template else "dry run: nothing was submitted", sys.stderr)
+            print_line(f"template written to {template}" if template else "dry run: nothing was submitted", sys.stderr)
             return False
         from beam_pipeline.cli.service import Service
         from beam_pipeline.cli.watch import submit_and_watch
@@ -217,7 +218,7 @@ def _fill_in(options: PipelineOptions, config: Config) -> None:
         for name in filled:
             if hasattr(view, name):
                 setattr(view, name, filled[name])
-    say(dataflow.defaults_text(config, given, filled), sys.stderr)
+    print_line(dataflow.defaults_text(config, given, filled), sys.stderr)
 
 
 def _check(options: PipelineOptions, config: Config) -> None:
@@ -227,7 +228,7 @@ def _check(options: PipelineOptions, config: Config) -> None:
     given = options.get_all_options()
     if not given["dry_run"]:
         for line in preflight.check_cloud(config, given):
-            say(line, sys.stderr)
+            print_line(line, sys.stderr)
 
 
 def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:

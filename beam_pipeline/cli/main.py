@@ -24,8 +24,9 @@ from beam_pipeline.cli.messages import published_text, warnings
 from beam_pipeline.cli.quiet import only_our_lines
 from beam_pipeline.cli.run import run
 from beam_pipeline.config import FLAGS, Config
-from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, one_line, say, tell
+from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, print_error
 from beam_pipeline.images.formats import hide_warnings
+from beam_pipeline.text import one_line, print_line
 
 _USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
 _EPILOG = """\
@@ -69,17 +70,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             manifest = run(config, options, ["imageshards", "write", *given])
         if manifest is not None:
             for warning in warnings(config, manifest):
-                say(f"warning: {warning}", sys.stderr)
-            say(published_text(manifest))
+                print_line(f"warning: {warning}", sys.stderr)
+            print_line(published_text(manifest))
         return EXIT_OK
     except UnforeseenError as error:
         with tempfile.NamedTemporaryFile("w", prefix="imageshards-", suffix=".log", delete=False) as file:
             file.writelines(traceback.format_exception(error))
-        return tell(ImageShardsError(f"{one_line(error)}; its traceback is in {file.name}"))
+        return print_error(ImageShardsError(f"{one_line(error)}; its traceback is in {file.name}"))
     except ImageShardsError as error:
-        return tell(error)
+        return print_error(error)
     except KeyboardInterrupt as error:  # its text says that a job on Dataflow runs on
-        return tell(ImageShardsError(str(error)) if str(error) else INTERRUPTED)
+        return print_error(ImageShardsError(str(error)) if str(error) else INTERRUPTED)
     finally:
         logging.root.setLevel(level)
 

@@ -6,9 +6,9 @@ from msgspec import UNSET
 
 from beam_pipeline.cli import cost
 from beam_pipeline.config import Config
-from beam_pipeline.errors import plural, size, some
 from beam_pipeline.schema.job import Plan, Skipped, as_run
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, Manifest
+from beam_pipeline.text import first_few, plural, size_text
 
 _FEW = 5  # records of a class in a split: too few to learn, or to judge by
 
@@ -17,7 +17,7 @@ def plan_text(plan: Plan) -> str:
     """What `--plan_only` prints: the plan's splits and their shards."""
     lines = []
     for name, split in sorted(plan.splits.items()):
-        mean = size(split.estimated_bytes / split.shards)
+        mean = size_text(split.estimated_bytes / split.shards)
         lines.append(f"{name}: {plural(split.images, 'image')} in {plural(split.shards, 'shard')} of about {mean}")
     return "\n".join([*lines, f"{plural(len(plan.classes), 'class')}; nothing was written"])
 
@@ -61,11 +61,11 @@ def _sizes_text(sizes: list[int]) -> str:
     """The mean of the shards' sizes, and how far they are from it."""
     mean = sum(sizes) / len(sizes)
     if len(sizes) == 1:
-        return size(mean)
+        return size_text(mean)
     low, high = ((one / mean - 1) * 100 if mean else 0.0 for one in (min(sizes), max(sizes)))
     if round(low, 1) == round(high, 1) == 0:
-        return f"{size(mean)} each"
-    return f"{size(mean)} ({low:+.1f} % to {high:+.1f} %)"
+        return f"{size_text(mean)} each"
+    return f"{size_text(mean)} ({low:+.1f} % to {high:+.1f} %)"
 
 
 def _skipped(skipped: Skipped) -> list[str]:
@@ -96,12 +96,12 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
             "run.json; --repair compares their contents"
         )
     if empty:
-        named = some([repr(classes[number]) for number in empty])
+        named = first_few([repr(classes[number]) for number in empty])
         found.append(f"no records of {plural(len(empty), 'class')}: {named}")
     for split, count in counts.items() if len(counts) > 1 else ():
         few = [number for number, records in enumerate(count) if records < _FEW and number not in empty]
         if few:
-            named = some([f"{classes[number]!r} {count[number]}" for number in few])
+            named = first_few([f"{classes[number]!r} {count[number]}" for number in few])
             fix = "; --stratify gives each class its share" if config.split_fractions and not config.stratify else ""
             found.append(f"fewer than {_FEW} records of {plural(len(few), 'class')} in split {split!r}: {named}{fix}")
     found += [f"split {split!r} got no images" for split in config.split_fractions or {} if split not in splits]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from beam_pipeline.errors import say
+from beam_pipeline.text import print_line
 
 _OURS = "error: "  # such as the last words of a worker whose decoder hangs
 
@@ -48,7 +48,7 @@ def _relay(reading: int, stream: TextIO) -> None:
     with open(reading, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if line.startswith(_OURS):
-                say(line.rstrip("\n"), stream)
+                print_line(line.rstrip("\n"), stream)
 
 
 class _WithoutTracebacks:

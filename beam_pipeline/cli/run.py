@@ -23,13 +23,14 @@ from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.dataset.compare import Comparison, check_same, compare, is_job, read_run
 from beam_pipeline.dataset.preconditions import check_unpublished, read_manifest, resolve
 from beam_pipeline.dataset.state import JobState, at_once
-from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural, say
+from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.images import resize
 from beam_pipeline.inputs import manifest_rows
 from beam_pipeline.schema.job import ComparedInputs, PlannedJob
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest
 from beam_pipeline.storage import usage
 from beam_pipeline.storage.prices import load_prices
+from beam_pipeline.text import plural, print_line
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -96,7 +97,7 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
                 from beam_pipeline.cli import preflight
 
                 for line in preflight.check_dataset(config):
-                    say(line, sys.stderr)
+                    print_line(line, sys.stderr)
     if in_job and job is not None and manifest is not None and not config.preflight:
         comparison = _compare_in_job(job, config, manifest)
         if comparison is None:
@@ -107,9 +108,9 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         return _already_published(manifest, comparison)
     if config.preflight:
         if not comparison:
-            say(f"cost: {cost.HOW_TO_KNOW}", sys.stderr)
+            print_line(f"cost: {cost.HOW_TO_KNOW}", sys.stderr)
         what = f"{comparison.damage} would be repaired" if comparison else "checked"
-        say(f"{what}; nothing was started", sys.stderr)
+        print_line(f"{what}; nothing was started", sys.stderr)
         return None
     job = job or _job(None, config)
     config = job.configured(config)
@@ -117,7 +118,7 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         config = _with_base(config)
     with _sole_writer(config):
         if manifest is not None and comparison is not None:
-            say(f"repairing {comparison.damage}", sys.stderr)
+            print_line(f"repairing {comparison.damage}", sys.stderr)
             if not job.repair(config, manifest.content, comparison.damage):
                 return None
             return dataclasses.replace(
@@ -127,7 +128,7 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         if storage.is_local(config.output) and not config.overwrite and (manifest := read_manifest(config)) is not None:
             return _already_published(manifest, compare(config, manifest.content))
         for notice in filter(None, (duplicates.notice(config), manifest_rows.box_notice(config))):
-            say(f"warning: {notice}", sys.stderr)
+            print_line(f"warning: {notice}", sys.stderr)
         if not job.write(config, command):
             return None
         manifest, run = at_once(partial(read_manifest, config), partial(read_run, config))
@@ -141,7 +142,7 @@ def _compare_in_job(job: Job, config: Config, manifest: Manifest) -> Comparison 
     published = manifest.content
     check_same(config, published)
     shards, what = plural(len(published.shards), "shard"), "reads" if config.repair else "lists"
-    say(f"comparing: a job on {job.runner} {what} {plural(published.images, 'image')} and {shards}", sys.stderr)
+    print_line(f"comparing: a job on {job.runner} {what} {plural(published.images, 'image')} and {shards}", sys.stderr)
     if not job.compare(job.configured(config), published):
         return None
     return compare(config, published, JobState(config).take(ComparedInputs))
@@ -168,7 +169,7 @@ def _plan(config: Config, job: Job) -> None:
     if job.write(config):
         planned = JobState(config).take(PlannedJob)
         estimate = cost.estimate_text(config, planned, job.fleet(config))
-        say(f"{plan_text(planned.plan)}\nresize: {resize.described()}\n{estimate}")
+        print_line(f"{plan_text(planned.plan)}\nresize: {resize.described()}\n{estimate}")
 
 
 def _with_base(config: Config) -> Config:
@@ -176,7 +177,7 @@ def _with_base(config: Config) -> Config:
     with _translating_early_errors():
         config, line = choose_base(config)
     if line:
-        say(line, sys.stderr)
+        print_line(line, sys.stderr)
     return config
 
 

@@ -17,8 +17,9 @@ from beam_pipeline.cli import cost, dataflow
 from beam_pipeline.cli.service import ENDED, Message, Service, ServiceError, state_of, why_refused
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import ProgressText, StatusLine, duration
-from beam_pipeline.errors import ImageShardsError, from_worker, say
+from beam_pipeline.errors import ImageShardsError, from_worker
 from beam_pipeline.pipeline import elements
+from beam_pipeline.text import print_line
 
 _LOOK_EVERY_S = 2.0
 _PROGRESS_EVERY_S = 30.0  # Dataflow updates counters no more often
@@ -119,7 +120,7 @@ def _submitted(
 
 
 def _say(line: str) -> None:
-    say(line, sys.stderr)
+    print_line(line, sys.stderr)
 
 
 def _retried(ask: Callable[[], Answer], patience_s: float, warn: Callable[[str], None] = _say) -> Answer:

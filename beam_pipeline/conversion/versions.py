@@ -8,8 +8,9 @@ from pathlib import Path
 import beam_pipeline
 from beam_pipeline import schema
 from beam_pipeline.config import Config
-from beam_pipeline.errors import OTHER_IMAGE, ImageShardsError, plural
+from beam_pipeline.errors import OTHER_IMAGE, ImageShardsError
 from beam_pipeline.images import codec_versions
+from beam_pipeline.text import plural
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from msgspec import UNSET, UnsetType
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import Stored, listed_md5
-from beam_pipeline.errors import CorruptRecordError, NotPublishedError, StorageError, UsageError, one_line, say
+from beam_pipeline.errors import CorruptRecordError, NotPublishedError, StorageError, UsageError
 from beam_pipeline.images import FLAG_NAMES, EncodedImage, ImageOptions, Source, codec_versions
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import example, table
@@ -28,6 +28,7 @@ from beam_pipeline.schema.job import Counts, FromBase, TakenFromBase
 from beam_pipeline.schema.manifest import Content, parse_manifest
 from beam_pipeline.schema.table import Table
 from beam_pipeline.storage import Storage, join
+from beam_pipeline.text import one_line, print_line
 
 _PIECE_BYTES = 8 << 20  # of a base shard that one request reads
 _TABLES = 32  # that a process keeps: those of other splits are looked into for many shards
@@ -129,7 +130,7 @@ def taken_from_base(config: Config, counts: Counts) -> TakenFromBase | UnsetType
 
 
 def _say_lost(url: str, error: StorageError) -> None:
-    say(f"warning: going on without the base {url}: {one_line(error)}", sys.stderr)
+    print_line(f"warning: going on without the base {url}: {one_line(error)}", sys.stderr)
 
 
 @functools.lru_cache(maxsize=1)

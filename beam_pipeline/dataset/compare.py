@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from beam_pipeline import schema, storage
 from beam_pipeline.config import ADDED, REMOVED, Config
 from beam_pipeline.conversion.fetch import convert_all, listed_md5
-from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural, some
+from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.inputs import folders
 from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields, reference_fields
 from beam_pipeline.schema import ShardName, is_ours
 from beam_pipeline.schema.job import ComparedInputs, ReferenceSum, as_run
 from beam_pipeline.schema.manifest import Content, FileSize, Shard
 from beam_pipeline.storage import ListedFile
+from beam_pipeline.text import first_few, plural
 
 _FILES_IN_FLIGHT = 32
 _MOST_IN_LAUNCHER = 2_000_000  # images whose listing a launcher compares
@@ -44,7 +45,7 @@ class Damage:
     def __str__(self) -> str:
         shards = [plural(len(self.shards), "corrupt shard")] * bool(self.shards)
         named = ((self.files, "missing or corrupt file"), (self.unexpected, "unexpected file"))
-        files = [f"{plural(len(names), noun)} ({some(sorted(names))})" for names, noun in named if names]
+        files = [f"{plural(len(names), noun)} ({first_few(sorted(names))})" for names, noun in named if names]
         return " and ".join(shards + files)
 
 

@@ -9,10 +9,11 @@ from collections.abc import Collection
 from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.state import JobState, own_files
-from beam_pipeline.errors import NotPublishedError, OtherFormatError, StorageError, UsageError, one_line
+from beam_pipeline.errors import NotPublishedError, OtherFormatError, StorageError, UsageError
 from beam_pipeline.inputs import checks, manifest_rows
 from beam_pipeline.schema import INDEX_FOLDER, MANIFEST_FILE, REJECTS_FILE, ShardName
 from beam_pipeline.schema.manifest import Manifest, open_manifest
+from beam_pipeline.text import one_line
 
 
 def resolve(config: Config, for_output: bool = True) -> Config:

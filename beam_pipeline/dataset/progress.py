@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TextIO
 
-from beam_pipeline.errors import plural, say
+from beam_pipeline.text import plural, print_line
 
 _VARIABLE = "IMAGESHARDS_PROGRESS"  # the port, and which job it is for, since ports are used again
 _HOST = "127.0.0.1"
@@ -77,22 +77,22 @@ class StatusLine:
         self._shown = text
         if self._terminal:
             self._shown = text[: shutil.get_terminal_size().columns - 1]  # what wraps can't be wiped
-            say(self._shown, self._stream, end="", wipe=True)
+            print_line(self._shown, self._stream, end="", wipe=True)
         elif time.monotonic() - self._last_line > self._log_every_s:
             self._last_line = time.monotonic()
-            say(text, self._stream)
+            print_line(text, self._stream)
 
     def wipe(self) -> None:
         """Leave nothing of it on a terminal."""
         self._shown = ""
         if self._terminal:
-            say("", self._stream, end="", wipe=True)
+            print_line("", self._stream, end="", wipe=True)
 
     def tell(self, text: str) -> None:
         """Print a line that stays, above this one."""
-        say(text, self._stream, wipe=self._terminal)
+        print_line(text, self._stream, wipe=self._terminal)
         if self._terminal:
-            say(self._shown, self._stream, end="")
+            print_line(self._shown, self._stream, end="")
 
 
 class ProgressText:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.writer import ClaimedPlan, Finished, ShardWriter
-from beam_pipeline.errors import plural, size
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema.manifest import Content
+from beam_pipeline.text import plural, size_text
 
 _LOGGER = logging.getLogger("imageshards")
 _COUNT_EVERY_S = 5.0  # a shard takes minutes, and those of a job may all be in progress at once
@@ -101,7 +101,7 @@ def _write(writer: ShardWriter, split: str, number: int, refs: list[ImageRef]) -
     finished = writer.write(split, number, refs)
     seconds, outcome = time.monotonic() - start, "was finished already"
     if finished.sidecar and not finished.was_finished:
-        counts, shard_size = finished.sidecar.counts, size(finished.sidecar.shard.bytes)
+        counts, shard_size = finished.sidecar.counts, size_text(finished.sidecar.shard.bytes)
         outcome = f"published, {plural(counts.records, 'record')}, {plural(counts.rejected, 'reject')}, {shard_size}"
     _LOGGER.info("shard %s-%05d: %s, %.1f s", split, number, outcome, seconds)
     return WrittenShard(split, number, finished, seconds)

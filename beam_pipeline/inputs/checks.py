@@ -9,10 +9,11 @@ from itertools import islice
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config, wrong
-from beam_pipeline.errors import UsageError, plural, some
+from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs.folders import HIDDEN_FOLDERS, ListingSummary, class_folders, list_images, why_skipped
 from beam_pipeline.inputs.manifest_rows import row_refs
 from beam_pipeline.inputs.references import class_name
+from beam_pipeline.text import first_few, plural
 
 _LOOKED_AT = 1000  # files at most, of an input without class folders
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
@@ -50,7 +51,7 @@ def check_input(config: Config) -> None:
         what = f"its folders are splits, not classes: {', '.join(labels)}; give --layout split_class_folders"
         raise wrong("--input", config.input, what)
     if config.labels is not None and (unknown := set(labels) - set(config.labels)):
-        lacks = some([repr(label) for label in sorted(unknown)])
+        lacks = first_few([repr(label) for label in sorted(unknown)])
         what = f"it lacks {lacks}; add a line for each class or move its folder away"
         raise wrong("--labels_file", config.labels_file, what)
     if not any(True for folder in folders for _ in list_images(config, folder, summary)):

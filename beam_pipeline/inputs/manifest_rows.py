@@ -21,11 +21,12 @@ from typing import Any
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config, feature_columns, name_and_type
-from beam_pipeline.errors import UsageError, plural, some
+from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs.references import ImageRef, class_name, image_url, ref_maker
 from beam_pipeline.schema import NAME_PATTERN, example, is_utf8, relative_path_bytes
 from beam_pipeline.schema.manifest import Column
 from beam_pipeline.schema.table import order_key
+from beam_pipeline.text import first_few, plural
 
 _UNKNOWN_SIZE = -1
 _BEFORE_A_PATH = re.compile("^([.]/(?!/)|file://(?=/))")
@@ -89,7 +90,7 @@ def box_notice(config: Config) -> str | None:
     ]
     if not boxes:
         return None
-    looks = f"{some(boxes)} {'looks like a box' if len(boxes) == 1 else 'look like boxes'}, stored as given"
+    looks = f"{first_few(boxes)} {'looks like a box' if len(boxes) == 1 else 'look like boxes'}, stored as given"
     turned = "images are stored upright: a box must be of the image as EXIF turns it"
     if config.image_size is None:
         return f"{looks}; {turned}"

@@ -25,10 +25,11 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from obstore.auth.google import GoogleCredentialProvider
 from obstore.store import GCSStore
 
-from beam_pipeline.errors import MissingFileError, StorageError, one_line
+from beam_pipeline.errors import MissingFileError, StorageError
 from beam_pipeline.storage import ListedFile, bucket_and_name, usage
 from beam_pipeline.storage.causes import Incomplete, retry, status_of
 from beam_pipeline.storage.objects import CHUNK_BYTES, FREE, LIST_OR_WRITE, PAGE_NAMES, READ, ObjectStorage, refuses
+from beam_pipeline.text import one_line
 
 T = TypeVar("T")
 _FIELDS = "nextPageToken,prefixes,items(name,size,md5Hash,crc32c,generation)"

@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 
 from beam_pipeline import storage
-from beam_pipeline.errors import ImageShardsError, UsageError, one_line
+from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.job import UnitPrices, Usage
+from beam_pipeline.text import one_line
 
 _FILE = Path(__file__).with_name("prices.json")
 _DEFAULT = "default"

@@ -24,7 +24,8 @@ import numpy as np
 
 import reader
 from beam_pipeline import storage
-from beam_pipeline.errors import ImageShardsError, UsageError, plural
+from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.text import plural
 from reader import augment
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count

@@ -12,9 +12,10 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from beam_pipeline.errors import ImageShardsError, size
+from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.images.codec import ChannelSums, channel_sums
 from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget, to_decode
+from beam_pipeline.text import size_text
 from reader.example import Value
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
@@ -120,7 +121,7 @@ def check_image(encoded: bytes, channels: int = 3, with_sums: bool = False) -> C
         kind, is_grey = "jpeg" if colour else str(opened.format).lower(), opened.mode in _GREY_MODES
         needed = to_decode(opened, encoded, opened.width * opened.height)
         if needed > LEAST_BOUND:
-            takes = f"takes {size(needed)} of memory to decode, more than {size(LEAST_BOUND)}"
+            takes = f"takes {size_text(needed)} of memory to decode, more than {size_text(LEAST_BOUND)}"
             raise UndecodableImageError(f"the image of {opened.height}x{opened.width} pixels {takes}")
         with _MEMORY.held(needed):
             image.load()

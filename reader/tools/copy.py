@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import google_crc32c
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import ImageShardsError, StorageError, UsageError, plural
+from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.schema.manifest import seal_manifest
+from beam_pipeline.text import plural
 from reader.info import DatasetInfo, as_info
 
 _FILES_AT_ONCE = 8  # with requests of 16 MiB, eight hide 50 ms of latency at 1 GB/s

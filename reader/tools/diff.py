@@ -15,9 +15,10 @@ import numpy.typing as npt
 from numpy.lib.recfunctions import repack_fields
 
 from beam_pipeline import schema
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError, plural, some
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from beam_pipeline.schema import example
 from beam_pipeline.schema.manifest import FOREIGN_KEY
+from beam_pipeline.text import first_few, plural
 from reader.info import DatasetInfo, as_info
 
 KINDS = ("added", "gone", "changed", "relabelled", "moved", "other_split")
@@ -74,7 +75,7 @@ class Difference:
         if self.classes:
             texts = [["none" if number is None else str(number) for number in pair] for pair in self.classes.values()]
             ids = [f"{name} {' → '.join(pair)}" for name, pair in zip(self.classes, texts, strict=True)]
-            lines.append(f"ids of {plural(len(ids), 'class')} differ: {some(ids, _NAMES)}")
+            lines.append(f"ids of {plural(len(ids), 'class')} differ: {first_few(ids, _NAMES)}")
         lines += [f"--{flag} was {before!r}, is {now!r}" for flag, (before, now) in self.configuration.items()]
         return "\n".join(lines)
 

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError, printable
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from beam_pipeline.schema.manifest import (
     FOREIGN_KEY,
     FORMAT_VERSION,
@@ -36,6 +36,7 @@ from beam_pipeline.schema.manifest import (
     seal_manifest,
 )
 from beam_pipeline.schema.table import COLUMNS, column_name, name_hash, numeric, table_bytes
+from beam_pipeline.text import printable
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo, as_info, load_info
 from reader.runs import InvalidRecordError

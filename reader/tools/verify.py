@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError, plural
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
 from beam_pipeline.schema.table import read_table
+from beam_pipeline.text import plural
 from reader.example import Value, parse_example
 from reader.info import DatasetInfo, SplitInfo, as_info
 from reader.runs import InvalidRecordError

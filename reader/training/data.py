@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from beam_pipeline.errors import UsageError, plural, some
+from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
+from beam_pipeline.text import first_few, plural
 from reader.info import DatasetInfo
 from reader.select import Classes, Selection, read_columns, select
 from reader.splits import overlap
@@ -56,7 +57,7 @@ def choose_data(info: DatasetInfo, train: str, evaluation: str | None, classes: 
         UsageError: there is no such split or class.
     """
     if train == "train" and "train" not in info.splits:
-        raise UsageError(f"{info.url} has no split 'train': it has {some(list(info.splits))}; give --train_split")
+        raise UsageError(f"{info.url} has no split 'train': it has {first_few(list(info.splits))}; give --train_split")
     for flag, split in (("train_split", train), ("eval_split", evaluation)):
         if split is not None and (flag, split) != ("eval_split", NO_VALIDATION):
             try:

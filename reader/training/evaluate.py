@@ -15,9 +15,10 @@ import numpy.typing as npt
 from PIL import Image
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import UsageError, plural, some
+from beam_pipeline.errors import UsageError
 from beam_pipeline.images import FLAG_NAMES, ImageOptions
 from beam_pipeline.schema.manifest import FOREIGN_KEY
+from beam_pipeline.text import first_few, plural
 from reader.batches import EvalBatches, eval_batches
 from reader.features import features_of
 from reader.info import DatasetInfo, as_info
@@ -164,7 +165,7 @@ def _default_split(run: Run, info: DatasetInfo, classes: Classes) -> tuple[str, 
         data = choose_data(info, train, evaluation, classes)
         if data.evaluation:
             return data.evaluation, data.validated if data.held_out else None
-    raise UsageError(f"--split is missing: {info.url} has no test or validation, only {some(list(info.splits))}")
+    raise UsageError(f"--split is missing: {info.url} has no test or validation, only {first_few(list(info.splits))}")
 
 
 def _classes(run: Run, info: DatasetInfo, given: Classes) -> Mapping[str, str] | None:
@@ -175,7 +176,7 @@ def _classes(run: Run, info: DatasetInfo, given: Classes) -> Mapping[str, str] |
         new = {name: label for name, label in new.items() if name in info.classes}
     if unknown := sorted({*new.values()} - {*run.classes}) or (not new and [*info.classes]):
         fix = "leave them out or rename them with --classes NAMES, such as cat or tabby=cat"
-        raise UsageError(f"the run knows no class {some(unknown)}, it has {some(run.classes)}: {fix}")
+        raise UsageError(f"the run knows no class {first_few(unknown)}, it has {first_few(run.classes)}: {fix}")
     return None if new == {name: name for name in info.classes} else new
 
 

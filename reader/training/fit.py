@@ -16,7 +16,8 @@ from typing import Any
 
 import keras
 
-from beam_pipeline.errors import ImageShardsError, from_worker, plural
+from beam_pipeline.errors import ImageShardsError, from_worker
+from beam_pipeline.text import plural
 from reader.info import DatasetInfo, as_info
 from reader.position import Position
 from reader.training import checkpoint, out_folder, pictures, report

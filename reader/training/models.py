@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
-from beam_pipeline.errors import ImageShardsError, UsageError, one_line
+from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.text import one_line
 from reader.info import DatasetInfo
 from reader.training.model_names import MODULES, SMALL_CNN
 from reader.training.options import Recipe

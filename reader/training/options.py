@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from beam_pipeline import storage
-from beam_pipeline.errors import UsageError, plural
+from beam_pipeline.errors import UsageError
+from beam_pipeline.text import plural
 from reader.info import DatasetInfo
 from reader.select import parse_classes
 from reader.training import data

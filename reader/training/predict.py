@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from beam_pipeline import storage
-from beam_pipeline.errors import Reject, StorageError, UsageError, one_line, plural
+from beam_pipeline.errors import Reject, StorageError, UsageError
 from beam_pipeline.images.formats import EXTENSIONS
+from beam_pipeline.text import one_line, plural
 from reader.machine import cpu_count
 from reader.pixels import Pixels
 from reader.position import integer

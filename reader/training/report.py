@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import keras
 
 from beam_pipeline import __version__, storage
-from beam_pipeline.errors import plural, say
 from beam_pipeline.schema.manifest import FOREIGN_KEY
+from beam_pipeline.text import plural, print_line
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
 from reader.training.devices import Devices
@@ -46,7 +46,7 @@ def summary_lines(info: DatasetInfo, recipe: Recipe, devices: Devices) -> Iterat
 
 def warn(line: str) -> None:
     """Print a warning."""
-    say(f"warning: {line}", sys.stderr)
+    print_line(f"warning: {line}", sys.stderr)
 
 
 def run_document(info: DatasetInfo, recipe: Recipe, devices: Devices, command: str) -> dict[str, Any]:
@@ -173,11 +173,11 @@ class ProgressLine:
         speed = f"{rate * self._recipe.batch_size:,.0f} images/s, {(steps - done) / rate:,.0f} s left"
         text = f"{self._head}: {done:,}/{steps:,} steps, loss {loss:.4f}, {speed}"
         if self._is_terminal:
-            say(text, sys.stderr, end="", wipe=True)
+            print_line(text, sys.stderr, end="", wipe=True)
         else:
             self._tell(text)
 
     def end(self) -> None:
         """Clear it."""
         if self._is_terminal:
-            say("", sys.stderr, end="", wipe=True)
+            print_line("", sys.stderr, end="", wipe=True)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from msgspec import Struct, convert
 
 from beam_pipeline import storage
-from beam_pipeline.errors import ImageShardsError, UsageError, one_line
+from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.text import one_line
 from reader.pixels import Pixels
 from reader.preprocess import Preprocessing
 from reader.training.out_folder import LABELS_FILE, MODEL_FILE, RUN_FILE

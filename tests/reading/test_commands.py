@@ -13,8 +13,8 @@ import pytest
 
 import reader
 from beam_pipeline import schema
-from beam_pipeline.errors import size
 from beam_pipeline.schema.example import int64_feature
+from beam_pipeline.text import size_text
 from imageshards import main
 from reader.commands import parser
 from tests.make import ROOT
@@ -166,7 +166,7 @@ def test_info_says_columns_sizes_and_where_an_index_finds_its_shards(
         "jpeg, 3 channels, 16x24 (height x width)",
         "columns: width_cm (int64), codes (list of int64)",
     ]
-    bytes_of = [size(path.stat().st_size).split() for path in sorted(Path(source).glob("photos-*"))]
+    bytes_of = [size_text(path.stat().st_size).split() for path in sorted(Path(source).glob("photos-*"))]
     assert lines[4:6] == [
         f"train: 77 records in 2 shards of {bytes_of[1][0]} kB to {bytes_of[0][0]} kB",
         f"validation: 1 record in 1 shard of {' '.join(bytes_of[2])}",
