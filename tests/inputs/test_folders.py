@@ -1,15 +1,22 @@
-"""From an input to references: which files are images, which class and split they get, what is skipped and counted."""
+"""From an input to references: which files are images, their class and split, what is skipped; what is told before."""
 
 from __future__ import annotations
 
+from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from beam_pipeline.config import Config
+from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs import folders
+from beam_pipeline.inputs.checks import check_input, read_labels
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary, all_images, class_folders, list_images
-from beam_pipeline.inputs.references import order_key, split_hasher
+from beam_pipeline.inputs.references import ImageRef, order_key, split_hash, split_hasher
+from beam_pipeline.inputs.stratify import class_hashes, limits, split_stratified
 from tests.servers import Gcs
 
 
@@ -173,3 +180,143 @@ def test_a_link_to_a_folder_above_gives_no_image_a_second_name_or_class(tmp_path
     for link, target in (("a/loop", ".."), ("a/me", tmp_path / "a"), ("all", ".")):
         (tmp_path / link).symlink_to(target)
     assert sorted(ref.path for ref in all_images(config(tmp_path))) == ["a/1.jpg", "b/2.jpg"]
+
+
+# --- --stratify: the exact shares in each class, the same in any order, and few images that another one moves
+
+
+SHARES = (
+    {"train": Fraction(4, 5), "test": Fraction(1, 5)},
+    {"a": Fraction(1, 3), "b": Fraction(1, 2), "train": Fraction(1, 6)},
+)
+numbers = st.sets(st.integers(0, 400), min_size=1, max_size=60)
+
+
+def stratified(input: object = "/in", **more: object) -> Config:
+    return config(input, **{"splits": "train=80,test=20", "stratify": True} | more)
+
+
+def splits(paths: list[str], some: Config) -> dict[str, str]:
+    refs = [ImageRef(path, 1, "", path.partition("/")[0], "", 0) for path in paths]
+    cuts = {label: limits(hashes, some) for label, hashes in class_hashes(refs, some).items()}
+    return {ref.path: ref.split for ref in split_stratified(refs, cuts, some)}
+
+
+@given(numbers, st.sampled_from(SHARES))
+def test_each_class_has_its_exact_shares(some: set[int], shares: dict[str, Fraction]) -> None:
+    paths = [f"cat/{number}.jpg" for number in some]
+    counts = Counter(splits(paths, stratified(splits=shares)).values())
+    assert sum(counts.values()) == len(paths)
+    assert all(abs(counts[split] - len(paths) * share) < 1 for split, share in shares.items())
+
+
+def test_shares_of_round_numbers_are_met_to_the_image(tmp_path: Path) -> None:
+    counts = {"a": 10, "b": 45, "c": 3}
+    touch(tmp_path, *(f"{label}/{number}.jpg" for label, count in counts.items() for number in range(count)))
+    found = Counter(f"{ref.label} {ref.split}" for ref in all_images(stratified(tmp_path)))
+    assert found == {"a train": 8, "a test": 2, "b train": 36, "b test": 9, "c train": 2, "c test": 1}
+
+
+@given(numbers, numbers, st.sampled_from(SHARES), st.randoms(use_true_random=False))
+def test_another_image_moves_at_most_one_for_each_border_of_splits_and_none_of_another_class(
+    some: set[int], dogs: set[int], shares: dict[str, Fraction], order: object
+) -> None:
+    paths = [f"cat/{number}.jpg" for number in some] + [f"dog/{number}.jpg" for number in dogs]
+    before = splits(paths, stratified(splits=shares))
+    order.shuffle(paths)  # type: ignore[attr-defined]
+    assert splits(paths, stratified(splits=shares)) == before
+    after = splits([*paths, "cat/new.jpg"], stratified(splits=shares))
+    moved = [path for path in paths if before[path] != after[path]]
+    assert len(moved) <= len(shares) - 1
+    assert all(path.startswith("cat/") for path in moved)
+
+
+def test_images_of_a_class_with_the_same_hash_stay_together() -> None:
+    paths = [f"cat/{number}.jpg" for number in range(50)]
+    paths = sorted(paths, key=split_hash)
+    twin = "cat/\u00e9.jpg", "cat/e\u0301.jpg"
+    for count in range(1, 50):
+        of = splits([*paths[:count], *twin], stratified())
+        assert of[twin[0]] == of[twin[1]]
+
+
+def test_a_row_of_a_class_that_the_first_listing_did_not_have_gets_a_split() -> None:
+    ref = ImageRef("new/1.jpg", 1, "", "new", "", 0)
+    assert [one.split for one in split_stratified([ref], {}, stratified())] == ["train"]
+
+
+def test_with_the_name_the_same_names_have_the_same_splits_in_every_class() -> None:
+    by_name = stratified(split_by="name", splits="train=50,test=50")
+    cats, dogs = (splits([f"{label}/{number}.jpg" for number in range(100)], by_name) for label in ("cat", "dog"))
+    assert list(cats.values()) == list(dogs.values())
+
+
+# --- what is told before there is a job; to the letter: tests/cli/messages.txt
+
+
+def refused(some: Config) -> str:
+    with pytest.raises(UsageError) as caught:
+        check_input(some)
+    return str(caught.value)
+
+
+LOOKED_FOR = "looked for DIR/CLASS/image.jpg, found"
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        ([f"{number}.jpg" for number in range(1_001)], "1,000 images or more directly in it; "),
+        ([".cat/1.jpg", ".dog/2.jpg"], f"{LOOKED_FOR} only 2 hidden folders"),
+        (["a/1.txt", "b/.2.jpg"], "no image in 2 class folders (1 file without an image suffix, 1 hi"),
+    ],
+    ids=["images", "hidden", "no image"],
+)
+def test_what_is_wrong_with_a_folder(tmp_path: Path, names: list[str], what: str) -> None:
+    folder = touch(tmp_path / "in", *names)
+    assert refused(config(folder)).startswith(f"--input '{folder}': {what}")
+
+
+def test_what_is_wrong_with_a_bucket(gcs: Gcs) -> None:
+    assert refused(config("gs://not-there/in")) == "--input 'gs://not-there/in': no such bucket"
+    bucket = gcs.new_bucket()
+    url = f"gs://{bucket}"
+    assert refused(config(url)) == f"--input '{url}': {LOOKED_FOR} nothing"
+    gcs.put(bucket, "1.jpg", b"x")
+    assert refused(config(url)) == f"--input '{url}': {LOOKED_FOR} no class folders"
+    gcs.put(bucket, "a/1.jpg", b"1")
+    check_input(config(f"{url}/"))
+    gcs.put(bucket, "a.tgz", b"an archive")
+    gcs.put(bucket, "b.tar/a/1.jpg", b"1")
+    assert refused(config(f"{url}/a.tgz")).startswith(f"--input '{url}/a.tgz': an archive, not a folder; copy it to")
+    check_input(config(f"{url}/b.tar"))
+
+
+@pytest.mark.parametrize("classes", [("train",), ("train", "bus"), ("test", "dev")])
+def test_classes_may_have_names_of_splits(tmp_path: Path, classes: tuple[str, ...]) -> None:
+    check_input(config(touch(tmp_path, *(f"{name}/1.jpg" for name in classes))))
+
+
+@pytest.mark.parametrize("name", ["a ", "a\nb", "\u00a0a", "a\u2028b", " "])
+def test_class_names_that_tfds_would_change(tmp_path: Path, name: str) -> None:
+    assert refused(config(touch(tmp_path, f"{name}/1.jpg"))) == (
+        f"class folder {name!r}: write a name in UTF-8 without line breaks or white space around it"
+    )
+
+
+def test_class_names_that_are_fine(tmp_path: Path) -> None:
+    names = ["#1", "100%", "a b", "a,b", "größe", "n01440764"]
+    check_input(config(touch(tmp_path, *(f"{name}/1.jpg" for name in names))))
+    assert [folder.label for folder in class_folders(config(tmp_path), ListingSummary())] == names
+
+
+@pytest.mark.parametrize("data", [b"dog\ncat\n", b"dog\r\ncat", b"\xef\xbb\xbfdog\ncat\n", b"dog\n\ncat\n\n"])
+def test_labels_are_the_lines_of_their_file_in_their_order(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "labels.txt").write_bytes(data)
+    assert read_labels(str(tmp_path / "labels.txt"), 1) == ("dog", "cat")
+
+
+def test_classes_that_are_not_in_the_labels_file_are_named(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "b/1.jpg", "c/1.jpg")
+    some = config(tmp_path, labels_file="/l", labels=("a",))
+    assert refused(some).startswith("--labels_file '/l': it lacks 'b', 'c'; ")
