@@ -226,6 +226,14 @@ class Telling(ThreadingHTTPServer):
         """Clients that go away are no news here."""
 
 
+def reset(handler: BaseHTTPRequestHandler) -> None:
+    """Ends the connection of a request as a machine that went away does."""
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    handler.close_connection = True
+    handler.rfile.close()
+    handler.connection.close()
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Telling
@@ -238,10 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
         if status == SILENCE:
             time.sleep(60)
         elif status == RESET:
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
-            self.rfile.close()
-            self.connection.close()
+            reset(self)
         elif status == BODY:
             self._send(200, words.encode(), len(words.encode()), {})
         elif status in (200, SHORT):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
-import struct
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+from tests.servers import RESET, SILENCE, reset
+
 PROJECT, REGION = "my-project", "europe-west4"
-RESET, SILENCE = -1, -2  # in place of a status: the connection is reset, or nothing comes for a second
 _SUMMARY, _WARNING = "1", "3"  # of JobView and of JobMessageImportance
 _PAGE = 2  # messages a page, so that every test turns pages
 _TERMINAL = {"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"}
@@ -146,10 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append(f"{self.command} {url.path}")
         answer = self._found(url.path, dict(parse_qsl(url.query)), body)
         if answer == RESET:
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
-            self.rfile.close()
-            self.connection.close()
+            reset(self)
         elif answer == SILENCE:
             time.sleep(1)
         else:
