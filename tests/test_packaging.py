@@ -153,9 +153,7 @@ print(next(iter(imageshards.eval_batches("datasets/photos", "train", global_batc
     assert shape == "(5, 32, 32, 3)"
 
 
-def test_an_extra_is_added_without_looking_for_the_package_itself(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_an_extra_is_added_without_looking_for_the_package_itself(installed: Path, tmp_path: Path) -> None:
     pip = (sys.executable, "-m", "pip", "--python", installed / "python", "install", "--dry-run", "--no-index")
     said = done(*pip, "imageshards[reader]", cwd=tmp_path).stdout
     assert "already satisfied: imageshards[reader]" in said
