@@ -45,6 +45,7 @@ TEXTS = {
     "rat_first.txt": "rat\ncat\ndog\n",
     "rat_last.txt": "cat\ndog\nrat\n",
     "no_label.csv": "path,class\ncat/0.jpg,cat\n",
+    "cat_dog.csv": "path,label\ncat/0.jpg,cat\ndog/0.jpg,dog\n",
     "reserved.csv": "path,label,image:bytes\ncat/0.jpg,cat,x\n",
     "number.csv": "path,label,age:int64\ncat/0.jpg,cat,3\ncat/1.jpg,cat,old\n",
     "twice.csv": "path,label\ncat/1.jpg,cat\ncat//1.jpg,dog\n",

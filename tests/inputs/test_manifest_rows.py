@@ -335,12 +335,6 @@ def test_a_manifest_job_again_writes_nothing_and_sees_a_changed_feature(photos: 
     assert make.traces(tmp_path / "out") == before
 
 
-def test_a_label_that_is_not_in_the_labels_file_is_one_line(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "labels.txt").write_text("ant\nbee\n")
-    line = f"--labels_file '{tmp_path}/labels.txt': class 'cat' is not in it: add a line for it"
-    refused_job(photos, tmp_path, table_of(photos), line, "--labels_file", tmp_path / "labels.txt")
-
-
 BOXES = ("box", "BBox", "boxes:bytes", "object/bbox/xmin", "bounding_box", "y_max", "xywh")
 
 
