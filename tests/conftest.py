@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import hypothesis
@@ -98,3 +99,19 @@ def forget_clients() -> None:
     from beam_pipeline import storage
 
     storage.storage_of.cache_clear()
+
+
+@pytest.fixture(params=["local", "gs", "s3"])
+def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> servers.Bucket:
+    """An empty folder here and a bucket of each protocol in turn; `indirect` parameters name fewer of them."""
+
+    def put_file(name: str, data: bytes) -> None:
+        path = tmp_path / "bucket" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    if request.param == "local":
+        return servers.Bucket(str(tmp_path / "bucket"), put_file)
+    server = request.getfixturevalue("gcs" if request.param == "gs" else "s3")
+    name = server.new_bucket()
+    return servers.Bucket(f"{request.param}://{name}", partial(server.put, name))

@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
@@ -70,13 +70,7 @@ def _running(command: Sequence[object], log: Path, up: str) -> Iterator[None]:
 
 @contextmanager
 def fake_gcs(log: Path, root: Path | None = None, host: str = "127.0.0.1") -> Iterator[str]:
-    """Runs the server without any bucket; yields its URL.
-
-    Args:
-        log: where it writes a line a request.
-        root: a folder that holds its objects as files, in memory by default.
-        host: the address of this machine that it listens on.
-    """
+    """Runs the server without any bucket; yields its URL. Its objects are in memory, or files below `root`."""
     port = free_port()
     url = f"http://{host}:{port}"
     command = [fake_gcs_binary(), "-scheme", "http", "-port", port, "-host", host, "-log-level", "info"]
@@ -97,6 +91,13 @@ def _wait_until_up(url: str) -> None:
 
 
 _numbers = itertools.count()
+
+
+class Bucket(NamedTuple):
+    """A new bucket of a server, or an empty folder here: its URL, and how something is put there."""
+
+    url: str
+    put: Callable[[str, bytes], object]
 
 
 class S3:
@@ -149,12 +150,7 @@ class Request(NamedTuple):
 
 
 class Gcs:
-    """The running fake-gcs-server; what is put and looked at here, no code under test has a part in.
-
-    Args:
-        url: its address.
-        log: its log, a line a request.
-    """
+    """The running fake-gcs-server; what is put and looked at here, no code under test has a part in."""
 
     def __init__(self, url: str, log: Path = Path(os.devnull)) -> None:
         self.url = url

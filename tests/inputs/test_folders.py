@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs import folders
@@ -17,7 +18,7 @@ from beam_pipeline.inputs.checks import check_input, read_labels
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary, all_images, class_folders, list_images
 from beam_pipeline.inputs.references import ImageRef, order_key, split_hash, split_hasher
 from beam_pipeline.inputs.stratify import class_hashes, limits, split_stratified
-from tests.servers import Gcs
+from tests.servers import Bucket, Gcs
 
 
 def config(input: object, **more: object) -> Config:
@@ -33,34 +34,32 @@ def touch(folder: Path, *names: str) -> Path:
     return folder
 
 
+LOCAL_AND_GS = pytest.mark.parametrize("bucket", ["local", "gs"], indirect=True)
+
+
 # --- classes and splits
 
 
-def test_classes_are_the_folders_and_nested_folders_belong_to_theirs_and_hidden_ones_are_none(tmp_path: Path) -> None:
-    touch(tmp_path, "b/1.jpg", "a/1.jpg", "a/deep/er/2.jpg", "loose.jpg", ".git/1.jpg")
-    refs = {ref.path: ref for ref in all_images(config(tmp_path))}
-    assert {path: ref.label for path, ref in refs.items()} == {"b/1.jpg": "b", "a/1.jpg": "a", "a/deep/er/2.jpg": "a"}
-    assert {(ref.split, ref.source_bytes) for ref in refs.values()} == {("train", 1)}
-    assert all(ref.order_key == order_key(path, 0) for path, ref in refs.items())
+@LOCAL_AND_GS
+def test_classes_are_the_folders_and_nested_folders_belong_to_theirs_and_hidden_ones_are_none(bucket: Bucket) -> None:
+    labels = {"b/1.jpg": "b", "a/1.jpg": "a", "a/deep/er/2.jpg": "a", "a//3.jpg": "a"}
+    if storage.is_local(bucket.url):
+        del labels["a//3.jpg"]
+    for name in (*labels, "loose.jpg", ".git/1.jpg"):
+        bucket.put(f"in/{name}", b"1")
+    for url in (f"{bucket.url}/in", f"{bucket.url}/in/"):
+        refs = {ref.path: ref for ref in all_images(config(url))}
+        assert {path: ref.label for path, ref in refs.items()} == labels
+        assert {(ref.split, ref.source_bytes) for ref in refs.values()} == {("train", 1)}
+        assert all(ref.order_key == order_key(path, 0) for path, ref in refs.items())
+    above = {ref.path: ref.label for ref in all_images(config(bucket.url))}
+    assert above == dict.fromkeys((f"in/{name}" for name in (*labels, "loose.jpg")), "in"), "the bucket itself"
 
 
 def test_split_folders_hold_class_folders(tmp_path: Path) -> None:
     touch(tmp_path, "train/a/1.jpg", "test/a/2.jpg", "test/b/deep/3.jpg")
     refs = {ref.path: (ref.split, ref.label) for ref in all_images(config(tmp_path, layout="split_class_folders"))}
     assert refs == {"train/a/1.jpg": ("train", "a"), "test/a/2.jpg": ("test", "a"), "test/b/deep/3.jpg": ("test", "b")}
-
-
-def test_remote_folders_are_the_same(gcs: Gcs, tmp_path: Path) -> None:
-    bucket = gcs.new_bucket()
-    names = ["b/1.jpg", "a/1.jpg", "a/deep/er/2.jpg", "a//3.jpg", "loose.jpg", ".git/1.jpg"]
-    for name in names:
-        gcs.put(bucket, f"in/{name}", b"1")
-    images = ["a//3.jpg", "a/1.jpg", "a/deep/er/2.jpg", "b/1.jpg"]
-    for url in (f"gs://{bucket}/in", f"gs://{bucket}/in/"):
-        assert sorted(ref.path for ref in all_images(config(url))) == images
-    assert {(ref.path, ref.label) for ref in all_images(config(f"gs://{bucket}"))} == {
-        (f"in/{name}", "in") for name in names if "/." not in f"/{name}"
-    }, "the bucket"
 
 
 # --- property: an image's split depends on its path alone
@@ -153,19 +152,16 @@ def test_what_is_skipped_is_counted_by_kind_and_adds_up(tmp_path: Path) -> None:
     assert skipped.skipped == {**told(hidden=1, hidden_images=2), "suffixes": {".txt": 2, ".psd": 1, "none": 1}}
 
 
+@LOCAL_AND_GS
 @pytest.mark.parametrize("layout", ["class_folders", "split_class_folders"])
-def test_what_lies_beside_the_class_folders_is_counted(gcs: Gcs, tmp_path: Path, layout: str) -> None:
-    names = ["train/a/1.jpg", "train/2.jpg", "3.PNG", "notes.txt", ".DS_Store", ".cat/4.jpg", ".5.jpg"]
-    bucket = gcs.new_bucket()
-    touch(tmp_path, *names)
-    for name in names:
-        gcs.put(bucket, f"in/{name}", b"1")
-    for place in (tmp_path, f"gs://{bucket}/in"):
-        skipped = ListingSummary()
-        class_folders(config(place, layout=layout), skipped)
-        outside = 2 if layout == "split_class_folders" else 1
-        kinds = told(hidden=1, hidden_images=1, hidden_folders=1, outside_classes=outside)
-        assert skipped.skipped == {**kinds, "suffixes": {".txt": 1}}
+def test_what_lies_beside_the_class_folders_is_counted(bucket: Bucket, layout: str) -> None:
+    for name in ("train/a/1.jpg", "train/2.jpg", "3.PNG", "notes.txt", ".DS_Store", ".cat/4.jpg", ".5.jpg"):
+        bucket.put(name, b"1")
+    skipped = ListingSummary()
+    class_folders(config(bucket.url, layout=layout), skipped)
+    outside = 2 if layout == "split_class_folders" else 1
+    kinds = told(hidden=1, hidden_images=1, hidden_folders=1, outside_classes=outside)
+    assert skipped.skipped == {**kinds, "suffixes": {".txt": 1}}
 
 
 def test_a_suffix_of_its_own_for_each_file_takes_no_memory() -> None:

@@ -7,10 +7,7 @@ import io
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import google_crc32c
 import pytest
@@ -20,38 +17,23 @@ from beam_pipeline import storage
 from beam_pipeline.errors import StorageError
 from beam_pipeline.storage import ListedFile, gs, join, objects, open_storage, usage
 from tests.make import ODD_NAMES, ONLY_REMOTE, REFUSED_BY_OBSTORE
-from tests.servers import S3, Gcs
+from tests.servers import S3, Bucket, Gcs
 
 
 def content(name: str) -> bytes:
     return f"content of {name}".encode()
 
 
-@pytest.fixture(params=["local", "gs", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture
+def place(bucket: Bucket) -> str:
     """The URL of an empty folder, each kind of storage in turn."""
-    if request.param == "local":
-        return str(tmp_path / "place")
-    return f"{request.param}://{request.getfixturevalue('gcs' if request.param == 'gs' else 's3').new_bucket()}/place"
+    return f"{bucket.url}/place"
 
 
-class Bucket(NamedTuple):
-    """A new bucket of a real server."""
-
-    url: str
-    put: Callable[[str, bytes], None]
+ON_BUCKETS = pytest.mark.parametrize("bucket", ["gs", "s3"], indirect=True)
 
 
-@pytest.fixture(params=["gs", "s3"])
-def bucket(request: pytest.FixtureRequest) -> Bucket:
-    server = request.getfixturevalue("gcs" if request.param == "gs" else "s3")
-    name = server.new_bucket()
-    return Bucket(f"{request.param}://{name}", partial(server.put, name))
-
-
-ON_BUCKETS = pytest.mark.parametrize("place", ["gs", "s3"], indirect=True)
-
-
+@ON_BUCKETS
 def test_odd_names_are_listed_as_they_are_and_read_back(bucket: Bucket) -> None:
     names = ODD_NAMES + (ONLY_REMOTE if bucket.url.startswith("gs") else [])
     for name in names:
@@ -115,6 +97,7 @@ def test_a_composite_object_has_its_crc32c_for_an_etag() -> None:
     assert gs._listed("x", blob) == ListedFile("x", 7, "crc32c:000000ff", 0xFF)
 
 
+@ON_BUCKETS
 def test_a_listing_holds_the_files_of_a_folder(bucket: Bucket) -> None:
     for name in ("in/", "in/cat/", "in/dog/", "in/dog/sub/", "in/cat/empty.jpg", "inner/b.jpg", "in.jpg"):
         bucket.put(name, b"")  # placeholders of folders; others that begin with the folder's name
@@ -125,6 +108,7 @@ def test_a_listing_holds_the_files_of_a_folder(bucket: Bucket) -> None:
     assert store.names(bucket.url) == ["in.jpg", "in/", "inner/"]
 
 
+@ON_BUCKETS
 def test_a_listing_of_several_pages_has_every_name_once_and_asks_for_a_page_when_it_is_needed(
     bucket: Bucket, gcs: Gcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +188,7 @@ def test_a_file_is_created_once(place: str) -> None:
     assert store.read(join(place, "x")) == b"mine"
 
 
-@pytest.mark.parametrize(("place", "by"), [("gs", "write"), ("gs", "publish"), ("s3", "write")], indirect=["place"])
+@pytest.mark.parametrize(("bucket", "by"), [("gs", "write"), ("gs", "publish"), ("s3", "write")], indirect=["bucket"])
 def test_an_object_is_replaced_and_deleted_only_as_it_was_found(place: str, by: str) -> None:
     store, url = open_storage(place), join(place, "x")
 
@@ -248,6 +232,7 @@ def test_a_large_object_arrives_complete(place: str) -> None:
     assert open_storage(place).read(f"{place}/big") == data
 
 
+@ON_BUCKETS
 def test_operations_count_as_a_bill_counts_them(bucket: Bucket, tmp_path: Path) -> None:
     def used() -> tuple[int, int, int, int]:
         taken = usage.take()
