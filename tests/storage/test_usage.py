@@ -16,22 +16,17 @@ from beam_pipeline.storage.usage import Usage
 from tests.servers import Answer, telling
 
 
-def test_what_is_tried_again_counts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_tried_again_counts_again_and_local_files_are_no_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("beam_pipeline.storage.causes._FIRST_PAUSE_S", 0.01)
     usage.take()
     with telling(Answer(503), Answer(503), Answer(200)) as server:
         assert open_storage(f"{server.url}/x", 30).read(f"{server.url}/x") == b"content"
+    open_storage(str(tmp_path)).write(f"{tmp_path}/a", b"12345")
+    assert open_storage(str(tmp_path)).read(f"{tmp_path}/a") == b"12345"
     taken = usage.take()
-    assert (taken.reads, taken.bytes_read) == (3, 7)
-
-
-def test_local_files_are_bytes_and_no_requests(tmp_path: Path) -> None:
-    store = open_storage(str(tmp_path))
-    usage.take()
-    store.write(f"{tmp_path}/a", b"12345")
-    assert store.read(f"{tmp_path}/a") == b"12345"
-    taken = usage.take()
-    assert (taken.lists_and_writes, taken.reads, taken.bytes_read, taken.bytes_written) == (0, 0, 5, 5)
+    assert (taken.lists_and_writes, taken.reads, taken.bytes_read, taken.bytes_written) == (0, 3, 7 + 5, 5)
 
 
 def test_pieces_of_work_add_up_and_a_forked_process_begins_from_nothing() -> None:
