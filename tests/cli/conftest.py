@@ -11,8 +11,6 @@ import pytest
 
 from tests import make
 
-CUT = "dog/cut\\new.jpg"  # a name that text formats would cut or unescape
-
 
 @pytest.fixture
 def version(original: Path, tmp_path: Path) -> Path:
@@ -32,12 +30,8 @@ def with_broken(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(shutil.copytree(photos, tmp_path_factory.mktemp("broken") / "in"))
     make.class_folders(folder, {"dog": 2})
     good = make.encoded(make.picture(120, 90, seed=77))
-    for name, data in (
-        (CUT, good[: len(good) // 2]),
-        ("dog/text.jpg", b"hello, this is no image"),
-        ("dog/empty.jpg", b""),
-    ):
-        (folder / name).write_bytes(data)
+    for name, data in (("cut", good[: len(good) // 2]), ("text", b"hello, this is no image"), ("empty", b"")):
+        (folder / "dog" / f"{name}.jpg").write_bytes(data)
     return folder
 
 
