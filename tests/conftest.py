@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import hypothesis
@@ -24,27 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Files whose tests take long, each some in processes of their own: begun first, so that none is left for the end.
 _SLOW_FILES = (
-    "test_readme.py",
-    "test_tutorial.py",
-    "test_moving.py",
-    "test_kill.py",
-    "test_jax.py",
-    "test_decoder.py",
-    "test_engines.py",
-    "test_recipes.py",
-    "test_pinned.py",
-    "test_doors.py",
-    "test_bench.py",
-    "test_why.py",
-    "test_defaults.py",
-    "test_faults.py",
-    "test_race.py",
-    "test_base.py",
-    "test_tensorflow.py",
-    "test_torch.py",
-    "test_keras.py",
-    "test_resume_forms.py",
-    "test_torch_states.py",
+    *("test_readme.py", "test_tutorial.py", "test_moving.py", "test_kill.py", "test_jax.py", "test_decoder.py"),
+    *("test_engines.py", "test_recipes.py", "test_pinned.py", "test_doors.py", "test_bench.py", "test_why.py"),
+    *("test_defaults.py", "test_faults.py", "test_race.py", "test_base.py", "test_tensorflow.py", "test_torch.py"),
+    *("test_keras.py", "test_resume_forms.py", "test_torch_states.py"),
 )
 
 
@@ -77,32 +62,36 @@ def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make.published(photos, tmp_path_factory.mktemp("original"), *make.TWO_SPLITS)
 
 
+@contextlib.contextmanager
+def reached(variables: dict[str, str]) -> Iterator[None]:
+    """This process and its children reach a storage by these variables from now on."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        forget_clients()
+        yield
+    forget_clients()
+
+
 @pytest.fixture(scope="session")
 def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Gcs]:
-    """The real fake-gcs-server, which gs:// URLs of this process and its children reach from now on."""
+    """The real fake-gcs-server, which gs:// URLs lead to."""
     if servers.fake_gcs_binary() is None:
         pytest.skip(servers.HOW_TO_ENABLE)
     log = tmp_path_factory.mktemp("gcs") / "requests.log"
-    with servers.fake_gcs(log) as url, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", url)
-        forget_clients()
+    with servers.fake_gcs(log) as url, reached({"STORAGE_EMULATOR_HOST": url}):
         yield servers.Gcs(url, log)
-    forget_clients()
+
+
+S3_KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3]:
-    """A server of S3's protocol, which s3:// URLs of this process and its children reach from now on."""
+    """A server of S3's protocol, which s3:// URLs lead to."""
     log = tmp_path_factory.mktemp("s3") / "server.log"
-    with servers.moto_s3(log) as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in {**S3_KEYS, "AWS_ENDPOINT_URL": server.url}.items():
-            patch.setenv(name, value)
-        forget_clients()
+    with servers.moto_s3(log) as server, reached({**S3_KEYS, "AWS_ENDPOINT_URL": server.url}):
         yield server
-    forget_clients()
-
-
-S3_KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 
 def forget_clients() -> None:
@@ -110,3 +99,19 @@ def forget_clients() -> None:
     from beam_pipeline import storage
 
     storage.storage_of.cache_clear()
+
+
+@pytest.fixture(params=["local", "gs", "s3"])
+def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> servers.Bucket:
+    """An empty folder here and a bucket of each protocol in turn; `indirect` parameters name fewer of them."""
+
+    def put_file(name: str, data: bytes) -> None:
+        path = tmp_path / "bucket" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    if request.param == "local":
+        return servers.Bucket(str(tmp_path / "bucket"), put_file)
+    server = request.getfixturevalue("gcs" if request.param == "gs" else "s3")
+    name = server.new_bucket()
+    return servers.Bucket(f"{request.param}://{name}", partial(server.put, name))

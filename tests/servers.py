@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
@@ -70,13 +70,7 @@ def _running(command: Sequence[object], log: Path, up: str) -> Iterator[None]:
 
 @contextmanager
 def fake_gcs(log: Path, root: Path | None = None, host: str = "127.0.0.1") -> Iterator[str]:
-    """Runs the server without any bucket; yields its URL.
-
-    Args:
-        log: where it writes a line a request.
-        root: a folder that holds its objects as files, in memory by default.
-        host: the address of this machine that it listens on.
-    """
+    """Runs the server without any bucket; yields its URL. Its objects are in memory, or files below `root`."""
     port = free_port()
     url = f"http://{host}:{port}"
     command = [fake_gcs_binary(), "-scheme", "http", "-port", port, "-host", host, "-log-level", "info"]
@@ -97,6 +91,13 @@ def _wait_until_up(url: str) -> None:
 
 
 _numbers = itertools.count()
+
+
+class Bucket(NamedTuple):
+    """A new bucket of a server, or an empty folder here: its URL, and how something is put there."""
+
+    url: str
+    put: Callable[[str, bytes], object]
 
 
 class S3:
@@ -149,12 +150,7 @@ class Request(NamedTuple):
 
 
 class Gcs:
-    """The running fake-gcs-server; what is put and looked at here, no code under test has a part in.
-
-    Args:
-        url: its address.
-        log: its log, a line a request.
-    """
+    """The running fake-gcs-server; what is put and looked at here, no code under test has a part in."""
 
     def __init__(self, url: str, log: Path = Path(os.devnull)) -> None:
         self.url = url
@@ -226,6 +222,14 @@ class Telling(ThreadingHTTPServer):
         """Clients that go away are no news here."""
 
 
+def reset(handler: BaseHTTPRequestHandler) -> None:
+    """Ends the connection of a request as a machine that went away does."""
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    handler.close_connection = True
+    handler.rfile.close()
+    handler.connection.close()
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Telling
@@ -238,10 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
         if status == SILENCE:
             time.sleep(60)
         elif status == RESET:
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
-            self.rfile.close()
-            self.connection.close()
+            reset(self)
         elif status == BODY:
             self._send(200, words.encode(), len(words.encode()), {})
         elif status in (200, SHORT):

@@ -1,4 +1,4 @@
-"""The documents: every link leads somewhere, the answers in docs/faq.md run as written, and things have one name."""
+"""The documents: links lead somewhere, things have one name, answers run as written, docs/dataflow.md says what is."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.pipeline import PipelineVisitor
 
 import imageshards
 import reader
 from beam_pipeline import __version__, sample_data
+from beam_pipeline.cli.main import parse
+from beam_pipeline.config import Config
+from beam_pipeline.pipeline import elements, graph
 from tests.make import ROOT
+from tools.engines import cluster, portable
 
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md"), *ROOT.glob("deploy/*.md")]
@@ -144,3 +151,79 @@ def test_what_was_unpacked_is_the_dataset_that_the_answers_promise(folder: Path)
     assert found["imagenet"] == {"train": 8, "validation": 3}
     assert sum(found["flat"].values()) == sum(found["unpacked"].values()) == 9
     assert sum(found["photos"].values()) == 61
+
+
+# --- docs/dataflow.md
+
+
+DATAFLOW = (ROOT / "docs/dataflow.md").read_text()
+SHOWN = [
+    line.partition("imageshards write ")[2]
+    for block in re.findall(r"```sh\n(.*?)```", DATAFLOW, re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.startswith("imageshards write ")
+]
+
+
+def _section(title: str) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", DATAFLOW, re.DOTALL | re.MULTILINE)
+    assert found, title
+    return found[1]
+
+
+def test_the_document_s_commands_are_read_and_there_is_one_for_each_engine() -> None:
+    for arguments in SHOWN:
+        config, options = parse(shlex.split(arguments, comments=True))
+        assert config.output.startswith("gs://") and options, arguments
+    assert sum("DataflowRunner" in one for one in SHOWN) >= 2
+    assert sum("PortableRunner" in one for one in SHOWN) >= 1
+
+
+class Steps(PipelineVisitor):
+    """Labels of the steps at the top, in order."""
+
+    def __init__(self) -> None:
+        self.top: list[str] = []
+
+    def visit_transform(self, node) -> None:
+        if node.full_label and "/" not in node.full_label:
+            self.top.append(node.full_label)
+
+    enter_composite_transform = visit_transform
+
+
+def test_the_table_of_steps_is_the_graph_of_the_job() -> None:
+    pipeline, steps = beam.Pipeline(options=PipelineOptions([])), Steps()
+    graph.build(pipeline, Config(input="in", output="out", name="photos", duplicates="report"), {})
+    pipeline.visit(steps)
+    assert re.findall(r"^\| `(\w+)` \|", _section("Reading the job's page"), re.MULTILINE) == steps.top
+
+
+def test_the_counters_that_are_explained_are_counted() -> None:
+    explained = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", _section("Reading the job's page")))
+    assert len(explained) > 3
+    assert explained - {value for value in vars(elements).values() if isinstance(value, str)} == set()
+
+
+def test_the_messages_that_are_explained_are_in_the_code() -> None:
+    cells = re.findall(r"^\| `([^|]*)` \|", _section("When it fails").partition("| Dataflow says |")[0], re.MULTILINE)
+    code = "".join(path.read_text() for path in (ROOT / "beam_pipeline").rglob("*.py"))
+    text = re.sub(r"\{[^{}\n]*\}", "{}", re.sub(r'"\n\s*f?"', "", code))  # f-strings of several lines are one
+    parts = [part.removesuffix(" 403") for cell in cells for part in cell.split("…")]
+    assert len(cells) > 5
+    assert [part for part in parts if part not in text] == []
+
+
+@pytest.mark.parametrize(("engine", "only"), [("Flink", ["--parallelism=8"]), ("Spark", [])])
+def test_a_recipe_has_the_flags_that_make_engines_uses(engine: str, only: list[str]) -> None:
+    (command,) = (one for one in SHOWN if one in _section(f"Your own {engine} cluster").replace("\\\n", " "))
+    given = [flag for flag in shlex.split(command) if "=" in flag]  # the dataset's own have their values behind a space
+    used = portable.job_flags(8099, 50000, tasks=8, processes_each=4)
+    assert given == [flag for flag in used if not flag.startswith("--parallelism") or flag in only]
+
+
+def test_the_recipe_for_flink_configures_what_the_cluster_of_make_engines_does() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", DATAFLOW, re.DOTALL)
+    keys = re.findall(r"^([\w.-]+):", shown, re.MULTILINE)
+    assert len(keys) > 3
+    assert [key for key in keys if f"\n{key}: " not in cluster.CLUSTER] == []

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -132,20 +132,7 @@ def test_the_second_machine_reaches_this_one_and_is_gone_at_the_end() -> None:
     assert not Path("/sys/class/net", name.strip()).exists()
 
 
-def _runs(process_id: int) -> bool:
-    with suppress(OSError):
-        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
-        return state != "Z"
-    return False
-
-
 _GRANDCHILD = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
-
-
-def _grandchild(log: Path) -> int:
-    while not log.exists() or not log.read_text().endswith("\n"):
-        time.sleep(0.01)
-    return int(log.read_text())
 
 
 def test_no_process_outlives_a_terminated_parent(tmp_path: Path) -> None:
@@ -155,7 +142,9 @@ def test_no_process_outlives_a_terminated_parent(tmp_path: Path) -> None:
         f"processes.start([sys.executable, '-c', {_GRANDCHILD!r}], Path({str(tmp_path / 'log')!r})); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", parent], cwd=processes.ROOT) as process:
-        child = _grandchild(tmp_path / "log")
+        while not (log := tmp_path / "log").exists() or not log.read_text().endswith("\n"):
+            time.sleep(0.01)
         process.terminate()
         assert process.wait(10) == 128 + 15
-    assert not _runs(child)
+    child = Path(f"/proc/{int(log.read_text())}/stat")
+    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"

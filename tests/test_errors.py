@@ -77,11 +77,6 @@ def test_other_texts_hold_no_error_of_ours(text: str) -> None:
     assert errors.from_worker(Exception(text)) is None
 
 
-def test_any_error_is_one_line() -> None:
-    assert one_line(ValueError("a\n  b\tc")) == "a b c"
-    assert one_line(KeyError()) == "KeyError"
-
-
 @pytest.mark.parametrize(
     ("byte_count", "text"),
     [(0, "0 bytes"), (1, "1 byte"), (999, "999 bytes"), (1_000, "1.00 kB"), (12_345, "12.3 kB"), (999_499, "999 kB"),
@@ -91,9 +86,10 @@ def test_sizes(byte_count: float, text: str) -> None:
     assert size_text(byte_count) == text
 
 
-def test_counts() -> None:
+def test_counts_and_any_error_in_one_line() -> None:
     assert [plural(count, "shard") for count in (0, 1, 1200)] == ["0 shards", "1 shard", "1,200 shards"]
     assert [plural(count, "class") for count in (1, 2)] == ["1 class", "2 classes"]
+    assert [one_line(error) for error in (ValueError("a\n  b\tc"), KeyError())] == ["a b c", "KeyError"]
 
 
 def test_what_a_terminal_would_obey_is_printed_as_repr_has_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,20 @@
-"""Who may import whom (docs/architecture.md), and that `import beam_pipeline` and `import reader` stay cheap."""
+"""Who may import whom (docs/architecture.md); importing is cheap; neither it nor a job changes the caller's process."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
+import logging
+import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
-from tests.make import ROOT
+from tests.images.kinds import every_kind
+from tests.make import ROOT, class_folders
 
 # Packages of the write side: each imports only from rows before its own, or from itself.
 ROWS = [{"text"}, {"errors"}, {"schema"}, {"storage"}, {"images"}, {"config"}, {"inputs"}, {"conversion"}, {"planning"},
@@ -63,8 +70,6 @@ def ours(names: set[str], package: str = "beam_pipeline") -> set[str]:
 
 
 WRITE_SIDE = modules("beam_pipeline")
-
-
 WRITE_FILES = sorted((ROOT / "beam_pipeline").rglob("*.py"))
 FRAMEWORKS = {"tensorflow", "tensorflow_datasets", "keras", "jax", "torch"}
 
@@ -116,12 +121,17 @@ def test_no_job_saves_the_main_session() -> None:
     assert "SetupOptions).save_main_session = False" in named[0]
 
 
+def printed(code: str, *arguments: object) -> str:
+    """The last line that a fresh Python prints."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
 def loaded_after(code: str) -> set[str]:
     """Top-level names of sys.modules of a fresh Python after `code`."""
-    program = f"import sys\n{code}\nprint('\\n'.join({{name.partition('.')[0] for name in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    return set(printed(f"import sys\n{code}\nprint(*{{name.partition('.')[0] for name in sys.modules}})").split())
 
 
 HEAVY = {"apache_beam", "gcsfs", "fsspec", *FRAMEWORKS}
@@ -151,3 +161,72 @@ def test_importing_all_that_a_worker_unpickles_loads_no_tensorflow() -> None:
     found = loaded_after("import beam_pipeline.cli.job, beam_pipeline.dataset.writer, beam_pipeline.dataset.compare")
     assert "apache_beam" in found
     assert not found & {"reader", *FRAMEWORKS}
+
+
+# --- global state of libraries, in a process of its own
+
+
+def state() -> dict[str, Any]:
+    """Global state of libraries that a job could change, by what it is."""
+    import pillow_heif
+    from apache_beam.runners.worker.statesampler import StateSampler
+    from PIL import AvifImagePlugin, Image, ImageFile, PngImagePlugin
+
+    Image.init()  # all of Pillow's own formats, whoever uses them first
+    modules = (Image, ImageFile, PngImagePlugin, AvifImagePlugin, pillow_heif.options)
+    loggers = {name: logging.getLogger(name) for name in ("", "PIL", "apache_beam", "beam_pipeline", "google")}
+    settings = {
+        f"{module.__name__}.{name}": value
+        for module in modules
+        for name, value in vars(module).items()
+        if name.isupper() or inspect.isroutine(value) or inspect.isclass(value)
+    }
+    return {
+        **settings,
+        "formats of Pillow": (dict(Image.OPEN), dict(Image.SAVE), dict(Image.EXTENSION), list(Image.ID)),
+        **{f"logger {name!r}": (one.level, one.disabled, list(one.handlers)) for name, one in loggers.items()},
+        "Pillow's warnings": [one for one in warnings.filters if "PIL" in str(one)],
+        "Beam's StateSampler": StateSampler.__init__.__defaults__,
+        "environment": dict(os.environ),
+        "working directory": os.getcwd(),
+        "standard streams": (sys.stdin, sys.stdout, sys.stderr),
+    }
+
+
+def print_changes(before: dict[str, Any]) -> None:
+    print({name: (before[name], now) for name, now in state().items() if before[name] != now})
+
+
+def import_everything() -> None:
+    before = state()
+    for module in ("cli.job", "cli.main", "dataset.compare"):
+        importlib.import_module(f"beam_pipeline.{module}")
+    for module in ("imageshards", "reader", "reader.commands"):
+        importlib.import_module(module)
+    print_changes(before)
+
+
+def run_a_job(folder: str) -> None:
+    before = state()
+    import beam_pipeline
+
+    places = {"input": f"{folder}/images", "output": f"{folder}/out", "name": "all"}
+    manifest = beam_pipeline.run(beam_pipeline.Config(**places, image_size=24, optimize=True, num_shards=2))
+    assert manifest is not None
+    assert manifest.records == manifest.images > 50
+    print_changes(before)
+
+
+OF_THIS_FILE = "import sys; from tests import test_import_rules as this; this."
+
+
+def test_importing_changes_nothing() -> None:
+    assert printed(f"{OF_THIS_FILE}import_everything()") == "{}"
+
+
+def test_a_job_in_process_changes_nothing_of_the_caller(tmp_path: Path) -> None:
+    folder = class_folders(tmp_path / "images", {"a": 4}) / "kinds"
+    folder.mkdir()
+    for kind, data in every_kind().items():
+        (folder / f"{kind}.{kind.split('_')[0]}").write_bytes(data)
+    assert printed(f"{OF_THIS_FILE}run_a_job(sys.argv[1])", tmp_path) == "{}"

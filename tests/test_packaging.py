@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,14 @@ def copied(source: Path, *more: str) -> Path:
     return source
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _without_this_checkout() -> Iterator[None]:
+    """An installed package is looked for where it is installed only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONPATH", raising=False)
+        yield
+
+
 def done(*command: object, **more: Any) -> subprocess.CompletedProcess[str]:
     """A program that has run well."""
     finished = subprocess.run(list(map(str, command)), capture_output=True, text=True, **more)
@@ -109,8 +117,7 @@ def new_environment(folder: Path) -> Path:
 def install(programs: Path, *what: object, **environment: str) -> None:
     """Install by pip, with nothing from an index."""
     pip = (sys.executable, "-m", "pip", "--python", programs / "python", "install", "--quiet")
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done(*pip, "--no-deps", "--no-index", *what, env={**clean, **environment})
+    done(*pip, "--no-deps", "--no-index", *what, env={**os.environ, **environment})
 
 
 @pytest.fixture(scope="module")
@@ -121,20 +128,14 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs
 
 
-def test_without_a_compiler_the_package_is_installed_and_pillow_resizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTHONPATH", raising=False)
+def test_without_a_compiler_the_package_is_installed_and_pillow_resizes(tmp_path: Path) -> None:
     programs = new_environment(tmp_path / "environment")
     install(programs, "--no-build-isolation", "--editable", copied(tmp_path / "source"), CC="/bin/false")
     said = done(programs / "imageshards", "--version", cwd=tmp_path).stdout
     assert said.startswith(f"imageshards {beam_pipeline.__version__}\nresize: Pillow")
 
 
-def test_an_installed_wheel_writes_and_reads_a_dataset_far_from_any_checkout(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTHONPATH")
+def test_an_installed_wheel_writes_and_reads_a_dataset_far_from_any_checkout(installed: Path, tmp_path: Path) -> None:
     make.class_folders(tmp_path / "photos", {"ant": 3, "bee": 2})
     write = "write --input photos --output datasets --name photos --image_size 32 --direct_num_workers=2"
     said = {
@@ -152,35 +153,18 @@ print(next(iter(imageshards.eval_batches("datasets/photos", "train", global_batc
     assert shape == "(5, 32, 32, 3)"
 
 
-def test_an_extra_is_added_as_messages_say_without_looking_for_the_package_itself(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTHONPATH")
+def test_an_extra_is_added_without_looking_for_the_package_itself(installed: Path, tmp_path: Path) -> None:
     pip = (sys.executable, "-m", "pip", "--python", installed / "python", "install", "--dry-run", "--no-index")
     said = done(*pip, "imageshards[reader]", cwd=tmp_path).stdout
     assert "already satisfied: imageshards[reader]" in said
 
 
-def test_an_installed_wheel_says_that_dataflow_needs_an_image_or_a_checkout(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTHONPATH")
+def test_an_installed_wheel_says_that_dataflow_needs_an_image_or_a_checkout(installed: Path, tmp_path: Path) -> None:
     flags = "--input=gs://in --output=gs://out --name=photos --runner=DataflowRunner --project=p --region=europe-west4"
     command = [installed / "imageshards", "write", *flags.split()]
     refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: --sdk_container_image is missing: without an image, ")
-
-
-def test_setup_py_makes_the_sdist_that_dataflow_stages(tmp_path: Path) -> None:
-    command = ("setup.py", "-q", "sdist", "--dist-dir", tmp_path / "dist")
-    done(sys.executable, *command, cwd=copied(tmp_path / "source", "tests", "deploy"))
-    (made,) = (tmp_path / "dist").glob("imageshards-*.tar.gz")
-    with tarfile.open(made) as sdist:
-        names = {name.partition("/")[2] for name in sdist.getnames()}
-    more = ("beam_pipeline/images/resample.c", "constraints.txt", "deploy/Dockerfile", "deploy/requirements-worker.txt")
-    assert modules() | set(more) <= names
-    assert not any(name.startswith("tests/") for name in names)
 
 
 def test_a_trainer_gets_no_beam_and_a_worker_no_tensorflow() -> None:
@@ -222,27 +206,20 @@ def test_pins_name_no_address_and_no_folder() -> None:
         assert not re.search(r"(^|\s)(/|file:|-)", text, re.MULTILINE)
 
 
-def find_python(python: str, path: str) -> subprocess.CompletedProcess[str]:
-    command = ["/bin/bash", ROOT / "tools" / "find_python.sh"]
-    return subprocess.run(command, env={"PATH": path, "PYTHON": python}, capture_output=True, text=True)
+def test_setup_takes_the_python_it_is_given_and_refuses_an_unsuitable_one_in_one_line(tmp_path: Path) -> None:
+    def find(python: str, path: str) -> subprocess.CompletedProcess[str]:
+        command = ["/bin/bash", ROOT / "tools" / "find_python.sh"]
+        return subprocess.run(command, env={"PATH": path, "PYTHON": python}, capture_output=True, text=True)
 
-
-def test_setup_takes_the_python_it_is_given() -> None:
-    assert find_python(sys.executable, os.environ["PATH"]).stdout.strip() == sys.executable
-
-
-@pytest.mark.parametrize("answers", ["exit 1", "exit 127"])
-def test_setup_refuses_an_unsuitable_python_in_one_line(tmp_path: Path, answers: str) -> None:
+    assert find(sys.executable, os.environ["PATH"]).stdout.strip() == sys.executable
     old = tmp_path / "python3"
-    old.write_text(f"#!/bin/sh\n{answers}\n")
-    old.chmod(0o755)
-    for python, said in (
-        (str(old), f"error: PYTHON={old} is no Python of 3.11 to 3.13"),
-        ("", "error: no Python of 3.11"),
-    ):
-        refused = find_python(python, str(tmp_path))
-        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-        assert refused.stderr.startswith(said)
+    for answers in ("exit 1", "exit 127"):
+        old.write_text(f"#!/bin/sh\n{answers}\n")
+        old.chmod(0o755)
+        for python, said in ((str(old), f"PYTHON={old} is no Python of 3.11 to 3.13"), ("", "no Python of 3.11")):
+            refused = find(python, str(tmp_path))
+            assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+            assert refused.stderr.startswith(f"error: {said}")
 
 
 def test_make_without_a_target_lists_the_targets() -> None:

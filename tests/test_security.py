@@ -1,7 +1,10 @@
-"""Names that come from a bucket, a folder or a manifest: they stay data, whatever they hold (docs/security.md)."""
+"""Names of a bucket, a folder or a manifest stay data; no manifest leads out of its folder; no secret is kept
+(docs/security.md)."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
 import os
 import re
@@ -12,8 +15,11 @@ from pathlib import Path
 import pytest
 
 import imageshards
-from beam_pipeline import schema
-from beam_pipeline.schema.manifest import seal_manifest
+import reader
+from beam_pipeline import schema, storage
+from beam_pipeline.cli import job
+from beam_pipeline.errors import NotPublishedError
+from beam_pipeline.schema.manifest import open_manifest, seal_manifest
 from tests import make
 from tests.servers import Gcs
 
@@ -39,10 +45,6 @@ HOSTILE_LABELS = (
     "a&b;c|d", "nül",
 )
 # fmt: on
-
-
-def assert_nothing_written(root: Path, but: tuple[str, ...] = ("in/",)) -> None:
-    assert not [name for name in make.files(root) if not name.startswith(but)]
 
 
 def assert_confined(written: Iterable[str], output: str = "out") -> None:
@@ -161,7 +163,7 @@ def test_a_manifest_s_split_that_could_be_a_path_stops_the_job(tmp_path: Path) -
     finished = manifest_job(tmp_path, {"path": "cat/0000.jpg", "label": "cat", "split": "../up"})
     assert finished.code in (1, 2)
     assert "column 'split' holds '../up', no split" in finished.err
-    assert_nothing_written(tmp_path, ("in/", "out/photos/_state/"))
+    assert not [name for name in make.files(tmp_path) if not name.startswith(("in/", "out/photos/_state/"))]
 
 
 def test_what_a_manifest_s_path_reads_beside_the_input_never_shows(tmp_path: Path) -> None:
@@ -173,8 +175,7 @@ def test_what_a_manifest_s_path_reads_beside_the_input_never_shows(tmp_path: Pat
     paths = ["../secret.txt", str(tmp_path / "secret.txt"), missing]
     finished = manifest_job(tmp_path, *rows, *({"path": path, "label": "cat"} for path in paths))
     assert finished.code == 0, finished.err
-    rejects = [json.loads(line) for line in (tmp_path / "out" / VERSION / "rejects.jsonl").read_text().splitlines()]
-    assert {reject["path"] for reject in rejects} == set(paths)
+    assert {reject["path"] for reject in make.rejects(tmp_path / "out" / VERSION)} == set(paths)
     written = b"".join(make.files(tmp_path / "out").values())
     assert b"canary-5150" not in written and "canary-5150" not in finished.out + finished.err
 
@@ -204,3 +205,66 @@ def test_secrets_of_the_environment_are_not_written_or_said(
     written = make.files(tmp_path)
     assert f"out/{VERSION}/{schema.RUN_FILE}" in written
     assert not [name for name, data in written.items() if CANARY.encode() in data]
+
+
+OUTSIDE = (
+    "../../escaped.txt",
+    "/escaped.txt",
+    "a/../../escaped.txt",
+    "..",
+    "a//b",
+    "./a",
+    "..\\escaped.txt",
+    "nul\0",
+    "",
+)
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_manifest_that_names_a_file_outside_its_folder_is_not_believed(name: str) -> None:
+    said = "is outside its folder: don't use this dataset"
+    for kind in ("photos", "indexed"):
+        published = json.loads((make.ROOT / "tests" / "schema" / "manifests" / f"{kind}.json").read_bytes())
+        shards = copy.deepcopy(published)
+        next(iter(shards["splits"].values()))["shards"][0]["file"] = name
+        files = {**published, "files": {**published["files"], name: "0" * 64}, "file_sizes": {}}
+        # `imageshards index` names shards that are anywhere
+        for hostile in (files, shards)[: 1 if kind == "indexed" and name.startswith("/") else 2]:
+            with pytest.raises(NotPublishedError) as error:
+                open_manifest(seal_manifest(hostile), "m")
+            assert str(error.value) == f"m names {name!r}, which {said}"
+
+
+def test_a_copy_of_a_hostile_dataset_writes_nothing(gcs: Gcs, photos: Path, tmp_path: Path) -> None:
+    version = make.published(photos, tmp_path / "out")
+    bucket, evil = gcs.new_bucket(), b"written where it shouldn't be"
+    manifest = make.manifest(version)
+    manifest["files"]["../../escaped.txt"] = hashlib.sha256(evil).hexdigest()
+    (version / schema.MANIFEST_FILE).write_bytes(seal_manifest({**manifest, "file_sizes": {}}))
+    gcs.put_folder(bucket, "a/b", version)
+    gcs.put(bucket, "a/b/../../escaped.txt", evil)
+    with pytest.raises(NotPublishedError, match="is outside its folder"):
+        reader.copy(f"gs://{bucket}/a/b", tmp_path / "x" / "y" / "copy")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_name_with_an_at_sign_is_no_password() -> None:
+    urls = ("abfs://container@account.dfs.core.windows.net/a", "gs://bucket/a:b@c", "/local/a:b@c")
+    assert not any(storage.has_password(url) for url in urls)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("--s3_secret_access_key=canary", "--s3_secret_access_key=***"),
+        ("--s3_secret_access_key canary --name x", "--s3_secret_access_key *** --name x"),
+        ("--azure_connection_string A=b;AccountKey=canary", "--azure_connection_string ***"),
+        ("--s3_session_token=canary==", "--s3_session_token=***"),
+        ("--input=https://h/a?x=1&sig=canary&token=canary", "--input=https://h/a?x=1&sig=***&token=***"),
+        ("--input photos --one_hot", "--input photos --one_hot"),
+        ("--split_by key=([a-z]+)", "--split_by key=([a-z]+)"),
+        ("", ""),  # `run` from Python
+    ],
+)
+def test_a_kept_command_line_shows_no_secret(given: str, kept: str) -> None:
+    assert job.without_secrets(given.split()) == kept.split()

@@ -14,7 +14,6 @@ from beam_pipeline.config import Config
 from beam_pipeline.schema.job import Run, UnitPrices
 from beam_pipeline.storage.prices import load_prices
 from tests import make
-from tests.cli.conftest import refused
 from tests.servers import Gcs, Request
 
 NOTE = "list price, without discounts"
@@ -75,9 +74,8 @@ def test_a_local_manifest_expects_no_requests(photos: Path, tmp_path: Path) -> N
     assert "estimated cost" in plan.out and "request" not in plan.out
 
 
-@pytest.mark.parametrize("flags", [(), ("--duplicates", "report")])
-def test_what_a_plan_expects_to_be_read_is_read(photos: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
-    plan, job = (make.job(photos, tmp_path, *flags, *more) for more in (("--plan_only",), ()))
+def test_what_a_plan_expects_to_be_read_is_read(photos: Path, tmp_path: Path) -> None:
+    plan, job = (make.job(photos, tmp_path, "--duplicates", "report", *more) for more in (("--plan_only",), ()))
     expected, used = (re.search(r"reads? ([\d.]+) (\wB)", one.out) for one in (plan, job))
     assert expected and used and expected[2] == used[2], plan.out + plan.err + job.out + job.err
     assert float(expected[1]) == pytest.approx(float(used[1]), rel=0.05), "a plan and sidecars are read, too"
@@ -98,18 +96,6 @@ def test_a_plan_says_what_its_base_saves(photos: Path, tmp_path: Path) -> None:
     plan = make.job(photos, tmp_path, "--version", "1.1.0", "--plan_only")
     assert "  base 1.0.0: about 40 images from it (40 of 40 in the sample are unchanged) save " in plan.out
     assert len(plan.out.splitlines()) - plan.out[: plan.out.index("estimated")].count("\n") <= 5
-
-
-def test_a_bad_file_of_prices_is_bad_usage(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "prices.json").write_text("{}")
-    finished = make.job(photos, tmp_path / "out", "--prices", tmp_path / "prices.json")
-    what = "Object missing required field `note`; write it as beam_pipeline/storage/prices.json is"
-    refused(finished, 2, f"--prices {str(tmp_path / 'prices.json')!r}: {what}")
-    assert not (tmp_path / "out").exists()
-
-
-def test_prices_change_no_byte_of_a_dataset() -> None:
-    assert config(prices="/prices.json").fingerprint() == config().fingerprint()
 
 
 def test_a_core_hour_of_dataflow_is_a_vcpu_its_memory_and_its_part_of_the_disk() -> None:

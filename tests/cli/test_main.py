@@ -1,15 +1,110 @@
-"""Arguments: ours become a Config, Beam's are passed on, nothing is guessed and nothing is dropped."""
+"""Arguments: nothing is guessed, nothing is dropped, and each mistake has its line of messages.txt, to the letter."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import shutil
+import socket
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from beam_pipeline.cli.main import _SURELY_OURS, beams_parser, parse
 from beam_pipeline.config import FLAGS, Config
+from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.errors import UsageError
+from tests import make
+from tests.servers import Gcs
+
+MESSAGES = Path(__file__).with_name("messages.txt").read_text()
+
+
+def messages() -> list[tuple[str, int, str]]:
+    """(arguments, exit code, line) of each paragraph."""
+    found = re.findall(r"^(.+)\n(\d) (error: .+)$", MESSAGES, re.MULTILINE)
+    assert len(found) == MESSAGES.count("error: ")
+    return [(arguments, int(code), line) for arguments, code, line in found]
+
+
+TEXTS = {
+    "texts/a/1.txt": "1",
+    "texts/a/2.txt": "2",
+    "photos.tar": "an archive is known by its name",
+    "packed/cat.tar": "1",
+    "packed/dog.tar": "2",
+    "packed_twice/train/cat.tar": "1",
+    "rows/1.parquet": "1",
+    "taken/photos/1.0.0/notes.txt": "mine",
+    "labels.txt": "cat\n",
+    "no_labels.txt": "\n \n",
+    "same_labels.txt": "cat\ndog\ncat\n",
+    "latin_labels.txt": "größe\n",
+    "rat_first.txt": "rat\ncat\ndog\n",
+    "rat_last.txt": "cat\ndog\nrat\n",
+    "no_label.csv": "path,class\ncat/0.jpg,cat\n",
+    "cat_dog.csv": "path,label\ncat/0.jpg,cat\ndog/0.jpg,dog\n",
+    "reserved.csv": "path,label,image:bytes\ncat/0.jpg,cat,x\n",
+    "number.csv": "path,label,age:int64\ncat/0.jpg,cat,3\ncat/1.jpg,cat,old\n",
+    "twice.csv": "path,label\ncat/1.jpg,cat\ncat//1.jpg,dog\n",
+    "password.csv": "path,label\nftp://me:secret@host/a.jpg,cat\n",
+    "prices.json": "{}",
+    "hidden/.cat/1.jpg": "no class folder",
+    "capital/Train/cat/1.jpg": "no split",
+}
+
+
+@pytest.fixture(scope="module")
+def data(gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that messages.txt describes."""
+    data = tmp_path_factory.mktemp("data")
+    for label in ("cat", "dog"):
+        for number in range(3):
+            path = data / "photos" / label / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 30), (80 * number, 10, 200)).save(path)
+    copies = {"other": "photos", "inserted": "photos", "appended": "photos", "broken": "photos", "flat": "photos/cat"}
+    for copy, of in (copies | {f"dealt/{split}/cat": "photos/cat" for split in ("train", "test")}).items():
+        shutil.copytree(data / of, data / copy)
+    shutil.copy(data / "photos/cat/0.jpg", data / "other/cat/3.jpg")
+    for input, label in (("inserted", "bat"), ("appended", "rat")):
+        shutil.copytree(data / "photos/cat", data / input / label, ignore=shutil.ignore_patterns("[12].jpg"))
+    for label in ("cat", "dog"):
+        (data / "broken" / label / "0.jpg").write_text("not an im")
+    (data / "flat/2.jpg").unlink()
+    (data / "empty").mkdir()
+    for name, text in TEXTS.items():
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        data.joinpath(name).write_text(text, encoding="latin-1")
+    assert make.run("--input", f"{data}/photos", "--output", f"{data}/done", "--name", "photos").code == 0
+    shutil.copytree(data / "done/photos", data / "moved/pics")
+    shutil.copytree(data / "done", data / "lost")
+    (data / "lost/photos/1.0.0/manifest.json").unlink()
+    shutil.copytree(data / "done", data / "corrupt")
+    make.flip_byte(data / "corrupt/photos/1.0.0/manifest.json")
+    open_claim(Config(output=f"{data}/busy", input=f"{data}/photos", name="photos")).acquire()
+    return data
+
+
+@pytest.mark.parametrize(("arguments", "code", "line"), messages())
+def test_each_mistake_is_told_in_one_line_with_its_exit_code(
+    arguments: str, code: int, line: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(data)
+    before = make.files(data)
+    finished = make.run(*arguments.split())
+    assert (finished.code, finished.out) == (code, "")
+    assert make.files(data) == before
+    printed = [text for text in finished.err.splitlines() if not text.startswith("warning:")]
+    here = rf"process {os.getpid()} on {re.escape(socket.gethostname())}, since .*? UTC"
+    told = [re.sub(here, "process 4711 on laptop, since 2026-07-01 12:00:00 UTC", text) for text in printed]
+    assert [text.replace(str(data), "/data") for text in told] == [line]
+
+
+# --- what is read
+
 
 GOOD = ["--input", "/in", "--output", "/out", "--name", "photos"]
 
@@ -20,17 +115,13 @@ def refused(*more: str) -> str:
     return str(caught.value)
 
 
-def test_without_more_flags_every_default_is_the_configs() -> None:
-    assert parse(GOOD) == (Config(input="/in", output="/out", name="photos"), [])
-
-
 def test_every_flag_is_read_as_python_would_give_it() -> None:
     special = {
         "input": "/a", "output": "/b", "name": "n", "version": "2.0.0", "layout": "class_folders", "splits": "train=1",
         "split_by": "name", "image_size": "64", "resize_mode": "crop", "resample": "box", "image_format": "png",
         "jpeg_subsampling": "4:4:4", "max_image_bytes": "5MB", "num_shards": "3", "compression": "gzip",
         "labels_file": "/l", "background": "red", "channels": "1", "extensions": "png", "duplicates": "report",
-        "base": "1.0.0",
+        "base": "1.0.0", "seed": "-5",
     }  # fmt: skip
     arguments: list[str] = []
     expected: dict[str, object] = {}
@@ -43,10 +134,10 @@ def test_every_flag_is_read_as_python_would_give_it() -> None:
     assert config == Config(**expected)
 
 
-def test_beam_options_are_passed_on() -> None:
+def test_beam_options_are_passed_on_and_defaults_are_the_config_s() -> None:
     beam = ["--runner=DataflowRunner", "--project", "p", "--temp_location=gs://t", "--experiments=a", "--experiments=b"]
     config, rest = parse([*beam[:2], *GOOD, *beam[2:], "--streaming"])
-    assert config == parse(GOOD)[0]
+    assert parse(GOOD) == (config, []) == (Config(input="/in", output="/out", name="photos"), [])
     assert sorted(rest) == sorted([*beam, "--streaming"])
 
 
@@ -72,11 +163,6 @@ def test_an_unknown_flag_names_the_nearest(flag: str, advice: str) -> None:
     assert refused(flag) == f"unknown flag {flag.partition('=')[0]!r}: {advice}"
 
 
-def test_short_flags_are_told_before_what_is_missing() -> None:
-    with pytest.raises(UsageError, match=r"^unknown flag '-i': did you mean --input\?$"):
-        parse(["-i", "a", "-o", "b", "-n", "c"])
-
-
 def test_dashes_in_a_flag_are_underscores() -> None:
     config, beams = parse([*GOOD, "--image-size", "64", "--split-by=(a-b)", "--one-hot", "--temp-location=gs://a-b"])
     assert (config.image_size, config.split_by, config.one_hot) == ((64, 64), re.compile("(a-b)"), True)
@@ -89,19 +175,3 @@ def test_no_flag_of_beams_is_as_like_ours_as_a_slip_is() -> None:
     beams = beams_parser()[1]
     assert {"--runner", "--experiments", "--experiment", "--no_use_public_ips"} <= set(beams)
     assert not [flag for flag in beams if difflib.get_close_matches(flag, ours, cutoff=_SURELY_OURS)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ("--layout --one_hot", "--layout: it has no value: write --layout VALUE"),
-        ("--seed x", f"--seed 'x': give a whole number from {-(1 << 63)} to {(1 << 63) - 1}"),
-        ("--max_reject_fraction a", "--max_reject_fraction 'a': give a number from 0 to 1"),
-    ],
-)
-def test_values_that_are_missing_or_wrong_are_told(arguments: str, line: str) -> None:
-    assert refused(*arguments.split()) == line
-
-
-def test_a_negative_seed_is_a_value() -> None:
-    assert parse([*GOOD, "--seed", "-5"])[0].seed == -5

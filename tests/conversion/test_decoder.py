@@ -154,9 +154,9 @@ sys.stdin.read()
 def test_no_child_process_outlives_its_parent(tmp_path: Path, how: str) -> None:
     hangs = how.endswith("hangs")
     (tmp_path / "image").write_bytes(deadly("sleep with the interpreter") if hangs else GOOD)
-    command = [sys.executable, "-c", HOLD, str(tmp_path / "image")]
+    holding = [sys.executable, "-c", HOLD, str(tmp_path / "image")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=deadly_environment(), cwd=make.ROOT, text=True, **pipes) as process:
+    with subprocess.Popen(holding, env=deadly_environment(), cwd=make.ROOT, text=True, **pipes) as process:
         if not hangs:
             process.stdout.readline()
         while not (found := children(str(process.pid))):
@@ -199,33 +199,21 @@ def test_a_process_that_cannot_start_is_no_image_s_fault(monkeypatch: pytest.Mon
         isolated().convert("a", GOOD, b"")
 
 
-def test_large_images_wait_for_memory_and_small_ones_do_not() -> None:
-    large = make.encoded(Image.new("RGB", (7000, 4000)), "PNG", compress_level=1)  # takes more than 100 MiB
-    here = Decoder(options(), None, isolated=False, with_sums=True)
-    found: list[images.EncodedImage] = []
-    thread = threading.Thread(target=lambda: found.append(here.convert("large", large, b"")))
-    decoder._MEMORY.reserve(1 << 30)
-    thread.start()
-    time.sleep(0.5)
-    assert here.convert("small", GOOD, b"") == converted(GOOD)
-    assert not found
-    assert not decoder._watched, "a thread that waits doesn't hang"
-    decoder._MEMORY.release(1 << 30)
-    thread.join()
-    assert found == [converted(large)]
-    assert decoder._MEMORY._reserved == 0
+LARGE = Image.new("RGB", (7000, 4000))  # takes more than 100 MiB
 
 
-def test_each_thread_has_a_child_process_and_all_share_the_memory() -> None:
-    large = make.encoded(Image.new("RGB", (7000, 4000)), "PNG", compress_level=1)  # takes more than 100 MiB
-    child, done = isolated(), []
-    threads = [threading.Thread(target=lambda: done.append(child.convert("large", large, b""))) for _ in range(2)]
+@pytest.mark.parametrize("is_isolated", [False, True])
+def test_large_images_wait_for_memory_and_small_ones_do_not(is_isolated: bool) -> None:
+    large = make.encoded(LARGE, "PNG", compress_level=1)
+    one, done = Decoder(options(), None, isolated=is_isolated, with_sums=True), []
+    threads = [threading.Thread(target=lambda: done.append(one.convert("large", large, b""))) for _ in range(2)]
     with decoder._MEMORY.held(1 << 30):
         for thread in threads:
             thread.start()
         time.sleep(1)
-        assert child.convert("small", GOOD, b"") == converted(GOOD)
+        assert one.convert("small", GOOD, b"") == converted(GOOD)
         assert not done
+        assert not decoder._watched, "a thread that waits doesn't hang"
     for thread in threads:
         thread.join()
     assert done == [converted(large)] * 2
@@ -234,7 +222,7 @@ def test_each_thread_has_a_child_process_and_all_share_the_memory() -> None:
 
 @pytest.mark.usefixtures("quick_limits")
 def test_a_child_process_that_waits_for_memory_does_not_hang() -> None:
-    large = make.encoded(Image.new("RGB", (7000, 4000)), "PNG", compress_level=1)
+    large = make.encoded(LARGE, "PNG", compress_level=1)
     with ThreadPoolExecutor(1) as pool, decoder._MEMORY.held(1 << 30):
         waiting = pool.submit(isolated().convert, "large", large, b"")
         time.sleep(5)  # its limit is 4 s
@@ -276,11 +264,14 @@ def test_a_corrupt_reject_is_ignored(tmp_path: Path) -> None:
 # --- jobs that are killed by their codec
 
 
+def command(folder: Path) -> list[str]:
+    places = (f"--input={folder / 'in'}", f"--output={folder / 'out'}", "--name=photos", "--image_size=24")
+    return [sys.executable, "-m", "beam_pipeline", *places, "--num_shards=4", "--max_reject_fraction=0.1"]
+
+
 def job(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "beam_pipeline", "--input", str(folder / "in"), "--output", str(folder / "out")]
-    command += ["--name", "photos", "--image_size", "24", "--num_shards", "4", "--max_reject_fraction", "0.1"]
     how = {"env": deadly_environment(), "cwd": make.ROOT, "capture_output": True, "text": True, "timeout": 120}
-    return subprocess.run(command, **how)
+    return subprocess.run(command(folder), **how)
 
 
 def records(version: Path) -> dict[str, bytes]:
@@ -327,17 +318,8 @@ def test_a_hang_in_the_sample_ends_the_job_with_a_line_and_the_same_command_resu
 def test_an_interrupt_is_no_decoder_s_fault(tmp_path: Path) -> None:
     make.class_folders(tmp_path / "in", {"a": 20})
     (tmp_path / "in/a/0007.jpg").write_bytes(deadly("sleep"))
-    command = [
-        sys.executable,
-        "-m",
-        "beam_pipeline",
-        "--input",
-        str(tmp_path / "in"),
-        "--output",
-        str(tmp_path / "out"),
-    ]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([*command, "--name", "photos"], env=deadly_environment(), cwd=make.ROOT, **pipes) as process:
+    with subprocess.Popen(command(tmp_path), env=deadly_environment(), cwd=make.ROOT, **pipes) as process:
         while not (markers := list(tmp_path.glob("out/photos/_state/1.0.0/inflight/*/*"))):
             assert process.poll() is None
             time.sleep(0.02)

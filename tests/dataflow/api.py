@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
-import struct
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+from tests.servers import RESET, SILENCE, reset
+
 PROJECT, REGION = "my-project", "europe-west4"
-RESET, SILENCE = -1, -2  # in place of a status: the connection is reset, or nothing comes for a second
 _SUMMARY, _WARNING = "1", "3"  # of JobView and of JobMessageImportance
 _PAGE = 2  # messages a page, so that every test turns pages
 _TERMINAL = {"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"}
@@ -28,23 +27,14 @@ class Message(NamedTuple):
 
 @dataclasses.dataclass
 class Step:
-    """What a job is found at by one look, and by all that follow until the next step.
+    """What a job is found at by one look, and by all that follow until the next step."""
 
-    Args:
-        state: RUNNING, DONE, ...
-        messages: new since the step before.
-        metrics: counters by name since the job began; a name with a capital is one of the service.
-        act: called before the step is shown.
-        errors: statuses of the answers before this step's.
-        refused: `job`, `messages` or `metrics` → the status that is answered to every request for it.
-    """
-
-    state: str
-    messages: tuple[Message, ...] = ()
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    act: Callable[[], object] | None = None
-    errors: tuple[int, ...] = ()
-    refused: dict[str, int] = dataclasses.field(default_factory=dict)
+    state: str  # RUNNING, DONE, ...
+    messages: tuple[Message, ...] = ()  # new since the step before
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # so far; the service's have a capital letter
+    act: Callable[[], object] | None = None  # called before the step is shown
+    errors: tuple[int, ...] = ()  # statuses of the answers before this step's
+    refused: dict[str, int] = dataclasses.field(default_factory=dict)  # job, messages or metrics → status
 
 
 @dataclasses.dataclass
@@ -82,27 +72,19 @@ class Job:
 
 
 class FakeDataflow(ThreadingHTTPServer):
-    """Jobs in memory, which go on as a test has written down, and tokens for everybody.
-
-    Attributes:
-        steps: of every job that is created from now on; a look takes one.
-        create_errors, list_errors: statuses of the next answers to these requests.
-        before_create: called with what is posted, ahead of all else.
-        jobs: id → job.
-        requests: every request, as `METHOD path`.
-    """
+    """Jobs in memory, which go on as a test has written down, and tokens for everybody."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://localhost:{self.server_port}"
-        self.steps: list[Step] = [Step("RUNNING")]
-        self.create_errors: list[int] = []
+        self.steps: list[Step] = [Step("RUNNING")]  # of every job that is created from now on; a look takes one
+        self.create_errors: list[int] = []  # statuses of the next answers
         self.list_errors: list[int] = []
-        self.before_create: Callable[[dict[str, Any]], object] | None = None
+        self.before_create: Callable[[dict[str, Any]], object] | None = None  # called with what is posted, ahead of all
         self.jobs: dict[str, Job] = {}
-        self.requests: list[str] = []
+        self.requests: list[str] = []  # every one, as `METHOD path`
 
     def create(self, content: dict[str, Any]) -> dict[str, Any]:
         """A job begins, whether there is another one of its name or not."""
@@ -146,10 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append(f"{self.command} {url.path}")
         answer = self._found(url.path, dict(parse_qsl(url.query)), body)
         if answer == RESET:
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
-            self.rfile.close()
-            self.connection.close()
+            reset(self)
         elif answer == SILENCE:
             time.sleep(1)
         else:

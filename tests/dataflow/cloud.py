@@ -36,21 +36,15 @@ class Cloud:
         api: the Dataflow API.
         folder: for templates.
         key: file of an account's key, the credentials of every command.
-
-    Attributes:
-        source: URL of the images.
-        bucket: the empty one, for the output and for what Dataflow stages.
-        output, version: URLs in it, of all datasets and of the one that is written.
-        flags: of every command; of two flags of a name the later one counts.
     """
 
     def __init__(self, gcs: Gcs, api: FakeDataflow, folder: Path, key: Path) -> None:
         self.gcs, self.api, self.key = gcs, api, key
         self._folder = folder
-        self.source, self.bucket = self.input(), gcs.new_bucket()
+        self.source, self.bucket = self.input(), gcs.new_bucket()  # what Dataflow stages is in the bucket, too
         self.output = f"gs://{self.bucket}/datasets"
         self.version = f"{self.output}/photos/1.0.0"
-        self.flags = [
+        self.flags = [  # of every command; of two flags of a name the later one counts
             *("--runner=DataflowRunner", f"--project={PROJECT}", f"--region={REGION}"),
             *(f"--dataflow_endpoint={api.url}", f"--input={self.source}", f"--output={self.output}", "--name=photos"),
         ]

@@ -18,6 +18,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.errors import UsageError
 from tests.dataflow.cloud import Cloud
 from tests.make import ROOT
+from tests.test_packaging import modules
 
 MOST_THREADS = 12  # that Dataflow gives a process by default
 MACHINES = {
@@ -157,4 +158,6 @@ def test_a_job_has_the_defaults_and_without_an_image_the_package_and_its_require
     assert sent == (ROOT / "deploy" / "requirements-worker-heic.txt").read_bytes()
     with tarfile.open(fileobj=io.BytesIO(cloud.read("package-out", "workflow.tar.gz"))) as package:
         names = {name.partition("/")[2] for name in package.getnames()}
-    assert {"setup.py", "beam_pipeline/pipeline/graph.py", "beam_pipeline/py.typed"} <= names
+    more = {"setup.py", "constraints.txt", "deploy/Dockerfile", "deploy/requirements-worker.txt"}
+    assert modules() | {"beam_pipeline/py.typed", "beam_pipeline/images/resample.c"} | more <= names
+    assert not any(name.startswith("tests/") for name in names)

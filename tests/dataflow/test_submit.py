@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.utils.retry import Clock
 
 import beam_pipeline
 from beam_pipeline.cli import dataflow, watch
@@ -19,9 +20,10 @@ from beam_pipeline.cli.main import parse
 from beam_pipeline.conversion import fetch
 from beam_pipeline.errors import StorageError
 from tests import make
-from tests.dataflow.api import RESET, FakeDataflow, Message, Step
+from tests.dataflow.api import FakeDataflow, Message, Step
 from tests.dataflow.cloud import IMAGE, Cloud, told
-from tests.dataflow.test_watch import FAILURES, FOUND, ID, RUNS_ON, SUBMITTED
+from tests.dataflow.test_watch import FAILURES, FOUND, ID, LAST, RUNS_ON, SUBMITTED
+from tests.servers import RESET
 
 PERHAPS = "job 'imageshards-photos-1-0-0' may be running: the same command finds it or submits it"
 BEGIN = SUBMITTED[0]
@@ -72,7 +74,7 @@ def test_a_job_that_failed_is_submitted_again_by_the_same_command_and_goes_on(ap
             one.work()
         trace = "".join(traceback.format_exception(raised.value))
         text = f"Error message from worker: generic::unknown: {trace}\npassed through:\n==>\n  x.cc:1"
-        failed.messages = (Message("ERROR", text),)
+        failed.messages = (Message("ERROR", text), LAST)
 
     failed = Step("FAILED", act=fail)
     api.steps = [Step("RUNNING"), failed]
@@ -81,7 +83,8 @@ def test_a_job_that_failed_is_submitted_again_by_the_same_command_and_goes_on(ap
         "1 of 11 images rejected, --max_reject_fraction is 0: the first is 'class_0/bad.jpg' (not_an_image: 3 bytes, "
         "beginning 626164); remove them or raise --max_reject_fraction"
     )
-    ended = ["12:02:00 running", f"12:04:30 error: {rejected}", "12:04:00 failed after 4 min 00 s"]
+    errors = [f"12:04:30 error: {rejected}", f"12:04:30 error: {LAST.text}"]
+    ended = ["12:02:00 running", *errors, "12:04:00 failed after 4 min 00 s"]
     assert (finished.code, told(finished.err)) == (1, [*SUBMITTED, *ended, f"error: {rejected}"])
     one.gcs.put(*bad, make.encoded(make.picture()))
     api.steps = [Step("DONE", act=one.work)]
@@ -146,7 +149,10 @@ def test_a_refused_submission_is_one_line(api: FakeDataflow, one: Cloud, code: i
     assert told(finished.err) == [BEGIN, f"error: {FAILURES[code]}; nothing was started"]
 
 
-def test_a_service_that_fails_is_asked_again_by_beam_for_half_a_minute(api: FakeDataflow, one: Cloud) -> None:
+def test_a_service_that_fails_is_asked_again_by_beam_for_half_a_minute(
+    api: FakeDataflow, one: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Clock, "sleep", lambda *_: None)
     api.create_errors = [RESET, 500, 500, 500]
     finished = one.run()
     assert (finished.code, told(finished.err)) == (1, [BEGIN, f"error: {FAILURES[500]}; {PERHAPS}"])
@@ -230,6 +236,6 @@ def test_a_process_decodes_with_few_threads_as_there_is_one_for_each_core(
 
 def test_a_plan_that_failed_is_not_said_to_have_started_nothing(api: FakeDataflow, one: Cloud) -> None:
     text = make.told_by_worker(StorageError("gs://in: permission denied"))
-    api.steps = [Step("FAILED", (Message("ERROR", text),))]
+    api.steps = [Step("FAILED", (Message("ERROR", text), LAST))]
     finished = one.run("--plan_only")
     assert (finished.code, told(finished.err)[-1]) == (1, "error: gs://in: permission denied")

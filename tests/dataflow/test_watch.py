@@ -19,9 +19,9 @@ from beam_pipeline.cli import service, watch
 from beam_pipeline.cli.main import main, parse
 from beam_pipeline.errors import ImageShardsError
 from tests import make
-from tests.dataflow.api import RESET, SILENCE, FakeDataflow, Message, Step
+from tests.dataflow.api import FakeDataflow, Message, Step
 from tests.dataflow.cloud import IMAGE, Cloud, told
-from tests.servers import Gcs, serving
+from tests.servers import RESET, SILENCE, Gcs, serving
 
 ID = "2026-11-23_00_00_00-1"
 LINK = f"https://console.cloud.google.com/dataflow/jobs/europe-west4/{ID}?project=my-project"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import struct
 import zlib
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,21 +19,7 @@ from tests.make import encoded, noise, picture
 WIDTH, HEIGHT = 48, 36
 UPRIGHT = picture(WIDTH, HEIGHT, seed=4)
 # From libjpeg-turbo's `cjpeg -arithmetic` and `-sample 4x1`, 24×18: Pillow decodes such files but writes none.
-ARITHMETIC = base64.b64decode(
-    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQFdBRkxOUlNSMj5aYV"
-    "pQYEpRUk//2wBDAQ4ODhMREyYVFSZPNS01T09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT0//yQARCAAS"
-    "ABgDASIAAhEBAxEB/8wACgAQEAUBEBEF/9oADAMBAAIRAxEAPwDSW0u4xx2Lu5pspGN+VKTeu+Um5ZIz69A84aLrHrOO5OqLg3r6Zz6KMWywvc"
-    "Fn9kuTXCvqZavqBp9zE46PWJzc/ZzgWoJN4l8gqmC+zPut/Qly4KI2y0OkgkT8wn0j5I8kzSehy8iSz78zxtyu9BnjPzEbGtQEeF/GxpUbXN2a"
-    "d8Td1LwHNEr/2Q=="
-)
-LUMA_4_1_1 = base64.b64decode(
-    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQFdBRkxOUlNSMj5aYV"
-    "pQYEpRUk//2wBDAQ4ODhMREyYVFSZPNS01T09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT0//wAARCAAS"
-    "ABgDAUEAAhEBAxEB/8QAGAAAAwEBAAAAAAAAAAAAAAAAAAQGAwX/xAAjEAABBAEDBAMAAAAAAAAAAAABAAIEEQMFFCEGEiJxMTI1/8QAFgEBAQ"
-    "EAAAAAAAAAAAAAAAAABAIF/8QAIxEAAgECBQUBAAAAAAAAAAAAAQIAAwQTMUFxkQUSNFFhwf/aAAwDAQACEQMRAD8ApdR1AQ8fk27U9m0/eP3f"
-    "cADzSchRbbwbQhIndapS9BTyIhKGC7k6kHkTWfrcCbjLWtFqfdMzSpG1jOIv4C7UHFm05lSTZKFV3Tajbooz/NJnXN02CG+yPhE9x5T3T377fa"
-    "seovs30hK6tmuwgrnxhvP/2Q=="
-)
+ARITHMETIC, LUMA_4_1_1 = (Path(__file__).with_name(f"{name}.jpg").read_bytes() for name in ("arithmetic", "luma_4_1_1"))
 
 
 def png(width: int, height: int, depth: int, colour_type: int, rows: Sequence[bytes], *chunks: bytes) -> bytes:

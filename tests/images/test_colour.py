@@ -22,7 +22,7 @@ from tests.images.profiles import (
     wide_profile,
 )
 from tests.images.test_codec import OWN_SIZE, pixels
-from tests.make import ROOT, encoded, noise, picture
+from tests.make import ROOT, encoded, noise
 
 RAMP = Image.frombytes("L", (256, 1), bytes(range(256)))
 
@@ -68,13 +68,6 @@ def test_inks_with_a_profile_are_what_the_profile_measured() -> None:
     assert np.abs(found - expected).mean() <= 4
     naive = stored(inks)[8, 8::16]
     assert np.abs(naive - expected).mean() > 20, "the profile makes a difference"
-
-
-def test_inks_without_a_profile_are_multiplied() -> None:
-    inks = cmyk(picture(64, 48, seed=2))
-    c, m, y, k = np.moveaxis(np.asarray(inks).astype(float), 2, 0)
-    expected = np.stack([(255 - ink) * (255 - k) / 255 for ink in (c, m, y)], axis=2)
-    assert np.abs(stored(inks) - expected).mean() < 1
 
 
 def test_srgb_under_another_name_changes_no_pixel() -> None:

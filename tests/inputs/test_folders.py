@@ -1,17 +1,25 @@
-"""From an input to references: which files are images, which class and split they get, what is skipped and counted."""
+"""From an input to references: which files are images, their class and split, what is skipped; what is told before."""
 
 from __future__ import annotations
 
+from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from beam_pipeline import storage
 from beam_pipeline.config import Config
+from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs import folders
+from beam_pipeline.inputs.checks import check_input, read_labels
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary, all_images, class_folders, list_images
-from beam_pipeline.inputs.references import order_key, split_hasher
+from beam_pipeline.inputs.references import ImageRef, order_key, split_hash, split_hasher
+from beam_pipeline.inputs.stratify import class_hashes, limits, split_stratified
 from beam_pipeline.schema.job import Skipped
-from tests.servers import Gcs
+from tests.servers import Bucket, Gcs
 
 
 def config(input: object, **more: object) -> Config:
@@ -27,34 +35,32 @@ def touch(folder: Path, *names: str) -> Path:
     return folder
 
 
+LOCAL_AND_GS = pytest.mark.parametrize("bucket", ["local", "gs"], indirect=True)
+
+
 # --- classes and splits
 
 
-def test_classes_are_the_folders_and_nested_folders_belong_to_theirs_and_hidden_ones_are_none(tmp_path: Path) -> None:
-    touch(tmp_path, "b/1.jpg", "a/1.jpg", "a/deep/er/2.jpg", "loose.jpg", ".git/1.jpg")
-    refs = {ref.path: ref for ref in all_images(config(tmp_path))}
-    assert {path: ref.label for path, ref in refs.items()} == {"b/1.jpg": "b", "a/1.jpg": "a", "a/deep/er/2.jpg": "a"}
-    assert {(ref.split, ref.source_bytes) for ref in refs.values()} == {("train", 1)}
-    assert all(ref.order_key == order_key(path, 0) for path, ref in refs.items())
+@LOCAL_AND_GS
+def test_classes_are_the_folders_and_nested_folders_belong_to_theirs_and_hidden_ones_are_none(bucket: Bucket) -> None:
+    labels = {"b/1.jpg": "b", "a/1.jpg": "a", "a/deep/er/2.jpg": "a", "a//3.jpg": "a"}
+    if storage.is_local(bucket.url):
+        del labels["a//3.jpg"]
+    for name in (*labels, "loose.jpg", ".git/1.jpg"):
+        bucket.put(f"in/{name}", b"1")
+    for url in (f"{bucket.url}/in", f"{bucket.url}/in/"):
+        refs = {ref.path: ref for ref in all_images(config(url))}
+        assert {path: ref.label for path, ref in refs.items()} == labels
+        assert {(ref.split, ref.source_bytes) for ref in refs.values()} == {("train", 1)}
+        assert all(ref.order_key == order_key(path, 0) for path, ref in refs.items())
+    above = {ref.path: ref.label for ref in all_images(config(bucket.url))}
+    assert above == dict.fromkeys((f"in/{name}" for name in (*labels, "loose.jpg")), "in"), "the bucket itself"
 
 
 def test_split_folders_hold_class_folders(tmp_path: Path) -> None:
     touch(tmp_path, "train/a/1.jpg", "test/a/2.jpg", "test/b/deep/3.jpg")
     refs = {ref.path: (ref.split, ref.label) for ref in all_images(config(tmp_path, layout="split_class_folders"))}
     assert refs == {"train/a/1.jpg": ("train", "a"), "test/a/2.jpg": ("test", "a"), "test/b/deep/3.jpg": ("test", "b")}
-
-
-def test_remote_folders_are_the_same(gcs: Gcs, tmp_path: Path) -> None:
-    bucket = gcs.new_bucket()
-    names = ["b/1.jpg", "a/1.jpg", "a/deep/er/2.jpg", "a//3.jpg", "loose.jpg", ".git/1.jpg"]
-    for name in names:
-        gcs.put(bucket, f"in/{name}", b"1")
-    images = ["a//3.jpg", "a/1.jpg", "a/deep/er/2.jpg", "b/1.jpg"]
-    for url in (f"gs://{bucket}/in", f"gs://{bucket}/in/"):
-        assert sorted(ref.path for ref in all_images(config(url))) == images
-    assert {(ref.path, ref.label) for ref in all_images(config(f"gs://{bucket}"))} == {
-        (f"in/{name}", "in") for name in names if "/." not in f"/{name}"
-    }, "the bucket"
 
 
 # --- property: an image's split depends on its path alone
@@ -143,19 +149,15 @@ def test_what_is_skipped_is_counted_by_kind_and_adds_up(tmp_path: Path) -> None:
     assert skipped.skipped == Skipped(hidden=1, hidden_images=2, suffixes={".txt": 2, ".psd": 1, "none": 1})
 
 
+@LOCAL_AND_GS
 @pytest.mark.parametrize("layout", ["class_folders", "split_class_folders"])
-def test_what_lies_beside_the_class_folders_is_counted(gcs: Gcs, tmp_path: Path, layout: str) -> None:
-    names = ["train/a/1.jpg", "train/2.jpg", "3.PNG", "notes.txt", ".DS_Store", ".cat/4.jpg", ".5.jpg"]
-    bucket = gcs.new_bucket()
-    touch(tmp_path, *names)
-    for name in names:
-        gcs.put(bucket, f"in/{name}", b"1")
-    for place in (tmp_path, f"gs://{bucket}/in"):
-        skipped = ListingSummary()
-        class_folders(config(place, layout=layout), skipped)
-        outside = 2 if layout == "split_class_folders" else 1
-        kinds = Skipped(1, 1, 1, outside, {".txt": 1})
-        assert skipped.skipped == kinds
+def test_what_lies_beside_the_class_folders_is_counted(bucket: Bucket, layout: str) -> None:
+    for name in ("train/a/1.jpg", "train/2.jpg", "3.PNG", "notes.txt", ".DS_Store", ".cat/4.jpg", ".5.jpg"):
+        bucket.put(name, b"1")
+    skipped = ListingSummary()
+    class_folders(config(bucket.url, layout=layout), skipped)
+    outside = 2 if layout == "split_class_folders" else 1
+    assert skipped.skipped == Skipped(1, 1, 1, outside, {".txt": 1})
 
 
 def test_a_suffix_of_its_own_for_each_file_takes_no_memory() -> None:
@@ -170,3 +172,140 @@ def test_a_link_to_a_folder_above_gives_no_image_a_second_name_or_class(tmp_path
     for link, target in (("a/loop", ".."), ("a/me", tmp_path / "a"), ("all", ".")):
         (tmp_path / link).symlink_to(target)
     assert sorted(ref.path for ref in all_images(config(tmp_path))) == ["a/1.jpg", "b/2.jpg"]
+
+
+# --- --stratify: the exact shares in each class, the same in any order, and few images that another one moves
+
+
+SHARES = (
+    {"train": Fraction(4, 5), "test": Fraction(1, 5)},
+    {"a": Fraction(1, 3), "b": Fraction(1, 2), "train": Fraction(1, 6)},
+)
+numbers = st.sets(st.integers(0, 400), min_size=1, max_size=60)
+
+
+def stratified(input: object = "/in", **more: object) -> Config:
+    return config(input, **{"splits": "train=80,test=20", "stratify": True} | more)
+
+
+def splits(paths: list[str], some: Config) -> dict[str, str]:
+    refs = [ImageRef(path, 1, "", path.partition("/")[0], "", 0) for path in paths]
+    cuts = {label: limits(hashes, some) for label, hashes in class_hashes(refs, some).items()}
+    return {ref.path: ref.split for ref in split_stratified(refs, cuts, some)}
+
+
+@given(numbers, st.sampled_from(SHARES))
+def test_each_class_has_its_exact_shares(some: set[int], shares: dict[str, Fraction]) -> None:
+    paths = [f"cat/{number}.jpg" for number in some]
+    counts = Counter(splits(paths, stratified(splits=shares)).values())
+    assert sum(counts.values()) == len(paths)
+    assert all(abs(counts[split] - len(paths) * share) < 1 for split, share in shares.items())
+
+
+def test_shares_of_round_numbers_are_met_to_the_image(tmp_path: Path) -> None:
+    counts = {"a": 10, "b": 45, "c": 3}
+    touch(tmp_path, *(f"{label}/{number}.jpg" for label, count in counts.items() for number in range(count)))
+    found = Counter(f"{ref.label} {ref.split}" for ref in all_images(stratified(tmp_path)))
+    assert found == {"a train": 8, "a test": 2, "b train": 36, "b test": 9, "c train": 2, "c test": 1}
+
+
+@given(numbers, numbers, st.sampled_from(SHARES), st.randoms(use_true_random=False))
+def test_another_image_moves_at_most_one_for_each_border_of_splits_and_none_of_another_class(
+    some: set[int], dogs: set[int], shares: dict[str, Fraction], order: object
+) -> None:
+    paths = [f"cat/{number}.jpg" for number in some] + [f"dog/{number}.jpg" for number in dogs]
+    before = splits(paths, stratified(splits=shares))
+    order.shuffle(paths)  # type: ignore[attr-defined]
+    assert splits(paths, stratified(splits=shares)) == before
+    after = splits([*paths, "cat/new.jpg"], stratified(splits=shares))
+    moved = [path for path in paths if before[path] != after[path]]
+    assert len(moved) <= len(shares) - 1
+    assert all(path.startswith("cat/") for path in moved)
+
+
+def test_images_of_a_class_with_the_same_hash_stay_together() -> None:
+    paths = [f"cat/{number}.jpg" for number in range(50)]
+    paths = sorted(paths, key=split_hash)
+    twin = "cat/\u00e9.jpg", "cat/e\u0301.jpg"
+    for count in range(1, 50):
+        of = splits([*paths[:count], *twin], stratified())
+        assert of[twin[0]] == of[twin[1]]
+
+
+def test_a_row_of_a_class_that_the_first_listing_did_not_have_gets_a_split() -> None:
+    ref = ImageRef("new/1.jpg", 1, "", "new", "", 0)
+    assert [one.split for one in split_stratified([ref], {}, stratified())] == ["train"]
+
+
+def test_with_the_name_the_same_names_have_the_same_splits_in_every_class() -> None:
+    by_name = stratified(split_by="name", splits="train=50,test=50")
+    cats, dogs = (splits([f"{label}/{number}.jpg" for number in range(100)], by_name) for label in ("cat", "dog"))
+    assert list(cats.values()) == list(dogs.values())
+
+
+# --- what is told before there is a job; to the letter: tests/cli/messages.txt
+
+
+def refused(some: Config) -> str:
+    with pytest.raises(UsageError) as caught:
+        check_input(some)
+    return str(caught.value)
+
+
+LOOKED_FOR = "looked for DIR/CLASS/image.jpg, found"
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        ([f"{number}.jpg" for number in range(1_001)], "1,000 images or more directly in it; "),
+        ([".cat/1.jpg", ".dog/2.jpg"], f"{LOOKED_FOR} only 2 hidden folders"),
+        (["a/1.txt", "b/.2.jpg"], "no image in 2 class folders (1 file without an image suffix, 1 hi"),
+    ],
+    ids=["images", "hidden", "no image"],
+)
+def test_what_is_wrong_with_a_folder(tmp_path: Path, names: list[str], what: str) -> None:
+    folder = touch(tmp_path / "in", *names)
+    assert refused(config(folder)).startswith(f"--input '{folder}': {what}")
+
+
+def test_what_is_wrong_with_a_bucket(gcs: Gcs) -> None:
+    assert refused(config("gs://not-there/in")) == "--input 'gs://not-there/in': no such bucket"
+    bucket = gcs.new_bucket()
+    url = f"gs://{bucket}"
+    assert refused(config(url)) == f"--input '{url}': {LOOKED_FOR} nothing"
+    gcs.put(bucket, "1.jpg", b"x")
+    assert refused(config(url)) == f"--input '{url}': {LOOKED_FOR} no class folders"
+    gcs.put(bucket, "a/1.jpg", b"1")
+    check_input(config(f"{url}/"))
+    gcs.put(bucket, "a.tgz", b"an archive")
+    gcs.put(bucket, "b.tar/a/1.jpg", b"1")
+    assert refused(config(f"{url}/a.tgz")).startswith(f"--input '{url}/a.tgz': an archive, not a folder; copy it to")
+    check_input(config(f"{url}/b.tar"))
+
+
+@pytest.mark.parametrize("name", ["a ", "a\nb", "\u00a0a", "a\u2028b", " "])
+def test_class_names_that_tfds_would_change(tmp_path: Path, name: str) -> None:
+    assert refused(config(touch(tmp_path, f"{name}/1.jpg"))) == (
+        f"class folder {name!r}: write a name in UTF-8 without line breaks or white space around it"
+    )
+
+
+def test_class_names_that_are_fine_those_of_splits_too(tmp_path: Path) -> None:
+    names = ["#1", "100%", "a b", "a,b", "größe", "n01440764"]
+    check_input(config(touch(tmp_path / "in", *(f"{name}/1.jpg" for name in names))))
+    assert [folder.label for folder in class_folders(config(tmp_path / "in"), ListingSummary())] == names
+    for number, classes in enumerate((("train",), ("train", "bus"), ("test", "dev"))):
+        check_input(config(touch(tmp_path / str(number), *(f"{name}/1.jpg" for name in classes))))
+
+
+@pytest.mark.parametrize("data", [b"dog\ncat\n", b"dog\r\ncat", b"\xef\xbb\xbfdog\ncat\n", b"dog\n\ncat\n\n"])
+def test_labels_are_the_lines_of_their_file_in_their_order(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "labels.txt").write_bytes(data)
+    assert read_labels(str(tmp_path / "labels.txt"), 1) == ("dog", "cat")
+
+
+def test_classes_that_are_not_in_the_labels_file_are_named(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "b/1.jpg", "c/1.jpg")
+    some = config(tmp_path, labels_file="/l", labels=("a",))
+    assert refused(some).startswith("--labels_file '/l': it lacks 'b', 'c'; ")

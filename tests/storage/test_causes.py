@@ -52,7 +52,7 @@ def line(scheme: str, server: Telling, deadline_s: float = 30, ask: str = "read"
     return text.removeprefix(f"{url}: ")
 
 
-# Answer, what is said of it, whether on all schemes; what of the fix.
+# Answer, what is said of it, on which schemes.
 LASTING = [
     (Answer(301), "the bucket is in another region (127.0.0.1:", "s3"),
     (Answer(400, "AuthorizationHeaderMalformed"), "the bucket is in another region (400: ", "s3"),
@@ -67,10 +67,11 @@ LASTING = [
     (Answer(404, "NoSuchBucket"), "there is no such bucket (404: the server's own words); check its name", "gs s3"),
     (Answer(404, "ContainerNotFound"), "there is no such bucket (404: ", "az"),
 ]
-CASES = [(scheme, *row[:2]) for row in LASTING for scheme in row[2].split()]
 
 
-@pytest.mark.parametrize(("scheme", "answer", "said"), CASES)
+@pytest.mark.parametrize(
+    ("scheme", "answer", "said"), [(scheme, *row[:2]) for row in LASTING for scheme in row[2].split()]
+)
 def test_a_lasting_cause_is_one_line_at_once(scheme: str, answer: Answer, said: str, reach: Reach) -> None:
     with telling(answer) as server:
         reach(server.url)
@@ -136,7 +137,7 @@ def test_retries_end_at_the_deadline_with_one_line(scheme: str, status: int, rea
         reach(server.url)
         begin = time.monotonic()
         assert line(scheme, server, 0.6).startswith(f"no success for 1 s: {ENDED[status]}")
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 20, "a silent server answers in a minute"
 
 
 @pytest.mark.parametrize("scheme", URLS)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,11 @@ from tests.make import ODD_NAMES
 STORE = open_storage("/")
 
 
-def names_below(url: str) -> dict[str, ListedFile]:
+def names_below(url: str) -> dict[str, int]:
+    """Name → bytes of what is listed."""
     listed = list(STORE.files(url))
     assert len({file.path for file in listed}) == len(listed), "listed twice"
-    return {file.path: file for file in listed}
+    return {file.path: file.bytes for file in listed}
 
 
 any_name = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=30)
@@ -41,8 +42,7 @@ def test_any_local_name_reads_back(tmp_path_factory: pytest.TempPathFactory, nam
     paths = {*names, "below/" + "/".join(name for name in names if "/" not in name)[:200].rstrip("/")}
     for path in paths:
         STORE.write(join(url, path), path.encode())
-    listed = names_below(url)
-    assert {path: file.bytes for path, file in listed.items()} == {path: len(path.encode()) for path in paths}
+    assert names_below(url) == {path: len(path.encode()) for path in paths}
     assert all(STORE.read(join(url, path)) == path.encode() for path in paths)
 
 
@@ -128,10 +128,15 @@ def test_what_is_no_file_is_listed_only_if_every_name_is_asked_for_and_never_wai
                 ask(join(url, name))
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    assert STORE.stat(str(tmp_path)) is None
+def test_a_folder_is_no_file_and_no_file_is_written_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    url = str(tmp_path / "x")
+    assert STORE.stat(url) is None
     with pytest.raises(FileNotFoundError, match="is a folder, not a file"):
-        STORE.read(str(tmp_path))
+        STORE.read(url)
+    with pytest.raises(StorageError, match="directory"):
+        STORE.write(url, b"data")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"], "nothing is left"
 
 
 def test_a_range_is_read_into_the_given_memory(tmp_path: Path) -> None:
@@ -155,36 +160,20 @@ def test_a_folder_that_goes_while_it_is_listed_is_no_failure(tmp_path: Path) -> 
     assert list(listing) == []
 
 
-@contextmanager
-def as_another_user() -> Iterator[None]:
-    """Without root's right to everything."""
-    user = os.geteuid()
-    with contextlib.suppress(PermissionError):
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
-
-
 def test_a_folder_whose_files_may_not_be_looked_at_is_an_error_not_empty(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "in" / "cat" / "kittens").mkdir(parents=True)
     (tmp_path / "in" / "cat" / "x.jpg").write_bytes(b"1")
     monkeypatch.chdir(tmp_path / "in")  # folders above are pytest's own
-    os.chmod("cat", 0o744 if os.geteuid() == 0 else 0o644)  # its names can be read, no more
+    user = os.geteuid()
+    os.chmod("cat", 0o744 if user == 0 else 0o644)  # its names can be read, no more
     try:
-        error = r"^cat/(x\.jpg|kittens): permission denied; give this account"
-        with as_another_user(), pytest.raises(StorageError, match=error):
+        with contextlib.suppress(PermissionError):
+            os.seteuid(65534)  # without root's right to everything
+        with pytest.raises(StorageError, match=r"^cat/(x\.jpg|kittens): permission denied; give this account"):
             list(STORE.files("cat"))
     finally:
+        os.seteuid(user)
         os.chmod("cat", 0o755)
-
-
-def test_a_local_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    with pytest.raises(StorageError, match="directory"):
-        STORE.write(str(tmp_path / "x"), b"data")
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_a_link_to_an_emptied_folder_stays(tmp_path: Path) -> None:
@@ -236,15 +225,15 @@ def test_normalize_makes_local_paths_absolute(tmp_path: Path, monkeypatch: pytes
     assert not any(is_local(normalize(url)) for url in ("gs://", "gs:///", "nope://"))
 
 
-@pytest.mark.parametrize("url", ["nope://x/y", "sftp://host/a"])
-def test_an_unknown_scheme_is_one_line_that_names_the_known(url: str) -> None:
-    with pytest.raises(UsageError, match=r"no such storage; use a local path, gs://, s3:// or az://"):
-        open_storage(url)
-    assert "use a local path" in (why_unusable(url) or "")
-
-
-def test_http_holds_files_not_folders() -> None:
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        *((url, "no such storage; use a local path, gs://, s3:// or az://") for url in ("nope://x/y", "sftp://host/a")),
+        ("https://host/photos", "http:// and https:// name single files, not folders"),
+    ],
+)
+def test_what_holds_no_folders_is_one_line_that_names_what_does(url: str, why: str) -> None:
+    assert (why_unusable(url) or "").startswith(why)
+    with pytest.raises(UsageError, match=re.escape(why)):
+        open_storage(url).names(url)
     assert why_unusable("https://host/list.csv", is_file=True) is None
-    assert "not folders" in (why_unusable("https://host/photos") or "")
-    with pytest.raises(UsageError, match="not folders"):
-        open_storage("https://host/photos").names("https://host/photos")

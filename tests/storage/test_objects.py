@@ -7,10 +7,7 @@ import io
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import google_crc32c
 import pytest
@@ -18,40 +15,25 @@ from google.cloud.storage import Blob
 
 from beam_pipeline import storage
 from beam_pipeline.errors import StorageError
-from beam_pipeline.storage import ListedFile, gs, join, objects, open_storage
+from beam_pipeline.storage import ListedFile, gs, join, objects, open_storage, usage
 from tests.make import ODD_NAMES, ONLY_REMOTE, REFUSED_BY_OBSTORE
-from tests.servers import S3, Gcs
+from tests.servers import S3, Bucket, Gcs
 
 
 def content(name: str) -> bytes:
     return f"content of {name}".encode()
 
 
-@pytest.fixture(params=["local", "gs", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture
+def place(bucket: Bucket) -> str:
     """The URL of an empty folder, each kind of storage in turn."""
-    if request.param == "local":
-        return str(tmp_path / "place")
-    return f"{request.param}://{request.getfixturevalue('gcs' if request.param == 'gs' else 's3').new_bucket()}/place"
+    return f"{bucket.url}/place"
 
 
-class Bucket(NamedTuple):
-    """A new bucket of a real server."""
-
-    url: str
-    put: Callable[[str, bytes], None]
+ON_BUCKETS = pytest.mark.parametrize("bucket", ["gs", "s3"], indirect=True)
 
 
-@pytest.fixture(params=["gs", "s3"])
-def bucket(request: pytest.FixtureRequest) -> Bucket:
-    server = request.getfixturevalue("gcs" if request.param == "gs" else "s3")
-    name = server.new_bucket()
-    return Bucket(f"{request.param}://{name}", partial(server.put, name))
-
-
-ON_BUCKETS = pytest.mark.parametrize("place", ["gs", "s3"], indirect=True)
-
-
+@ON_BUCKETS
 def test_odd_names_are_listed_as_they_are_and_read_back(bucket: Bucket) -> None:
     names = ODD_NAMES + (ONLY_REMOTE if bucket.url.startswith("gs") else [])
     for name in names:
@@ -101,20 +83,18 @@ def test_a_name_that_can_not_be_listed_on_s3_ends_the_listing_with_one_line(s3: 
         list(open_storage("s3://").files(f"s3://{bucket}/in"))
 
 
-def test_a_google_listing_gives_size_md5_and_crc32c(gcs: Gcs) -> None:
+def test_a_google_listing_gives_size_crc32c_and_md5_if_there_is_one(gcs: Gcs) -> None:
     bucket = gcs.new_bucket()
     gcs.put(bucket, "in/a.jpg", b"12345")
     (file,) = open_storage("gs://").files(f"gs://{bucket}/in")
     assert file[:4] == ("a.jpg", 5, f"md5:{hashlib.md5(b'12345').hexdigest()}", google_crc32c.value(b"12345"))
-
-
-def test_a_composite_object_has_its_crc32c_for_an_etag() -> None:
-    # GCS leaves out md5Hash there, https://cloud.google.com/storage/docs/composite-objects
+    # A composite object has no md5Hash, https://cloud.google.com/storage/docs/composite-objects
     blob = Blob("x", None)
     blob._set_properties({"name": "x", "size": "7", "crc32c": "AAAA/w=="})
     assert gs._listed("x", blob) == ListedFile("x", 7, "crc32c:000000ff", 0xFF)
 
 
+@ON_BUCKETS
 def test_a_listing_holds_the_files_of_a_folder(bucket: Bucket) -> None:
     for name in ("in/", "in/cat/", "in/dog/", "in/dog/sub/", "in/cat/empty.jpg", "inner/b.jpg", "in.jpg"):
         bucket.put(name, b"")  # placeholders of folders; others that begin with the folder's name
@@ -125,6 +105,7 @@ def test_a_listing_holds_the_files_of_a_folder(bucket: Bucket) -> None:
     assert store.names(bucket.url) == ["in.jpg", "in/", "inner/"]
 
 
+@ON_BUCKETS
 def test_a_listing_of_several_pages_has_every_name_once_and_asks_for_a_page_when_it_is_needed(
     bucket: Bucket, gcs: Gcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +185,7 @@ def test_a_file_is_created_once(place: str) -> None:
     assert store.read(join(place, "x")) == b"mine"
 
 
-@pytest.mark.parametrize(("place", "by"), [("gs", "write"), ("gs", "publish"), ("s3", "write")], indirect=["place"])
+@pytest.mark.parametrize(("bucket", "by"), [("gs", "write"), ("gs", "publish"), ("s3", "write")], indirect=["bucket"])
 def test_an_object_is_replaced_and_deleted_only_as_it_was_found(place: str, by: str) -> None:
     store, url = open_storage(place), join(place, "x")
 
@@ -246,3 +227,28 @@ def test_a_large_object_arrives_complete(place: str) -> None:
         big.write(data)
         open_storage(place).publish(big, f"{place}/big")
     assert open_storage(place).read(f"{place}/big") == data
+
+
+@ON_BUCKETS
+def test_operations_count_as_a_bill_counts_them(bucket: Bucket, tmp_path: Path) -> None:
+    def used() -> tuple[int, int, int, int]:
+        taken = usage.take()
+        return taken.lists_and_writes, taken.reads, taken.bytes_read, taken.bytes_written
+
+    url = bucket.url
+    store = open_storage(url)
+    usage.take()
+    store.write(f"{url}/a", b"12345")
+    assert used() == (1, 0, 0, 5)
+    assert store.read(f"{url}/a", 1, 3) == b"23"
+    assert used() == (0, 1, 2, 0)
+    assert store.stat(f"{url}/a") and store.stat(f"{url}/none") is None
+    assert used() == (0, 2, 0, 0)
+    with open(tmp_path / "large", "w+b") as file:
+        file.write(bytes(17 << 20))  # in two parts
+        store.publish(file, f"{url}/large")
+    assert used() == (1 if url.startswith("gs") else 4, 0, 0, 17 << 20), "S3 bills parts, their beginning and their end"
+    assert len(list(store.files(url))) == 2
+    assert used() == (1, 0, 0, 0)
+    store.delete(f"{url}/a")
+    assert used() == (0, 0, 0, 0)

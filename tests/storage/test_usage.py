@@ -1,59 +1,32 @@
-"""What storage counts: each attempt at a request once by its price, and the bytes that came and went."""
+"""What storage counts, each attempt at a request once, and its prices: this package's or a file of the user."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from beam_pipeline.storage import open_storage, usage
+from beam_pipeline.errors import UsageError
+from beam_pipeline.storage import open_storage, prices, usage
+from beam_pipeline.storage.prices import Rates, load_prices
 from beam_pipeline.storage.usage import Usage
-from tests.servers import S3, Answer, Gcs, telling
+from tests.servers import Answer, telling
 
 
-def used() -> tuple[int, int, int, int]:
-    taken = usage.take()
-    return taken.lists_and_writes, taken.reads, taken.bytes_read, taken.bytes_written
-
-
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_operations_count_as_a_bill_counts_them(request: pytest.FixtureRequest, scheme: str, tmp_path: Path) -> None:
-    server: Gcs | S3 = request.getfixturevalue("gcs" if scheme == "gs" else "s3")
-    url = f"{scheme}://{server.new_bucket()}"
-    store = open_storage(url)
-    used()
-    store.write(f"{url}/a", b"12345")
-    assert used() == (1, 0, 0, 5)
-    assert store.read(f"{url}/a", 1, 3) == b"23"
-    assert used() == (0, 1, 2, 0)
-    assert store.stat(f"{url}/a") and store.stat(f"{url}/none") is None
-    assert used() == (0, 2, 0, 0)
-    with open(tmp_path / "large", "w+b") as file:
-        file.write(bytes(17 << 20))  # in two parts
-        store.publish(file, f"{url}/large")
-    assert used() == (1 if scheme == "gs" else 4, 0, 0, 17 << 20), "S3 bills parts, their beginning and their end"
-    assert len(list(store.files(url))) == 2
-    assert used() == (1, 0, 0, 0)
-    store.delete(f"{url}/a")
-    assert used() == (0, 0, 0, 0)
-
-
-def test_what_is_tried_again_counts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_tried_again_counts_again_and_local_files_are_no_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("beam_pipeline.storage.causes._FIRST_PAUSE_S", 0.01)
+    usage.take()
     with telling(Answer(503), Answer(503), Answer(200)) as server:
-        url = f"{server.url}/x"
-        used()
-        assert open_storage(url, 30).read(url) == b"content"
-    assert used() == (0, 3, 7, 0)
-
-
-def test_local_files_are_bytes_and_no_requests(tmp_path: Path) -> None:
-    store = open_storage(str(tmp_path))
-    used()
-    store.write(f"{tmp_path}/a", b"12345")
-    assert store.read(f"{tmp_path}/a") == b"12345"
-    assert used() == (0, 0, 5, 5)
+        assert open_storage(f"{server.url}/x", 30).read(f"{server.url}/x") == b"content"
+    open_storage(str(tmp_path)).write(f"{tmp_path}/a", b"12345")
+    assert open_storage(str(tmp_path)).read(f"{tmp_path}/a") == b"12345"
+    taken = usage.take()
+    assert (taken.lists_and_writes, taken.reads, taken.bytes_read, taken.bytes_written) == (0, 3, 7 + 5, 5)
 
 
 def test_pieces_of_work_add_up_and_a_forked_process_begins_from_nothing() -> None:
@@ -67,3 +40,49 @@ def test_pieces_of_work_add_up_and_a_forked_process_begins_from_nothing() -> Non
     total.merge(usage.take())
     assert (total.reads, total.bytes_read) == (7, 1) and total.cpu_s >= 0
     assert usage.take().reads == 0 and Usage() == Usage()
+
+
+# --- prices
+
+
+OWN = json.loads(Path(prices.__file__).with_name("prices.json").read_text())
+
+
+def test_each_price_has_an_address_and_a_date() -> None:
+    for region in OWN["regions"]:
+        rates = load_prices().at(region)
+        for name in Rates.__struct_fields__:
+            price = getattr(rates, name)
+            assert price.dollars > 0 and price.address.startswith("https://") and len(price.date) == len("2026-11-24")
+    assert load_prices().note == "list price, without discounts"
+
+
+def test_a_region_without_prices_of_its_own_has_those_of_default() -> None:
+    assert load_prices().at("mars-north1") == load_prices().at("default")
+
+
+def test_a_file_of_the_user_replaces_the_prices(tmp_path: Path) -> None:
+    mine = json.loads(json.dumps(OWN))
+    mine["regions"]["europe-west4"] = {"class_b_per_1000": {"dollars": 0.001, "address": "our contract", "date": "x"}}
+    (tmp_path / "prices.json").write_text(json.dumps(mine))
+    loaded = load_prices(str(tmp_path / "prices.json"))
+    assert loaded.at("europe-west4").requests(class_a=0, class_b=2000) == pytest.approx(0.002)
+    assert loaded.at("europe-west4").class_a_per_1000 == load_prices().at().class_a_per_1000
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "truncated"),
+        ('{"note": "", "regions": {}}', "it has no region 'default'"),
+        ('{"note": "", "regions": {"default": {}}}', "dataflow_vcpu_hour"),
+        (json.dumps(OWN).replace("0.056", '"0.056"'), "Expected `float`, got `str`"),
+        (json.dumps(OWN).replace("0.056", "-1"), "dataflow_vcpu_hour of default isn't 0 or more"),
+        (json.dumps(OWN).replace("dataflow_vcpu_hour", "vcpu_hour"), "unknown field `vcpu_hour`"),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_it(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=rf"^--prices '{file}': .*{re.escape(says)}.*$"):
+        load_prices(str(file))
