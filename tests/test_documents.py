@@ -22,6 +22,7 @@ from beam_pipeline import __version__, sample_data
 from beam_pipeline.cli.main import parse
 from beam_pipeline.config import Config
 from beam_pipeline.pipeline import elements, graph
+from beam_pipeline.schema.job import Run
 from tests.make import ROOT
 from tools.engines import cluster, portable
 
@@ -194,7 +195,7 @@ class Steps(PipelineVisitor):
 
 def test_the_table_of_steps_is_the_graph_of_the_job() -> None:
     pipeline, steps = beam.Pipeline(options=PipelineOptions([])), Steps()
-    graph.build(pipeline, Config(input="in", output="out", name="photos", duplicates="report"), {})
+    graph.build(pipeline, Config(input="in", output="out", name="photos", duplicates="report"), Run())
     pipeline.visit(steps)
     assert re.findall(r"^\| `(\w+)` \|", _section("Reading the job's page"), re.MULTILINE) == steps.top
 

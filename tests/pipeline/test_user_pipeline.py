@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from pathlib import Path
 
@@ -171,3 +172,17 @@ def test_display_data_shows_the_input_and_what_decides_bytes(folder: Path, tmp_p
         assert shown["input"] == str(folder)
         assert (shown["image_size"], shown["splits"]) == ("[24, 24]", "train=0.8,validation=0.2")
     assert shown["dataset"] == f"{tmp_path}/photos/1.0.0"
+
+
+def test_the_program_of_the_document_runs_as_written(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "bee" / "7.jpg").write_bytes((photos / "bee" / "0000.jpg").read_bytes()[:300])
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"```python\n(.*?)```", (make.ROOT / "docs" / "transforms.md").read_text(), re.DOTALL)
+    config = "config = Config(max_reject_fraction=0.1, "
+    exec(compile(program.replace("config = Config(", config), "transforms.md", "exec"), {})
+    *sizes, url = (line for line in capsys.readouterr().out.splitlines() if "RejectLine" not in line)
+    assert sorted(line[:6] for line in sizes) == ["('ant'", "('bee'", "('cat'"]
+    assert url == "datasets/photos/1.0.0"
