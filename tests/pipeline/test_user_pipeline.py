@@ -185,4 +185,4 @@ def test_the_program_of_the_document_runs_as_written(
     exec(compile(program.replace("config = Config(", config), "transforms.md", "exec"), {})
     *sizes, url = (line for line in capsys.readouterr().out.splitlines() if "RejectLine" not in line)
     assert sorted(line[:6] for line in sizes) == ["('ant'", "('bee'", "('cat'"]
-    assert url == "datasets/photos/1.0.0"
+    assert url == f"{tmp_path}/datasets/photos/1.0.0"
