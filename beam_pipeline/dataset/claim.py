@@ -125,6 +125,7 @@ class LocalClaim(SharedClaim):
             if not self.verify(config.run_id):
                 raise SupersededError.taken_over(config.dataset_url)
             return config.run_id, config.restart
+        self.release()  # from the call before
         descriptor = self._locked()
         try:
             writer = read_document(os.pread(descriptor, 1 << 16, 0), Writer)

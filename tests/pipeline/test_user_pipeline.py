@@ -15,9 +15,11 @@ from apache_beam.testing.util import assert_that, equal_to
 import beam_pipeline
 from beam_pipeline import Config, ListImages, ReadImages, WriteDataset, schema
 from beam_pipeline.dataset.claim import open_claim
+from beam_pipeline.dataset.state import JobState
 from beam_pipeline.dataset.writer import ShardWriter
 from beam_pipeline.errors import ImageShardsError, UsageError, from_worker
 from beam_pipeline.schema import example
+from reader import load_info
 from tests import make
 from tests.servers import Gcs
 from tools.engines import pieces
@@ -119,8 +121,6 @@ def test_a_pipeline_that_died_is_resumed_by_the_same_plan_and_keeps_another_out(
             beam_pipeline.run(config(folder, output))
     write(config(folder, output))
     manifest = make.manifest(published)
-    from imageshards import load_info
-
     assert load_info(f"{output}/photos").manifest["self_sha256"] == manifest["self_sha256"]
     with pytest.raises(UsageError, match=r"/1\.0\.0 is published: choose another version, or overwrite=True"):
         write(config(folder, output))
@@ -138,6 +138,23 @@ def test_restart_discards_what_a_pipeline_wrote(folder: Path, output: str, monke
     other = config(folder, output, seed=1, restart=True)
     write(other) if output.startswith("gs:") else beam_pipeline.run(other)
     assert beam_pipeline.run(dataclasses.replace(other, restart=False)).outcome == "already published"
+
+
+def test_what_a_pipeline_left_that_died_after_it_had_published_stops_nobody(
+    folder: Path, published: Path, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left_behind() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(JobState, "clear", lambda *_: None)
+            write(config(folder, output, overwrite=True))
+
+    left_behind()
+    assert beam_pipeline.run(config(folder, output)).outcome == "already published"
+    assert not JobState(config(folder, output)).exists()
+    left_behind()
+    write(config(folder, output, overwrite=True))  # of the same plan
+    assert not JobState(config(folder, output)).exists()
+    assert load_info(f"{output}/photos").manifest == make.manifest(published)
 
 
 def test_a_local_version_that_a_command_writes_is_left_alone(folder: Path, tmp_path: Path) -> None:
