@@ -22,7 +22,7 @@ from beam_pipeline.dataset.base import choose_base
 from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.dataset.compare import Comparison, check_same, compare, is_job, read_run
 from beam_pipeline.dataset.preconditions import check_unpublished, read_manifest, resolve
-from beam_pipeline.dataset.state import JobState, at_once
+from beam_pipeline.dataset.state import JobState, run_concurrently
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.images import resize
 from beam_pipeline.inputs import manifest_rows
@@ -86,7 +86,7 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         return None
     with _translating_early_errors():
         manifest: Manifest | None
-        config, manifest = at_once(partial(resolve, config), partial(read_manifest, config))
+        config, manifest = run_concurrently(partial(resolve, config), partial(read_manifest, config))
         if config.overwrite:
             manifest = None
         in_job = manifest is not None and job is not None and not job.is_local and is_job(config, manifest.content)
@@ -127,11 +127,11 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         # In an object store the job itself finds that another one has published meanwhile.
         if storage.is_local(config.output) and not config.overwrite and (manifest := read_manifest(config)) is not None:
             return _already_published(manifest, compare(config, manifest.content))
-        for notice in filter(None, (duplicates.notice(config), manifest_rows.box_notice(config))):
+        for notice in filter(None, (duplicates.reads_twice_notice(config), manifest_rows.box_notice(config))):
             print_line(f"warning: {notice}", sys.stderr)
         if not job.write(config, command):
             return None
-        manifest, run = at_once(partial(read_manifest, config), partial(read_run, config))
+        manifest, run = run_concurrently(partial(read_manifest, config), partial(read_run, config))
         if manifest is None:
             raise ImageShardsError(f"the job has ended, but {config.dataset_url} isn't published: see its log")
         return dataclasses.replace(manifest, outcome=PUBLISHED, run=run)

@@ -62,8 +62,8 @@ class SavedGroups(NamedTuple):
 
 def totals(saved: Sequence[SavedGroups]) -> Duplicates:
     """What the manifest says of duplicates."""
-    counts = [bucket.counts for bucket in saved]
-    return Duplicates(*(sum(getattr(one, name) for one in counts) for name in Duplicates.__struct_fields__))
+    counts = [groups.counts for groups in saved]
+    return Duplicates(*(sum(getattr(bucket, name) for bucket in counts) for name in Duplicates.__struct_fields__))
 
 
 def with_md5s(config: Config, refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
@@ -104,7 +104,7 @@ def find_groups(refs: Iterable[ImageRef], most_bytes: int) -> list[Group]:
     """
     known = ((listed_md5(ref), ref) for ref in refs if 0 < ref.source_bytes <= most_bytes)
     ordered = sorted((md5, relative_path_bytes(ref.path), ref.label, ref.split) for md5, ref in known if md5)
-    grouped = [(md5, tuple(one[1:] for one in same)) for md5, same in groupby(ordered, key=lambda one: one[0])]
+    grouped = [(md5, tuple(image[1:] for image in same)) for md5, same in groupby(ordered, key=lambda image: image[0])]
     return [Group(md5, images) for md5, images in grouped if len(images) > 1]
 
 
@@ -140,7 +140,7 @@ def _file(bucket: int) -> str:
     return f"duplicates/{bucket:05d}.jsonl"
 
 
-def check(config: Config, groups: Iterable[Group]) -> None:
+def check_duplicates(config: Config, groups: Iterable[Group]) -> None:
     """End the job if it may not have these groups: any with `--duplicates fail`, with `drop` one of several classes.
 
     Raises:
@@ -152,8 +152,8 @@ def check(config: Config, groups: Iterable[Group]) -> None:
     if not bad:
         return
     path, label, _ = bad[0][0]
-    other_path, other_label, _ = next((one for one in bad[0] if one[1] != label), bad[0][1])
-    names = [one.decode("utf-8", "surrogateescape") for one in (path, other_path)]
+    other_path, other_label, _ = next((image for image in bad[0] if image[1] != label), bad[0][1])
+    names = [image.decode("utf-8", "surrogateescape") for image in (path, other_path)]
     classes = f", but their classes are {label!r} and {other_label!r}" if label != other_label else ""
     raise ImageShardsError(
         f"--duplicates {config.duplicates}: {names[0]!r} and {names[1]!r} hold the same bytes{classes}; "
@@ -161,7 +161,7 @@ def check(config: Config, groups: Iterable[Group]) -> None:
     )
 
 
-def notice(config: Config) -> str | None:
+def reads_twice_notice(config: Config) -> str | None:
     """What a user should know before the job runs, or None."""
     if config.duplicates == "keep":
         return None

@@ -19,7 +19,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.duplicates import SavedGroups
-from beam_pipeline.dataset.state import JobState, Outcome, at_once
+from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently
 from beam_pipeline.dataset.totals import DatasetTotals, SummedFile
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError
@@ -120,8 +120,8 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run, saved: Seque
         expected = {*sums, schema.RUN_FILE, *(file for name in shards for file in (name.file, name.table_file))}
         others = [file for file in listed.values() if is_ours(file.path, config.name) and file.path not in expected]
         deleted = {storage.join(config.dataset_url, file.path): file.generation for file in others}
-        at_once(partial(state.delete_all, deleted), *(partial(put, *item) for item in files.items()))
-    at_once(state.check, *(partial(put, *item) for item in last))
+        run_concurrently(partial(state.delete_all, deleted), *(partial(put, *item) for item in files.items()))
+    run_concurrently(state.check, *(partial(put, *item) for item in last))
     _commit(config, state, seal_manifest(manifest))
     return manifest
 
@@ -130,7 +130,7 @@ def _commit(config: Config, state: JobState, manifest: bytes) -> None:
     """Write the manifest; take it back if another job has begun the version since this one last looked at the claim."""
     store = storage.open_storage(config.output, config.io_deadline)
     url = storage.join(config.dataset_url, schema.MANIFEST_FILE)
-    is_new, left = at_once(partial(store.create, url, manifest), state.files)
+    is_new, left = run_concurrently(partial(store.create, url, manifest), state.files)
     if not is_new:
         raise SupersededError.published(config.dataset_url)
     try:

@@ -34,15 +34,15 @@ _DELETES_IN_FLIGHT = 32
 Answer = TypeVar("Answer", PlannedJob, ComparedInputs)
 
 
-def at_once(*calls: Callable[[], Any]) -> list[Any]:
+def run_concurrently(*calls: Callable[[], Any]) -> list[Any]:
     """The results of calls that wait for storage but not for each other; the first error, once all have ended."""
     pool = ThreadPoolExecutor(len(calls))
     try:
-        done = [pool.submit(call) for call in calls]
-        wait(done)
+        futures = [pool.submit(call) for call in calls]
+        wait(futures)
     finally:
         pool.shutdown(wait=False)  # Ctrl-C needn't wait for requests that are tried again
-    return [one.result() for one in done]
+    return [future.result() for future in futures]
 
 
 class Outcome(Enum):
@@ -152,7 +152,7 @@ class JobState:
             files = self._store.files(version)
             return {file.path: file.generation for file in files if config.overwrite or is_ours(file.path, config.name)}
 
-        of_dataset, of_state = at_once(of_version, self.files)
+        of_dataset, of_state = run_concurrently(of_version, self.files)
         old = {join(version, path): generation for path, generation in of_dataset.items()}
         old |= {join(self.url, path): of_state[path] for path in of_state if not path.startswith(_KEPT)}
         return old

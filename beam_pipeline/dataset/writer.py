@@ -25,7 +25,7 @@ from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.dataset.base import stored_images
 from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.progress import report
-from beam_pipeline.dataset.state import JobState, Outcome, at_once
+from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently
 from beam_pipeline.dataset.totals import SummedFile
 from beam_pipeline.errors import ImageShardsError, Reject, StorageError
 from beam_pipeline.images import EncodedImage
@@ -83,7 +83,7 @@ class ShardWriter:
         self._class_ids = {label: number for number, label in enumerate(plan.classes)}
         self._target = storage.open_storage(config.output, config.io_deadline)
         self._state = JobState(config, claimed.run)
-        self._done = self._told = 0
+        self._done = self._counted_before = 0
 
     def write(self, split: str, index: int, refs: Iterable[ImageRef]) -> Finished:
         """Write one shard, unless it is finished already.
@@ -100,7 +100,7 @@ class ShardWriter:
             files = (name.file, name.index_file, name.table_file)
             urls = [*map(self._url, files), self._state.sidecar_url(name)]
             looks = (partial(self._target.stat, url) for url in urls)
-            sidecar, _, *stats = at_once(partial(self._state.sidecar, name), self._check, *looks)
+            sidecar, _, *stats = run_concurrently(partial(self._state.sidecar, name), self._check, *looks)
             was_finished = sidecar is not None and self._is_finished(name, sidecar)
             if sidecar is None or not was_finished:
                 in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
@@ -116,8 +116,8 @@ class ShardWriter:
 
     def newly_done(self) -> int:
         """How many images got a record or a reject since the last call; one thread may ask while another writes."""
-        before, self._told = self._told, self._done
-        return self._told - before
+        before, self._counted_before = self._counted_before, self._done
+        return self._counted_before - before
 
     def _is_finished(self, name: ShardName, sidecar: Sidecar) -> bool:
         """Whether an earlier attempt at this plan wrote the shard."""
@@ -192,7 +192,7 @@ class ShardWriter:
             table_sums = file_sums(columns)
         urls = {self._url(file): content for file, content in small.items()}
         writes = [partial(self._state.put, url, content, seen[url], self._check) for url, content in urls.items()]
-        listed = at_once(partial(self._target.stat, url), self._check, *writes)[0]
+        listed = run_concurrently(partial(self._target.stat, url), self._check, *writes)[0]
         counts.used = usage.take()
         sidecar = Sidecar(
             plan=self._plan.sha256,

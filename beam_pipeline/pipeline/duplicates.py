@@ -54,7 +54,7 @@ def _mark(bucket: Pages, config: Config) -> Iterator[Any]:
     """Keyed `Page`s of a bucket; its groups to the output `_GROUPS`."""
     number, pages = bucket
     groups = duplicates.find_groups(chain.from_iterable(pages), config.image_options.max_image_bytes)
-    duplicates.check(config, groups)
+    duplicates.check_duplicates(config, groups)
     marked = duplicates.marked(chain.from_iterable(pages), groups if config.duplicates == "drop" else [])
     while page := Page(islice(marked, PAGE_REFS)):
         yield keyed(page)

@@ -89,7 +89,7 @@ class _EstimateSizesFn(beam.DoFn):  # type: ignore[misc]
 
     def process(self, pages: Pages, summary: ListingSummary, sample: list[Measurement]) -> None:
         if self._model is None:
-            self._model = SizeModel.learn((one.path, one.source_bytes, one.record_bytes) for one in sample)
+            self._model = SizeModel.learn((image.path, image.source_bytes, image.record_bytes) for image in sample)
         self._total.add(chain.from_iterable(pages[1]), self._model, summary.images)
 
     def finish_bundle(self) -> Iterator[Any]:

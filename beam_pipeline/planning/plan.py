@@ -134,8 +134,8 @@ def plan_job(
         ImageShardsError: no image is in split train.
     """
     if "train" not in sizes.histograms:
-        found = ", ".join(sorted(sizes.histograms))
-        raise ImageShardsError(f"no image is in split 'train' (found {found}): see --splits and --layout")
+        names = ", ".join(sorted(sizes.histograms))
+        raise ImageShardsError(f"no image is in split 'train' (found {names}): see --splits and --layout")
     splits = {
         split: plan_split(histogram, shards_of(config, split, histogram.total_bytes))
         for split, histogram in sorted(sizes.histograms.items())

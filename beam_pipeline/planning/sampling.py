@@ -69,10 +69,10 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
     with ThreadPoolExecutor(1) as thread:
         begun = thread.submit(begin)  # while the first images are fetched
         try:
-            for one in convert_all(config, refs, convert):
-                ref, reject = one.ref, one.result if isinstance(one.result, Reject) else None
-                record_bytes, sums = (0, None) if isinstance(one.result, Reject) else one.result
-                yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject, one.cpu_s)
+            for image in convert_all(config, refs, convert):
+                ref, reject = image.ref, image.result if isinstance(image.result, Reject) else None
+                record_bytes, sums = (0, None) if isinstance(image.result, Reject) else image.result
+                yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject, image.cpu_s)
         except StorageError:
             raise
         except Exception:
@@ -84,7 +84,7 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
 
 def statistics(sample: Iterable[Measurement]) -> Statistics:
     """Channel mean and standard deviation of the sampled train images (of all, if the sample holds none of train)."""
-    measured = [(one.split, one.sums) for one in sample if one.sums is not None]
+    measured = [(image.split, image.sums) for image in sample if image.sums is not None]
     chosen = [sums for split, sums in measured if split == "train"] or [sums for _, sums in measured]
     count = sum(sums.count for sums in chosen)
     means, deviations = [], []
@@ -104,7 +104,7 @@ def _digits(value: Decimal) -> str:
 
 def cpu_s_an_image(sample: Sequence[Measurement]) -> float:
     """What converting an image takes; the dearest one isn't counted, since a process's first image loads the codec."""
-    seconds = sorted(one.cpu_s for one in sample)
+    seconds = sorted(image.cpu_s for image in sample)
     kept = seconds[: max(1, len(seconds) - 1)]
     return sum(kept) / len(kept) if kept else 0.0
 
@@ -115,7 +115,7 @@ def check_sample(sample: list[Measurement], images_listed: int, max_reject_fract
     Raises:
         ImageShardsError: more than the limit where everything was sampled, clearly more where it is a part.
     """
-    rejected = sorted((one.path, one.reject.reason, one.reject.detail) for one in sample if one.reject is not None)
+    rejected = sorted((image.path, image.reject.reason, image.reject.detail) for image in sample if image.reject)
     everything = len(sample) >= images_listed
     limit = Fraction(str(max_reject_fraction)) * len(sample)  # in floats 0.29 of 100 is less than 29
     if len(rejected) > (limit if everything else 3 + 3 * limit):
