@@ -82,12 +82,7 @@ def test_an_error_is_the_same_as_elsewhere_and_a_plan_is_printed(kernel: Kernel,
     assert kernel.run(call.format("photos", ", plan_only=True")).startswith("train: 40 images in 1 shard of about ")
 
 
-# Known bug: the job goes on to its end. The thread that sees the kernel go calls end_process, which sets handlers of
-# signals, and that raises ValueError outside the main thread.
-OUTLIVES = pytest.mark.xfail(reason="a job outlives its kernel", strict=True)
-
-
-@pytest.mark.parametrize("how", ["interrupted", pytest.param("killed", marks=OUTLIVES)])
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
 def test_the_stop_button_is_one_line_and_no_job_outlives_its_kernel(kernel: Kernel, tmp_path: Path, how: str) -> None:
     folder = make.class_folders(tmp_path / "many", {"a": 12}, size=(1600, 1200))
     for number in range(300):  # more than are converted meanwhile
