@@ -80,10 +80,11 @@ def data(gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> Path:
         data.joinpath(name).write_text(text, encoding="latin-1")
     assert make.run("--input", f"{data}/photos", "--output", f"{data}/done", "--name", "photos").code == 0
     shutil.copytree(data / "done/photos", data / "moved/pics")
-    shutil.copytree(data / "done", data / "lost")
+    for copy in ("lost", "corrupt", "cut"):
+        shutil.copytree(data / "done", data / copy)
     (data / "lost/photos/1.0.0/manifest.json").unlink()
-    shutil.copytree(data / "done", data / "corrupt")
     make.flip_byte(data / "corrupt/photos/1.0.0/manifest.json")
+    (data / "cut/photos/1.0.0/manifest.json").write_text('{"format_version": 2, "name": "pho')
     open_claim(Config(output=f"{data}/busy", input=f"{data}/photos", name="photos")).acquire()
     return data
 

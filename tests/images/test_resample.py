@@ -121,20 +121,18 @@ def test_what_is_no_image_of_bytes_is_refused(
         KERNEL.resize(source, out, SQUARE, name, size)
 
 
-@pytest.mark.parametrize("resample", RESAMPLING)
-def test_every_file_is_stored_with_the_same_bytes_without_it(resample: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_is_stored_with_the_same_bytes_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     large = {  # several blocks of memory, averaged first, taller than 100 times its width
         "large": picture(2100, 2100), "reduced": picture(700, 500), "tall": picture(5, 700), "wide": picture(700, 5),
     }  # fmt: skip
-    files = every_kind() | {name: encoded(image, "PNG") for name, image in large.items()}
-    sizes = ((40, 50), (1100, 1200), (7, 300))
-    jobs = [
-        (name, data, DEFAULTS._replace(size=size, resize_mode=mode, resample=resample, channels=channels))
-        for number, (name, data) in enumerate(files.items())
-        for mode, channels, size in [
-            (RESIZE_MODES[number % len(RESIZE_MODES)], 1 + 2 * (number % 2), sizes[number % 3])
-        ]
-    ]
+    filters = list(RESAMPLING)
+    files = [(name, data, filters[number % len(filters)]) for number, (name, data) in enumerate(every_kind().items())]
+    files += [(name, encoded(image, "PNG"), resample) for name, image in large.items() for resample in filters]
+    sizes, jobs = ((40, 50), (1100, 1200), (7, 300)), []
+    for number, (name, data, resample) in enumerate(files):
+        mode, size = RESIZE_MODES[number % len(RESIZE_MODES)], sizes[number % 3]
+        options = DEFAULTS._replace(size=size, resize_mode=mode, resample=resample, channels=1 + 2 * (number % 2))
+        jobs.append((name, data, options))
     compiled = [convert(data, options).data for _, data, options in jobs]
     monkeypatch.setattr(resize, "kernel", lambda: None)
     for (name, data, options), expected in zip(jobs, compiled, strict=True):
