@@ -93,7 +93,7 @@ for images, labels in batches:
             f"epoch {number}: loss {state['loss'] / len(epoch):.4f}, val_loss {loss:.4f}, val_accuracy {accuracy:.4f}"
         )
         state["loss"] = jnp.zeros_like(state["loss"])
-    if within == 0 or within % args.checkpoint_steps == 0:
+    if within % args.checkpoint_steps == 0:
         np.savez(new, *jax.tree.leaves(state), batches=json.dumps(batches.get_state()))
         os.replace(new, path)
 np.savez(args.out / "params.npz", **state["params"])

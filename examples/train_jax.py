@@ -90,7 +90,7 @@ for step in range(done + 1, args.epochs * len(train) + 1):
         loss, accuracy = sum(eval_step(state["params"], *batch) for batch in evals) / info.records("validation")
         print(f"epoch {epoch}: loss {state['loss'] / len(train):.4f}, val_loss {loss:.4f}, val_accuracy {accuracy:.4f}")
         state["loss"] = jnp.zeros_like(state["loss"])
-    if within == 0 or step % args.checkpoint_steps == 0:
+    if within % args.checkpoint_steps == 0:
         manager.save(step, args=Composite(state=StandardSave(state), position=JsonSave(batches.state_dict())))
 manager.close()  # a checkpoint is written in the background
 np.savez(args.out / "params.npz", **state["params"])
