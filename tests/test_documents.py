@@ -18,9 +18,8 @@ import reader
 from beam_pipeline import __version__, sample_data
 from tests.make import ROOT
 
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md"), *ROOT.glob("deploy/*.md")]
-)
+FOLDERS = (".", "docs", "docs/decisions", "deploy", "examples")
+PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md"))
 
 
 def anchors(page: Path) -> set[str]:
