@@ -77,9 +77,8 @@ state = {"params": params, "velocity": jax.tree.map(jnp.zeros_like, params), "lo
 state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
 manager = CheckpointManager(args.out.absolute() / "checkpoints", options=CheckpointManagerOptions(max_to_keep=2))
 if done := manager.latest_step() or 0:
-    saved = manager.restore(done, args=Composite(state=StandardRestore(state), position=JsonRestore()))
-    state = saved.state
-    batches.load_state_dict(saved.position)
+    batches.load_state_dict(manager.restore(done, args=Composite(position=JsonRestore())).position)
+    state = manager.restore(done, args=Composite(state=StandardRestore(state))).state
     print(f"continuing after step {done}")
 
 # --- Train. An epoch is len(train) steps; its loss is summed in the state.

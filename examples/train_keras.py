@@ -81,7 +81,7 @@ with scope:
         ]
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # Weighted, so that padding doesn't count. Keras' own val_loss is too small by it.
+    # Weighted, so that padding doesn't count, as it does in Keras' own val_loss.
     metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="cross_entropy")]
     model.compile(keras.optimizers.Adam(LEARNING_RATE), loss, weighted_metrics=metrics)
 

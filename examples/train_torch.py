@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import imageshards
@@ -61,9 +60,11 @@ blocks = [
     nn.Sequential(nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GroupNorm(8, after), nn.ReLU())
     for before, after in itertools.pairwise((info.image.channels, *FILTERS))
 ]
+for block in blocks:
+    nn.init.kaiming_normal_(block[0].weight)  # for ReLU, as the default isn't
 head = [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(FILTERS[-1], info.num_classes)]
 net = nn.Sequential(*blocks, *head).to(device, memory_format=torch.channels_last)
-model = DistributedDataParallel(net) if is_distributed else net
+model = nn.parallel.DistributedDataParallel(net) if is_distributed else net
 optimizer = torch.optim.AdamW(net.parameters(), LEARNING_RATE)
 cross_entropy = nn.CrossEntropyLoss(reduction="none")
 
@@ -72,9 +73,9 @@ path, step, loss_sum = args.out / "checkpoint.pt", 0, torch.zeros((), device=dev
 args.out.mkdir(parents=True, exist_ok=True)
 if path.exists():
     saved = torch.load(path, map_location=device, weights_only=True)
+    dataset.load_state_dict(saved["dataset"])
     net.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    dataset.load_state_dict(saved["dataset"])
     step, loss_sum = saved["step"], saved["loss_sum"]
     tell(f"continuing after step {step}")
 

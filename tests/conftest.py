@@ -28,6 +28,7 @@ _SLOW_FILES = (
     "test_tutorial.py",
     "test_moving.py",
     "test_kill.py",
+    "test_examples.py",
     "test_jax.py",
     "test_decoder.py",
     "test_engines.py",
