@@ -18,9 +18,11 @@ from tests.make import ROOT
 EXAMPLES = ROOT / "examples"
 # 5 steps an epoch of tests/examples' dataset: a checkpoint within each, and some steps after it that a kill loses.
 OPTIONS = ("--epochs", "3", "--batch_size", "8", "--checkpoint_steps", "3")
-# What is printed when 10 steps are trained, before what follows them is saved.
-SECOND_EPOCH = {"train_keras.py": "Epoch 3/3"}
-_CHEAP = {
+# What is printed after 10 steps, before they are saved; Keras then begins its third epoch.
+KILLED_AT = {"train_keras.py": "Epoch 3/3"}
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",  # only CPUs promise the same bits
     "OMP_NUM_THREADS": "1",  # PyTorch's threads spin while they wait
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "XLA_FLAGS": "--xla_backend_optimization_level=0",
@@ -48,7 +50,7 @@ def run(command: Sequence[object], environment: Mapping[str, str]) -> tuple[int,
     """Exit code and output of a process, which finds the packages by tests/conftest.py."""
     done = subprocess.run(
         [sys.executable, *map(str, command)],
-        env={**os.environ, **_CHEAP, **environment},
+        env={**os.environ, **_ENVIRONMENT, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -68,11 +70,12 @@ def check_resume(script: str, url: str, folder: Path, result: str, launcher: Seq
         launcher: before the script, as torchrun.
         env: more variables of the environment.
     """
-    options, kill = (EXAMPLES / script, url, *OPTIONS), (Path(__file__).with_name("kill.py"), SECOND_EPOCH.get(script))
+    options = (EXAMPLES / script, url, *OPTIONS)
+    kill = (Path(__file__).with_name("kill.py"), KILLED_AT.get(script, "epoch 2:"))
     env["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
     code, said = run([*launcher, *options, "--out", folder / "complete"], env)
     assert (code, "continuing" in said) == (0, False), said
-    code, said = run([*launcher, kill[0], kill[1] or "epoch 2:", *options, "--out", folder / "killed"], env)
+    code, said = run([*launcher, *kill, *options, "--out", folder / "killed"], env)
     assert code == (1 if "torch.distributed.run" in launcher else -signal.SIGKILL), said
     code, said = run([*launcher, *options, "--out", folder / "killed"], env)
     assert (code, "continuing after step " in said) == (0, True), said
