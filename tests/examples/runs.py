@@ -33,8 +33,8 @@ _NEEDS = {
     "tensorflow": ("TensorFlow", "tensorflow"),
     "jax": ("JAX", "jax"),
     "torch": ("PyTorch", "torch"),
-    "grain": ("Grain", "test"),
-    "orbax": ("Orbax", "test"),
+    "grain": ("Grain", "examples"),
+    "orbax": ("Orbax", "examples"),
 }
 
 
