@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*beam_pipeline.__all__, *_reader().__all__})
+    return sorted({ImageShardsError.__name__, *beam_pipeline.__all__, *_reader().__all__})
 
 
 def _reader() -> ModuleType:

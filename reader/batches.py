@@ -196,8 +196,8 @@ class Batches:
         """The same batches from another position on: files that are open stay open, nothing is checked again.
 
         Raises:
-            ValueError: it is another dataset's position, or of another seed than was given; or the batch can't be
-                divided by the hosts.
+            UsageError: it is another dataset's position, or of another seed than was given.
+            ValueError: the batch can't be divided by the hosts.
         """
         moved = copy.copy(self)
         moved.start = self._continued(position)
@@ -303,11 +303,11 @@ class Batches:
         for name, meaning in (("source", _differing(self.start, position)), ("records", "number of records")):
             ours, given = getattr(self.start, name), getattr(position, name)
             if ours != given:
-                raise ValueError(f"the position was made with another {meaning}: {given!r}, here it is {ours!r}")
+                raise UsageError(f"the position was made with another {meaning}: {given!r}, here it is {ours!r}")
         for name in ("seed", "window_runs"):
             given, used = self._arguments.get(name), getattr(position, name)
             if given is not None and used not in (given, getattr(self._beginning, name)):  # windows may be cut
-                raise ValueError(f"the position was made with another {name}: {used}, here it is {given}")
+                raise UsageError(f"the position was made with another {name}: {used}, here it is {given}")
         return position.on(global_batch_size=self.start.global_batch_size, hosts=self.hosts)
 
     def _sizes(self) -> list[int]:
@@ -498,8 +498,8 @@ def train_batches(
         values; arrays of objects [b] for bytes and for lists of any length.
 
     Raises:
-        ValueError: the batch can't be divided by the hosts or replicas; the position is of another dataset or seed.
-        UsageError: no such split, class or column, nothing is selected, mixed stored sizes without `image_size`, or an
+        ValueError: the batch can't be divided by the hosts or replicas.
+        UsageError: the position is of another dataset or seed, no such split, class or column, nothing is selected, mixed stored sizes without `image_size`, or an
             argument's value is invalid.
         ImageShardsError: a shard is missing or has another size than the manifest says; or the dataset has no record
             tables to select by.

@@ -26,9 +26,8 @@ from beam_pipeline.schema.job import Run
 from tests.make import ROOT
 from tools.engines import cluster, portable
 
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md"), *ROOT.glob("deploy/*.md")]
-)
+FOLDERS = (".", "docs", "docs/decisions", "deploy", "examples")
+PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md"))
 
 
 def anchors(page: Path) -> set[str]:

@@ -76,8 +76,8 @@ def test_no_message_of_either_package_names_another_program() -> None:
         assert not found or path.name == "__main__.py", path
 
 
-def test_public_names_are_both_packages_and_nothing_else() -> None:
-    both = {*beam_pipeline.__all__, *reader.__all__}
+def test_public_names_are_both_packages_and_the_error_to_catch() -> None:
+    both = {"ImageShardsError", *beam_pipeline.__all__, *reader.__all__}
     assert set(dir(imageshards)) == both == set(imageshards.__all__)
     assert dir(beam_pipeline) == sorted(beam_pipeline.__all__)
     for package in (beam_pipeline, reader):

@@ -83,7 +83,7 @@ def done(*command: object, **more: Any) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `make wheel` builds: a wheel from an sdist, as `pip install` of a published sdist would."""
-    source = copied(tmp_path_factory.mktemp("wheel") / "source", "tests", "deploy", "tools")
+    source = copied(tmp_path_factory.mktemp("wheel") / "source", "tests", "deploy", "examples", "tools")
     if COMPILES:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done(source / "tools" / "wheel.sh", env={**os.environ, "PATH": path})
@@ -165,6 +165,17 @@ def test_an_installed_wheel_says_that_dataflow_needs_an_image_or_a_checkout(inst
     refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: --sdk_container_image is missing: without an image, ")
+
+
+def test_setup_py_makes_the_sdist_that_dataflow_stages(tmp_path: Path) -> None:
+    command = ("setup.py", "-q", "sdist", "--dist-dir", tmp_path / "dist")
+    done(sys.executable, *command, cwd=copied(tmp_path / "source", "tests", "deploy", "examples"))
+    (made,) = (tmp_path / "dist").glob("imageshards-*.tar.gz")
+    with tarfile.open(made) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    more = ("beam_pipeline/images/resample.c", "constraints.txt", "deploy/Dockerfile", "deploy/requirements-worker.txt")
+    assert modules() | {*more, "examples/README.md", "examples/train_jax.py"} <= names
+    assert not any(name.startswith("tests/") for name in names)
 
 
 def test_a_trainer_gets_no_beam_and_a_worker_no_tensorflow() -> None:

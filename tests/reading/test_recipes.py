@@ -20,7 +20,6 @@ from tests.reading.without import run_without
 DOCUMENT = make.ROOT / "docs" / "reader.md"
 NEEDS = {
     "torch": "PyTorch is not installed: pip install 'imageshards[torch]'",
-    "grain": "Grain is not installed: pip install 'imageshards[test]'",
     "jax": "JAX is not installed: pip install 'imageshards[jax]'",
 }
 

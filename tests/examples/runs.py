@@ -1,0 +1,85 @@
+"""Runs of an example: to the end; killed by SIGKILL in its second epoch, and resumed by the same command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.make import ROOT
+
+EXAMPLES = ROOT / "examples"
+# 5 steps an epoch of tests/examples' dataset: a checkpoint within each, and some steps after it that a kill loses.
+OPTIONS = ("--epochs", "3", "--batch_size", "8", "--checkpoint_steps", "3")
+# What is printed after 10 steps, before they are saved; Keras then begins its third epoch.
+KILLED_AT = {"train_keras.py": "Epoch 3/3"}
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",  # only CPUs promise the same bits
+    "OMP_NUM_THREADS": "1",  # PyTorch's threads spin while they wait
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+_NEEDS = {
+    "keras": ("Keras", "train"),
+    "tensorflow": ("TensorFlow", "tensorflow"),
+    "jax": ("JAX", "jax"),
+    "torch": ("PyTorch", "torch"),
+    "grain": ("Grain", "examples"),
+    "orbax": ("Orbax", "examples"),
+}
+
+
+def skip_without(*modules: str) -> None:
+    """Skip a test if one of them isn't installed."""
+    for module in modules:
+        if find_spec(module) is None:
+            name, extra = _NEEDS[module]
+            pytest.skip(f"{name} is not installed: pip install 'imageshards[{extra}]'")
+
+
+def run(command: Sequence[object], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Exit code and output of a process, which finds the packages by tests/conftest.py."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env={**os.environ, **_ENVIRONMENT, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, done.stdout
+
+
+def check_resume(script: str, url: str, folder: Path, result: str, launcher: Sequence[str] = (), **env: str) -> None:
+    """Fail the test unless a run that was killed ends with the bytes of an uninterrupted one.
+
+    Args:
+        script: an example's file name.
+        url: the dataset.
+        folder: for the runs.
+        result: the file with the trained arrays that the example leaves, .npz or .pt; both are zip archives.
+        launcher: before the script, as torchrun.
+        env: more variables of the environment.
+    """
+    options = (EXAMPLES / script, url, *OPTIONS)
+    kill = (Path(__file__).with_name("kill.py"), KILLED_AT.get(script, "epoch 2:"))
+    env["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
+    code, said = run([*launcher, *options, "--out", folder / "complete"], env)
+    assert (code, "continuing" in said) == (0, False), said
+    code, said = run([*launcher, *kill, *options, "--out", folder / "killed"], env)
+    assert code == (1 if "torch.distributed.run" in launcher else -signal.SIGKILL), said
+    code, said = run([*launcher, *options, "--out", folder / "killed"], env)
+    assert (code, "continuing after step " in said) == (0, True), said
+    complete, killed = (zipfile.ZipFile(folder / name / result) for name in ("complete", "killed"))
+    names = complete.namelist()
+    assert len(names) > 4 and names == killed.namelist()
+    assert [name for name in names if complete.read(name) != killed.read(name)] == []

@@ -1,0 +1,41 @@
+"""The scripts in examples/: each, killed and resumed, ends with the weights of a run that nothing interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.examples.runs import EXAMPLES, check_resume, skip_without
+from tests.reading.shards import make_dataset
+
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+# The file that holds the trained arrays, and what each needs besides the reader.
+RESULTS = {
+    "train_grain.py": ("params.npz", "grain", "jax"),
+    "train_jax.py": ("params.npz", "jax", "orbax"),
+    "train_keras.py": ("step-000000015.npz", "keras", "tensorflow"),
+    "train_torch.py": ("model.pt", "torch"),
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("examples") / "1.0.0"
+    return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 16), tables=True)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_example_that_is_killed_and_resumed_ends_with_the_same_weights(
+    script: str, url: str, tmp_path: Path
+) -> None:
+    result, *modules = RESULTS[script]
+    skip_without(*modules)
+    check_resume(script, url, tmp_path, result, KERAS_BACKEND="tensorflow")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_example_is_short_and_the_readme_says_whom_it_is_for(script: str) -> None:
+    lines = len((EXAMPLES / script).read_text().splitlines())
+    assert lines <= (130 if script == "train_torch.py" else 100)
+    assert f"]({script})" in (EXAMPLES / "README.md").read_text()
