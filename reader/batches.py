@@ -499,8 +499,8 @@ def train_batches(
 
     Raises:
         ValueError: the batch can't be divided by the hosts or replicas.
-        UsageError: the position is of another dataset or seed, no such split, class or column, nothing is selected, mixed stored sizes without `image_size`, or an
-            argument's value is invalid.
+        UsageError: the position is of another dataset or seed, no such split, class or column, nothing is selected,
+            mixed stored sizes without `image_size`, or an argument's value is invalid.
         ImageShardsError: a shard is missing or has another size than the manifest says; or the dataset has no record
             tables to select by.
         CorruptRecordError: while iterating, after all batches before it: names file, record and byte offset.
