@@ -44,7 +44,7 @@ _SLOW_FILES = (
         "test_why.py",
     ),
     *("test_defaults.py", "test_faults.py", "test_race.py", "test_base.py", "test_tensorflow.py", "test_torch.py"),
-    *("test_keras.py", "test_resume_forms.py", "test_torch_states.py"),
+    *("test_why.py", "test_keras.py", "test_resume_forms.py", "test_torch_states.py"),
 )
 
 
