@@ -32,7 +32,8 @@ from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.compare import Damage
 from beam_pipeline.dataset.progress import ProgressLine
 from beam_pipeline.errors import ImageShardsError, UnforeseenError, UsageError, from_worker
-from beam_pipeline.pipeline import graph, limits
+from beam_pipeline.inputs import limits
+from beam_pipeline.pipeline import graph
 from beam_pipeline.schema.job import Run
 from beam_pipeline.schema.manifest import Content
 from beam_pipeline.storage import usage

@@ -17,7 +17,6 @@ from beam_pipeline import storage
 from beam_pipeline.cli import cost, notebook
 from beam_pipeline.cli.messages import plan_text
 from beam_pipeline.config import Config
-from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.base import choose_base
 from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.dataset.compare import Comparison, check_same, compare, is_job, read_run
@@ -26,6 +25,7 @@ from beam_pipeline.dataset.state import JobState, run_concurrently
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.images import resize
 from beam_pipeline.inputs import manifest_rows
+from beam_pipeline.planning import duplicates
 from beam_pipeline.schema.job import ComparedInputs, PlannedJob
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest
 from beam_pipeline.storage import usage

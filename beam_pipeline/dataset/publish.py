@@ -16,11 +16,9 @@ from msgspec import UNSET
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.claim import SupersededError
-from beam_pipeline.dataset.duplicates import SavedGroups
 from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently
-from beam_pipeline.dataset.totals import DatasetTotals, SummedFile
+from beam_pipeline.dataset.totals import DatasetTotals, SavedGroups, SummedFile, duplicate_totals, saved_lines
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
@@ -94,7 +92,7 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run, saved: Seque
         files: dict[str, bytes | IO[bytes]] = {**small, schema.REJECTS_FILE: reject_file}
         if saved is not None:
             lines = SummedFile(duplicate_file)
-            for part in duplicates.saved_lines(config, saved):
+            for part in saved_lines(config, saved):
                 lines.write(part)
             sums[schema.DUPLICATES_FILE] = lines.sums
             files[schema.DUPLICATES_FILE] = duplicate_file
@@ -102,7 +100,7 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run, saved: Seque
             manifest,
             files={file: of_file.sha256 for file, of_file in sums.items()},
             file_sizes={file: FileSize(of_file.bytes, of_file.crc32c) for file, of_file in sums.items()},
-            duplicates=UNSET if saved is None else duplicates.totals(saved),
+            duplicates=UNSET if saved is None else duplicate_totals(saved),
         )
         used = Usage()
         used.merge(run.used)

@@ -8,10 +8,9 @@ from typing import Any
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.compare import Damage
-from beam_pipeline.dataset.duplicates import SavedGroups, saved_lines
 from beam_pipeline.dataset.publish import metadata_files, reject_lines, shard_names
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.dataset.totals import SummedFile, run_index, run_rows_array
+from beam_pipeline.dataset.totals import SavedGroups, SummedFile, run_index, run_rows_array, saved_lines
 from beam_pipeline.dataset.writer import ClaimedPlan, index_text
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.schema import ShardName

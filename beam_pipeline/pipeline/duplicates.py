@@ -9,10 +9,10 @@ import apache_beam as beam
 from apache_beam.pvalue import AsSingleton
 
 from beam_pipeline.config import Config
-from beam_pipeline.dataset import duplicates
 from beam_pipeline.inputs.folders import ListingSummary, smallest
 from beam_pipeline.inputs.references import sample_size
 from beam_pipeline.pipeline.elements import PAGE_REFS, KeyedPage, Page, Pages, by_key, keyed, reports_errors
+from beam_pipeline.planning import duplicates
 
 _GROUPS = "groups"
 

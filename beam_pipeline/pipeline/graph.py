@@ -9,9 +9,9 @@ from apache_beam.pvalue import AsIter, AsList, AsSingleton
 
 from beam_pipeline import __version__, schema
 from beam_pipeline.config import Config
-from beam_pipeline.dataset import duplicates
 from beam_pipeline.dataset.compare import Damage
 from beam_pipeline.dataset.repair import restore
+from beam_pipeline.dataset.totals import save_groups
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline.comparing import CompareShards, save_comparison
@@ -55,9 +55,7 @@ def build(pipeline: beam.Pipeline | beam.pvalue.PBegin, config: Config, run: Run
     written = shards | "WriteShards" >> WriteShards(config, plan)
     # ("train", 3): its result is in the state
     if groups is not None:
-        saved = AsIter(
-            groups | "SaveDuplicates" >> beam.Map(reports_errors(duplicates.save), config, AsSingleton(plan))
-        )
+        saved = AsIter(groups | "SaveDuplicates" >> beam.Map(reports_errors(save_groups), config, AsSingleton(plan)))
         # lines of duplicates.jsonl, in the state
     facts = summary | "RunFacts" >> beam.Map(_run_facts, run)
     return plan | "PublishDataset" >> beam.Map(publish_dataset, config, AsIter(written), saved, AsSingleton(facts))
@@ -96,7 +94,7 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: Content, dam
             pages = marked if config.duplicates == "drop" else pages
         if restores_duplicates:
             saved = AsIter(
-                groups | "SaveDuplicates" >> beam.Map(reports_errors(duplicates.save), config, AsSingleton(plans))
+                groups | "SaveDuplicates" >> beam.Map(reports_errors(save_groups), config, AsSingleton(plans))
             )
     if damage.shards:
         summaries = AsIter(_rewritten(pages, config, plans, manifest, damage))  # waited for, no more

@@ -13,10 +13,10 @@ from beam_pipeline.config import Config
 from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.inputs import folders, manifest_rows
+from beam_pipeline.inputs import folders, limits, manifest_rows
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary
 from beam_pipeline.inputs.references import ImageRef, sample_size
-from beam_pipeline.pipeline import elements, limits
+from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import (
     PAGE_REFS,
     KeyedPage,

@@ -13,9 +13,9 @@ from apache_beam.pvalue import AsSingleton
 from apache_beam.transforms.window import GlobalWindows
 
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.duplicates import SavedGroups
 from beam_pipeline.dataset.publish import publish
 from beam_pipeline.dataset.shard_queue import ShardQueue, WrittenShard
+from beam_pipeline.dataset.totals import SavedGroups
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import Page, Pages, ShardId, by_key, counter, reports_errors
@@ -89,7 +89,7 @@ def publish_dataset(
 
     Args:
         claimed, config: of the job.
-        saved: of `duplicates.save`, one a bucket of 10,000 images; None if no duplicates are looked for.
+        saved: of `save_groups`, one a bucket of 10,000 images; None if no duplicates are looked for.
         run: content of run.json, but for the end.
     """
     now = time.time()

@@ -10,7 +10,8 @@ import pytest
 from beam_pipeline import Config
 from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.errors import ImageShardsError
-from beam_pipeline.pipeline import graph, limits
+from beam_pipeline.inputs import limits
+from beam_pipeline.pipeline import graph
 from beam_pipeline.schema.job import Run
 
 LINE = (

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_pipeline import schema
-from beam_pipeline.dataset import duplicates
-from beam_pipeline.dataset.duplicates import find_groups
 from beam_pipeline.inputs.references import ImageRef, order_key
 from beam_pipeline.pipeline import writing
+from beam_pipeline.planning import duplicates
+from beam_pipeline.planning.duplicates import find_groups
 from tests import make
 from tests.servers import Gcs
 

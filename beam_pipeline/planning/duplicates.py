@@ -6,18 +6,16 @@ other are in order of the MD5. Empty files are no duplicates of each other: they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import UNCONFIRMED_MD5, convert_all, listed_md5
-from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import canonical_json, relative_path_bytes
-from beam_pipeline.schema.manifest import Duplicates
 
 _BUCKET_IMAGES = 10_000  # a bucket's references are 5 MB
 
@@ -51,19 +49,6 @@ class Group(NamedTuple):
             for path, label, split in self.images
         ]
         return canonical_json({"md5": self.md5.hex(), "classes": self.classes, "splits": self.splits, "images": images})
-
-
-class SavedGroups(NamedTuple):
-    """The groups of one bucket, which are in the state folder, and how many there are."""
-
-    bucket: int
-    counts: Duplicates
-
-
-def totals(saved: Sequence[SavedGroups]) -> Duplicates:
-    """What the manifest says of duplicates."""
-    counts = [groups.counts for groups in saved]
-    return Duplicates(*(sum(getattr(bucket, name) for bucket in counts) for name in Duplicates.__struct_fields__))
 
 
 def with_md5s(config: Config, refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
@@ -114,30 +99,6 @@ def marked(refs: Iterable[ImageRef], groups: Iterable[Group]) -> Iterator[ImageR
     for ref in refs:
         kept = first.get(relative_path_bytes(ref.path))
         yield ref._replace(duplicate_of=kept) if kept is not None else ref
-
-
-def save(bucketed: tuple[int, list[Group]], config: Config, _: object) -> SavedGroups:
-    """Keep a bucket's lines in the state folder, which is ready when there is a plan, for the publisher."""
-    bucket, groups = bucketed
-    JobState(config).write(_file(bucket), b"".join(group.line for group in groups))
-    counts = Duplicates(
-        groups=len(groups),
-        images=sum(len(group.images) for group in groups),
-        across_classes=sum(group.classes > 1 for group in groups),
-        across_splits=sum(group.splits > 1 for group in groups),
-    )
-    return SavedGroups(bucket, counts)
-
-
-def saved_lines(config: Config, saved: Iterable[SavedGroups]) -> Iterator[bytes]:
-    """The parts of `duplicates.jsonl`, in order."""
-    store, url = storage.open_storage(config.output, config.io_deadline), JobState(config).url
-    for bucket in sorted(bucket for bucket, _ in saved):
-        yield store.read(storage.join(url, _file(bucket)))
-
-
-def _file(bucket: int) -> str:
-    return f"duplicates/{bucket:05d}.jsonl"
 
 
 def check_duplicates(config: Config, groups: Iterable[Group]) -> None:
