@@ -15,6 +15,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.utils.retry import Clock
 
 import beam_pipeline
+from beam_pipeline import storage
 from beam_pipeline.cli import dataflow, watch
 from beam_pipeline.cli.main import parse
 from beam_pipeline.conversion import fetch
@@ -220,6 +221,23 @@ def test_a_plan_is_printed_when_its_job_is_done_by_the_command_that_submitted_it
     classes, resizes, _, fleet, *_ = finished.out.splitlines()[1:]
     assert (finished.code, classes) == (0, "5 classes; nothing was written") and resizes.startswith("resize: ")
     assert "of up to 32 workers of e2-standard-4; the workers' start" in fleet
+
+
+def test_repair_compares_in_a_job_and_rewrites_a_corrupt_shard_in_another(api: FakeDataflow, one: Cloud) -> None:
+    api.steps = [Step("RUNNING", act=one.work), Step("DONE")]
+    assert one.run("--num_shards=3").code == 0
+    bucket, _ = storage.bucket_and_name(one.version)
+    name = next(name for name in one.gcs.names(bucket) if name.endswith("-00001-of-00003"))
+    data = one.gcs.get(bucket, name)
+    one.gcs.put(bucket, name, data[:-1] + bytes([data[-1] ^ 1]))
+    finished = one.run("--num_shards=3", "--repair")
+    assert (finished.code, finished.out.partition("\n")[0]) == (0, f"repaired {one.version}"), finished.err
+    assert "comparing: a job on DataflowRunner reads 10 images and 3 shards" in finished.err.splitlines()
+    assert "repairing 1 corrupt shard" in finished.err.splitlines()
+    jobs = [job.content["name"] for job in api.jobs.values()]
+    assert jobs == ["imageshards-photos-1-0-0", "imageshards-photos-1-0-0-compare", "imageshards-photos-1-0-0"]
+    assert one.gcs.get(bucket, name) == data
+    assert not [name for name in one.gcs.names(bucket) if "_state" in name]
 
 
 @pytest.mark.parametrize(("flags", "threads"), [((), 2), (("--decode_threads=5",), 5)])
