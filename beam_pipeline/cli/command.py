@@ -53,7 +53,7 @@ def end_process(number: int = signal.SIGINT) -> NoReturn:
         signal.signal(other, lambda *_: None)  # a process that is started meanwhile would inherit SIG_IGN
     threading.excepthook = lambda _: None  # Beam's threads would print that their workers are gone
     if decoder := sys.modules.get("beam_pipeline.conversion.decoder"):  # not yet imported, it has decoded nothing
-        decoder.take_back_markers()
+        decoder.remove_local_markers()
     # Stopped, they start no others while Beam's threads may be starting some: each is found before any has ended.
     for pause_s, numbers in ((0.0, [signal.SIGSTOP]), (0.1, [signal.SIGSTOP]), (0.1, [signal.SIGTERM, signal.SIGCONT])):
         time.sleep(pause_s)

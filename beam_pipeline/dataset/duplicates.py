@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.fetch import UNCONFIRMED_MD5, convert_all, listed_md5
+from beam_pipeline.conversion.fetch import convert_all
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, Reject
-from beam_pipeline.inputs.references import ImageRef
+from beam_pipeline.inputs.references import UNCONFIRMED_MD5, ImageRef, listed_md5
 from beam_pipeline.schema import canonical_json, relative_path_bytes
 from beam_pipeline.schema.manifest import Duplicates
 
