@@ -18,7 +18,7 @@ from typing import Any
 
 from beam_pipeline import images
 from beam_pipeline.errors import ImageShardsError, Reject
-from beam_pipeline.images import PASSTHROUGH, ChannelSums, EncodedImage, ImageOptions, Source
+from beam_pipeline.images import PASSTHROUGH, ChannelSums, EncodedImage, ImageOptions, SourceInfo
 from beam_pipeline.images.formats import hide_warnings
 from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget, Reserve
 from beam_pipeline.schema import RejectReason
@@ -140,7 +140,7 @@ class _Child:
                 return Reject(RejectReason(reason), detail)
             case {"image": [[int(), int()] as size, [str(), int(), int()] as source, passthrough, sums]}:
                 if passthrough in (None, *PASSTHROUGH):
-                    return EncodedImage(encoded, size[0], size[1], Source(*source), passthrough, _parse_sums(sums))
+                    return EncodedImage(encoded, size[0], size[1], SourceInfo(*source), passthrough, _parse_sums(sums))
         raise ValueError("no answer of `serve`")
 
 
