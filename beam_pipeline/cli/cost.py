@@ -10,10 +10,10 @@ import msgspec
 
 from beam_pipeline import storage
 from beam_pipeline.cli import dataflow
+from beam_pipeline.cli.progress import duration
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.progress import duration
 from beam_pipeline.schema.job import PlannedJob, Run, UnitPrices, Usage
-from beam_pipeline.storage.prices import Price, Rates, dollars, load_prices
+from beam_pipeline.storage.usage import Price, Rates, dollars, load_prices
 from beam_pipeline.text import plural, size_text
 
 # CPU seconds, measured by benchmarks/cost.py: what comes on top of the sample's decoding.

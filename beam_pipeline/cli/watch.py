@@ -14,9 +14,9 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from beam_pipeline.cli import cost, dataflow
+from beam_pipeline.cli.progress import ProgressText, StatusLine, duration
 from beam_pipeline.cli.service import ENDED, Message, Service, ServiceError, state_of, why_refused
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.progress import ProgressText, StatusLine, duration
 from beam_pipeline.errors import ImageShardsError, from_worker
 from beam_pipeline.pipeline import elements
 from beam_pipeline.text import print_line
