@@ -54,7 +54,7 @@ class StatusLine:
         if self._terminal:
             print_line("", self._stream, end="", wipe=True)
 
-    def tell(self, text: str) -> None:
+    def print_above(self, text: str) -> None:
         """Print a permanent line above this one."""
         print_line(text, self._stream, wipe=self._terminal)
         if self._terminal:

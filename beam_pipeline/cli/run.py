@@ -94,6 +94,7 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
 
 def _write(config: Config, job: Job | None, command: Sequence[str]) -> Manifest | None:
     """Check, convert and publish."""
+    manifest: Manifest | None
     with _translating_early_errors():
         check_unpublished(config)
         if config.preflight or (job and job.is_dataflow):

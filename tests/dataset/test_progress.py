@@ -102,7 +102,7 @@ def test_a_reader_of_stderr_who_has_gone_does_not_fail_the_job() -> None:
     gone.close()
     line = StatusLine(gone, log_every_s=0)
     line.show("images 12/40")
-    line.tell("running")
+    line.print_above("running")
     line.wipe()
 
 
