@@ -8,7 +8,7 @@
     ├── NotPublishedError       a folder holds no finished dataset
     │   └── OtherFormatError    it is one of another release
     ├── CorruptRecordError      a record's framing or CRC is wrong (names file, record and byte offset)
-    └── WorkerError             one of these as a runner passes it on; `from_worker` makes it what it was
+    └── WorkerError             one of these as a runner passes it on; `from_worker` restores it
     Reject                      one image gets no record; users never see it as an error
 
 An error's text is one line with the bad value and the fix.

@@ -129,13 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--images", type=int, default=600, metavar="N", help="pictures in all")
     add("--classes", type=int, default=5, metavar="K", help=f"the first 1 to {len(SHAPES)} of {', '.join(SHAPES)}")
     add("--seed", type=int, default=0, metavar="S", help="another seed, other pictures")
-    add(
-        "--broken",
-        type=int,
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help="additional files that can't be decoded (1 in 200 images, at most 3)",
-    )
+    broken_help = "additional files that can't be decoded (1 in 200 images, at most 3)"
+    add("--broken", type=int, default=argparse.SUPPRESS, metavar="N", help=broken_help)
     flags = parser.parse_args(argv)
     try:
         broken = draw_folder(**vars(flags))

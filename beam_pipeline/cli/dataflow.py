@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import beam_pipeline
 from beam_pipeline import storage
@@ -42,15 +42,10 @@ def label(config: Config) -> str:
     return sha256(canonical_json(flags | {name: getattr(config, name) for name in urls + actions}))[:32]
 
 
-class FleetSize(NamedTuple):
-    """How many workers a job has at most, and how many shards each of their processes writes at a time."""
+def fleet_size(shards: int, cores: int, most_workers: int, threads: int | None = None) -> tuple[int, int]:
+    """The most workers, and the shards that each of their processes writes at a time, each in a thread.
 
-    workers: int
-    threads: int
-
-
-def fleet_size(shards: int, cores: int, most_workers: int, threads: int | None = None) -> FleetSize:
-    """Choose the fewest threads that start all shards at once, then the fewest workers.
+    These are the fewest threads that start all shards at once, then the fewest workers.
 
     A worker runs one process per core, and Dataflow fills one worker before the next: with more slots than shards
     some workers are idle. No worker gets more than its share, rounded up to its cores: ⌈shards / workers⌉ + cores - 1.
@@ -61,7 +56,7 @@ def fleet_size(shards: int, cores: int, most_workers: int, threads: int | None =
         threads: of each process, if the command says so.
     """
     threads = threads or min(_quotient(shards, cores * most_workers), _MOST_THREADS)
-    return FleetSize(min(_quotient(shards, cores * threads), most_workers), threads)
+    return min(_quotient(shards, cores * threads), most_workers), threads
 
 
 def _quotient(dividend: int, divisor: int) -> int:

@@ -41,7 +41,7 @@ def check_cloud(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
     try:
         yield _credentials(options)
         yield from _buckets(config, options)
-        yield from _worker_code(options)
+        yield from _worker_versions(options)
         if not options["template_location"]:  # another account may run the template
             yield _api(config, options)
     except ServiceError as error:
@@ -144,7 +144,7 @@ def _contains(location: str, region: str) -> bool:
     return region.startswith(continent) if continent else region == location
 
 
-def _worker_code(options: Mapping[str, Any]) -> Iterator[str]:
+def _worker_versions(options: Mapping[str, Any]) -> Iterator[str]:
     """Check the versions that workers will have, as far as the launcher can see."""
     here, image, file = versions(), options["sdk_container_image"], options["requirements_file"]
     needs = f"Python {sys.version_info.major}.{sys.version_info.minor}, Beam {version('apache-beam')}"

@@ -83,7 +83,12 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
     if config.plan_only and not config.preflight:
         with _translating_early_errors():
             config = resolve(config)
-        _plan(config, job or _job(None, config))
+        job = job or _job(None, config)
+        config = _with_base(job.configured(config))
+        if job.write(config):
+            planned = JobState(config).take(PlannedJob)
+            estimate = cost.estimate_text(config, planned, job.fleet(config))
+            print_line(f"{plan_text(planned.plan)}\nresize: {resize.described()}\n{estimate}")
         return None
     with _translating_early_errors():
         config, manifest = at_once(partial(resolve, config), partial(read_manifest, config))
@@ -174,14 +179,6 @@ def _job(options: PipelineOptions | None, config: Config) -> Job:
     from beam_pipeline.cli.job import Job
 
     return Job(options, config)
-
-
-def _plan(config: Config, job: Job) -> None:
-    config = _with_base(job.configured(config))
-    if job.write(config):
-        planned = JobState(config).take(PlannedJob)
-        estimate = cost.estimate_text(config, planned, job.fleet(config))
-        print_line(f"{plan_text(planned.plan)}\nresize: {resize.described()}\n{estimate}")
 
 
 def _with_base(config: Config) -> Config:

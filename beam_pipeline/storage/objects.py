@@ -218,7 +218,7 @@ def _aws_profile() -> dict[str, Any]:
 
 
 def _received(store: Any, name: str, start: int, stop: int | None) -> Any:
-    """A body, all of it. `get_range` costs twice the CPU, and a reply without a range tells no size of the object."""
+    """A complete body. `get_range` would cost twice the CPU, and its reply doesn't have the object's size."""
     span: Any = {"offset": start} if stop is None else (start, stop)
     try:
         reply = obstore.get(store, name, options={"range": span})
