@@ -64,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if prints_errors:
             logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
         hide_warnings()
+        # Users' own credentials are what docs/dataflow.md recommends.
         filterwarnings("ignore", "Your application has authenticated using end user credentials")
         filterwarnings("ignore", "Unrecognized JobState")  # newer than the library
         with only_our_lines() if is_local else nullcontext():

@@ -108,7 +108,7 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
     for split, content in splits.items():
         wanted = config.num_shards.get(split) if isinstance(config.num_shards, dict) else config.num_shards
         shards = len(content["shards"])
-        if wanted and wanted > shards:  # one for each image
+        if wanted and wanted > shards:  # it has an image for each
             only = f"has only {plural(shards, 'image')}: wrote {plural(shards, 'shard')}"
             lines.append(f"--num_shards {wanted}: split {split!r} {only}")
     if config.compression == "gzip":

@@ -214,7 +214,7 @@ class Watch:
             raise ImageShardsError(f"job {self._id} was {_state_text(state)}; {self.resume}")
 
     def _failure(self, job: Any) -> ImageShardsError:
-        """Why a job failed, in one line: a worker's error of ours, if one of the last is."""
+        """Why a job failed, in one line: an error of ours that a worker raised, if one of the last errors is."""
         last = self._last_errors(job)
         for text in reversed(last):
             if ours := from_worker(Exception(text)):

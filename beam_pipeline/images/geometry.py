@@ -12,7 +12,7 @@ from beam_pipeline.images.resize import SUPPORT, Box, resize_image
 RESIZE_MODES = ("stretch", "crop", "pad", "shorter", "longer")
 
 # How many times larger than its target an image may stay after the cheap reductions (DCT-scaled decoding, box
-# averaging by whole factors) that come before the filter. Chosen by benchmarks/codec.py, docs/decisions/005.
+# averaging by integer factors) that come before the filter. Chosen by benchmarks/codec.py, docs/decisions/005.
 REDUCING_GAP = 2.0
 
 # EXIF orientation → what turns the image upright, https://www.cipa.jp/std/documents/e/DC-008-2012_E.pdf (4.6.4 A)
