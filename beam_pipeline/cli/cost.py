@@ -17,25 +17,25 @@ from beam_pipeline.storage.usage import Price, Rates, dollars, load_prices
 from beam_pipeline.text import plural, size_text
 
 # CPU seconds besides decoding, measured by benchmarks/cost.py.
-_CPU_S_AN_IMAGE = 0.1e-3
-_CPU_S_A_FETCH = 0.25e-3  # of a remote image
-_CPU_S_A_TAKEN = 0.15e-3  # of an image from the base
-_CPU_S_A_READ_BYTE = 1.7e-9  # with its MD5
-_CPU_S_A_SHARD = 0.03
-_CPU_S_A_JOB = 0.5
+_CPU_S_PER_IMAGE = 0.1e-3
+_CPU_S_PER_FETCH = 0.25e-3  # of a remote image
+_CPU_S_PER_TAKEN_IMAGE = 0.15e-3  # of an image from the base
+_CPU_S_PER_BYTE_READ = 1.7e-9  # with its MD5
+_CPU_S_PER_SHARD = 0.03
+_CPU_S_PER_JOB = 0.5
 _OF_SAMPLE_CPU = 0.9  # the first images of a thread, as those of the sample, cost more than later ones
 # Requests, counted on fake-gcs-server by benchmarks/cost.py.
-_WRITES_A_SHARD = 6  # a marker, rejected images, four files
-_READS_A_SHARD = 10  # of their metadata, and of the claim
-_WRITES_A_JOB = 14
-_READS_A_JOB = 8
-_WRITES_A_SAMPLE_PART, _SAMPLE_PART_IMAGES = 2, 32
+_WRITES_PER_SHARD = 6  # a marker, rejected images, four files
+_READS_PER_SHARD = 10  # of their metadata, and of the claim
+_WRITES_PER_JOB = 14
+_READS_PER_JOB = 8
+_WRITES_PER_SAMPLE_PART, _SAMPLE_PART_IMAGES = 2, 32
 _INPUT_LISTS = 2  # besides those of the listing
-_BYTES_A_RECORD = 77  # of indexes and record tables
-_BYTES_A_SHARD = 1800  # of its sidecar
+_BYTES_PER_RECORD = 77  # of indexes and record tables
+_BYTES_PER_SHARD = 1800  # of its sidecar
 _PIECE_BYTES = 8 << 20  # of a base's shard, as dataset/base.py reads it
 HOW_TO_KNOW = "--plan_only lists the input, converts up to 512 images of it, and estimates what the job costs"
-_GB_A_CORE = {"highmem": 8.0, "highcpu": 1.0}  # others have 4
+_GB_PER_CORE = {"highmem": 8.0, "highcpu": 1.0}  # others have 4
 
 
 class Fleet(NamedTuple):
@@ -76,7 +76,7 @@ def prices_of(config: Config, fleet: Fleet) -> UnitPrices:
     rates, core_hour = prices.at(fleet.region), None
     addresses = [_source(rates.class_b_per_1000)]
     if fleet.machine_type and fleet.cores:
-        gb = next((gb for kind, gb in _GB_A_CORE.items() if kind in fleet.machine_type), 4.0)
+        gb = next((gb for kind, gb in _GB_PER_CORE.items() if kind in fleet.machine_type), 4.0)
         if custom := re.search(r"custom-(\d+)-(\d+)", fleet.machine_type):  # cores, megabytes
             gb = int(custom[2]) / 1024 / int(custom[1])
         disk_gb = fleet.disk_gb * fleet.workers / fleet.cores
@@ -129,25 +129,29 @@ def estimate(config: Config, planned: PlannedJob) -> tuple[Usage, int]:
 
     used = Usage()
     used.merge(planned.listing)
-    used.cpu_s += _CPU_S_A_JOB + shards * _CPU_S_A_SHARD + images * _CPU_S_AN_IMAGE + taken * _CPU_S_A_TAKEN
+    used.cpu_s += (
+        _CPU_S_PER_JOB + shards * _CPU_S_PER_SHARD + images * _CPU_S_PER_IMAGE + taken * _CPU_S_PER_TAKEN_IMAGE
+    )
     used.cpu_s += ((images - taken) * _OF_SAMPLE_CPU + sample.images) * planned.cpu_s
     only_hashed = images * hashes + (0 if are_listed else taken)
-    used.cpu_s += _CPU_S_A_READ_BYTE * planned.source_bytes * only_hashed / images
-    used.bytes_read += read_bytes + sample.source_bytes + shards * _BYTES_A_SHARD
-    used.bytes_written += records_bytes + images * _BYTES_A_RECORD + shards * _BYTES_A_SHARD
+    used.cpu_s += _CPU_S_PER_BYTE_READ * planned.source_bytes * only_hashed / images
+    used.bytes_read += read_bytes + sample.source_bytes + shards * _BYTES_PER_SHARD
+    used.bytes_written += records_bytes + images * _BYTES_PER_RECORD + shards * _BYTES_PER_SHARD
     requests = (fetched + sample.images) * sample.remote // sampled
     used.reads += requests
-    used.cpu_s += requests * _CPU_S_A_FETCH
+    used.cpu_s += requests * _CPU_S_PER_FETCH
     if not storage.is_local(config.input or config.manifest):
         used.lists_and_writes += _INPUT_LISTS
     pieces = 0
     if base:  # its shards, record tables and manifest
         pieces = records_bytes * taken // images // _PIECE_BYTES + 2 * shards + 2
-        used.bytes_read += (records_bytes + images * _BYTES_A_RECORD) * taken // images
+        used.bytes_read += (records_bytes + images * _BYTES_PER_RECORD) * taken // images
     if not storage.is_local(config.output):
         parts = -(-sample.images // _SAMPLE_PART_IMAGES)
-        used.lists_and_writes += shards * _WRITES_A_SHARD + parts * _WRITES_A_SAMPLE_PART + _WRITES_A_JOB + len(splits)
-        used.reads += shards * _READS_A_SHARD + _READS_A_JOB + pieces
+        used.lists_and_writes += (
+            shards * _WRITES_PER_SHARD + parts * _WRITES_PER_SAMPLE_PART + _WRITES_PER_JOB + len(splits)
+        )
+        used.reads += shards * _READS_PER_SHARD + _READS_PER_JOB + pieces
     return used, taken
 
 

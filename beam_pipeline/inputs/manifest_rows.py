@@ -205,7 +205,7 @@ class _RowParser:
         except UnicodeEncodeError:  # a surrogate that stands for no byte
             is_path = False
         if not is_path:
-            raise ValueError(f"no file can have the path {_shown(cell)}: correct it, or take the row out")
+            raise ValueError(f"no file can have the path {_shown(cell)}: correct it, or remove the row")
         input_folder = self._config.input
         if storage.has_password(path):
             raise ValueError("its path holds a password, which every record would hold too; leave it out")
