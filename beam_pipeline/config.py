@@ -26,12 +26,12 @@ from beam_pipeline.images.resize import RESAMPLING
 from beam_pipeline.schema import NAME_PATTERN, RECORD_KEYS, STATE_FOLDER, VERSION_PATTERN, canonical_json, is_utf8
 from beam_pipeline.schema.manifest import Column, Dtype
 
-# Flags that manifests of early development versions hold and that are gone → what a job does now.
+# Flags of early development versions that manifests may have → what a job does now.
 REMOVED = {"progressive": False, "icc": "srgb", "keep_metadata": False}
-# Flags that are younger than some manifests: a configuration leaves them out at these values, and stays the same.
+# Flags newer than some manifests: at these values they aren't in a configuration, so that it stays equal.
 ADDED = {"stratify": False}
-BY_NAME = "name"  # the word for --split_by
-_LONGEST_NAME = 100  # of a dataset: with split, number and an index's suffix, file names stay below 255 bytes
+BY_NAME = "name"  # a value of --split_by
+_LONGEST_NAME = 100  # of a dataset: file names, with split, number and an index's suffix, stay below 255 bytes
 _LONGEST_SIDE = 16_384
 _DECIMAL = re.compile(r"\d+(\.\d*)?|\.\d+")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
@@ -40,41 +40,41 @@ _FIRST_CONTACT_S = 15.0
 
 
 def wrong(flag: str, value: object, fix: object) -> UsageError:
-    """The one form of every message about a value; a password is not repeated."""
+    """The error for a flag's value, which is hidden if it holds a password."""
     shown = "***" if storage.has_password(str(value)) else str(value)
     return UsageError(f"{flag} {shown!r}: {fix}")
 
 
-# --- parsers: value as given → value as kept, which is a value that may be given, too; a ValueError says the fix
+# --- parsers: raw value → parsed value. Idempotent, so `dataclasses.replace` works. The ValueError's text is the fix.
 
 
 def _between(kind: type[int] | type[float], least: float, most: float) -> Callable[[object], Any]:
     def parse(value: object) -> float:
         with suppress(ValueError):
             number = kind(str(value))
-            if least <= number <= most:  # a NaN is in no range
+            if least <= number <= most:  # False for NaN
                 return number
         raise ValueError(f"give a {'whole number' if kind is int else 'number'} from {least} to {most}")
 
     return parse
 
 
-def _place(value: str | os.PathLike[str] | None, is_file: bool = False) -> str:
-    """A path, made absolute, or a URL, without a slash at its end; "" for none."""
-    place = os.fsdecode(value or "")
-    if not place:
+def _folder(value: str | os.PathLike[str] | None, is_file: bool = False) -> str:
+    """An absolute path or a URL, without a slash at its end; "" for none."""
+    raw = os.fsdecode(value or "")
+    if not raw:
         return ""
-    if storage.has_password(place):
+    if storage.has_password(raw):
         raise ValueError("leave the password out; credentials come from the store's usual variables")
-    if url := re.match(r"(\w{2,}):/(?!/)", place):
-        raise ValueError(f"a URL has two slashes, which a Path drops: write it as text, {url[1]}://...")
-    normal = storage.normalize(place)
-    if why := storage.why_unusable(normal, is_file):
+    if scheme := re.match(r"(\w{2,}):/(?!/)", raw):
+        raise ValueError(f"a URL has two slashes, which a Path drops: write it as text, {scheme[1]}://...")
+    url = storage.normalize(raw)
+    if why := storage.why_unusable(url, is_file):
         raise ValueError(why)
-    return normal
+    return url
 
 
-_file = functools.partial(_place, is_file=True)
+_file = functools.partial(_folder, is_file=True)
 
 
 def _name(value: str) -> str:
@@ -97,15 +97,15 @@ def _base(value: str) -> str:
 
 def _extensions(value: str | Iterable[str]) -> frozenset[str]:
     """`jpg,.PNG` or a list of suffixes: in lower case, without dots."""
-    given = value.split(",") if isinstance(value, str) else tuple(value)
-    suffixes = frozenset(part.strip().lower().removeprefix(".") for part in given)
+    parts = value.split(",") if isinstance(value, str) else value
+    suffixes = frozenset(part.strip().lower().removeprefix(".") for part in parts)
     if not suffixes or not all(suffix and not set(suffix) & set("./* ") for suffix in suffixes):
         raise ValueError("write suffixes such as jpg,jpeg,png")
     return suffixes
 
 
 def _pairs(value: object) -> list[tuple[str, Any]]:
-    """`train=0.9,validation=0.1` or a mapping, as pairs; the values of a text are text."""
+    """`train=0.9,validation=0.1` or a mapping, as pairs; in a text all values are text."""
     if isinstance(value, Mapping):
         return [(str(name), share) for name, share in value.items()]
     parts = (part.partition("=") for part in str(value).split(","))
@@ -126,12 +126,11 @@ def _splits(value: str | Mapping[str, Any]) -> dict[str, Fraction]:
     if len(rest) > 1:
         raise ValueError("one split may be 'rest', the others need a share")
     if rest:
-        shares[rest[0]] = 1 - sum(shares.values(), Fraction(0))
-        if shares[rest[0]] <= 0:
-            raise ValueError(
-                f"nothing is left for 'rest': the others sum to {float(1 - shares[rest[0]]):g}; "
-                "write shares below 1, such as 0.8"
-            )
+        others = sum(shares.values(), Fraction(0))
+        shares[rest[0]] = 1 - others
+        if others >= 1:
+            fix = "write shares below 1, such as 0.8"
+            raise ValueError(f"nothing is left for 'rest': the others sum to {float(others):g}; {fix}")
     if min(shares.values()) <= 0:
         raise ValueError("every split needs a share above 0")
     if (total := sum(shares.values(), Fraction(0))) not in (1, 100):
@@ -142,7 +141,7 @@ def _splits(value: str | Mapping[str, Any]) -> dict[str, Fraction]:
 
 
 def splits_text(shares: Mapping[str, Fraction]) -> str:
-    """The one way to write `--splits`: exact decimals, `rest` spelled out."""
+    """The canonical text of `--splits`: exact decimals, without `rest`."""
     ratios = {name: decimal.Decimal(share.numerator) / share.denominator for name, share in shares.items()}
     return ",".join(f"{name}={ratio:f}" for name, ratio in ratios.items())
 
@@ -155,7 +154,7 @@ def _split_by(value: str | re.Pattern[str]) -> re.Pattern[str] | str:
         pattern = re.compile(value)
     except re.error as error:
         raise ValueError(f"it is not a regular expression: {error}") from None
-    if pattern != re.compile(pattern.pattern):  # the manifest keeps its text alone
+    if pattern != re.compile(pattern.pattern):  # the manifest stores only its text
         raise ValueError("write its flags into it: '(?i)...'")
     if pattern.groups < 1:
         raise ValueError("put the part that stays together in a group: '([^/]+)_\\d+'")
@@ -204,7 +203,7 @@ def _colour(value: str | Sequence[int]) -> Rgb:
 
 
 def _switch(value: bool | str) -> bool:
-    """A Flex Template's launcher writes out both values."""
+    """True, False or their names, which a Flex Template's launcher passes."""
     if str(value).lower() not in ("true", "false"):
         raise ValueError("leave the value out, or write true or false")
     return str(value).lower() == "true"
@@ -212,25 +211,25 @@ def _switch(value: bool | str) -> bool:
 
 # --- flags
 
-Given = TypeVar("Given")
-Kept = TypeVar("Kept")
+Raw = TypeVar("Raw")
+Parsed = TypeVar("Parsed")
 
 
 @dataclasses.dataclass(eq=False)
-class Flag(Generic[Given, Kept]):
-    """A field of `Config` that is a flag; what it is set to is parsed first.
+class Flag(Generic[Raw, Parsed]):
+    """A field of `Config` that is a flag: a descriptor that parses the values it is set to.
 
     Attributes:
         group: of `--help`.
-        default: as it may be given; if it is None, None is kept, and means more than any value.
-        values: one of the parsers above, or its only values.
-        help: for `--help`, which shows `default`, unless it says at its end what the default is.
-        metavar: stands for its value in `--help`, if it has one that isn't one of a few.
+        default: a raw value; None is never parsed.
+        values: one of the parsers above, or a tuple of all values.
+        help: for `--help`, which adds the default unless the text ends with one.
+        metavar: stands for the value in `--help`.
     """
 
     group: str
     default: Any
-    values: Callable[[Any], Kept] | tuple[object, ...]
+    values: Callable[[Any], Parsed] | tuple[object, ...]
     help: str
     metavar: str = ""
 
@@ -238,61 +237,61 @@ class Flag(Generic[Given, Kept]):
         self.name = name
 
     @overload
-    def __get__(self, config: None, owner: type) -> Given: ...
+    def __get__(self, config: None, owner: type) -> Raw: ...
     @overload
-    def __get__(self, config: object, owner: type) -> Kept: ...
+    def __get__(self, config: object, owner: type) -> Parsed: ...
     def __get__(self, config: object | None, owner: type) -> Any:
         return self.default if config is None else vars(config)[self.name]
 
-    def __set__(self, config: object, value: Given) -> None:
-        kept: Any = value
+    def __set__(self, config: object, value: Raw) -> None:
+        parsed: Any = value
         try:
             if isinstance(self.values, tuple):
-                kept = next((one for one in self.values if str(one) == str(value)), None)
-                if kept is None:
+                parsed = next((choice for choice in self.values if str(choice) == str(value)), None)
+                if parsed is None:
                     raise ValueError(f"choose one of {', '.join(map(str, self.values))}")
             elif value is not None or self.default is not None:
-                kept = self.values(value)
+                parsed = self.values(value)
         except ValueError as error:
             raise wrong(f"--{self.name}", value, error) from None
-        vars(config)[self.name] = kept
+        vars(config)[self.name] = parsed
 
 
 Switch = Flag[bool | str, bool]
 Text = Flag[str, str]
 Whole = Flag[int | str, int]
 Fractional = Flag[float | str, float]
-Place = Flag[str | os.PathLike[str] | None, str]
-# Groups of flags in --help. Those of places and of the job decide no byte of a dataset, all others do.
-_PLACES, _CLASSES, _IMAGES, _SHARDS, _JOB = "input and output", "classes and splits", "images", "shards", "job"
+Url = Flag[str | os.PathLike[str] | None, str]
+# Groups of flags in --help. Those of _URLS and _JOB decide no byte of a dataset, all others do.
+_URLS, _CLASSES, _IMAGES, _SHARDS, _JOB = "input and output", "classes and splits", "images", "shards", "job"
 
 
 # fmt: off
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """What to convert, into what, and how. Its arguments are the flags; `--help` and the README describe them.
+    """What to convert, where to, and how. The arguments are the flags, which `--help` and the README describe.
 
-    Values may be written as on the command line or as Python has them: paths, numbers, mappings, sequences.
+    Values may be text as on the command line, or Python's paths, numbers, mappings and sequences.
 
     Raises:
         UsageError: a value can't be used; names the flag, the value and the fix.
     """
 
-    input: Place = Flag(_PLACES, "", _place, "folder or URL whose sub-folders are the classes (required)", "DIR")
-    output: Place = Flag(
-        _PLACES, "", _place, "folder or URL of your datasets; writes to ROOT/NAME/VERSION/ (required)", "ROOT")
+    input: Url = Flag(_URLS, "", _folder, "folder or URL whose sub-folders are the classes (required)", "DIR")
+    output: Url = Flag(
+        _URLS, "", _folder, "folder or URL of your datasets; writes to ROOT/NAME/VERSION/ (required)", "ROOT")
     name: Text = Flag(
-        _PLACES, "", _name, "name of the dataset: a-z, 0-9 and _, a letter first (required)", "NAME")
+        _URLS, "", _name, "name of the dataset: a-z, 0-9 and _, a letter first (required)", "NAME")
     version: Text = Flag(
-        _PLACES, "1.0.0", _version, "version of the dataset: raise MAJOR (2.0.0) if a class id or the configuration "
+        _URLS, "1.0.0", _version, "version of the dataset: raise MAJOR (2.0.0) if a class id or the configuration "
         "changes, MINOR (1.1.0) for other images, PATCH (1.0.1) for corrections (default: 1.0.0)", "N.N.N")
-    manifest: Place = Flag(
-        _PLACES, "", _file, "CSV or JSONL file for --layout manifest, with columns path and label. Columns split, "
+    manifest: Url = Flag(
+        _URLS, "", _file, "CSV or JSONL file for --layout manifest, with columns path and label. Columns split, "
         "bytes and md5 are optional. Any other column becomes a feature of the records, of the type in its name: "
         "age:int64, score:float32, caption:bytes, tags:bytes[]. Paths are relative to --input (the file's folder) or "
         "full URLs", "FILE")
-    labels_file: Place = Flag(
-        _PLACES, "", _file, "class names in the order of their ids, one a line (default: sorted folder names)", "FILE")
+    labels_file: Url = Flag(
+        _URLS, "", _file, "class names in the order of their ids, one a line (default: sorted folder names)", "FILE")
 
     layout: Text = Flag(
         _CLASSES, "class_folders", ("class_folders", "split_class_folders", "manifest"),
@@ -368,24 +367,24 @@ class Config:
         "converted, or none (default: the newest one with the same image flags and --seed)", "N.N.N")
     plan_only: Switch = Flag(
         _JOB, False, _switch, "print the plan and an estimate of time, requests and dollars, and write no dataset")
-    prices: Place = Flag(
+    prices: Url = Flag(
         _JOB, "", _file, "prices for the estimate and the summary, in a file such as beam_pipeline/storage/prices.json "
         "(default: that one, with Google's list prices)", "FILE")
     repair: Switch = Flag(_JOB, False, _switch, "read every byte of a published version and rewrite what is corrupt")
     overwrite: Switch = Flag(_JOB, False, _switch, "delete a published version and rewrite it")
-    restart: Switch = Flag(_JOB, False, _switch, "discard what an unpublished job has written, and begin again")
+    restart: Switch = Flag(_JOB, False, _switch, "discard what an unpublished job has written, and start over")
     preflight: Switch = Flag(
         _JOB, False, _switch, "check input, output, credentials, buckets and versions, a line each, and stop")
     detach: Switch = Flag(
         _JOB, False, _switch, "submit the job to Dataflow and return; the same command later watches it")
     # fmt: on
 
-    # Resolved by the launcher: lines of `labels_file`, column names of `manifest`; no flags of their own.
+    # No flags; read by the launcher: the lines of `labels_file`, the column names of `manifest`.
     labels: tuple[str, ...] | None = None
     header: tuple[str, ...] = ()
-    # Of one run, set by the launcher: which job it is, whether the launcher locks a local version, whether the job only
-    # compares, how many images a local runner has memory for, the versions that a cluster's workers must have, and the
-    # `self_sha256` of the base.
+    # Facts of one run, set by the launcher: how many images a local runner has memory for, the versions that workers of
+    # a cluster must have, the base's `self_sha256`, whether the job only compares, whether the launcher holds the claim
+    # on a local version, and the job's id.
     most_references: int | None = dataclasses.field(default=None, compare=False)
     launcher: Mapping[str, str] | None = dataclasses.field(default=None, compare=False, repr=False)
     base_sha256: str = dataclasses.field(default="", compare=False, repr=False)
@@ -394,7 +393,7 @@ class Config:
     run_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """The flags that go together."""
+        """Check the flags that depend on each other."""
         if self.layout == "manifest":
             if not self.manifest:
                 raise UsageError("--manifest is missing: --layout manifest needs a CSV or JSONL file")
@@ -418,20 +417,20 @@ class Config:
             raise wrong("--num_shards", self.num_shards, "leave out --target_shard_bytes or this")
         counts = self.num_shards if isinstance(self.num_shards, dict) else {}
         if (known := self.known_splits) and (unknown := sorted(counts.keys() - known)):
-            given = f"{unknown[0]}={counts[unknown[0]]}"
-            raise wrong("--num_shards", given, f"there is no split {unknown[0]!r}, only {', '.join(known)}")
+            part = f"{unknown[0]}={counts[unknown[0]]}"
+            raise wrong("--num_shards", part, f"there is no split {unknown[0]!r}, only {', '.join(known)}")
         for flag in ("overwrite", "restart"):
             if self.repair and getattr(self, flag):
                 raise UsageError(f"--repair and --{flag} can't be used together: leave out one")
 
     @property
     def dataset_url(self) -> str:
-        """Where the version is published."""
+        """The folder of the published version."""
         return storage.join(storage.join(self.output, self.name), self.version)
 
     @property
     def base_url(self) -> str:
-        """The version that `base` names."""
+        """The folder of the base version."""
         return storage.join(storage.join(self.output, self.name), self.base)
 
     @property
@@ -441,27 +440,27 @@ class Config:
 
     @property
     def state_url(self) -> str:
-        """What an unpublished job keeps; gone once the version is published."""
+        """The folder of an unpublished job's state, which is deleted once the version is published."""
         return storage.join(self.states_url, self.version)
 
     @property
     def first_contact_s(self) -> float:
-        """Seconds in which a store must answer at all: a wrong URL or no network should not take ten minutes."""
+        """Deadline of the first requests: a wrong URL or a missing network should not take ten minutes."""
         return min(self.io_deadline, _FIRST_CONTACT_S)
 
     @property
     def split_fractions(self) -> dict[str, Fraction] | None:
-        """Split → share, or None if the input itself says which image is in which split."""
+        """Split → share; None if the input says which image is in which split."""
         return None if self.layout == "split_class_folders" else self.splits or {"train": Fraction(1)}
 
     @property
     def known_splits(self) -> tuple[str, ...]:
-        """Names of the splits; none if the input may have others than the flags say."""
+        """Names of the splits; empty if the input may have other splits than the flags."""
         return tuple(self.split_fractions or ()) if self.layout == "class_folders" or self.splits else ()
 
     @property
     def image_options(self) -> images.ImageOptions:
-        """What the codec needs to know."""
+        """The flags that the codec needs."""
         return images.ImageOptions.of(vars(self))
 
     @property
@@ -477,9 +476,9 @@ class Config:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def fingerprint(self) -> dict[str, object]:
-        """The `configuration` of the manifest: what decides bytes, as JSON has it."""
+        """The `configuration` of the manifest: the flags that decide bytes, as JSON types."""
         fractions = self.split_fractions
-        values = {name: getattr(self, name) for name, flag in FLAGS.items() if flag.group not in (_PLACES, _JOB)}
+        values = {name: getattr(self, name) for name, flag in FLAGS.items() if flag.group not in (_URLS, _JOB)}
         values = {name: value for name, value in values.items() if name not in ADDED or value != ADDED[name]} | {
             "splits": None if fractions is None else splits_text(fractions),
             "split_by": getattr(self.split_by, "pattern", self.split_by),
@@ -500,27 +499,27 @@ def feature_columns(header: Sequence[str], url: str = "") -> tuple[Column, ...]:
         UsageError: a name is reserved or repeated, or a type unknown.
     """
     columns: dict[str, Column] = {}
-    for written in header:
-        name, dtype = name_and_type(written)
-        if written in _OWN_COLUMNS:
-            fault = "is repeated: keep one" if header.count(written) > 1 else ""
+    for heading in header:
+        name, dtype = name_and_type(heading)
+        if heading in _OWN_COLUMNS:
+            fault = "is repeated: keep one" if header.count(heading) > 1 else ""
         elif not name or name in RECORD_KEYS or name in _OWN_COLUMNS:
             fault = "has a reserved name: rename it"
         elif not is_utf8(name):
             fault = "has a name that isn't UTF-8: rename it"
         elif name in columns:
-            written, fault = name, "is repeated: keep one"
+            heading, fault = name, "is repeated: keep one"
         else:
             fault = "" if dtype in get_args(Dtype) else "has no type int64, float32 or bytes: declare one"
-            columns[name] = Column(name, cast(Dtype, dtype), written.endswith("[]"))
+            columns[name] = Column(name, cast(Dtype, dtype), heading.endswith("[]"))
         if fault:
-            raise UsageError(f"--manifest {url!r}: column {written!r} {fault}")
+            raise UsageError(f"--manifest {url!r}: column {heading!r} {fault}")
     return tuple(columns[name] for name in sorted(columns))
 
 
-def name_and_type(written: str) -> tuple[str, str]:
+def name_and_type(heading: str) -> tuple[str, str]:
     """`age:int64` → age, int64; `tags[]` → tags, bytes."""
-    name, _, dtype = written.removesuffix("[]").partition(":")
+    name, _, dtype = heading.removesuffix("[]").partition(":")
     return name, dtype or "bytes"
 
 

@@ -8,8 +8,8 @@
     ├── NotPublishedError       a folder holds no finished dataset
     │   └── OtherFormatError    it is one of another release
     ├── CorruptRecordError      a record's framing or CRC is wrong (names file, record and byte offset)
-    └── WorkerError             one of these as a runner passes it on; `from_worker` makes it what it was
-    Reject                      one image gets no record; never reaches a user as an error
+    └── WorkerError             one of these as a runner passes it on; `from_worker` restores it
+    Reject                      one image gets no record; users never see it as an error
 
 An error's text is one line with the bad value and the fix.
 """
@@ -48,8 +48,8 @@ class StorageError(ImageShardsError):
 
     Args:
         reason: which file, and what is wrong.
-        fix: what the user can do about it; "" where that isn't known.
-        resuming: how to continue the job that it stopped; omitted where there is no job.
+        fix: what the user can do about it; "" if that isn't known.
+        resuming: how to continue the job that it stopped; "" without a job.
     """
 
     def __init__(self, reason: str, fix: str = "", resuming: str = "") -> None:
@@ -67,23 +67,23 @@ class MissingFileError(StorageError, FileNotFoundError):
 
 
 class UnforeseenError(ImageShardsError):
-    """A job ended in an error that isn't one of these: that one is the cause."""
+    """A job ended in an error that isn't one of these, which is the cause."""
 
 
 class NotPublishedError(ImageShardsError):
-    """A folder holds no `manifest.json`, or one that can't be believed."""
+    """A folder has no `manifest.json`, or one that isn't valid."""
 
 
 class OtherFormatError(NotPublishedError):
-    """A manifest of another format version: made by a newer release, and not to be touched."""
+    """A manifest of another format version, by a newer release, whose files must not be changed."""
 
 
 class Reject(Exception):
-    """One input image that gets no record: caught by the writer, counted, and written to `rejects.jsonl`.
+    """One input image that gets no record: it is counted, and written to `rejects.jsonl`.
 
     Args:
         reason: a `schema.RejectReason`.
-        detail: from a fixed template with deterministic values only, never the text of a library's exception.
+        detail: from a fixed template with deterministic values only, never a library's exception text.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -97,7 +97,7 @@ class CorruptRecordError(ImageShardsError):
 
     Args:
         file: the shard, as the caller names it.
-        record: number of the record in that file, from 0; -1 where it can't be known.
+        record: number of the record in that file, from 0; -1 if unknown.
         offset: byte offset in the file at which the record's framing begins.
         reason: what is wrong, in a few words.
     """
@@ -113,22 +113,22 @@ class CorruptRecordError(ImageShardsError):
         return f"{self.file}: record {self.record} at byte {self.offset}: {self.reason}"
 
 
-# What to do if workers have other versions than the launcher.
+# The fix if workers have other versions than the launcher.
 OTHER_IMAGE = "build the workers' image from a checkout, deploy/Dockerfile, with the launcher's version, Python, extras"
-# Beam's own check, in a worker; it says what the other side has by the name of an image.
+# Of Beam's own check, in a worker; it names the versions of the two sides by their images.
 _SDK = r"environment: \S*?beam_python([\d.]+)_sdk:([\d.]+)\."
 _OTHER_SDK = re.compile(rf"Submission {_SDK} Runtime {_SDK}")
-# JSON, percent-encoded: runners hand on a worker's text with quotes and line breaks escaped, some of them twice.
+# JSON, percent-encoded: runners escape quotes and line breaks of a worker's text, some of them twice.
 _TOKEN = re.compile(r"imageshards-error:([\w.~%-]+)")
 
 
 class WorkerError(ImageShardsError):
-    """An error of ours on its way through a runner: the text for a worker's log, and the error itself as a token."""
+    """An error of ours as it passes through a runner: its text, for a worker's log, and the error itself as a token."""
 
 
 @contextmanager
 def errors_as_tokens() -> Iterator[None]:
-    """Where others call our code and pass on but the text of its errors: `from_worker` makes them what they were."""
+    """Put around code that a runner calls, which passes on only an error's text; `from_worker` restores the error."""
     try:
         yield
     except ImageShardsError as error:
@@ -137,15 +137,14 @@ def errors_as_tokens() -> Iterator[None]:
 
 
 def from_worker(error: Exception) -> ImageShardsError | None:
-    """Our own error in what a runner raises, the last if there are several, or None."""
+    """Our own error in a runner's exception, the last if there are several; None without one."""
     text = str(error)
-    if other := _OTHER_SDK.search(text):
-        launcher, worker = (
-            f"Python {python} with Beam {beam}" for python, beam in (other.group(1, 2), other.group(3, 4))
-        )
+    if match := _OTHER_SDK.search(text):
+        sides = match.group(1, 2), match.group(3, 4)
+        launcher, worker = (f"Python {python} with Beam {beam}" for python, beam in sides)
         return ImageShardsError(f"the worker has {worker}, the launcher {launcher}: {OTHER_IMAGE}")
     for token in reversed(_TOKEN.findall(text)):
-        with suppress(ValueError, KeyError, TypeError):  # a service may cut a long text short
+        with suppress(ValueError, KeyError, TypeError):  # a service may truncate a long text
             document = json.loads(unquote(token))
             kind: type[ImageShardsError] = _kinds(ImageShardsError)[document["kind"]]
             return kind(*document["args"])
@@ -153,12 +152,14 @@ def from_worker(error: Exception) -> ImageShardsError | None:
 
 
 def _kinds(kind: type[ImageShardsError]) -> dict[str, Any]:
-    """Name → class, of an error and all below it."""
-    below = (_kinds(child) for child in kind.__subclasses__())
-    return {kind.__name__: kind, **{name: one for kinds in below for name, one in kinds.items()}}
+    """Name → class, of an error and its subclasses."""
+    kinds: dict[str, Any] = {kind.__name__: kind}
+    for subclass in kind.__subclasses__():
+        kinds |= _kinds(subclass)
+    return kinds
 
 
 def print_error(error: ImageShardsError) -> int:
-    """Print the line that ends a command which failed; returns its exit code."""
+    """Print the last line of a failed command; returns its exit code."""
     print_line(f"error: {one_line(error)}", sys.stderr)
     return error.exit_code

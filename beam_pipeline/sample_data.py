@@ -2,9 +2,9 @@
 
     python -m beam_pipeline.sample_data DIR [--images 600] [--classes 5] [--seed 0] [--broken 3]
 
-Each class is a shape, and a handful of things of that shape are on each picture, in any colour, on any ground: a small
-network learns the classes in a minute, and not by colour. With them come a few files that can't be decoded, as in any
-real bucket. The same arguments and the same Pillow give the same bytes.
+Each class is a shape. A picture shows several things of that shape, in any colour on any background: a small network
+learns the classes in a minute, and not by colour. A few files can't be decoded, as in any real bucket. The same
+arguments and the same Pillow give the same bytes.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def draw_folder(folder: Path, images: int = 600, classes: int = 5, seed: int = 0
     """Draw `images` pictures and some broken files into class folders of `folder`.
 
     Args:
-        folder: made if it is missing; what the same call drew there before is overwritten.
-        images: at least one a class; each class in turn gets one.
+        folder: created if it is missing; files of an earlier call are overwritten.
+        images: at least one per class; the classes take turns.
         classes: 1 to `len(SHAPES)`.
-        seed: another seed, other pictures. Picture number i is the same for any number of images.
-        broken: additional files that can't be decoded; by default one to 200 images and at most 3, which the
-            pipeline's default `--max_reject_fraction` of 0.01 permits.
+        seed: of the pictures. Picture number i is the same for any number of images.
+        broken: additional files that can't be decoded; by default one per 200 images and at most 3, which the default
+            `--max_reject_fraction` of 0.01 permits.
 
     Returns:
         The number of broken files.
@@ -73,8 +73,8 @@ def draw_folder(folder: Path, images: int = 600, classes: int = 5, seed: int = 0
         contents[f"{label}/broken_{number:03d}_{kind}.jpg"] = draw
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a new or an empty folder")
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-    if others := sorted(found - contents.keys()):
+    existing = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    if others := sorted(existing - contents.keys()):
         raise UsageError(f"{folder} holds other files, such as {others[0]!r}; name a new or an empty folder")
     for label in labels:
         (folder / label).mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def _draw_truncated(label: str, seed: str) -> bytes:
     return data[: len(data) // 2]
 
 
-# Kind of a broken file → what makes its content, of class and seed.
+# Kind of a broken file → a function from class and seed to its content.
 _BROKEN: dict[str, Callable[[str, str], bytes]] = {
     "truncated": _draw_truncated,
     "text": lambda *_: b"<html><body>404: the photo that was here is gone</body></html>\n",
@@ -129,13 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--images", type=int, default=600, metavar="N", help="pictures in all")
     add("--classes", type=int, default=5, metavar="K", help=f"the first 1 to {len(SHAPES)} of {', '.join(SHAPES)}")
     add("--seed", type=int, default=0, metavar="S", help="another seed, other pictures")
-    add(
-        "--broken",
-        type=int,
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help="additional files that can't be decoded (1 in 200 images, at most 3)",
-    )
+    broken_help = "additional files that can't be decoded (1 in 200 images, at most 3)"
+    add("--broken", type=int, default=argparse.SUPPRESS, metavar="N", help=broken_help)
     flags = parser.parse_args(argv)
     try:
         broken = draw_folder(**vars(flags))
@@ -156,7 +151,7 @@ def _regular(corners: int, turn: float = 0.0) -> list[Point]:
 _STAR = [(x, y) if corner % 2 == 0 else (0.42 * x, 0.42 * y) for corner, (x, y) in enumerate(_regular(10))]
 _CROSS = [(-0.3, -1), (0.3, -1), (0.3, -0.3), (1, -0.3), (1, 0.3), (0.3, 0.3),
           (0.3, 1), (-0.3, 1), (-0.3, 0.3), (-1, 0.3), (-1, -0.3), (-0.3, -0.3)]  # fmt: skip
-# Outlines around (0, 0) that fill a circle of radius 1 about evenly.
+# Outlines around (0, 0) in a circle of radius 1, of about equal area.
 SHAPES: dict[str, list[Point]] = {
     "circle": _regular(48),
     "square": _regular(4, turn=0.125),
@@ -167,7 +162,7 @@ SHAPES: dict[str, list[Point]] = {
 
 
 def draw_scene(shape: list[Point], size: tuple[int, int], random: Random) -> Image.Image:
-    """Some things of one shape on a mottled ground, in uneven light, with noise: RGB of `size` (width, height)."""
+    """Several things of one shape on a mottled background, in uneven light, with noise: RGB of (width, height)."""
     tone = random.randint(50, 125)
     colours = [_near(tone, random), _near(tone, random)]
     weights = Image.new("L", size)
@@ -201,20 +196,20 @@ def _noise(size: tuple[int, int], random: Random) -> Image.Image:
 def _draw_things(
     shape: list[Point], size: tuple[int, int], tone: int, random: Random
 ) -> tuple[Image.Image, Image.Image]:
-    """A few things of one shape, apart from each other: their colours (RGB) and where they are (L).
+    """Several things of one shape that don't overlap: their colours (RGB) and their mask (L).
 
-    Each is lighter than the ground's `tone`, so that it can be told from it in a gray picture, too.
+    Each is lighter than the background's `tone`, so that it is visible in a gray picture, too.
     """
     width, height = size
     colours = Image.new("RGB", size)
     mask = Image.new("L", (2 * width, 2 * height))  # twice the size, for smooth outlines
-    placed: list[tuple[float, float, float]] = []
+    drawn: list[tuple[float, float, float]] = []
     for _ in range(random.randint(8, 40)):
         radius = random.uniform(0.14, 0.2) * min(size)
         x, y = random.uniform(radius, width - radius), random.uniform(radius, height - radius)
-        if any(math.hypot(x - ox, y - oy) < radius + other + 3 for ox, oy, other in placed):
+        if any(math.hypot(x - near_x, y - near_y) < radius + reach + 3 for near_x, near_y, reach in drawn):
             continue
-        placed.append((x, y, radius))
+        drawn.append((x, y, radius))
         colour = _near(min(205, tone + random.randint(80, 130)), random)
         ImageDraw.Draw(colours).circle((x, y), radius + 3, fill=colour)
         angle = math.radians(random.uniform(-15, 15))

@@ -1,4 +1,4 @@
-"""Text for users: lines that a terminal can show, names of many, numbers with their units."""
+"""Text for users: lines that any terminal can show, lists of names, numbers with units."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import TextIO
 
 
 def one_line(error: BaseException) -> str:
-    """The text of any exception as a single line, for the end of a command."""
+    """The text of an exception as a single line."""
     text = " ".join(str(error).split())
     return text or type(error).__name__
 
 
 def printable(text: str) -> str:
-    """Lines of text, but what `repr` escapes as it does: a name in it may hold what a terminal obeys."""
+    """Text with unprintable characters escaped as `repr` does: names may hold a terminal's control sequences."""
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
 
 
 def print_line(text: str, stream: TextIO | None = None, end: str = "\n", wipe: bool = False) -> None:
-    """Print; a reader who has gone, or reads no Unicode, doesn't fail the command.
+    """Print `printable` text; a closed stream, or one without Unicode, doesn't fail the command.
 
     Args:
-        text: one or more lines; printed as `printable` has them.
+        text: one or more lines.
         stream: stdout if it is None.
-        end: printed behind the text.
-        wipe: whether to clear a terminal's line before.
+        end: printed after the text.
+        wipe: whether to clear a terminal's line first.
     """
     stream = stream or sys.stdout
-    if stream is None:  # closed when the process began
+    if stream is None:  # it was closed when the process started
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     text = ("\r\x1b[K" if wipe else "") + printable(text)
@@ -37,11 +37,11 @@ def print_line(text: str, stream: TextIO | None = None, end: str = "\n", wipe: b
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, end=end, flush=True)
     except (OSError, ValueError):
         with suppress(OSError, ValueError):
-            stream.close()  # else Python would try once more at its end, and exit 120
+            stream.close()  # else Python would flush it again at exit, and end with code 120
 
 
 def first_few(names: Collection[str], most: int = 3) -> str:
-    """`a, b, c and 7 more`: the first names of many."""
+    """`a, b, c and 7 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(list(names)[:most]) + more
 

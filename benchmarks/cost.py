@@ -27,7 +27,7 @@ import material
 from PIL import Image
 
 from beam_pipeline import storage
-from beam_pipeline.storage.prices import load_prices
+from beam_pipeline.storage.usage import load_prices
 from tests import make, servers
 from tests.servers import Gcs, Request
 

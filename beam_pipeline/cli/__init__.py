@@ -1,1 +1,1 @@
-"""The command line and `run`: checks, the job, what is told of it."""
+"""The command line and `run`: checks, the job, and what is printed of it."""

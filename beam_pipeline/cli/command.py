@@ -1,4 +1,4 @@
-"""The process of `imageshards write`, which Ctrl-C ends with one line, also while the rest is imported."""
+"""The process of `imageshards write`: Ctrl-C ends it with one line, and no traceback of Beam reaches stderr."""
 
 from __future__ import annotations
 
@@ -8,34 +8,36 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 from beam_pipeline import require_pipeline
 from beam_pipeline.errors import ImageShardsError, UsageError, print_error
+from beam_pipeline.text import print_line
 
 INTERRUPTED = ImageShardsError("interrupted; the same command resumes")
+_ERROR = "error: "  # begins our lines in workers, such as the last one of a worker whose decoder hangs
 
 
 def command(arguments: Sequence[str] | None = None) -> int:
-    """`main` in a process of its own, which Ctrl-C and SIGTERM end at once, its workers too: they would go on."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """`main` with signal handlers: Ctrl-C and SIGTERM end the process at once, and its workers, which would go on."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     defaults: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     is_main = threading.current_thread() is threading.main_thread()
-    ours = [number for number, default in defaults.items() if is_main and signal.getsignal(number) is default]
-    for number in ours:
+    handled = [number for number, default in defaults.items() if is_main and signal.getsignal(number) is default]
+    for number in handled:
         signal.signal(number, _end)
     try:
         require_pipeline()
-        from beam_pipeline.cli.main import main
+        from beam_pipeline.cli.main import main  # slow: Ctrl-C is handled meanwhile
 
-        return main(given)
+        return main(arguments)
     except UsageError as error:
         return print_error(error)
     finally:
-        for number in ours:
+        for number in handled:
             signal.signal(number, defaults[number])
 
 
@@ -48,20 +50,20 @@ def _end(number: int, *_: object) -> NoReturn:
 
 
 def end_process(number: int = signal.SIGINT) -> NoReturn:
-    """End this process and its workers, as after this signal: the same command resumes whatever has been done."""
-    for other in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(other, lambda *_: None)  # a process that is started meanwhile would inherit SIG_IGN
+    """End this process and its workers as this signal would; the same command resumes."""
+    for interrupt in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(interrupt, lambda *_: None)  # a process that is started meanwhile would inherit SIG_IGN
     threading.excepthook = lambda _: None  # Beam's threads would print that their workers are gone
-    if decoder := sys.modules.get("beam_pipeline.conversion.decoder"):  # not yet imported, it has decoded nothing
-        decoder.take_back_markers()
-    # Stopped, they start no others while Beam's threads may be starting some: each is found before any has ended.
+    if decoder := sys.modules.get("beam_pipeline.conversion.decoder"):  # else nothing was decoded
+        decoder.remove_local_markers()
+    # Stop all before any ends: a stopped worker starts no others, while Beam's threads may still be starting some.
     for pause_s, numbers in ((0.0, [signal.SIGSTOP]), (0.1, [signal.SIGSTOP]), (0.1, [signal.SIGTERM, signal.SIGCONT])):
         time.sleep(pause_s)
         for process in _descendants("self"):
-            for each in numbers:
+            for worker_signal in numbers:
                 with suppress(OSError):  # it has ended
-                    os.kill(int(process), each)
-    if number == signal.SIGTERM:  # whoever sent it is told so by the exit status
+                    os.kill(int(process), worker_signal)
+    if number == signal.SIGTERM:  # the exit status tells its sender
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(INTERRUPTED.exit_code)
@@ -69,9 +71,64 @@ def end_process(number: int = signal.SIGINT) -> NoReturn:
 
 def _descendants(process: str) -> list[str]:
     """Ids of all descendants of a process: Beam starts its workers in shells."""
-    found: list[str] = []
+    ids: list[str] = []
     for children in glob.glob(f"/proc/{process}/task/*/children"):
         with suppress(OSError):  # the thread has ended
             for child in Path(children).read_text().split():
-                found += [child, *_descendants(child)]
-    return found
+                ids += [child, *_descendants(child)]
+    return ids
+
+
+@contextmanager
+def only_our_lines() -> Iterator[None]:
+    """Keep stderr to our own lines while a local job runs: drops tracebacks, and what workers print but our errors."""
+    stderr = sys.stderr
+    try:
+        is_shared = stderr.fileno() == 2  # else workers print elsewhere: a test, a caller that collects our lines
+    except (OSError, ValueError):
+        is_shared = False
+    if not is_shared:
+        sys.stderr = cast(TextIO, _WithoutTracebacks(stderr))
+        try:
+            yield
+        finally:
+            sys.stderr = stderr
+        return
+    terminal, (reading, writing) = os.dup(2), os.pipe()
+    with open(terminal, "w", encoding=stderr.encoding, errors=stderr.errors, buffering=1) as stream:
+        sys.stderr = cast(TextIO, _WithoutTracebacks(stream))
+        os.dup2(writing, 2)
+        os.close(writing)
+        relay = threading.Thread(target=_relay, args=(reading, stream), daemon=True)
+        relay.start()
+        try:
+            yield
+        finally:
+            os.dup2(terminal, 2)
+            sys.stderr = stderr
+            relay.join(1)  # until the last worker has ended
+
+
+def _relay(reading: int, stream: TextIO) -> None:
+    with open(reading, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.startswith(_ERROR):
+                print_line(line.rstrip("\n"), stream)
+
+
+class _WithoutTracebacks:
+    """A stream that drops tracebacks, which threads print as one text, and the line end that `print` writes next."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._dropped_by = 0
+
+    def write(self, text: str) -> int:
+        is_traceback = text.startswith("Traceback (most recent call last)") and text.count("\n") > 1
+        if is_traceback or (text == "\n" and self._dropped_by == threading.get_ident()):
+            self._dropped_by = threading.get_ident() if is_traceback else 0
+            return len(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,4 +1,4 @@
-"""What a job will cost, from its plan, and what it has cost, from run.json: CPU time, bytes, requests, dollars."""
+"""What a job will cost, by its plan, and what it has cost, by run.json: CPU time, bytes, requests, dollars."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ import msgspec
 
 from beam_pipeline import storage
 from beam_pipeline.cli import dataflow
+from beam_pipeline.cli.progress import duration
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.progress import duration
 from beam_pipeline.schema.job import PlannedJob, Run, UnitPrices, Usage
-from beam_pipeline.storage.prices import Price, Rates, dollars, load_prices
+from beam_pipeline.storage.usage import Price, Rates, dollars, load_prices
 from beam_pipeline.text import plural, size_text
 
-# CPU seconds, measured by benchmarks/cost.py: what comes on top of the sample's decoding.
-_CPU_S_AN_IMAGE = 0.1e-3
-_CPU_S_A_FETCH = 0.25e-3  # by a request
-_CPU_S_A_TAKEN = 0.15e-3  # an image from the base
-_CPU_S_A_READ_BYTE = 1.7e-9  # and its MD5
-_CPU_S_A_SHARD = 0.03
-_CPU_S_A_JOB = 0.5
-_OF_SAMPLE_CPU = 0.9  # a sample's images are its threads' first, and cost more than later ones
+# CPU seconds besides decoding, measured by benchmarks/cost.py.
+_CPU_S_PER_IMAGE = 0.1e-3
+_CPU_S_PER_FETCH = 0.25e-3  # of a remote image
+_CPU_S_PER_TAKEN_IMAGE = 0.15e-3  # of an image from the base
+_CPU_S_PER_BYTE_READ = 1.7e-9  # with its MD5
+_CPU_S_PER_SHARD = 0.03
+_CPU_S_PER_JOB = 0.5
+_OF_SAMPLE_CPU = 0.9  # the first images of a thread, as those of the sample, cost more than later ones
 # Requests, counted on fake-gcs-server by benchmarks/cost.py.
-_WRITES_A_SHARD = 6  # a marker, rejected images, four files
-_READS_A_SHARD = 10  # looks at them, and at the claim
-_WRITES_A_JOB = 14
-_READS_A_JOB = 8
-_WRITES_A_SAMPLE_PART, _SAMPLE_PART_IMAGES = 2, 32
+_WRITES_PER_SHARD = 6  # a marker, rejected images, four files
+_READS_PER_SHARD = 10  # of their metadata, and of the claim
+_WRITES_PER_JOB = 14
+_READS_PER_JOB = 8
+_WRITES_PER_SAMPLE_PART, _SAMPLE_PART_IMAGES = 2, 32
 _INPUT_LISTS = 2  # besides those of the listing
-_BYTES_A_RECORD = 77  # of indexes and record tables
-_BYTES_A_SHARD = 1800  # of its sidecar
+_BYTES_PER_RECORD = 77  # of indexes and record tables
+_BYTES_PER_SHARD = 1800  # of its sidecar
 _PIECE_BYTES = 8 << 20  # of a base's shard, as dataset/base.py reads it
 HOW_TO_KNOW = "--plan_only lists the input, converts up to 512 images of it, and estimates what the job costs"
-_GB_A_CORE = {"highmem": 8.0, "highcpu": 1.0}  # others have 4
+_GB_PER_CORE = {"highmem": 8.0, "highcpu": 1.0}  # others have 4
 
 
 class Fleet(NamedTuple):
-    """What the job runs on.
+    """The machines that a job runs on.
 
     Attributes:
-        where: in words.
-        cores: of all workers; 0 if that isn't known.
-        workers, machine_type, disk_gb, region: on Dataflow: at most how many, and what each is.
+        where: their name in a sentence.
+        cores: of all workers; 0 if unknown.
+        workers, machine_type, disk_gb, region: on Dataflow, the most workers and what each is.
     """
 
     where: str
@@ -56,7 +56,7 @@ class Fleet(NamedTuple):
 
 
 def dataflow_fleet(options: Mapping[str, Any]) -> Fleet:
-    """What a job on Dataflow runs on, by Beam's options with their defaults."""
+    """The workers of a job on Dataflow, by Beam's options with their defaults."""
     workers, machine = options["max_num_workers"], options["machine_type"]
     where = f"up to {plural(workers, 'worker')} of {machine}"
     cores = workers * (dataflow.cores_of(machine) or 0)
@@ -64,7 +64,7 @@ def dataflow_fleet(options: Mapping[str, Any]) -> Fleet:
 
 
 def prices_of(config: Config, fleet: Fleet) -> UnitPrices:
-    """The prices of a job; without a note if nothing in it has a price that is known.
+    """The prices of a job; without a note if none of them is known.
 
     Raises:
         UsageError: `--prices` names no file of prices.
@@ -76,7 +76,7 @@ def prices_of(config: Config, fleet: Fleet) -> UnitPrices:
     rates, core_hour = prices.at(fleet.region), None
     addresses = [_source(rates.class_b_per_1000)]
     if fleet.machine_type and fleet.cores:
-        gb = next((gb for kind, gb in _GB_A_CORE.items() if kind in fleet.machine_type), 4.0)
+        gb = next((gb for kind, gb in _GB_PER_CORE.items() if kind in fleet.machine_type), 4.0)
         if custom := re.search(r"custom-(\d+)-(\d+)", fleet.machine_type):  # cores, megabytes
             gb = int(custom[2]) / 1024 / int(custom[1])
         disk_gb = fleet.disk_gb * fleet.workers / fleet.cores
@@ -87,17 +87,17 @@ def prices_of(config: Config, fleet: Fleet) -> UnitPrices:
 
 
 def _source(price: Price) -> str:
-    """`https://… of us-central1`: our file has one region's prices for all."""
+    """`https://… of us-central1`: prices.json has one region's prices for all regions."""
     address, _, details = price.address.partition(" (")
     return f"{address} of {details.partition(',')[0]}" if details else address
 
 
 def bill_text(config: Config, region: str, counts: Mapping[str, float]) -> str:
-    """What a job on Dataflow has cost, but for its requests.
+    """What a job on Dataflow has cost, without its requests.
 
     Args:
         config, region: of the job.
-        counts: the service's: seconds of vCPUs, of megabytes of memory and of gigabytes of disk.
+        counts: the service's counters: vCPU, megabyte and gigabyte-of-disk seconds.
     """
     prices = load_prices(config.prices)
     vcpu, memory_mb, disk = (
@@ -115,49 +115,48 @@ def _dataflow_dollars(rates: Rates, vcpu_hours: float, memory_gb_hours: float, d
 
 
 def estimate(config: Config, planned: PlannedJob) -> tuple[Usage, int]:
-    """What a job will use, and how many of its images are taken from the base.
-
-    Args:
-        config: of the job.
-        planned: as `--plan_only` leaves it.
-    """
+    """What a job will use, and how many of its images will be taken from the base; `planned` is by `--plan_only`."""
     plan, sample, base = planned.plan, planned.sample, planned.base
     images, shards, splits = plan.images, plan.shards, plan.splits.values()
     records_bytes = sum(split.estimated_bytes for split in splits)
     sampled = max(1, sample.images)
     taken = min(base.records, images * base.unchanged // sampled) if base else 0
     are_listed = base is not None and base.are_listed
-    # What is read once more for its MD5, to find duplicates; gs:// lists these.
+    # To find duplicates, images are read again for their MD5, unless the listing has it, as on gs://.
     hashes = config.duplicates != "keep" and (storage.scheme_of(config.input) != "gs" or config.layout == "manifest")
     fetched = (images - taken if are_listed else images) + images * hashes
     read_bytes = planned.source_bytes * fetched // images
 
     used = Usage()
     used.merge(planned.listing)
-    used.cpu_s += _CPU_S_A_JOB + shards * _CPU_S_A_SHARD + images * _CPU_S_AN_IMAGE + taken * _CPU_S_A_TAKEN
+    used.cpu_s += (
+        _CPU_S_PER_JOB + shards * _CPU_S_PER_SHARD + images * _CPU_S_PER_IMAGE + taken * _CPU_S_PER_TAKEN_IMAGE
+    )
     used.cpu_s += ((images - taken) * _OF_SAMPLE_CPU + sample.images) * planned.cpu_s
     only_hashed = images * hashes + (0 if are_listed else taken)
-    used.cpu_s += _CPU_S_A_READ_BYTE * planned.source_bytes * only_hashed / images
-    used.bytes_read += read_bytes + sample.source_bytes + shards * _BYTES_A_SHARD
-    used.bytes_written += records_bytes + images * _BYTES_A_RECORD + shards * _BYTES_A_SHARD
+    used.cpu_s += _CPU_S_PER_BYTE_READ * planned.source_bytes * only_hashed / images
+    used.bytes_read += read_bytes + sample.source_bytes + shards * _BYTES_PER_SHARD
+    used.bytes_written += records_bytes + images * _BYTES_PER_RECORD + shards * _BYTES_PER_SHARD
     requests = (fetched + sample.images) * sample.remote // sampled
     used.reads += requests
-    used.cpu_s += requests * _CPU_S_A_FETCH
+    used.cpu_s += requests * _CPU_S_PER_FETCH
     if not storage.is_local(config.input or config.manifest):
         used.lists_and_writes += _INPUT_LISTS
     pieces = 0
-    if base:  # and record tables, and its manifest
+    if base:  # its shards, record tables and manifest
         pieces = records_bytes * taken // images // _PIECE_BYTES + 2 * shards + 2
-        used.bytes_read += (records_bytes + images * _BYTES_A_RECORD) * taken // images
+        used.bytes_read += (records_bytes + images * _BYTES_PER_RECORD) * taken // images
     if not storage.is_local(config.output):
         parts = -(-sample.images // _SAMPLE_PART_IMAGES)
-        used.lists_and_writes += shards * _WRITES_A_SHARD + parts * _WRITES_A_SAMPLE_PART + _WRITES_A_JOB + len(splits)
-        used.reads += shards * _READS_A_SHARD + _READS_A_JOB + pieces
+        used.lists_and_writes += (
+            shards * _WRITES_PER_SHARD + parts * _WRITES_PER_SAMPLE_PART + _WRITES_PER_JOB + len(splits)
+        )
+        used.reads += shards * _READS_PER_SHARD + _READS_PER_JOB + pieces
     return used, taken
 
 
 def estimate_text(config: Config, planned: PlannedJob, fleet: Fleet) -> str:
-    """What `--plan_only` says of the cost, in at most five lines."""
+    """The estimate of `--plan_only`, in at most five lines."""
     used, taken = estimate(config, planned)
     prices = prices_of(config, fleet)
     hours = duration(used.cpu_s / max(1, fleet.cores))
@@ -170,17 +169,17 @@ def estimate_text(config: Config, planned: PlannedJob, fleet: Fleet) -> str:
         *_bytes_and_dollars(used, prices, "reads", "writes"),
     ]
     if base := planned.base:
-        more, _ = estimate(config, msgspec.structs.replace(planned, base=None))
-        saved = _cpu_text(more.cpu_s - used.cpu_s)
-        if more.reads > used.reads:
-            saved += f" and {plural(more.reads - used.reads, 'request')}"
-        how = f"{base.unchanged:,} of {sampled:,} in the sample are unchanged"
-        lines.append(f"base {config.base}: about {plural(taken, 'image')} from it ({how}) save {saved}")
+        without, _ = estimate(config, msgspec.structs.replace(planned, base=None))
+        saved = _cpu_text(without.cpu_s - used.cpu_s)
+        if without.reads > used.reads:
+            saved += f" and {plural(without.reads - used.reads, 'request')}"
+        share = f"{base.unchanged:,} of {sampled:,} in the sample are unchanged"
+        lines.append(f"base {config.base}: about {plural(taken, 'image')} from it ({share}) save {saved}")
     return "\n  ".join(lines)
 
 
 def spent_text(run: Run) -> list[str]:
-    """What the summary of a published version says of its cost; nothing if run.json doesn't say it."""
+    """The lines on cost in the summary of a published version; none if run.json has no figures."""
     if run.used == Usage():
         return []
     first, *more = _bytes_and_dollars(run.used, run.prices, "read", "wrote")
@@ -196,7 +195,7 @@ def _cpu_text(seconds: float) -> str:
 
 
 def _bytes_and_dollars(used: Usage, prices: UnitPrices, reads: str, writes: str) -> list[str]:
-    """Bytes and requests, and what these cost."""
+    """Bytes and requests, and their price."""
     lines = [f"{reads} {size_text(used.bytes_read)}, {writes} {size_text(used.bytes_written)}"]
     if used.reads or used.lists_and_writes:
         lines[0] += f"; {plural(used.reads, 'request')} that read, {used.lists_and_writes:,} that list or write"

@@ -1,4 +1,4 @@
-"""Runs the job on any Beam runner, and turns failures into one line. Imports Beam."""
+"""Runs the job on any Beam runner, and turns its errors into one line. Imports Beam."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from apache_beam.options.pipeline_options import (
 )
 
 from beam_pipeline.cli import cost, dataflow
+from beam_pipeline.cli.progress import ProgressLine
 from beam_pipeline.config import Config, wrong
-from beam_pipeline.conversion.versions import versions
+from beam_pipeline.conversion.decoder import versions
 from beam_pipeline.dataset.compare import Damage
-from beam_pipeline.dataset.progress import ProgressLine
 from beam_pipeline.errors import ImageShardsError, UnforeseenError, UsageError, from_worker
 from beam_pipeline.inputs import limits
 from beam_pipeline.pipeline import graph
@@ -40,24 +40,25 @@ from beam_pipeline.storage import usage
 from beam_pipeline.text import one_line, print_line
 from beam_pipeline.transforms import WriteDataset
 
-_IN_PROCESS = "FnApiRunner"  # plain DirectRunner would first try to download another one
-_LOCAL = frozenset({"fnapi", "direct", "prism", "bundlebaseddirect", "switchingdirect"})
+_IN_PROCESS = "FnApiRunner"  # DirectRunner would first try to download another one
+_LOCAL_RUNNERS = frozenset({"fnapi", "direct", "prism", "bundlebaseddirect", "switchingdirect"})
 _RUNNERS = "DataflowRunner, FlinkRunner, SparkRunner, PrismRunner, PortableRunner"
 
 
-def is_local(options: PipelineOptions) -> bool:
-    """Whether the job ends with this process."""
-    return _short(options.view_as(StandardOptions).runner or _IN_PROCESS) in _LOCAL
+def runs_locally(options: PipelineOptions) -> bool:
+    """Whether the job runs on this machine and ends with this process."""
+    return _short_name(options) in _LOCAL_RUNNERS
 
 
 def is_dataflow(options: PipelineOptions) -> bool:
     """Whether the job runs on Dataflow."""
-    return _short(options.view_as(StandardOptions).runner or "") == "dataflow"
+    return _short_name(options) == "dataflow"
 
 
-def _short(runner: str) -> str:
-    """A runner's name as Beam compares it: `Direct`, `direct` and `DirectRunner` are one."""
-    return runner.rpartition(".")[2].lower().removesuffix("runner")
+def _short_name(options: PipelineOptions) -> str:
+    """The runner's name as Beam compares it: `Direct`, `direct` and `DirectRunner` are equal."""
+    runner = options.view_as(StandardOptions).runner or _IN_PROCESS
+    return str(runner).rpartition(".")[2].lower().removesuffix("runner")
 
 
 class Job:
@@ -68,6 +69,10 @@ class Job:
             credentials, buckets and versions are checked.
         config: what the job will do.
 
+    Attributes:
+        runner: its name.
+        is_dataflow, is_local: whether it runs on Dataflow, or on this machine.
+
     Raises:
         UsageError: no such runner, or it misses options.
         StorageError: a bucket can't be written to.
@@ -76,52 +81,39 @@ class Job:
     def __init__(self, options: PipelineOptions | None, config: Config) -> None:
         self._options = copy.deepcopy(options) or PipelineOptions([])  # the caller's don't get our defaults
         standard = self._options.view_as(StandardOptions)
-        self._runner: str = standard.runner or _IN_PROCESS
-        standard.runner = self._runner
-        # All that a worker unpickles is in this package.
+        self.runner: str = standard.runner or _IN_PROCESS
+        standard.runner = self.runner
+        # Everything that a worker unpickles is in this package.
         self._options.view_as(SetupOptions).save_main_session = False
-        self.is_dataflow = is_dataflow(self._options)
+        self.is_local, self.is_dataflow = runs_locally(self._options), is_dataflow(self._options)
         if self.is_dataflow:
-            _fill_in(self._options, config)
-            _check(self._options, config)  # first: without credentials Beam's own checks take 20 s
-        self.is_local = is_local(self._options)
-        self._pipeline = self._new_pipeline()
-
-    @property
-    def runner(self) -> str:
-        """Its name."""
-        return self._runner
-
-    def _new_pipeline(self) -> beam.Pipeline:
-        pipeline = _new_pipeline(self._options, self._runner)
-        with suppress(OSError):
-            os.rmdir(pipeline.local_tempdir)  # for steps in other languages; a killed job would leave it
-        return pipeline
+            _fill_in_and_check(self._options, config)
+        self._pipeline = _new_pipeline(self._options, self.runner)
 
     def configured(self, config: Config) -> Config:
         """The configuration with facts of this run: a local job's memory, or the versions that workers must have."""
         if not self.is_local:
             threads = config.decode_threads or (dataflow.DECODE_THREADS if self.is_dataflow else 0)
             return dataclasses.replace(config, launcher=versions(), decode_threads=threads)
-        several = self._options.view_as(DirectOptions).direct_running_mode == "multi_processing"
-        one_process = not several and self._runner == _IN_PROCESS
+        has_workers = self._options.view_as(DirectOptions).direct_running_mode == "multi_processing"
+        one_process = not has_workers and self.runner == _IN_PROCESS
         bytes_each = limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES
         return dataclasses.replace(config, most_references=limits.most_references(bytes_each))
 
     def write(self, config: Config, command: Sequence[str] = ()) -> bool:
-        """Convert the images and publish, or with `--plan_only` leave the plan in the state.
+        """Convert the images and publish, or with `--plan_only` store the plan in the state folder.
 
         Args:
             command: the command line, for run.json.
 
         Returns:
-            Whether the job is done: not with `--detach`, or if only a template of it was made.
+            Whether the job is done: False with `--detach`, or if only a template was written.
         """
         launcher = usage.take()
-        launcher.cpu_s = 0.0  # runs before the job
+        launcher.cpu_s = 0.0  # it isn't the job's
         run = Run(
             command=tuple(without_secrets(command)),
-            runner=self._runner,
+            runner=self.runner,
             started_unix_s=int(time.time()),
             versions=graph.software_versions(),
             used=launcher,
@@ -136,17 +128,17 @@ class Job:
         return cost.Fleet("this machine", config.threads) if self.is_local else cost.Fleet("the cluster")
 
     def compare(self, config: Config, manifest: Content) -> bool:
-        """Compare a published version with its input and files, and leave what was found in the state.
+        """Compare a published version with its input and files, and store the result in the state folder.
 
         Returns:
             The same as `write`.
         """
         cloud = self._pipeline.options.view_as(GoogleCloudOptions)
-        name, config = cloud.job_name, dataclasses.replace(config, detach=False, compares=True)
-        if name:
-            cloud.job_name = f"{name}-compare"
+        config = dataclasses.replace(config, detach=False, compares=True)
+        if cloud.job_name:
+            cloud.job_name += "-compare"
         done = self._run(config, lambda: graph.build_comparison(self._pipeline, config, manifest.self_sha256))
-        self._pipeline = self._new_pipeline()  # for the repair
+        self._pipeline = _new_pipeline(self._options, self.runner)  # for the repair
         return done
 
     def repair(self, config: Config, manifest: Content, damage: Damage) -> bool:
@@ -157,23 +149,23 @@ class Job:
         if self.is_dataflow:
             return self._submit_and_watch(config, build)
         build()
-        state = self._run_to_end()
+        state = self._wait_until_finish()
         if state not in (None, "DONE", "UNKNOWN"):
             raise ImageShardsError(f"the job ended in state {state}: see the runner's log; the same command resumes")
         return True
 
-    def _run_to_end(self) -> Any:
-        """Run the job; returns the state in which it ended."""
+    def _wait_until_finish(self) -> Any:
+        """Run the job; returns its last state."""
         if self.is_local:
             with _translating_job_errors(), ProgressLine():
                 return self._pipeline.run().wait_until_finish()
         from beam_pipeline.cli.watch import printing_job_states
 
-        with _interruptible(), printing_job_states(), _translating_job_errors():
+        with _ctrl_c_raises(), printing_job_states(), _translating_job_errors():
             return self._pipeline.run().wait_until_finish()
 
     def _submit_and_watch(self, config: Config, build: Callable[[], object]) -> bool:
-        """Find the running job of this command on Dataflow, or submit it, and watch it."""
+        """Find this command's running job on Dataflow, or submit it, and watch it."""
         cloud = self._pipeline.options.view_as(GoogleCloudOptions)
         cloud.labels = [*(cloud.labels or ()), f"{dataflow.LABEL}={dataflow.label(config)}"]
         if cloud.template_location or self._options.view_as(TestOptions).dry_run:
@@ -191,14 +183,14 @@ class Job:
             with _translating_job_errors("the submission failed", may_run):
                 return str(self._pipeline.run().job_id())
 
-        with _interruptible():
+        with _ctrl_c_raises():
             service = Service(self._pipeline.options.get_all_options())
             return submit_and_watch(service, config, cloud.job_name, submit)
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt instead of ending the command at once: the user is told that the job runs on."""
+def _ctrl_c_raises() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt instead of ending the command, whose last line says that the job runs on."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -209,32 +201,27 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _fill_in(options: PipelineOptions, config: Config) -> None:
-    """Give Dataflow's options that the command left out their defaults, and print them."""
-    given = options.get_all_options()
-    dataflow.check(config, given)
-    filled = dataflow.defaults(config, given)
+def _fill_in_and_check(options: PipelineOptions, config: Config) -> None:
+    """Set and print the defaults of Dataflow's options, then check what needs no input, a line for each check."""
+    explicit = options.get_all_options()
+    dataflow.check_options(config, explicit)
+    defaults = dataflow.defaults(config, explicit)
     for kind in (GoogleCloudOptions, WorkerOptions, SetupOptions, DebugOptions):
         view = options.view_as(kind)
-        for name in filled:
+        for name in defaults:
             if hasattr(view, name):
-                setattr(view, name, filled[name])
-    print_line(dataflow.defaults_text(config, given, filled), sys.stderr)
+                setattr(view, name, defaults[name])
+    print_line(dataflow.defaults_text(config, explicit, defaults), sys.stderr)
+    if not explicit["dry_run"]:  # before Beam's own checks, which take 20 s without credentials
+        from beam_pipeline.cli import preflight  # Google's clients would cost a local job half a second
 
-
-def _check(options: PipelineOptions, config: Config) -> None:
-    """Check what can be checked without the input, a line each."""
-    from beam_pipeline.cli import preflight  # Google's clients cost a local job half a second
-
-    given = options.get_all_options()
-    if not given["dry_run"]:
-        for line in preflight.check_cloud(config, given):
+        for line in preflight.check_cloud(config, options.get_all_options()):
             print_line(line, sys.stderr)
 
 
 def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
     try:
-        return beam.Pipeline(options=options)
+        pipeline = beam.Pipeline(options=options)
     except ValueError as error:
         if "validations errors: " in str(error):
             raise UsageError(str(error).partition("validations errors: ")[2].strip().replace("\n", " ")) from None
@@ -243,11 +230,14 @@ def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
         raise wrong("--runner", runner, fix) from None
     except Exception as error:  # DataflowRunner validates some options online
         raise ImageShardsError(f"--runner {runner!r}: {one_line(error)}; nothing was started") from error
+    with suppress(OSError):
+        os.rmdir(pipeline.local_tempdir)  # for steps in other languages; a killed job would leave it
+    return pipeline
 
 
 @contextmanager
 def _translating_job_errors(what: str = "the job failed", then: str = "the same command resumes") -> Iterator[None]:
-    """A worker's error comes back as ours; another one is the cause of an `UnforeseenError`."""
+    """A worker's error becomes ours again; any other is the cause of an `UnforeseenError`."""
     try:
         yield
     except Exception as error:
@@ -262,14 +252,14 @@ def _cause(error: Exception) -> str:
     """The root cause in a Python traceback, a Java stack trace or a gRPC error."""
     lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalpha, line))]
     for pattern in (r'details = "(.+)"', r"Caused by: (?:[\w.$]+: )?(.+)"):
-        if found := [match[1] for line in lines if (match := re.fullmatch(pattern, line))]:
-            return str(found[-1])
+        if causes := [match[1] for line in lines if (match := re.fullmatch(pattern, line))]:
+            return str(causes[-1])
     is_java = any(re.match(r"at .+\(.+\)$", line) for line in lines)
     return (lines or [type(error).__name__])[0 if is_java else -1].partition(" [while running")[0]
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C ended the job: in the middle of a step Beam makes an error of its own of it."""
+    """Whether Ctrl-C ended the job; Beam raises another error if it comes during a step."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -281,6 +271,6 @@ _SECRET_PARAMETER = re.compile(rf"([?&,;](?:{_WORD}|key|sig)=)[^\0&,;\s]+", re.I
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
-    """A command line as run.json keeps it: the values of secret flags and URL parameters are `***`."""
-    shown = _SECRET.sub(r"\1***", "\0".join(command))  # no argument holds a NUL
-    return _SECRET_PARAMETER.sub(r"\1***", shown).split("\0") if command else []
+    """A command line with `***` for the values of secret flags and URL parameters, for run.json."""
+    line = _SECRET.sub(r"\1***", "\0".join(command))  # no argument holds a NUL
+    return _SECRET_PARAMETER.sub(r"\1***", line).split("\0") if command else []

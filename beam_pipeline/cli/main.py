@@ -19,9 +19,8 @@ from itertools import takewhile
 from warnings import filterwarnings
 
 from beam_pipeline import storage
-from beam_pipeline.cli.command import INTERRUPTED
+from beam_pipeline.cli.command import INTERRUPTED, only_our_lines
 from beam_pipeline.cli.messages import published_text, warnings
-from beam_pipeline.cli.quiet import only_our_lines
 from beam_pipeline.cli.run import run
 from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, print_error
@@ -38,36 +37,38 @@ The same command again resumes a job that failed. Exit codes: 0 published, 1 the
   imageshards write --input gs://bucket/photos --output gs://bucket/datasets --name photos \\
       --runner DataflowRunner --project my-project --region europe-west4
 """
-# A flag as similar to one of ours as this is a typo of it; Beam's most similar has 0.76 (tests/cli/test_main.py).
+# Above this likeness to one of our flags, an argument is a typo of it; Beam's most similar flag has 0.76
+# (tests/cli/test_main.py).
 _SURELY_OURS = 0.8
 _OURS = {f"--{name}": flag for name, flag in FLAGS.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if sys.stderr is None:  # closed when the process began; runners print there
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
-    atexit.register(gc.freeze)  # else Python ends with a garbage collection over all of Beam, 0.4 s
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stderr is None:  # it was closed when the process started, and runners print there
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
+    atexit.register(gc.freeze)  # else Python ends with a garbage collection over all of Beam: 0.4 s
     level = logging.root.level
     try:
-        config, beam_arguments = parse(given)
-        options, prints_errors, has_workers = None, True, False
+        config, beam_arguments = parse(arguments)
+        options, prints_errors, is_local = None, True, False
         if beam_arguments:
             from apache_beam.options.pipeline_options import PipelineOptions
 
             from beam_pipeline.cli import job
 
             options = PipelineOptions(beam_arguments)
-            has_workers = job.is_local(options)
-            prints_errors = has_workers or job.is_dataflow(options)
+            is_local = job.runs_locally(options)
+            prints_errors = is_local or job.is_dataflow(options)
         if prints_errors:
             logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
         hide_warnings()
-        filterwarnings("ignore", "Your application has authenticated using end user credentials")  # the documented way
+        # Users' own credentials are what docs/dataflow.md recommends.
+        filterwarnings("ignore", "Your application has authenticated using end user credentials")
         filterwarnings("ignore", "Unrecognized JobState")  # newer than the library
-        with only_our_lines() if has_workers else nullcontext():
-            manifest = run(config, options, ["imageshards", "write", *given])
+        with only_our_lines() if is_local else nullcontext():
+            manifest = run(config, options, ["imageshards", "write", *arguments])
         if manifest is not None:
             for warning in warnings(config, manifest):
                 print_line(f"warning: {warning}", sys.stderr)
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return print_error(ImageShardsError(f"{one_line(error)}; its traceback is in {file.name}"))
     except ImageShardsError as error:
         return print_error(error)
-    except KeyboardInterrupt as error:  # its text says that a job on Dataflow runs on
+    except KeyboardInterrupt as error:  # with a text if a job on Dataflow runs on
         return print_error(ImageShardsError(str(error)) if str(error) else INTERRUPTED)
     finally:
         logging.root.setLevel(level)
@@ -88,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     """Split the command line.
 
-    Our own flags are read and checked without Beam, whose import takes seconds: `--help` and most mistakes are answered
-    at once. A dash in a flag is read as an underscore: `--image-size 224` is `--image_size 224`.
+    Our own flags are parsed without Beam, whose import takes seconds, so `--help` and most mistakes are answered at
+    once. A dash in a flag is read as an underscore: `--image-size 224` is `--image_size 224`.
 
     Args:
         arguments: without the program's name.
@@ -98,30 +99,28 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
         Our configuration, and the arguments for Beam's `PipelineOptions`.
 
     Raises:
-        UsageError: a bad value, or a flag that neither we nor Beam know, with the nearest one that exists.
+        UsageError: a bad value, or a flag that neither we nor Beam have, with the nearest one that exists.
     """
     ours, rest = _parsed(_our_parser(), _with_underscores(arguments, _OURS))
     for number, argument in enumerate(rest):
         is_flag = argument.startswith("--")
-        # Behind a flag of Beam it may be its value.
+        # After one of Beam's flags it may be its value.
         if _nearest(argument, _OURS, _SURELY_OURS) if is_flag else number == 0:
             raise _unknown(rest[number:], _OURS, vars(ours))
     config = Config(**vars(ours))
     if rest:
         parser, flags = beams_parser()
         rest = _with_underscores(rest, flags)
-        # Beam's flag needs a value.
-        rest = [
-            "--dry_run=True" if one == "--dry_run" and after[:2] == "--" else one
-            for one, after in zip(rest, [*rest[1:], "--"], strict=True)
-        ]
+        for number, (argument, following) in enumerate(zip(rest, [*rest[1:], "--"], strict=True)):
+            if argument == "--dry_run" and following.startswith("--"):  # Beam's flag needs a value
+                rest[number] = "--dry_run=True"
         if unknown := _parsed(parser, rest)[1]:
             raise _unknown(unknown, [*_OURS, *flags], vars(ours))
     return config, rest
 
 
 def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """What a parser reads of its flags, and the other arguments."""
+    """The values of a parser's flags, and the other arguments."""
     try:
         return parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
@@ -131,23 +130,23 @@ def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[
 
 
 def _with_underscores(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
-    """The arguments, each flag as it is in `flags`, if only dashes for underscores keep it from that."""
-    found = []
+    """The arguments with underscores for dashes in names of `flags`."""
+    spelled = []
     for argument in arguments:
         flag, equals, value = argument.partition("=")
         name = f"--{flag[2:].replace('-', '_')}"
-        found.append(name + equals + value if flag.startswith("--") and name in flags else argument)
-    return found
+        spelled.append(name + equals + value if flag.startswith("--") and name in flags else argument)
+    return spelled
 
 
 def _our_parser() -> argparse.ArgumentParser:
-    """Every value is text, which `Config` reads."""
+    """Every value stays text, which `Config` parses."""
     parser = argparse.ArgumentParser(
         usage=_USAGE,
         description="Turn images in class folders into TFRecord shards of equal size.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,  # what isn't given is left to `Config`
+        argument_default=argparse.SUPPRESS,  # `Config` has the defaults
         allow_abbrev=False,
         exit_on_error=False,
     )
@@ -158,16 +157,15 @@ def _our_parser() -> argparse.ArgumentParser:
             groups[flag.group].add_argument(name, help=text, nargs="?", const=True, metavar="true|false")
             continue
         if flag.default not in (None, "") and not text.endswith(")"):
-            text += (
-                f" (default: {flag.default:g})" if isinstance(flag.default, float) else f" (default: {flag.default})"
-            )
+            default = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
+            text += f" (default: {default})"
         metavar = "|".join(map(str, flag.values)) if isinstance(flag.values, tuple) else flag.metavar
         groups[flag.group].add_argument(name, help=text, metavar=metavar)
     return parser
 
 
 def beams_parser() -> tuple[argparse.ArgumentParser, list[str]]:
-    """A parser of every option of Beam, and their flags: `PipelineOptions` only warns about unknown ones."""
+    """A parser of all of Beam's options, and their flags: `PipelineOptions` only warns of unknown ones."""
     from apache_beam.options.pipeline_options import PipelineOptions
 
     parsers: list[argparse.ArgumentParser] = []
@@ -177,12 +175,12 @@ def beams_parser() -> tuple[argparse.ArgumentParser, list[str]]:
     return parsers[0], re.findall(r"(?:^  |, )(--[\w-]+)", parsers[0].format_help(), re.MULTILINE)
 
 
-def _unknown(arguments: Sequence[str], flags: Collection[str], given: Collection[str]) -> UsageError:
-    """Of the first argument, which is no flag of `flags` or no flag at all; `given` are our flags that have a value."""
+def _unknown(arguments: Sequence[str], flags: Collection[str], known: Collection[str]) -> UsageError:
+    """The error for the first argument, which isn't in `flags`; `known` are names of our flags that have a value."""
     flag = arguments[0].partition("=")[0]
     if not flag.startswith("-"):
         values = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
-        missing = [f"--{name}" for name in ("input", "output") if name not in given]
+        missing = [f"--{name}" for name in ("input", "output") if name not in known]
         fix = "every value belongs to a flag; see --help"
         if len(values) <= len(missing):  # as `cp SRC DST`
             pairs = zip(missing, values, strict=False)

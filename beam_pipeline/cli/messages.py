@@ -1,4 +1,4 @@
-"""What a finished job tells its user."""
+"""What the command prints when a job is done."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from beam_pipeline.schema.job import Plan, Skipped, as_run
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, Manifest
 from beam_pipeline.text import first_few, plural, size_text
 
-_FEW = 5  # records of a class in a split: too few to learn, or to judge by
+_FEW = 5  # fewer records of a class in a split are too few to train or evaluate with
 
 
 def plan_text(plan: Plan) -> str:
-    """What `--plan_only` prints: the plan's splits and their shards."""
+    """The plan's splits and their shards, for `--plan_only`."""
     lines = []
     for name, split in sorted(plan.splits.items()):
         mean = size_text(split.estimated_bytes / split.shards)
@@ -23,7 +23,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def published_text(manifest: Manifest) -> str:
-    """What a published dataset holds, with the balance of its shards, and what was in the input and isn't in it."""
+    """A published dataset's splits, shard sizes and classes, and the images of the input that it doesn't have."""
     data, run = manifest.data, as_run(manifest.run)
     nothing = ", nothing written" if manifest.outcome == ALREADY_PUBLISHED else ""
     lines = [f"{manifest.outcome} {manifest.url}{nothing}"]
@@ -46,11 +46,11 @@ def published_text(manifest: Manifest) -> str:
         unchanged = f"{passed.get('whole', 0):,} byte for byte"
         lines.append(f"{plural(stored, 'image')} stored without re-encoding ({unchanged})")
     lines.append(plural(len(manifest.classes), "class"))
-    found = data.get("duplicates", {})
-    if found.get("groups"):
+    groups = data.get("duplicates", {})
+    if groups.get("groups"):
         lines.append(
-            f"{plural(found['images'], 'image')} with exact duplicates in {plural(found['groups'], 'group')}: "
-            f"{found['across_classes']:,} with conflicting labels, {found['across_splits']:,} across splits (leaks); "
+            f"{plural(groups['images'], 'image')} with exact duplicates in {plural(groups['groups'], 'group')}: "
+            f"{groups['across_classes']:,} with conflicting labels, {groups['across_splits']:,} across splits (leaks); "
             "see duplicates.jsonl"
         )
     lines += cost.spent_text(run) if manifest.outcome == PUBLISHED else []
@@ -58,18 +58,18 @@ def published_text(manifest: Manifest) -> str:
 
 
 def _sizes_text(sizes: list[int]) -> str:
-    """The mean of the shards' sizes, and how far they are from it."""
+    """The mean size of shards, and the smallest's and largest's deviation from it."""
     mean = sum(sizes) / len(sizes)
     if len(sizes) == 1:
         return size_text(mean)
-    low, high = ((one / mean - 1) * 100 if mean else 0.0 for one in (min(sizes), max(sizes)))
+    low, high = ((size / mean - 1) * 100 if mean else 0.0 for size in (min(sizes), max(sizes)))
     if round(low, 1) == round(high, 1) == 0:
         return f"{size_text(mean)} each"
     return f"{size_text(mean)} ({low:+.1f} % to {high:+.1f} %)"
 
 
 def _skipped(skipped: Skipped) -> list[str]:
-    """What the listing left out."""
+    """The files that the listing skipped."""
     lines = []
     if suffixes := skipped.suffixes:
         most_first = sorted(suffixes.items(), key=lambda pair: (-pair[1], pair[0]))
@@ -85,32 +85,32 @@ def _skipped(skipped: Skipped) -> list[str]:
 
 
 def warnings(config: Config, manifest: Manifest) -> list[str]:
-    """What a user should look at, though the dataset is published."""
+    """What a user should look at, although the dataset is published."""
     splits, classes = manifest.data["splits"], manifest.classes
     counts = {split: content["class_counts"] for split, content in splits.items()}
     empty = [number for number in range(len(classes)) if not any(count[number] for count in counts.values())]
-    found = []
+    lines = []
     if manifest.etags_differ:
-        found.append(
+        lines.append(
             "images were touched, copied or moved since this version was published: their etags or mtimes differ from "
             "run.json; --repair compares their contents"
         )
     if empty:
         named = first_few([repr(classes[number]) for number in empty])
-        found.append(f"no records of {plural(len(empty), 'class')}: {named}")
+        lines.append(f"no records of {plural(len(empty), 'class')}: {named}")
     for split, count in counts.items() if len(counts) > 1 else ():
         few = [number for number, records in enumerate(count) if records < _FEW and number not in empty]
         if few:
             named = first_few([f"{classes[number]!r} {count[number]}" for number in few])
             fix = "; --stratify gives each class its share" if config.split_fractions and not config.stratify else ""
-            found.append(f"fewer than {_FEW} records of {plural(len(few), 'class')} in split {split!r}: {named}{fix}")
-    found += [f"split {split!r} got no images" for split in config.split_fractions or {} if split not in splits]
+            lines.append(f"fewer than {_FEW} records of {plural(len(few), 'class')} in split {split!r}: {named}{fix}")
+    lines += [f"split {split!r} got no images" for split in config.split_fractions or {} if split not in splits]
     for split, content in splits.items():
         wanted = config.num_shards.get(split) if isinstance(config.num_shards, dict) else config.num_shards
         shards = len(content["shards"])
-        if wanted and wanted > shards:  # one for each image
+        if wanted and wanted > shards:  # it has an image for each
             only = f"has only {plural(shards, 'image')}: wrote {plural(shards, 'shard')}"
-            found.append(f"--num_shards {wanted}: split {split!r} {only}")
+            lines.append(f"--num_shards {wanted}: split {split!r} {only}")
     if config.compression == "gzip":
-        found.append("gzip shards have no index and no TFDS metadata: read them with imageshards.record_dataset")
-    return found
+        lines.append("gzip shards have no index and no TFDS metadata: read them with imageshards.record_dataset")
+    return lines

@@ -1,8 +1,7 @@
-"""`run` where IPython is active: in a process of its own.
+"""Runs the job in a new process if IPython is active.
 
 Beam looks for an interactive shell whenever a transform is applied, and then imports its notebook support with pandas,
-which isn't installed. No option turns that off. The process is not `multiprocessing`'s, which would import the caller's
-`__main__` again.
+which isn't installed. No option turns that off. `multiprocessing` isn't used: it would import the caller's `__main__`.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def run_elsewhere(config: Config, options: Any, command: Sequence[str]) -> Any:
     """`cli.run.run` in a new process, whose output is printed here.
 
     Raises:
-        InterruptedCell: the process has ended; a job on Dataflow runs on, which the text says.
+        InterruptedCell: the process has ended; the text says so if a job on Dataflow runs on.
         ImageShardsError: as `run`, or the process ended without an answer.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
@@ -60,7 +59,7 @@ def run_elsewhere(config: Config, options: Any, command: Sequence[str]) -> Any:
             stderr=subprocess.STDOUT,
             env=environment,
             pass_fds=[answer.fileno()],
-            start_new_session=True,  # a notebook's stop button interrupts a whole group of processes
+            start_new_session=True,  # a notebook's stop button interrupts a group of processes
         )
         with process:
             assert process.stdin is not None and process.stdout is not None
@@ -74,7 +73,7 @@ def run_elsewhere(config: Config, options: Any, command: Sequence[str]) -> Any:
                 process.send_signal(signal.SIGINT)
         answer.seek(0)
         data = answer.read()
-    result = pickle.loads(data) if data else None  # noqa: S301 - of our own process
+    result = pickle.loads(data) if data else None  # noqa: S301 - from our own process
     if is_interrupted:
         raise InterruptedCell(str(result) if isinstance(result, KeyboardInterrupt) else _INTERRUPTED)
     if not data:
@@ -85,11 +84,11 @@ def run_elsewhere(config: Config, options: Any, command: Sequence[str]) -> Any:
 
 
 def run_here() -> None:
-    """The other side: the job in this process, which leaves what comes of it in the file whose number it is given."""
+    """The new process: runs the job and writes its result to the file whose descriptor is the argument."""
     signal.signal(signal.SIGINT, lambda *_: end_process())
     from beam_pipeline.cli.run import run
 
-    question = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the caller's process
+    question = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the caller's process
     threading.Thread(target=_end_with_caller, daemon=True).start()
     logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
     hide_warnings()
@@ -105,6 +104,6 @@ def run_here() -> None:
 
 
 def _end_with_caller() -> None:
-    """A notebook's kernel may be killed, or started again."""
+    """A notebook's kernel may be killed or restarted."""
     os.read(0, 1)
     os.kill(os.getpid(), signal.SIGINT)  # signals are handled in the main thread

@@ -1,4 +1,4 @@
-"""The checks before a job is submitted: one line each, and the first that fails ends the command."""
+"""The checks before a job is submitted: a line each, and the first failure ends the command."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 from beam_pipeline import storage
 from beam_pipeline.cli.service import Service, ServiceError, credentials
-from beam_pipeline.cli.watch import find
+from beam_pipeline.cli.watch import find_running_job
 from beam_pipeline.config import Config, wrong
-from beam_pipeline.conversion.versions import versions
+from beam_pipeline.conversion.decoder import versions
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError, UsageError
+from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
 from beam_pipeline.inputs.manifest_rows import row_refs
 from beam_pipeline.storage.gs import GoogleStorage
 
-# A bucket's location → how its regions begin: https://cloud.google.com/storage/docs/locations
+# A bucket's location → the prefix of its regions: https://cloud.google.com/storage/docs/locations
 _CONTINENTS = {"us": "us-", "nam": "us-", "eu": "europe-", "eur": "europe-", "asia": "asia-"}
 _HEIC_SAMPLE = 1000  # files of the input
 _HEIC = (".heic", ".heif")
@@ -28,7 +28,7 @@ _PIN = re.compile(r"^(pillow(?:[-_.]+heif)?) *== *([^\s;]+)", re.MULTILINE | re.
 
 
 def check_cloud(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
-    """Credentials, buckets, what the workers run, and the Dataflow API; reads no input.
+    """Check credentials, buckets, the workers' versions and the Dataflow API; reads no input.
 
     Args:
         options: Beam's by name, with the defaults.
@@ -41,7 +41,7 @@ def check_cloud(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
     try:
         yield _credentials(options)
         yield from _buckets(config, options)
-        yield from _code(options)
+        yield from _worker_versions(options)
         if not options["template_location"]:  # another account may run the template
             yield _api(config, options)
     except ServiceError as error:
@@ -49,29 +49,30 @@ def check_cloud(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check_dataset(config: Config) -> Iterator[str]:
-    """The checks of input and output that have passed before, and HEIC.
+    """The result of the earlier checks of input and output, and a check for HEIC.
 
     Raises:
-        UsageError: the input holds HEIC images, which can't be decoded here, or the output an unfinished job of others.
+        UsageError: the input has HEIC images, which can't be decoded here, or the output an unfinished job with other
+            flags.
     """
     yield f"ok: input {config.input or config.manifest} has images"
     yield _heic(config)
-    yield f"ok: output {config.dataset_url} {_found(config)}"
+    yield f"ok: output {config.dataset_url} {_output_state(config)}"
 
 
-def _found(config: Config) -> str:
-    """The state of the output; it has been checked that no other program's files are there."""
+def _output_state(config: Config) -> str:
+    """The state of the output, which holds no other program's files."""
     state = JobState(config)
     if config.overwrite or config.restart:
         return "starts over: its existing files will be deleted"
     if not state.exists():
         return "is empty"
-    planned, wanted = state.planned(), config.fingerprint()
-    others = sorted(f"--{name}" for name in wanted if planned and planned.configuration.get(name) != wanted[name])
-    if others and not storage.is_local(config.output):
-        what = f"{config.dataset_url} has an unfinished job with other flags ({', '.join(others)})"
+    plan, flags = state.planned(), config.fingerprint()
+    changed = sorted(f"--{name}" for name in flags if plan and plan.configuration.get(name) != flags[name])
+    if changed and not storage.is_local(config.output):
+        what = f"{config.dataset_url} has an unfinished job with other flags ({', '.join(changed)})"
         raise wrong("--output", config.output, f"{what}: use the same flags, or discard its shards with --restart")
-    if others:
+    if changed:
         return "has an unfinished job with other flags: its files will be deleted"
     return "has an unfinished job; it will be resumed"
 
@@ -79,27 +80,27 @@ def _found(config: Config) -> str:
 def _credentials(options: Mapping[str, Any]) -> str:
     if options["no_auth"]:
         return "warning: no credentials are used (--no_auth)"
-    found, project = credentials(options["project"], options["impersonate_service_account"] or "", fetch=True)
-    account = getattr(found, "service_account_email", None) or "a user"
-    return f"ok: credentials of {account} (project {project or 'unknown'}), for a job in project {options['project']}"
+    account, project = credentials(options["project"], options["impersonate_service_account"] or "", fetch=True)
+    email = getattr(account, "service_account_email", None) or "a user"
+    return f"ok: credentials of {email} (project {project or 'unknown'}), for a job in project {options['project']}"
 
 
 def _api(config: Config, options: Mapping[str, Any]) -> str:
     name = options["job_name"]
     try:
-        job = find(Service(options), config, name)
+        job = find_running_job(Service(options), config, name)
     except ServiceError as error:
         if error.is_transient:  # the submission retries
             return f"warning: {error}"
         raise
-    found = f"job {name} is already running: {job.id}" if job else f"no job named {name} is running"
-    return f"ok: the Dataflow API answers; {found}"
+    state = f"job {name} is already running: {job.id}" if job else f"no job named {name} is running"
+    return f"ok: the Dataflow API answers; {state}"
 
 
 def _buckets(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
-    places = {flag: options[flag] or "" for flag in ("temp_location", "staging_location", "template_location")}
-    written = {"output": config.state_url} | {flag: url for flag, url in places.items() if url.startswith("gs://")}
-    # Other stores are checked when the input is listed.
+    beams = {flag: options[flag] or "" for flag in ("temp_location", "staging_location", "template_location")}
+    written = {"output": config.state_url} | {flag: url for flag, url in beams.items() if url.startswith("gs://")}
+    # Inputs in other stores are checked by their listing.
     read = {flag: url for flag in ("input", "manifest") if (url := getattr(config, flag)).startswith("gs://")}
     seen = set()
     for flag, url in {**written, **read}.items():
@@ -110,7 +111,7 @@ def _buckets(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _bucket(config: Config, options: Mapping[str, Any], flag: str, url: str, bucket: str, is_written: bool) -> str:
-    """Check a bucket's region, and write and delete an empty object if the job will write there."""
+    """Check a bucket's region and, if the job will write there, write and delete an empty object."""
     store, region = storage.open_storage(url, config.first_contact_s), options["region"]
     regions: Collection[str] | None = (region,)
     try:
@@ -121,31 +122,30 @@ def _bucket(config: Config, options: Mapping[str, Any], flag: str, url: str, buc
             store.write(probe, b"")
             store.delete(probe)
     except MissingFileError:
-        raise wrong(
-            flag, bucket, f"there is no such bucket; create it in region {region}, or correct the name"
-        ) from None
+        fix = f"there is no such bucket; create it in region {region}, or correct the name"
+        raise wrong(flag, bucket, fix) from None
     except StorageError as error:
         fix = error.fix or "check the URL and the network"
         raise StorageError(f"{flag} {error.reason}", f"{fix}; nothing was started") from error
-    found = f"bucket {bucket} {'is writable' if is_written else 'exists'}"
+    state = f"bucket {bucket} {'is writable' if is_written else 'exists'}"
     if regions is None:
-        if options["staging_location"].startswith(f"{bucket}/"):  # Beam asks for the bucket before it uploads
+        if options["staging_location"].startswith(f"{bucket}/"):  # Beam reads a bucket's metadata before it uploads
             fix = f"give this account roles/storage.legacyBucketReader on {bucket}; nothing was started"
             raise StorageError(f"{bucket} can't be staged to without storage.buckets.get", fix)
-        return f"warning: {found}, but its region is unknown: this account lacks storage.buckets.get"
-    if not any(_contains(one, region) for one in regions):
-        place = " and ".join(sorted(regions))
-        return f"warning: {found}, but is in {place} and the job in {region}: traffic between them is slow and billed"
-    return f"ok: {found}" + (f", in {' and '.join(sorted(regions))}" if isinstance(store, GoogleStorage) else "")
+        return f"warning: {state}, but its region is unknown: this account lacks storage.buckets.get"
+    where = " and ".join(sorted(regions))
+    if not any(_contains(location, region) for location in regions):
+        return f"warning: {state}, but is in {where} and the job in {region}: traffic between them is slow and billed"
+    return f"ok: {state}, in {where}" if isinstance(store, GoogleStorage) else f"ok: {state}"
 
 
 def _contains(location: str, region: str) -> bool:
-    continent = _CONTINENTS.get(location.rstrip("0123456789"))  # of several regions: eu, or eur4
+    continent = _CONTINENTS.get(location.rstrip("0123456789"))  # a multi-region: eu, or eur4
     return region.startswith(continent) if continent else region == location
 
 
-def _code(options: Mapping[str, Any]) -> Iterator[str]:
-    """Which versions the workers will have, as far as the launcher can see."""
+def _worker_versions(options: Mapping[str, Any]) -> Iterator[str]:
+    """Check the versions that workers will have, as far as the launcher can see."""
     here, image, file = versions(), options["sdk_container_image"], options["requirements_file"]
     needs = f"Python {sys.version_info.major}.{sys.version_info.minor}, Beam {version('apache-beam')}"
     needs += "".join(f", {name} {here[name]}" for name in ("imageshards", "pillow", "pillow_heif") if name in here)
@@ -155,7 +155,7 @@ def _code(options: Mapping[str, Any]) -> Iterator[str]:
         if pins.get(name) != here.get(name):
             what = f"it has {name} {pins.get(name, 'missing')}, this launcher {here.get(name, 'none')}"
             raise wrong("--requirements_file", file, f"{what}; install its version here, or change it to this one")
-    installed = " and ".join(Path(one).name for one in (options["setup_file"], file) if one)
+    installed = " and ".join(Path(path).name for path in (options["setup_file"], file) if path)
     code = f"image {image}, not checked here" if image else f"workers install {installed}"
     yield f"ok: {code}; a worker stops the job unless it has {needs}"
     if options["use_public_ips"] is False and not image:
@@ -163,7 +163,7 @@ def _code(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _heic(config: Config) -> str:
-    """Whether HEIC images, as phones take them, can be decoded, if there are any among the first files."""
+    """Check that HEIC images, which phones take, can be decoded if one is among the first files."""
     if "pillow_heif" in versions():
         return "ok: HEIC images can be decoded"
     if config.layout == "manifest":
@@ -174,9 +174,6 @@ def _heic(config: Config) -> str:
     first = next((path for path in islice(paths, _HEIC_SAMPLE) if path.lower().endswith(_HEIC)), None)
     if first is not None and config.extensions & {"heic", "heif"}:
         fix = "pip install 'imageshards[heic]' here, or leave heic and heif out of --extensions"
-        raise UsageError(
-            f"--input {config.input!r}: {first!r} is HEIC, which can't be decoded without pillow-heif; {fix}"
-        )
-    return (
-        f"ok: no HEIC image among the first {_HEIC_SAMPLE:,} files (a later one would be rejected: no pillow-heif here)"
-    )
+        raise wrong("--input", config.input, f"{first!r} is HEIC, which can't be decoded without pillow-heif; {fix}")
+    few = f"the first {_HEIC_SAMPLE:,} files"
+    return f"ok: no HEIC image among {few} (a later one would be rejected: no pillow-heif here)"

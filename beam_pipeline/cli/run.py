@@ -1,4 +1,4 @@
-"""`run`: checks input and output, then runs the job. Beam is imported only for that."""
+"""`run`: checks input and output, then runs the job, for which alone it imports Beam."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from beam_pipeline.planning import duplicates
 from beam_pipeline.schema.job import ComparedInputs, PlannedJob
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest
 from beam_pipeline.storage import usage
-from beam_pipeline.storage.prices import load_prices
 from beam_pipeline.text import plural, print_line
 
 if TYPE_CHECKING:
@@ -37,24 +36,26 @@ if TYPE_CHECKING:
 
     from beam_pipeline.cli.job import Job
 
+_CHECKED = f"cost: {cost.HOW_TO_KNOW}\nchecked; nothing was started"
+
 
 def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
     """Convert the images of `config.input` and publish the dataset.
 
-    If IPython is active (Jupyter, Colab) all of it happens in a process of its own, whose output is printed here.
-    Elsewhere a local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the
-    process (the same call in a new one resumes, and decodes that image in isolation); if the caller must survive that,
-    call this in a process of its own. Ctrl-C raises KeyboardInterrupt at once; with
-    `--direct_running_mode=multi_processing` Beam first waits for its workers, which may take minutes. The command ends
-    at once. On Dataflow the job runs on, which the exception's text says.
+    If IPython is active (Jupyter, Colab), this happens in a new process, whose output is printed here. Elsewhere a
+    local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process: the same
+    call in a new one resumes, and decodes that image in a child process. A caller that must survive that starts a
+    process for this. Ctrl-C raises KeyboardInterrupt at once; with `--direct_running_mode=multi_processing` Beam first
+    waits for its workers, which may take minutes (the command ends at once). On Dataflow the job runs on, as the
+    exception's text says.
 
     Args:
         config: what to convert and how.
-        beam_options: the runner and its options; FnApiRunner in this process without.
+        beam_options: the runner and its options; None for FnApiRunner in this process.
         command: the command line, for run.json.
 
     Returns:
-        What is published; None with `--plan_only`, `--preflight` or `--detach`, or if only a template was written.
+        The published version; None with `--plan_only`, `--preflight` or `--detach`, or if only a template was written.
 
     Raises:
         UsageError: the configuration or the input can't be used; only listings were read.
@@ -64,7 +65,7 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     if notebook.is_active():
         return cast(Manifest | None, notebook.run_elsewhere(config, beam_options, command))
     config = dataclasses.replace(config, run_id=uuid.uuid4().hex, is_locked=True)
-    usage.take()  # what this process did before is no part of the job
+    usage.take()  # the job's count starts at zero
     handlers = list(logging.root.handlers)
     try:
         with _no_empty_folders(config):
@@ -75,56 +76,44 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
 
 def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]) -> Manifest | None:
     """`run`; changes the handlers of logging."""
-    load_prices(config.prices)  # a bad file fails first, then an unknown runner
+    usage.load_prices(config.prices)  # a bad file fails first, then an unknown runner
     job = None if options is None else _job(options, config)
     if config.detach and not (job and job.is_dataflow):
         raise UsageError("--detach works only with --runner DataflowRunner; leave it out")
     if config.plan_only and not config.preflight:
         with _translating_early_errors():
             config = resolve(config)
-        _plan(config, job or _job(None, config))
+        job = job or _job(None, config)
+        config = _with_base(job.configured(config))
+        if job.write(config):
+            planned = JobState(config).take(PlannedJob)
+            estimate = cost.estimate_text(config, planned, job.fleet(config))
+            print_line(f"{plan_text(planned.plan)}\nresize: {resize.described()}\n{estimate}")
         return None
     with _translating_early_errors():
-        manifest: Manifest | None
         config, manifest = run_concurrently(partial(resolve, config), partial(read_manifest, config))
-        if config.overwrite:
-            manifest = None
-        in_job = manifest is not None and job is not None and not job.is_local and is_job(config, manifest.content)
-        comparison = None if manifest is None or in_job else compare(config, manifest.content)
-        if manifest is None:
-            check_unpublished(config)
-            if config.preflight or (job and job.is_dataflow):
-                from beam_pipeline.cli import preflight
+    if manifest is None or config.overwrite:
+        return _write(config, job, command)
+    return _compare_and_repair(config, job, manifest)
 
-                for line in preflight.check_dataset(config):
-                    print_line(line, sys.stderr)
-    if in_job and job is not None and manifest is not None and not config.preflight:
-        comparison = _compare_in_job(job, config, manifest)
-        if comparison is None:
-            return None
-    if manifest is not None and comparison is not None and not comparison.damage:
-        if not config.preflight and JobState(config).has_leftovers():
-            JobState(config).clear_leftovers()
-        return _already_published(manifest, comparison)
+
+def _write(config: Config, job: Job | None, command: Sequence[str]) -> Manifest | None:
+    """Check, convert and publish."""
+    manifest: Manifest | None
+    with _translating_early_errors():
+        check_unpublished(config)
+        if config.preflight or (job and job.is_dataflow):
+            from beam_pipeline.cli import preflight
+
+            for line in preflight.check_dataset(config):
+                print_line(line, sys.stderr)
     if config.preflight:
-        if not comparison:
-            print_line(f"cost: {cost.HOW_TO_KNOW}", sys.stderr)
-        what = f"{comparison.damage} would be repaired" if comparison else "checked"
-        print_line(f"{what}; nothing was started", sys.stderr)
+        print_line(_CHECKED, sys.stderr)
         return None
     job = job or _job(None, config)
-    config = job.configured(config)
-    if comparison is None:
-        config = _with_base(config)
+    config = _with_base(job.configured(config))
     with _sole_writer(config):
-        if manifest is not None and comparison is not None:
-            print_line(f"repairing {comparison.damage}", sys.stderr)
-            if not job.repair(config, manifest.content, comparison.damage):
-                return None
-            return dataclasses.replace(
-                manifest, outcome=REPAIRED, run=comparison.run, etags_differ=comparison.etags_differ
-            )
-        # In an object store the job itself finds that another one has published meanwhile.
+        # In an object store the job itself finds that another job has published meanwhile.
         if storage.is_local(config.output) and not config.overwrite and (manifest := read_manifest(config)) is not None:
             return _already_published(manifest, compare(config, manifest.content))
         for notice in filter(None, (duplicates.reads_twice_notice(config), manifest_rows.box_notice(config))):
@@ -137,12 +126,40 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         return dataclasses.replace(manifest, outcome=PUBLISHED, run=run)
 
 
+def _compare_and_repair(config: Config, job: Job | None, manifest: Manifest) -> Manifest | None:
+    """Compare a published version with its input and files, here or in a job, and rewrite corrupt files."""
+    if job is not None and not job.is_local and is_job(config, manifest.content):
+        if config.preflight:
+            print_line(_CHECKED, sys.stderr)
+            return None
+        comparison = _compare_in_job(job, config, manifest)
+        if comparison is None:
+            return None
+    else:
+        with _translating_early_errors():
+            comparison = compare(config, manifest.content)
+    if not comparison.damage:
+        if not config.preflight and JobState(config).has_leftovers():
+            JobState(config).clear_leftovers()
+        return _already_published(manifest, comparison)
+    if config.preflight:
+        print_line(f"{comparison.damage} would be repaired; nothing was started", sys.stderr)
+        return None
+    job = job or _job(None, config)
+    config = job.configured(config)
+    with _sole_writer(config):
+        print_line(f"repairing {comparison.damage}", sys.stderr)
+        if not job.repair(config, manifest.content, comparison.damage):
+            return None
+        return dataclasses.replace(manifest, outcome=REPAIRED, run=comparison.run, etags_differ=comparison.etags_differ)
+
+
 def _compare_in_job(job: Job, config: Config, manifest: Manifest) -> Comparison | None:
-    """The comparison by workers, near the data; None if the job was only written as a template."""
+    """The comparison by workers, near the data; None if only a template of the job was written."""
     published = manifest.content
     check_same(config, published)
-    shards, what = plural(len(published.shards), "shard"), "reads" if config.repair else "lists"
-    print_line(f"comparing: a job on {job.runner} {what} {plural(published.images, 'image')} and {shards}", sys.stderr)
+    shards, verb = plural(len(published.shards), "shard"), "reads" if config.repair else "lists"
+    print_line(f"comparing: a job on {job.runner} {verb} {plural(published.images, 'image')} and {shards}", sys.stderr)
     if not job.compare(job.configured(config), published):
         return None
     return compare(config, published, JobState(config).take(ComparedInputs))
@@ -164,16 +181,8 @@ def _job(options: PipelineOptions | None, config: Config) -> Job:
     return Job(options, config)
 
 
-def _plan(config: Config, job: Job) -> None:
-    config = _with_base(job.configured(config))
-    if job.write(config):
-        planned = JobState(config).take(PlannedJob)
-        estimate = cost.estimate_text(config, planned, job.fleet(config))
-        print_line(f"{plan_text(planned.plan)}\nresize: {resize.described()}\n{estimate}")
-
-
 def _with_base(config: Config) -> Config:
-    """The configuration with its base, which is told."""
+    """The configuration with its base version, which is printed."""
     with _translating_early_errors():
         config, line = choose_base(config)
     if line:
@@ -183,7 +192,7 @@ def _with_base(config: Config) -> Config:
 
 @contextmanager
 def _no_empty_folders(config: Config) -> Iterator[None]:
-    """Delete the folders of a local output that are new and empty at the end."""
+    """Finally delete the folders of a local output that are new and empty."""
     folders = [config.dataset_url, os.path.dirname(config.dataset_url), config.output]
     new = [folder for folder in folders if storage.is_local(folder) and not os.path.exists(folder)]
     try:
@@ -195,7 +204,7 @@ def _no_empty_folders(config: Config) -> Iterator[None]:
 
 @contextmanager
 def _translating_early_errors() -> Iterator[None]:
-    """Errors of a store before there is a job must not say that it resumes."""
+    """Errors of a store before a job was started must not say that it resumes."""
     try:
         yield
     except StorageError as error:
@@ -205,10 +214,10 @@ def _translating_early_errors() -> Iterator[None]:
 
 @contextmanager
 def _sole_writer(config: Config) -> Iterator[None]:
-    """The right to write a local version; elsewhere the job takes it when it first writes.
+    """Hold the claim on a local version; in an object store the job acquires it when it first writes.
 
     Raises:
-        ImageShardsError: another job has it.
+        ImageShardsError: another job holds it.
     """
     claim = open_claim(config)
     claim.acquire()

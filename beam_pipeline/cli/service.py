@@ -1,4 +1,4 @@
-"""Asks the Dataflow API about jobs, with Google's client library (https://cloud.google.com/dataflow/docs/reference/rest)."""
+"""A client of the Dataflow API (https://cloud.google.com/dataflow/docs/reference/rest), by Google's library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from beam_pipeline.errors import ImageShardsError
 ENDED = frozenset({"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"})  # states that a job doesn't leave
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _TIMEOUT_S = 30.0
-_MOST_CHARACTERS = 300  # of an answer that is a page of HTML
+_MOST_CHARACTERS = 300  # of an answer, which may be an HTML page
 _LOG_IN = f"run gcloud auth application-default login, or set {CREDENTIALS}"
 _FIXES = {
     403: "your account needs roles/dataflow.developer, and roles/iam.serviceAccountUser on the workers' account; "
@@ -45,7 +45,7 @@ class ServiceError(ImageShardsError):
 
     Args:
         text: what is wrong, and the fix.
-        code: the HTTP status; 0 for none.
+        code: the HTTP status; 0 without one.
     """
 
     def __init__(self, text: str, code: int) -> None:
@@ -58,19 +58,19 @@ class ServiceError(ImageShardsError):
         return self.code in (0, 408, 429) or self.code >= 500
 
 
-def why_refused(error: BaseException) -> ServiceError | None:
-    """An error of Google's client library in one line, or None if it is another error."""
+def as_service_error(error: BaseException) -> ServiceError | None:
+    """An error of Google's client library in one line; None for any other error."""
     has_file = bool(os.environ.get(CREDENTIALS))
     log_in = f"correct {CREDENTIALS}" if has_file else _LOG_IN
     if isinstance(error, GoogleAPICallError):
         code = int(error.code or 0)
         message = " ".join(str(error.message).split())
         text = re.sub(r"^[A-Z]+ \S+: ", "", message)
-        words = _shortened(text)
-        if "/storage/v1/" in message.removesuffix(text):  # the package is staged there
-            return ServiceError(f"Cloud Storage answers {code} ({words})", code)
+        detail = _shortened(text)
+        if "/storage/v1/" in message.removesuffix(text):  # where the package is staged
+            return ServiceError(f"Cloud Storage answers {code} ({detail})", code)
         fix = log_in if code == 401 else _FIXES.get(code)
-        return ServiceError(f"the Dataflow API answers {code} ({words}){f'; {fix}' if fix else ''}", code)
+        return ServiceError(f"the Dataflow API answers {code} ({detail}){f'; {fix}' if fix else ''}", code)
     if isinstance(error, requests.RequestException | TransportError):
         return ServiceError(f"Google's API can't be reached ({type(error).__name__})", 0)
     if isinstance(error, InvalidOperation):
@@ -78,10 +78,10 @@ def why_refused(error: BaseException) -> ServiceError | None:
     if isinstance(error, DefaultCredentialsError) and not has_file:
         return ServiceError(f"there are no Google credentials here; {log_in}", 401)
     if isinstance(error, GoogleAuthError):
-        words = _shortened(str(error.args[0] if error.args else error)).rstrip(".")
+        detail = _shortened(str(error.args[0] if error.args else error)).rstrip(".")
         if error.retryable:
-            return ServiceError(f"Google's credentials are temporarily unavailable ({words})", 0)
-        return ServiceError(f"Google's credentials can't be used ({words}); {log_in}", 401)
+            return ServiceError(f"Google's credentials are temporarily unavailable ({detail})", 0)
+        return ServiceError(f"Google's credentials can't be used ({detail}); {log_in}", 401)
     if isinstance(error, ParseError | UnicodeDecodeError):
         return ServiceError("the Dataflow API's answer is not JSON; is it a proxy's?", 0)
     return None
@@ -93,12 +93,12 @@ def _shortened(text: str) -> str:
 
 @contextmanager
 def translating_api_errors() -> Iterator[None]:
-    """Failures of the service's API as one line."""
+    """Errors of Google's client library become `ServiceError`s."""
     try:
         yield
     except Exception as error:
-        if why := why_refused(error):
-            raise why from error
+        if ours := as_service_error(error):
+            raise ours from error
         raise
 
 
@@ -111,10 +111,10 @@ class Message(NamedTuple):
 
 
 class Service:
-    """The jobs of one project and region. Every method raises `ServiceError`, as does the constructor.
+    """The jobs of one project and region. The constructor and every method raise `ServiceError`.
 
     Args:
-        options: Beam's, of such a job.
+        options: Beam's, of a job.
 
     Attributes:
         region: of the jobs.
@@ -124,24 +124,23 @@ class Service:
         self._project, self.region, endpoint = (options[name] for name in ("project", "region", "dataflow_endpoint"))
         impersonated = options["impersonate_service_account"] or ""
         with translating_api_errors():
+            account = AnonymousCredentials() if options["no_auth"] else credentials(self._project, impersonated)[0]
             # REST: Ctrl-C ends a request at once, and tests can run a server.
-            how: dict[str, Any] = {
-                "credentials": AnonymousCredentials()
-                if options["no_auth"]
-                else credentials(self._project, impersonated)[0],
+            settings: dict[str, Any] = {
+                "credentials": account,
                 "client_options": ClientOptions(api_endpoint=endpoint.strip().rstrip("/")),
                 "transport": "rest",
             }
-            self._jobs = api.JobsV1Beta3Client(**how)
-            self._messages = api.MessagesV1Beta3Client(**how)
-            self._metrics = api.MetricsV1Beta3Client(**how)
+            self._jobs = api.JobsV1Beta3Client(**settings)
+            self._messages = api.MessagesV1Beta3Client(**settings)
+            self._metrics = api.MetricsV1Beta3Client(**settings)
 
     def running(self, name: str) -> Any:
-        """The `api.Job` of a name that hasn't ended, or None; Dataflow runs one of a name at a time."""
+        """The running `api.Job` of a name, or None; Dataflow runs one job of a name at a time."""
         request = {**self._scope, "name": name, "filter": "ACTIVE"}
         with translating_api_errors():
             for job in self._jobs.list_jobs(request, timeout=_TIMEOUT_S):
-                if job.name == name and state_of(job) not in ENDED:  # what is listed is a summary, without labels
+                if job.name == name and state_of(job) not in ENDED:  # the listing has no labels
                     return self.job(job.id, "JOB_VIEW_DESCRIPTION")
         return None
 
@@ -151,16 +150,12 @@ class Service:
             return self._jobs.get_job({**self._scope, "job_id": job_id, "view": view}, timeout=_TIMEOUT_S)
 
     def messages(self, job_id: str, since: datetime | None) -> list[Message]:
-        """Warnings and errors of a job, the oldest first.
-
-        Args:
-            since: leave out older ones.
-        """
+        """Warnings and errors of a job from `since` on, the oldest first."""
         request = {**self._scope, "job_id": job_id, "minimum_importance": "JOB_MESSAGE_WARNING", "start_time": since}
         with translating_api_errors():
-            found: list[Any] = list(self._messages.list_job_messages(request, timeout=_TIMEOUT_S))
+            answers: list[Any] = list(self._messages.list_job_messages(request, timeout=_TIMEOUT_S))
         error = api.JobMessageImportance.JOB_MESSAGE_ERROR
-        messages = [Message(one.time, one.message_text, one.message_importance == error) for one in found if one.time]
+        messages = [Message(row.time, row.message_text, row.message_importance == error) for row in answers if row.time]
         return sorted(messages, key=lambda message: message.time)
 
     def counts(self, job_id: str) -> Counter[str]:
@@ -168,10 +163,10 @@ class Service:
         with translating_api_errors():
             metrics = self._metrics.get_job_metrics({**self._scope, "job_id": job_id}, timeout=_TIMEOUT_S).metrics
         latest: Counter[tuple[Any, ...]] = Counter()
-        for one in metrics:
-            if isinstance(one.scalar, float):
-                key = (one.name.name, *map(one.name.context.get, ("namespace", "step")))
-                latest[key] = max(latest[key], int(one.scalar))  # of committed and tentative, if there is one
+        for metric in metrics:
+            if isinstance(metric.scalar, float):
+                key = (metric.name.name, *map(metric.name.context.get, ("namespace", "step")))
+                latest[key] = max(latest[key], int(metric.scalar))  # of the committed and the tentative value
         total: Counter[str] = Counter()
         for (name, *_), value in latest.items():
             total[name] += value
@@ -182,7 +177,7 @@ class Service:
         return f"https://console.cloud.google.com/dataflow/jobs/{self.region}/{job_id}?project={self._project}"
 
     def cancel_command(self, job_id: str) -> str:
-        """What a user types to end a job."""
+        """The command that cancels a job."""
         return f"gcloud dataflow jobs cancel {job_id} --region={self.region} --project={self._project}"
 
     @property
@@ -191,7 +186,7 @@ class Service:
 
 
 def credentials(project: str, impersonated: str = "", fetch: bool = False) -> tuple[Any, str | None]:
-    """The user's credentials, or as Beam's `--impersonate_service_account` says, and the project that they are of.
+    """The user's credentials, or those of Beam's `--impersonate_service_account`, and their project.
 
     Args:
         project: of the job; its quota counts a user's requests unless the credentials name a quota project.
@@ -202,15 +197,15 @@ def credentials(project: str, impersonated: str = "", fetch: bool = False) -> tu
         ServiceError: there are none, or they are refused.
     """
     with translating_api_errors():
-        found, own_project = google.auth.default(scopes=_SCOPES)
+        account, own_project = google.auth.default(scopes=_SCOPES)
         if impersonated:
             *delegates, target = impersonated.split(",")
-            found = ImpersonatedCredentials(found, target_principal=target, target_scopes=_SCOPES, delegates=delegates)
-        elif isinstance(found, UserCredentials) and not found.quota_project_id:
-            found = found.with_quota_project(project)
+            account = ImpersonatedCredentials(account, target, _SCOPES, delegates)
+        elif isinstance(account, UserCredentials) and not account.quota_project_id:
+            account = account.with_quota_project(project)
         if fetch:
-            found.refresh(Request())
-    return found, own_project
+            account.refresh(Request())
+    return account, own_project
 
 
 def state_of(job: Any) -> str:

@@ -1,4 +1,4 @@
-"""Watches a Dataflow job until it ends or the user leaves it; also prints the states of jobs on Flink and Spark."""
+"""Finds, submits and watches a Dataflow job; also prints the states of jobs on Flink and Spark."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from beam_pipeline.cli import cost, dataflow
-from beam_pipeline.cli.service import ENDED, Message, Service, ServiceError, state_of, why_refused
+from beam_pipeline.cli.progress import ProgressText, StatusLine, duration
+from beam_pipeline.cli.service import ENDED, Message, Service, ServiceError, as_service_error, state_of
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.progress import ProgressText, StatusLine, duration
 from beam_pipeline.errors import ImageShardsError, from_worker
 from beam_pipeline.pipeline import elements
 from beam_pipeline.text import print_line
 
-_LOOK_EVERY_S = 2.0
+_POLL_EVERY_S = 2.0
 _PROGRESS_EVERY_S = 30.0  # Dataflow updates counters no more often
 _LOG_LINE_EVERY_S = 59.0
 _MOST_PAUSE_S = 60.0  # between two requests, while the API fails
-_PATIENCE_S = 30.0  # with an API that fails before there is a job, and with a failed job whose error isn't there yet
+_PATIENCE_S = 30.0  # if the API fails before a job is submitted, and for the error of a failed job to arrive
 _MOST_CHARACTERS = 500  # of a message
-_RECENT = timedelta(minutes=1)  # before the last error: what failed earlier was retried
-_CLEANING_UP = timedelta(minutes=10)  # at most, from the error that fails a job to its end
+_RECENT = timedelta(minutes=1)  # before the last error; an earlier failure was retried
+_MOST_CLEANUP = timedelta(minutes=10)  # from the error that fails a job to its end
 _RAISED = re.compile(r" \[while running|^[\w.]+(?:Error|Exception)\b")  # the last line of a traceback
 _RESUMES = "the same command resumes"
 Answer = TypeVar("Answer")
@@ -41,42 +41,42 @@ def submit_and_watch(service: Service, config: Config, name: str, submit: Callab
         service: the project and region.
         config: what the job does.
         name: of the job.
-        submit: starts a job and returns its id; its argument is what an error says if the job may have been started.
+        submit: starts a job and returns its id; its argument ends an error's text if the job may have been started.
 
     Returns:
         Whether the job is done; False with `--detach`.
 
     Raises:
-        ImageShardsError: the job wasn't done, or can't be watched; the API refused; another command's job has the name.
-        KeyboardInterrupt: with the line to print.
+        ImageShardsError: the job failed or can't be watched, the API refused, or another command's job has the name.
+        KeyboardInterrupt: its text is the last line to print.
     """
     on_interrupt = "nothing was started"
     try:
         try:
-            job_id = _running(service, config, name)
+            job_id = _running_id(service, config, name)
         except ServiceError as error:
             raise ImageShardsError(f"{error}; nothing was started") from error
         how = "is already running"
         if job_id is None:
             on_interrupt = f"job {name!r} may be running: the same command finds it or submits it"
             _say(f"submitting job {name}")
-            job_id, how = _submitted(service, config, name, submit, on_interrupt)
+            job_id, how = _submit(service, config, name, submit, on_interrupt)
         watch = Watch(service, config, job_id)
         on_interrupt = watch.runs_on
         _say(f"job {job_id} {how}: {service.console(job_id)}")
         if config.detach:
             _say(watch.runs_on)
             return False
-        ended = watch.follow()
+        job = watch.follow()
         on_interrupt = f"job {job_id} has ended; {watch.resume}"
-        watch.conclude(ended)
+        watch.conclude(job)
         return True
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {on_interrupt}") from None
 
 
-def find(service: Service, config: Config, name: str) -> Any:
-    """The running job of a name, which is this command's, or None.
+def find_running_job(service: Service, config: Config, name: str) -> Any:
+    """This command's running job, which has this name; None without one.
 
     Raises:
         ServiceError: the API refused, or can't be reached.
@@ -91,31 +91,30 @@ def find(service: Service, config: Config, name: str) -> Any:
     return job
 
 
-def _running(service: Service, config: Config, name: str) -> str | None:
-    """Id of this command's running job, or None."""
-    job = _retried(lambda: find(service, config, name), _PATIENCE_S)
+def _running_id(service: Service, config: Config, name: str) -> str | None:
+    """Id of this command's running job; None without one."""
+    job = _retry(lambda: find_running_job(service, config, name), _PATIENCE_S)
     if job is None:
         return None
     if state_of(job) == "CANCELLING":
         _say(f"job {job.id} is being cancelled; waiting for its end")
-        while state_of(_retried(lambda: service.job(job.id), _PATIENCE_S)) not in ENDED:
-            time.sleep(_LOOK_EVERY_S)
+        while state_of(_retry(lambda: service.job(job.id), _PATIENCE_S)) not in ENDED:
+            time.sleep(_POLL_EVERY_S)
         return None
     return str(job.id)
 
 
-def _submitted(
-    service: Service, config: Config, name: str, submit: Callable[[str], str], may_run: str
-) -> tuple[str, str]:
-    """Id of the job that is submitted, or that another command has just submitted, and which of these is true."""
+def _submit(service: Service, config: Config, name: str, submit: Callable[[str], str], may_run: str) -> tuple[str, str]:
+    """Submit the job; returns its id, or that of a job that was submitted just before, and what to say of it."""
     try:
         return submit(may_run), "is submitted"
     except Exception as error:
         with suppress(ServiceError):  # the reply may be lost, or another command was faster
-            if job_id := _running(service, config, name):
+            if job_id := _running_id(service, config, name):
                 return job_id, "is already running"
-        if why := why_refused(error.__cause__ or error):
-            raise ImageShardsError(f"{why}; {'nothing was started' if 400 <= why.code < 500 else may_run}") from error
+        if refusal := as_service_error(error.__cause__ or error):
+            outcome = "nothing was started" if 400 <= refusal.code < 500 else may_run
+            raise ImageShardsError(f"{refusal}; {outcome}") from error
         raise
 
 
@@ -123,9 +122,9 @@ def _say(line: str) -> None:
     print_line(line, sys.stderr)
 
 
-def _retried(ask: Callable[[], Answer], patience_s: float, warn: Callable[[str], None] = _say) -> Answer:
-    """Ask the API, again while it fails; the second failure in a row, and each one after it, is a warning."""
-    pause, waited = _LOOK_EVERY_S, 0.0
+def _retry(ask: Callable[[], Answer], patience_s: float, warn: Callable[[str], None] = _say) -> Answer:
+    """Ask the API until it answers; warns of each failure from the second in a row."""
+    pause, waited = _POLL_EVERY_S, 0.0
     while True:
         try:
             return ask()
@@ -158,12 +157,12 @@ class Watch:
 
     @property
     def resume(self) -> str:
-        """How to use what is finished of a job that didn't publish."""
+        """How to resume a job that didn't publish."""
         return f"without {self._discards} {_RESUMES}" if self._discards else _RESUMES
 
     @property
     def runs_on(self) -> str:
-        """What to print when nobody watches any more."""
+        """The last line if this command stops watching."""
         then = f" until it ends (then {self.resume})" if self._discards else ""
         cancel = self._service.cancel_command(self._id)
         return f"job {self._id} runs on and is billed; the same command watches it{then}; to cancel it: {cancel}"
@@ -172,22 +171,22 @@ class Watch:
         """Print states, messages and progress until the job has ended; returns it.
 
         Raises:
-            ImageShardsError: it can't be watched any more.
+            ImageShardsError: the API refused.
         """
         try:
-            return self._ended()
+            return self._wait_for_end()
         except ServiceError as error:
             raise ImageShardsError(f"{error}; {self.runs_on}") from error
         finally:
             self._line.wipe()
 
-    def _ended(self) -> Any:
+    def _wait_for_end(self) -> Any:
         state, next_progress = "UNKNOWN", 0.0  # the state of a new job
         while True:
-            job = _retried(lambda: self._service.job(self._id), math.inf, self._print)
+            job = _retry(lambda: self._service.job(self._id), math.inf, self._print)
             if (latest := state_of(job)) not in (state, *ENDED):
                 state = latest
-                self._print(_words(state), job.current_state_time)
+                self._print(_state_text(state), job.current_state_time)
             self._print_messages()
             if latest in ENDED:
                 return job
@@ -195,27 +194,27 @@ class Watch:
                 next_progress = time.monotonic() + _PROGRESS_EVERY_S
                 if text := self._progress(self._counts()):
                     self._line.show(text)
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_EVERY_S)
 
     def conclude(self, job: Any) -> None:
-        """Print how a job has ended, and its vCPU-hours.
+        """Print a job's last state, duration, vCPU-hours and cost.
 
         Raises:
-            ImageShardsError: it isn't done.
+            ImageShardsError: it failed or was cancelled.
         """
         state = state_of(job)
-        self._print(f"{_words(state)}{self._spent(job)}", job.current_state_time)
+        self._print(f"{_state_text(state)}{self._cost_text(job)}", job.current_state_time)
         if state == "FAILED":
             until = time.monotonic() + _PATIENCE_S
             while not self._last_errors(job) and time.monotonic() < until:
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(_POLL_EVERY_S)
                 self._print_messages()
             raise self._failure(job)
         if state != "DONE":
-            raise ImageShardsError(f"job {self._id} was {_words(state)}; {self.resume}")
+            raise ImageShardsError(f"job {self._id} was {_state_text(state)}; {self.resume}")
 
     def _failure(self, job: Any) -> ImageShardsError:
-        """Why a job failed, in one line: a worker's own error, if it is one of the last."""
+        """Why a job failed, in one line: an error of ours that a worker raised, if one of the last errors is."""
         last = self._last_errors(job)
         for text in reversed(last):
             if ours := from_worker(Exception(text)):
@@ -225,11 +224,12 @@ class Watch:
         return ImageShardsError(f"job {self._id} failed: {_message_line(cause)}; {self.resume}")
 
     def _last_errors(self, job: Any) -> list[str]:
-        errors = [one for one in self._errors if (job.current_state_time or one.time) - one.time < _CLEANING_UP]
-        return [one.text for one in errors if errors[-1].time - one.time < _RECENT]
+        ended = job.current_state_time
+        errors = [error for error in self._errors if (ended or error.time) - error.time < _MOST_CLEANUP]
+        return [error.text for error in errors if errors[-1].time - error.time < _RECENT]
 
     def _print_messages(self) -> None:
-        """Print each new warning and error once: Dataflow tries a work item four times."""
+        """Print new warnings and errors, each text once: Dataflow tries a work item four times."""
         for message in self._optional(lambda: self._service.messages(self._id, self._since)) or ():
             self._since = max(self._since or message.time, message.time)
             if message.is_error and message not in self._errors:
@@ -238,7 +238,7 @@ class Watch:
             self._print_once(f"{kind}: {_message_line(message.text)}", message.time)
 
     def _counts(self) -> dict[str, int]:
-        """The job's counters, by the names that a progress line has for them."""
+        """The job's counters, by the names in `ProgressText`."""
         counts = self._optional(lambda: self._service.counts(self._id)) or Counter[str]()
         return {
             "images_listed": counts[elements.IMAGES_LISTED],
@@ -250,7 +250,7 @@ class Watch:
         }
 
     def _optional(self, ask: Callable[[], Answer]) -> Answer | None:
-        """What the API answers, or None if it fails or refuses: the job's state is all that watching needs."""
+        """The API's answer; None if it fails or refuses, since watching needs only the job's state."""
         try:
             return ask()
         except ServiceError as error:
@@ -264,12 +264,12 @@ class Watch:
             self._print(line, when)
 
     def _print(self, line: str, when: datetime | None = None) -> None:
-        self._line.tell(f"{_clock(when)} {line}")
+        self._line.print_above(f"{_clock(when)} {line}")
 
-    def _spent(self, job: Any) -> str:
-        """How long a job took, and its vCPU-hours."""
-        begun, ended = job.create_time, job.current_state_time
-        text = f" after {duration((ended - begun).total_seconds())}" if begun and ended else ""
+    def _cost_text(self, job: Any) -> str:
+        """A job's duration, vCPU-hours and dollars."""
+        created, ended = job.create_time, job.current_state_time
+        text = f" after {duration((ended - created).total_seconds())}" if created and ended else ""
         with suppress(ServiceError):
             counts = self._service.counts(self._id)
             vcpu_hours = counts["TotalVcpuTime"] / 3600  # the service counts seconds
@@ -285,9 +285,9 @@ class Watch:
 
 @contextmanager
 def printing_job_states() -> Iterator[None]:
-    """Print states and messages of a job on Flink, Spark or another cluster, which Beam only logs, each in one line.
+    """Print states and messages of a job on Flink, Spark or another cluster, which Beam only logs, a line each.
 
-    There is no progress to print: Beam's `PipelineResult` keeps its first answer to `metrics()`.
+    There is no progress line: Beam's `PipelineResult` caches its first answer to `metrics()`.
     """
     client = logging.getLogger("apache_beam.runners.portability.portable_runner")
     handlers, level = logging.root.handlers[:], client.level
@@ -313,23 +313,23 @@ class _OneLine(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text, _, state = record.getMessage().partition("Job state changed to ")
-        line = _words(state) or f"{record.levelname.lower()}: {_message_line(text)}"
+        line = _state_text(state) or f"{record.levelname.lower()}: {_message_line(text)}"
         if (state or record.levelno >= logging.WARNING) and line not in self._printed:
             self._printed.add(line)
             _say(f"{_clock(None)} {line}")
 
 
-def _words(state: str) -> str:
+def _state_text(state: str) -> str:
     return state.lower().replace("_", " ")
 
 
 def _clock(when: datetime | None) -> str:
-    """Local time of `when`, by default now."""
+    """Local time of `when`; now if it is None."""
     return (when.astimezone() if when else datetime.now()).strftime("%H:%M:%S")
 
 
 def _message_line(text: str) -> str:
-    """A message in one line: of a worker's traceback, the exception."""
+    """A message in one line; of a worker's traceback only the exception."""
     text = "".join(letter for letter in text if letter.isprintable() or letter == "\n")
     if ours := from_worker(Exception(text)):
         return str(ours)

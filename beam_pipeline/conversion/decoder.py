@@ -1,8 +1,11 @@
-"""How a worker decodes: here, under a watchdog; or isolated in a child process, if an earlier attempt died of it.
+"""How a worker decodes: in this process, under a watchdog, or in a child process if an earlier attempt crashed or hung.
 
-Attempt markers in the state folder tell what was being decoded when an attempt died. A shard's marker is created before
-its first image is decoded, and its sidecar makes it obsolete: one request a shard. An attempt that finds one decodes
-the shard's images isolated. An image that kills child processes too is rejected in all later attempts.
+Attempt markers in the state folder say what was being decoded when an attempt died. A shard's marker is created before
+its first image is decoded, and its sidecar makes it obsolete: one request per shard. An attempt that finds a marker
+decodes the shard's images in child processes. An image that kills those, too, is rejected in all later attempts.
+
+A worker must also have the launcher's versions of this package and of the image libraries, which decide a dataset's
+bytes. (Beam itself compares its own version and Python's.)
 """
 
 from __future__ import annotations
@@ -17,80 +20,109 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable
+from pathlib import Path
 
+import beam_pipeline
 from beam_pipeline import images, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.isolation import DEATHS, IsolatedDecoder
-from beam_pipeline.errors import Reject
-from beam_pipeline.images import EncodedImage, ImageOptions
+from beam_pipeline.errors import OTHER_IMAGE, ImageShardsError, Reject
+from beam_pipeline.images import EncodedImage, ImageOptions, codec_versions
 from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget
-from beam_pipeline.schema import RejectReason, ShardName, canonical_json
+from beam_pipeline.schema import RejectReason, ShardName, canonical_json, sha256
+from beam_pipeline.text import plural
 
-# The decoder of an image hangs after 239 s with the default --max_pixels. Pillow decodes and resizes a pixel in about
-# 0.02 µs; 50 times that, for a machine that is busy with more.
+# With the default --max_pixels a decoder is taken to hang after 239 s. Pillow decodes and resizes a pixel in about
+# 0.02 µs; the limit is 50 times that, for a busy machine.
 LEAST_S = 60.0
-SECONDS_A_PIXEL = 1e-6
+SECONDS_PER_PIXEL = 1e-6
 _LOOK_EVERY_S = 1.0
-# Large images share what one may take at the default --max_pixels; one that takes more has it alone.
+# Large images share what one may take at the default --max_pixels; one that takes more is decoded alone.
 _MEMORY = MemoryBudget(LEAST_BOUND)
 _local_markers: set[str] = set()  # made by this process
 
 
-def take_back_markers() -> None:
-    """For the end of this process by a signal: no decoder is to blame. A child process costs an image a tenth."""
+@functools.cache
+def versions() -> dict[str, str]:
+    """This package's version, with a hash of its modules, and those of the image libraries."""
+    folder = Path(beam_pipeline.__file__).parent
+    modules = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py")}
+    hashes = canonical_json({name: sha256(path.read_bytes()) for name, path in modules.items()})
+    return {**codec_versions(), "imageshards": f"{beam_pipeline.__version__} ({sha256(hashes)[:8]})"}
+
+
+def check_versions(config: Config) -> None:
+    """Check that this worker writes the bytes that the launcher's versions would.
+
+    Raises:
+        ImageShardsError: it has another version of something; names it.
+    """
+    if config.launcher is None:  # this process is the launcher's, or a child of it
+        return
+    here, there = versions(), config.launcher
+    different = [name for name in {**there, **here} if here.get(name) != there.get(name)]
+    if different:
+        name, more = different[0], len(different) - 1
+        ours = f"{name} {here[name]}" if name in here else f"no {name}"
+        others = f" ({plural(more, 'other version')} differ{'s' * (more == 1)})" if more else ""
+        raise ImageShardsError(f"the worker has {ours}, the launcher {there.get(name, 'none')}{others}: {OTHER_IMAGE}")
+
+
+def remove_local_markers() -> None:
+    """Called when a signal ends this process, so that the next attempt doesn't blame a decoder and isolate it."""
     for path in list(_local_markers):
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
-@functools.cache  # parts of the sample follow each other: starting a process takes as long as 100 images
+@functools.cache  # parts of the sample follow each other, and starting a process takes as long as 100 images
 def _isolated(options: ImageOptions, limit_s: float, with_sums: bool) -> IsolatedDecoder:
     return IsolatedDecoder(options, limit_s, _MEMORY, with_sums)
 
 
 class Attempts:
-    """The attempt markers of one version: of shards, of parts of the sample, of images that kill decoders."""
+    """The attempt markers of one version: for shards, parts of the sample, and images that kill decoders."""
 
     def __init__(self, config: Config) -> None:
         self._store = storage.open_storage(config.output, config.io_deadline)
         self._url = storage.join(config.state_url, "inflight")
 
     def begin_shard(self, name: ShardName) -> bool:
-        """Mark that a shard's images are decoded from now on; returns whether an earlier attempt did."""
+        """Mark that this attempt decodes a shard; returns whether an earlier attempt left its marker."""
         return self._mark(f"shards/{name.short}")
 
     def end_shard(self, name: ShardName) -> None:
-        """Take the marker back: the attempt ended, and not by its decoder."""
+        """Remove the marker: the attempt ended, and no decoder crashed or hung."""
         self._store.delete(storage.join(self._url, f"shards/{name.short}"))
 
     def begin_sampling(self, paths: Iterable[str]) -> bool:
-        """Mark that a part of the sample, the images at `paths`, is decoded; returns whether an earlier attempt did."""
+        """The same for a part of the sample: the images at `paths`."""
         return self._mark(_sample_marker(paths))
 
     def end_sampling(self, paths: Iterable[str]) -> None:
-        """Take the marker back, and the folders that are empty then: a pipeline that only samples leaves nothing."""
+        """Remove the marker and the folders above it that are empty: a pipeline that only samples leaves nothing."""
         self._store.delete(storage.join(self._url, _sample_marker(paths)))
-        above = [self._url]
-        while len(above) < 4:  # that of all markers, of the version's state, of all states, of the dataset
-            above.append(os.path.dirname(above[-1]))
-        self._store.delete_empty_folders(storage.join(self._url, "sampling"), *above)
+        folders = [self._url]
+        while len(folders) < 4:  # of all markers, of the version's state, of all states, of the dataset
+            folders.append(os.path.dirname(folders[-1]))
+        self._store.delete_empty_folders(storage.join(self._url, "sampling"), *folders)
 
     def add_reject(self, image: str, reject: Reject) -> None:
-        """Save that an image, with what was to be made of it, killed its decoder in a child process too."""
+        """Save that an image killed its decoder in a child process, too; `image` identifies it and its options."""
         document = canonical_json({"reason": reject.reason, "detail": reject.detail})
         self._store.write(storage.join(self._url, f"rejected/{image}.json"), document)
 
     def rejects(self) -> dict[str, Reject]:
-        """The images that were saved by `add_reject`."""
-        found, folder = {}, storage.join(self._url, "rejected")
+        """The images that `add_reject` saved."""
+        rejects, folder = {}, storage.join(self._url, "rejected")
         with contextlib.suppress(FileNotFoundError):
             for file in self._store.files(folder):
-                # A power cut may leave half a file: its image is decoded in a child process once more.
+                # A power cut may leave half a file: then its image is decoded in a child process again.
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     document = json.loads(self._store.read(storage.join(folder, file.path)))
                     reject = Reject(RejectReason(document["reason"]), document["detail"])
-                    found[file.path.removesuffix(".json")] = reject
-        return found
+                    rejects[file.path.removesuffix(".json")] = reject
+        return rejects
 
     def _mark(self, name: str) -> bool:
         url = storage.join(self._url, name)
@@ -100,7 +132,7 @@ class Attempts:
                 if is_first and not self._store.is_remote:
                     _local_markers.add(url)
                 return not is_first
-            except FileNotFoundError:  # its folder went in between, with another marker
+            except FileNotFoundError:  # `end_sampling` has just deleted its folder
                 if self._store.is_remote:
                     raise
 
@@ -114,10 +146,10 @@ class Decoder:
     """Decodes the images of one shard, or of a part of the sample.
 
     Args:
-        options: what to make of them.
+        options: how to convert them.
         attempts: the job's markers; None for a decoder that neither reads nor writes any.
         isolated: whether to use child processes.
-        with_sums: whether to sum up the pixels of each image.
+        with_sums: whether to compute the channel sums of each image.
     """
 
     def __init__(
@@ -126,15 +158,15 @@ class Decoder:
         self._options = options
         self._attempts = attempts
         self._with_sums = with_sums
-        self._limit_s = LEAST_S + options.max_pixels * SECONDS_A_PIXEL
+        self._limit_s = LEAST_S + options.max_pixels * SECONDS_PER_PIXEL
         self._isolated = _isolated(options, self._limit_s, with_sums) if isolated else None
         self._rejects = attempts.rejects() if attempts else {}
 
     def convert(self, path: str, data: bytes, md5: bytes) -> EncodedImage:
-        """`images.convert`; `path` and `md5` say which image it is. Safe from any thread.
+        """`images.convert` of the image at `path` with this MD5. Thread-safe.
 
         Raises:
-            Reject: as `images.convert`; also if its decoder dies, or died in an earlier attempt.
+            Reject: as `images.convert`; also if its decoder crashes or hangs, or did in an earlier attempt.
         """
         if self._rejects and (known := self._rejects.get(self._image(md5))):
             raise Reject(known.reason, known.detail)
@@ -152,7 +184,7 @@ class Decoder:
         with contextlib.ExitStack() as held:
 
             def reserve(size: int) -> None:
-                _unwatch()  # a thread that waits for memory doesn't hang
+                _unwatch()  # waiting for memory isn't hanging
                 held.enter_context(_MEMORY.held(size))
                 _watch(path, self._limit_s)
 
@@ -163,19 +195,19 @@ class Decoder:
                 _unwatch()
 
     def _image(self, md5: bytes) -> str:
-        """What identifies an image and what is to be made of it."""
+        """A hash of an image and its options."""
         return hashlib.blake2b(md5 + json.dumps(self._options).encode(), digest_size=16).hexdigest()
 
 
 # --- the watchdog: nothing but the end of the process stops a thread that hangs inside a C library
 
-_watched: dict[int, tuple[float, float, str]] = {}  # thread → since when, seconds it may take, path
+_watched: dict[int, tuple[float, float, str]] = {}  # thread → start, limit in seconds, path
 
 
-def _watch(path: str, seconds: float) -> None:
-    """The process ends if this thread isn't done with an image in time; the next attempt decodes it isolated."""
+def _watch(path: str, limit_s: float) -> None:
+    """End the process if this thread takes longer for an image; the next attempt decodes it in a child process."""
     _start_watchdog()
-    _watched[threading.get_ident()] = (time.monotonic(), seconds, path)
+    _watched[threading.get_ident()] = (time.monotonic(), limit_s, path)
 
 
 def _unwatch() -> None:
@@ -191,8 +223,8 @@ def _look() -> None:
     while True:
         time.sleep(_LOOK_EVERY_S)
         now = time.monotonic()
-        for start, seconds, path in list(_watched.values()):
-            if now - start > seconds:
+        for start, limit_s, path in list(_watched.values()):
+            if now - start > limit_s:
                 line = f"error: {path!r} is still being decoded after {now - start:.0f} s: exiting"
                 sys.stderr.write(f"\n{line}; the same command resumes, and decodes it in a child process\n")
                 sys.stderr.flush()

@@ -1,6 +1,6 @@
-"""Decodes images in child processes: an image that crashes or hangs its decoder costs itself, and not the worker.
+"""Decodes images in child processes: an image that crashes or hangs its decoder is rejected, and the worker lives on.
 
-Both ends of the pipe are here. Nothing that the child sends is unpickled, since its decoder has read a hostile image.
+Both ends of the pipe are here. Nothing that a child sends is unpickled, since its decoder has read untrusted images.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
@@ -19,26 +18,26 @@ from typing import Any
 
 from beam_pipeline import images
 from beam_pipeline.errors import ImageShardsError, Reject
-from beam_pipeline.images import PASSTHROUGH, ChannelSums, EncodedImage, ImageOptions, Source
+from beam_pipeline.images import PASSTHROUGH, ChannelSums, EncodedImage, ImageOptions, SourceInfo
 from beam_pipeline.images.formats import hide_warnings
 from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget, Reserve
 from beam_pipeline.schema import RejectReason
 
-# Reasons of images whose child process died; `out_of_memory` may also be an exception in it.
+# Reasons of images that killed a child process; `out_of_memory` may also be an exception in it.
 DEATHS = (RejectReason.DECODER_CRASH, RejectReason.DECODER_TIMEOUT, RejectReason.OUT_OF_MEMORY)
-# By the wall clock, which other work on the machine stretches.
+# Limits of children are by the wall clock, which other work on the machine stretches.
 _WALL_FACTOR = 2.0
-_MOST_BYTES = 4 << 30  # of an answer: more than any image has
+_MOST_ANSWER_BYTES = 4 << 30  # more than any image has
 
 
 class IsolatedDecoder:
-    """Decodes in child processes, one for each thread that calls; they start when needed and end with this object.
+    """Decodes in child processes, one per calling thread; they start when needed and end with this object.
 
     Args:
-        options: what to make of images.
-        limit_s: seconds that an image may take; twice that by the clock.
-        memory: which an image that is decoded in a child takes, too.
-        with_sums: whether to sum up the pixels of each image.
+        options: how to convert images.
+        limit_s: seconds that an image may take; twice that by the wall clock.
+        memory: the budget that a large image takes its memory from, also in a child.
+        with_sums: whether to compute the channel sums of each image.
     """
 
     def __init__(self, options: ImageOptions, limit_s: float, memory: MemoryBudget, with_sums: bool) -> None:
@@ -48,47 +47,48 @@ class IsolatedDecoder:
         self._idle: list[_Child] = []
 
     def convert(self, data: bytes) -> EncodedImage:
-        """`images.convert`. Safe from any thread.
+        """`images.convert`. Thread-safe.
 
         Raises:
-            Reject: as `images.convert`; also one of `DEATHS` if a second child, a new one, died of the image as well.
+            Reject: as `images.convert`; also one of `DEATHS` if the image killed two children, the second a new one.
         """
         for is_last in (False, True):
             with ExitStack() as held:
-                if is_last:  # with all of it, so that no image dies of what others take
-                    self._take(held, LEAST_BOUND)
-                child = self._start() if is_last else self._child()
+
+                def reserve(size: int) -> None:
+                    held.enter_context(self._memory.held(size))
+
+                if is_last:  # alone with all the memory, so that other images can't be to blame
+                    reserve(LEAST_BOUND)
+                child = self._start() if is_last else self._idle_child()
                 try:
-                    answer = child.answer(data, _nothing if is_last else partial(self._take, held))
+                    answer = child.answer(data, None if is_last else reserve)
                 except (EOFError, OSError):
-                    death = self._why(child.process.wait())
+                    death = self._why_died(child.process.wait())
                 except (ValueError, RecursionError):
                     death = Reject(RejectReason.DECODER_CRASH, "its decoder gave no valid answer, twice")
                 else:
-                    # Only a child that has answered is used again: else its next answer may be the one to this request.
+                    # A child that hasn't answered isn't used again: its next answer may be the one to this request.
                     self._idle.append(child)
                     if isinstance(answer, Reject):
                         raise answer
                     return answer
         raise death
 
-    def _take(self, held: ExitStack, size: int) -> None:
-        held.enter_context(self._memory.held(size))
-
-    def _child(self) -> _Child:
+    def _idle_child(self) -> _Child:
         with suppress(IndexError):
             return self._idle.pop()
         return self._start()
 
-    def _why(self, code: int) -> Reject:
+    def _why_died(self, code: int) -> Reject:
         if code == -signal.SIGALRM:
             return Reject(RejectReason.DECODER_TIMEOUT, f"no end in {self._limit_s:.0f} s, twice")
-        if code == -signal.SIGKILL:  # not by us: the system takes the largest process when memory runs out
+        if code == -signal.SIGKILL:  # by the system, when memory runs out
             return Reject(RejectReason.OUT_OF_MEMORY, "its decoder was killed by the system, twice")
-        return Reject(RejectReason.DECODER_CRASH, f"its decoder ended {_how(code)}, twice")
+        return Reject(RejectReason.DECODER_CRASH, f"its decoder ended {_ending(code)}, twice")
 
 
-def _how(code: int) -> str:
+def _ending(code: int) -> str:
     return f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
@@ -106,7 +106,7 @@ class _Child:
             [sys.executable, "-c", code, str(theirs.fileno()), str(wall_s), json.dumps([options, with_sums])],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             pass_fds=[theirs.fileno()],
-            start_new_session=True,  # what a terminal sends to all processes of a job isn't an image's fault
+            start_new_session=True,  # a terminal's signals to all processes of a job must not kill it
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # a dying interpreter's dump
@@ -116,38 +116,35 @@ class _Child:
         try:
             self._pipe.recv_bytes()
         except (EOFError, OSError):
-            text = f"can't start a process to decode in: it ended {_how(self.process.wait())}"
+            text = f"can't start a process to decode in: it ended {_ending(self.process.wait())}"
             raise ImageShardsError(text) from None
 
-    def answer(self, data: bytes, reserve: Callable[[int], object]) -> EncodedImage | Reject:
-        """What `images.convert` returned or raised; `reserve` blocks until there is memory for it.
+    def answer(self, data: bytes, reserve: Reserve | None) -> EncodedImage | Reject:
+        """What `images.convert` returned or raised; `reserve` blocks until there is memory for it, None if there is.
 
         Raises:
             EOFError, OSError: the child died.
             ValueError, RecursionError: it sent something else.
         """
         self._pipe.send_bytes(data)
-        answer = json.loads(self._pipe.recv_bytes(_MOST_BYTES))
+        answer = json.loads(self._pipe.recv_bytes(_MOST_ANSWER_BYTES))
         match answer:
             case {"reserve": int(size)} if size > 0:
-                reserve(size)
+                if reserve:
+                    reserve(size)
                 self._pipe.send_bytes(b"")
-                answer = json.loads(self._pipe.recv_bytes(_MOST_BYTES))
-        encoded = self._pipe.recv_bytes(_MOST_BYTES)
+                answer = json.loads(self._pipe.recv_bytes(_MOST_ANSWER_BYTES))
+        encoded = self._pipe.recv_bytes(_MOST_ANSWER_BYTES)
         match answer:
             case {"reject": [str(reason), str(detail)]}:
                 return Reject(RejectReason(reason), detail)
-            case {"image": [[int(), int()] as size, [str(), int(), int()] as source, how, sums]}:
-                if how in (None, *PASSTHROUGH):
-                    return EncodedImage(encoded, size[0], size[1], Source(*source), how, _sums(sums))
+            case {"image": [[int(), int()] as size, [str(), int(), int()] as source, passthrough, sums]}:
+                if passthrough in (None, *PASSTHROUGH):
+                    return EncodedImage(encoded, size[0], size[1], SourceInfo(*source), passthrough, _parse_sums(sums))
         raise ValueError("no answer of `serve`")
 
 
-def _nothing(_: int) -> None:
-    """There is memory already."""
-
-
-def _sums(value: Any) -> ChannelSums | None:
+def _parse_sums(value: Any) -> ChannelSums | None:
     match value:
         case None:
             return None
@@ -168,17 +165,16 @@ def serve() -> None:
     """Answer requests until there are no more."""
     hide_warnings()
     values, with_sums = json.loads(sys.argv[3])
-    values = [tuple(value) if isinstance(value, list) else value for value in values]
-    options = ImageOptions(*values)
+    options = ImageOptions._make(tuple(value) if isinstance(value, list) else value for value in values)
     pipe, limit_s = Connection(int(sys.argv[1])), float(sys.argv[2])
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # when memory runs out, this process is to go, not the worker
-    # The kernel acts on this by itself: a decoder may never come back to the interpreter.
+        file.write("1000")  # when memory runs out, the system should kill this process, not the worker
+    # The default action needs no interpreter, to which a decoder that hangs doesn't return.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
 
     def reserve(size: int) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # a decoder that waits for memory doesn't hang
+        signal.setitimer(signal.ITIMER_REAL, 0)  # waiting for memory isn't hanging
         pipe.send_bytes(json.dumps({"reserve": size}).encode())
         pipe.recv_bytes()
         signal.setitimer(signal.ITIMER_REAL, limit_s)
@@ -187,7 +183,7 @@ def serve() -> None:
     with suppress(EOFError, OSError):
         while True:
             data = pipe.recv_bytes()
-            # It stays set: a child that is idle for so long ends too, as does one whose parent waits for more bytes.
+            # Never cleared: it also ends a child that is idle for so long, or stalls while it answers.
             signal.setitimer(signal.ITIMER_REAL, limit_s)
             answer, encoded = _answer(data, options, reserve, with_sums)
             pipe.send_bytes(json.dumps(answer).encode())

@@ -19,10 +19,10 @@ from msgspec import UNSET, UnsetType
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.fetch import Stored, listed_md5
+from beam_pipeline.conversion.fetch import Stored
 from beam_pipeline.errors import CorruptRecordError, NotPublishedError, StorageError, UsageError
-from beam_pipeline.images import FLAG_NAMES, EncodedImage, ImageOptions, Source, codec_versions
-from beam_pipeline.inputs.references import ImageRef
+from beam_pipeline.images import FLAG_NAMES, EncodedImage, ImageOptions, SourceInfo, codec_versions
+from beam_pipeline.inputs.references import ImageRef, listed_md5
 from beam_pipeline.schema import example, table
 from beam_pipeline.schema.job import Counts, FromBase, TakenFromBase
 from beam_pipeline.schema.manifest import Content, parse_manifest
@@ -237,7 +237,7 @@ class _Shard:
             return None
         names = ("source_format", "source_height", "source_width", "passthrough")
         image_format, source_height, source_width, passthrough = (int(columns[name][row]) for name in names)
-        source = Source(table.SOURCE_FORMATS[image_format], source_height, source_width)
+        source = SourceInfo(table.SOURCE_FORMATS[image_format], source_height, source_width)
         return EncodedImage(data, height, width, source, table.PASSTHROUGH[passthrough - 1] if passthrough else None)
 
 

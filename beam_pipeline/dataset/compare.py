@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import ADDED, REMOVED, Config
-from beam_pipeline.conversion.fetch import convert_all, listed_md5
+from beam_pipeline.conversion.fetch import convert_all
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.inputs import folders
-from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields, reference_fields
+from beam_pipeline.inputs.references import ImageRef, content_fields, listed_md5, listing_fields, reference_fields
 from beam_pipeline.schema import ShardName, is_ours
 from beam_pipeline.schema.job import ComparedInputs, ReferenceSum, as_run
 from beam_pipeline.schema.manifest import Content, FileSize, Shard

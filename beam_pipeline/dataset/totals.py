@@ -34,7 +34,7 @@ from beam_pipeline.schema.manifest import (
     Source,
     Split,
 )
-from beam_pipeline.storage.prices import dollars
+from beam_pipeline.storage.usage import dollars
 
 
 class SummedFile:

@@ -19,9 +19,8 @@ import numpy as np
 
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.decoder import Decoder
+from beam_pipeline.conversion.decoder import Decoder, check_versions
 from beam_pipeline.conversion.fetch import Converted, convert_all, record_of
-from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.dataset.base import stored_images
 from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.progress import report

@@ -1,6 +1,6 @@
-"""From whatever an image file holds to 8-bit sRGB or gray: depth, palettes, transparency, CMYK, ICC profiles.
+"""Converts any pixels to 8-bit sRGB or gray: depth, palettes, transparency, CMYK, ICC profiles.
 
-A profile is ignored if it is broken, made for another kind of image, or larger than 4 MiB.
+A profile is ignored if it is corrupt, made for another kind of image, or larger than 4 MiB.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from beam_pipeline.schema import RejectReason
 
 STORED_MODES = {1: "L", 3: "RGB"}  # channels → Pillow's mode
 Rgb = tuple[int, int, int]
-Conversion = ImageCms.ImageCmsTransform | list[int]  # a table for `L`, which stays `L`
+Conversion = ImageCms.ImageCmsTransform | list[int]  # a lookup table for `L`, which stays `L`
 
 _MOST_PROFILE_BYTES = 4 << 20
 _CACHED_PROFILES = 32
-# A profile that moves no colour further is sRGB under another name: there are dozens, and they differ by rounding.
+# A profile that changes no colour by more is sRGB under another name: there are dozens, which differ by rounding.
 _SAME_COLOUR = 2
 _PROFILE_SPACES = {b"RGB ": "RGB", b"GRAY": "L", b"CMYK": "CMYK"}
 _SRGB = ImageCms.createProfile("sRGB")
@@ -35,7 +35,7 @@ _WHITE_IS_ZERO = 0
 def to_bytes(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
     """A decoded image as `L`, `LA`, `RGB`, `RGBA` or `CMYK`, 8 bits a channel.
 
-    16 and 12 bits become 8 by the highest, as Pillow itself does it for colour: black, white and order are kept.
+    Of 16 and 12 bits the highest 8 are kept, as Pillow does for colour: black, white and order are preserved.
 
     Raises:
         Reject: `unsupported`, pixels without a known white (32-bit integers, floats).
@@ -45,7 +45,7 @@ def to_bytes(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
     if mode in ("L", "RGB"):
         return image if key is None else _with_transparent_colour(image, key, data)
     if mode == "CMYK":
-        # Adobe's marker says that 0 is full ink, and Pillow always reads it so: https://www.itu.int/rec/T-REC-T.872
+        # Pillow always reads 0 as full ink, which only Adobe's marker says: https://www.itu.int/rec/T-REC-T.872
         return ImageChops.invert(image) if image.format == "JPEG" and "adobe" not in image.info else image
     if mode in ("LA", "RGBA"):
         return _without_opaque_alpha(image)
@@ -59,9 +59,9 @@ def to_bytes(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
 
 
 def _from_16_bits(image: ImageFile.ImageFile, key: int | None) -> Image.Image:
-    """`L`, or `LA` if one value is transparent; by bands of rows, or a large image would be in memory three times."""
+    """`L`, or `LA` if one value is transparent; in bands of rows, or a large image would be in memory three times."""
     tags = getattr(image, "tag_v2", {})
-    bits = tags.get(_TIFF_BITS, (16,))[0]  # 12 are read too, as values up to 4095
+    bits = tags.get(_TIFF_BITS, (16,))[0]  # 12 bits are values up to 4095
     white = (1 << bits) - 1
     inverted = tags.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO
     result = Image.new("L" if key is None else "LA", image.size)
@@ -77,7 +77,7 @@ def _from_16_bits(image: ImageFile.ImageFile, key: int | None) -> Image.Image:
 
 
 def _with_transparent_colour(image: Image.Image, key: int | Rgb, data: bytes) -> Image.Image:
-    """The one transparent colour of a GIF or PNG (tRNS, in the file's depth, which Pillow overlooks) as alpha."""
+    """The one transparent colour of a GIF or PNG as alpha; Pillow ignores that PNG's tRNS has the file's depth."""
     depth = data[_PNG_DEPTH_BYTE] if image.format == "PNG" else 8
 
     def scaled(value: int) -> int:
@@ -92,13 +92,13 @@ def _without_opaque_alpha(image: Image.Image) -> Image.Image:
     return image.convert(image.mode[:-1]) if least == 255 else image
 
 
-def finish(pixels: Image.Image, conversion: Conversion | None, background: Rgb, channels: int) -> Image.Image:
-    """Stored colours of an image that `to_bytes` made.
+def to_channels(pixels: Image.Image, conversion: Conversion | None, background: Rgb, channels: int) -> Image.Image:
+    """Pixels as they are stored, from those of `to_bytes`.
 
     Args:
         pixels: `L`, `LA`, `RGB`, `RGBA` or `CMYK`; inks without a conversion become (255 - ink) × (255 - black) / 255.
         conversion: of the source image.
-        background: what is behind transparent pixels, sRGB.
+        background: sRGB colour behind transparent pixels.
         channels: 3, or 1 for luma (ITU-R BT.601, as JPEG's).
     """
     stored = STORED_MODES[channels]
@@ -126,7 +126,7 @@ def in_channels(colour: Rgb, channels: int) -> int | Rgb:
 
 
 def conversion(image: Image.Image) -> Conversion | None:
-    """How an image's pixels become sRGB; None if it has no profile, one that can't be used, or sRGB's."""
+    """How an image's pixels become sRGB; None without a profile that can be used and isn't sRGB's."""
     profile = image.info.get("icc_profile")
     if not profile:
         return None
@@ -136,17 +136,17 @@ def conversion(image: Image.Image) -> Conversion | None:
 
 @lru_cache(_CACHED_PROFILES)
 def _conversion(profile: bytes, mode: str) -> Conversion | None:
-    """How pixels of a mode become sRGB, or None if they stay unchanged.
+    """How pixels of a mode become sRGB; None if they stay unchanged.
 
-    Threads may share a transform: lcms2 keeps what it changes while it runs on the stack.
+    Threads may share a transform: lcms2 keeps its working state on the stack.
     """
     space = _PROFILE_SPACES.get(profile[16:20])
-    # Gray pixels with an RGB profile are common, and mean R = G = B.
+    # Gray pixels often have an RGB profile, which then means R = G = B.
     if len(profile) > _MOST_PROFILE_BYTES or space is None or (space != mode and (mode, space) != ("L", "RGB")):
         return None
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-        # Only 256 grays go through this one: lcms2's shortcuts err by up to 10.
+        # For `L` only 256 grays are converted, exactly: lcms2's optimisations err by up to 10.
         flags = ImageCms.Flags.NOOPTIMIZE if mode == "L" else ImageCms.Flags.NONE
         transform = ImageCms.buildTransform(source, _SRGB, space, "RGB", ImageCms.Intent.PERCEPTUAL, flags)
     except (OSError, ImageCms.PyCMSError):
@@ -158,5 +158,5 @@ def _conversion(profile: bytes, mode: str) -> Conversion | None:
         table = list(transform.apply(ramp.convert(space)).convert("L").tobytes())
         return None if max(abs(value - number) for number, value in enumerate(table)) <= _SAME_COLOUR else table
     grid = Image.frombytes("RGB", (256, 16), bytes(itertools.chain(*itertools.product(range(0, 256, 17), repeat=3))))
-    moved: Any = ImageChops.difference(grid, transform.apply(grid)).getextrema()
-    return None if max(most for _, most in moved) <= _SAME_COLOUR else transform
+    changes: Any = ImageChops.difference(grid, transform.apply(grid)).getextrema()
+    return None if max(largest for _, largest in changes) <= _SAME_COLOUR else transform

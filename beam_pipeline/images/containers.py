@@ -1,4 +1,4 @@
-"""The outer structure of JPEG and PNG files: segments and chunks, and what is cut out of them. Decodes nothing.
+"""The segments of JPEG files and the chunks of PNG files: finds, cuts and completes them, and decodes nothing.
 
 JPEG: https://www.w3.org/Graphics/JPEG/itu-t81.pdf (annex B), PNG: https://www.w3.org/TR/png-3/#5DataRep
 """
@@ -16,9 +16,9 @@ SOI, EOI, SOS, DHT, COM = 0xD8, 0xD9, 0xDA, 0xC4, 0xFE
 APP0, APP14 = 0xE0, 0xEE
 _APPS = range(0xE0, 0xF0)
 SOF_BASELINE, SOF_EXTENDED = 0xC0, 0xC1
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {DHT, 0xC8, 0xCC}  # SOFn: all of the row but DHT, JPG and DAC
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {DHT, 0xC8, 0xCC}  # SOFn: all but DHT, JPG and DAC
 _MOST_SCAN_HEADER_BYTES = 16  # of four channels
-# In compressed data 0xFF is followed by 0, a restart marker or another 0xFF; all else ends it.
+# In compressed data 0xFF is followed by 0, a restart marker or another 0xFF; any other byte ends it.
 _END_OF_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _JFIF, _JFIF_BYTES = b"JFIF\0", 14  # without a thumbnail
 _ADOBE, _ADOBE_BYTES, _ADOBE_YCBCR = b"Adobe", 12, 1
@@ -26,11 +26,11 @@ _ADOBE, _ADOBE_BYTES, _ADOBE_YCBCR = b"Adobe", 12, 1
 _PNG_SIGNATURE_BYTES = 8
 _PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
 PNG_EXIF_TEXT = "Raw profile type exif"  # keyword of the text that ImageMagick writes EXIF into
-_MOST_PROFILE_BYTES = 1 << 20  # in a PNG: what Pillow reads
+_MOST_PROFILE_BYTES = 1 << 20  # of a PNG: Pillow refuses larger ones
 
 
 class Segment(NamedTuple):
-    """A part of a JPEG: which marker, and where its bytes are in the file, the marker included."""
+    """A segment of a JPEG: its marker, and its first and last byte in the file, marker included."""
 
     kind: int
     start: int
@@ -42,7 +42,7 @@ def jpeg_segments(data: bytes) -> Iterator[Segment]:
 
     Raises:
         EOFError: no EOI.
-        ValueError: something else where a marker of a segment should be.
+        ValueError: no marker at the end of a segment.
     """
     yield Segment(SOI, 0, 2)
     start = 2
@@ -50,18 +50,18 @@ def jpeg_segments(data: bytes) -> Iterator[Segment]:
         if data[start] != 0xFF:
             raise ValueError("no marker")
         kind = data[start + 1]
-        if kind == 0xFF:  # a fill byte, which belongs to nothing
+        if kind == 0xFF:  # a fill byte
             start += 1
             continue
         if kind == EOI:
             yield Segment(EOI, start, start + 2)
             return
-        if kind < 2 or 0xD0 <= kind <= SOI:  # decoders skip them, each in its own way
+        if kind < 2 or 0xD0 <= kind <= SOI:  # decoders differ in how they skip these
             raise ValueError("a marker without a length")
         end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
         if kind == SOS:
-            found = _END_OF_SCAN.search(data, end)
-            end = found.start() if found else len(data) + 1
+            match = _END_OF_SCAN.search(data, end)
+            end = match.start() if match else len(data) + 1
         if end > len(data):
             break
         yield Segment(kind, start, end)
@@ -69,8 +69,8 @@ def jpeg_segments(data: bytes) -> Iterator[Segment]:
     raise EOFError
 
 
-def ended_jpeg(data: bytes) -> bytes:
-    """A JPEG that ends early, cut after its last complete segment or inside a scan, with the end that decoders need."""
+def terminate_jpeg(data: bytes) -> bytes:
+    """A truncated JPEG, cut after its last complete segment or inside a scan, with the EOI that decoders need."""
     end = 0
     try:
         for part in jpeg_segments(data):
@@ -84,14 +84,14 @@ def ended_jpeg(data: bytes) -> bytes:
 
 
 def jpeg_without_metadata(data: bytes, channels: int) -> bytes | None:
-    """A JPEG without its metadata and what follows the picture, or None if it must be encoded again.
+    """A JPEG without its metadata and without bytes after the picture; None if it must be encoded again.
 
-    Its compressed pixels can stay if they are baseline or extended Huffman-coded with 8 bits, YCbCr or gray, and it is
-    well-formed up to its end and has no thumbnail in its JFIF header.
+    Its compressed pixels can be kept if they are baseline or extended Huffman-coded with 8 bits, YCbCr or gray, and the
+    file is well-formed and has no thumbnail in its JFIF header.
 
     Args:
-        data: the file, which a decoder has accepted.
-        channels: that are stored, 1 or 3.
+        data: a file that a decoder has accepted.
+        channels: the stored image's, 1 or 3.
     """
     kept = []
     try:
@@ -117,10 +117,10 @@ def jpeg_without_metadata(data: bytes, channels: int) -> bytes | None:
 
 
 def plain_png(data: bytes) -> bytes:
-    """A PNG without its texts, but for EXIF's, and without a colour profile that is too large for Pillow to read.
+    """A PNG without its texts, except EXIF's, and without a colour profile that is too large for Pillow.
 
-    Pillow files texts with what it finds out itself, under any keyword: `transparency` or `interlace` would decide. It
-    gives up an image for a text or profile of more than 1 MiB.
+    Pillow keeps texts in the same dict as its own findings: the keyword `transparency` or `interlace` would replace
+    these. It raises an error for a text or profile of more than 1 MiB.
     """
     kept, kept_from, position = [], 0, _PNG_SIGNATURE_BYTES
     while position + 8 <= len(data):
@@ -135,7 +135,7 @@ def plain_png(data: bytes) -> bytes:
 
 
 def _is_too_large(profile: bytes) -> bool:
-    """Whether what an iCCP chunk holds (a name, 0, method 0, zlib's data) is more than Pillow reads."""
+    """Whether the profile in an iCCP chunk (a name, 0, method 0, zlib's data) is larger than Pillow reads."""
     inflate = zlib.decompressobj()
     with suppress(zlib.error):
         inflate.decompress(profile.partition(b"\0")[2][1:], _MOST_PROFILE_BYTES)
@@ -143,7 +143,7 @@ def _is_too_large(profile: bytes) -> bool:
 
 
 def webp_canvas(data: bytes) -> tuple[int, int] | None:
-    """(width, height) of an animated or otherwise extended WebP, None for a simple one, whose size has 14 bits.
+    """(width, height) of an animated or otherwise extended WebP; None for a simple one, whose sides have 14 bits.
 
     https://developers.google.com/speed/webp/docs/riff_container#extended_file_format
     """

@@ -1,6 +1,6 @@
-"""Image files by their content: which format, opened by Pillow, decoded as far as they go, and why they can't be.
+"""Detects the format of image files by their content, opens and decodes them with Pillow, and says why one is rejected.
 
-Pillow's classes are called themselves: `Image.open` has a size limit of its own, and anybody may register readers.
+Pillow's classes are called directly: `Image.open` has its own size limit, and any package may register readers there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from beam_pipeline.errors import Reject
 from beam_pipeline.images import containers
 from beam_pipeline.schema import RejectReason
 
-# Suffixes of what is read.
+# Suffixes of the formats that are read.
 EXTENSIONS = (
     *("avif", "bmp", "dib", "gif", "heic", "heif"),
     *("jfif", "jpe", "jpeg", "jpg", "png", "tif", "tiff", "webp"),
@@ -45,7 +45,7 @@ def _heif(file: IO[bytes]) -> ImageFile.ImageFile:
     return image
 
 
-# Pillow's name of each format that is read → what opens it.
+# Pillow's name of each format that is read → its reader.
 _READERS: dict[str, Callable[[IO[bytes]], ImageFile.ImageFile]] = {
     "AVIF": AvifImagePlugin.AvifImageFile,
     "BMP": BmpImagePlugin.BmpImageFile,
@@ -57,7 +57,7 @@ _READERS: dict[str, Callable[[IO[bytes]], ImageFile.ImageFile]] = {
     "WEBP": WebPImagePlugin.WebPImageFile,
 }
 
-# First bytes of what is read, and of what is known but isn't.
+# First bytes of formats, also of those that are rejected by name.
 _SIGNATURES = re.compile(
     rb"(?P<JPEG>\xff\xd8\xff)|(?P<PNG>\x89PNG\r\n\x1a\n)|(?P<WEBP>RIFF....WEBP)|(?P<GIF>GIF8[79]a)"
     rb"|(?P<CR2>II\*\0....CR)|(?P<TIFF>II[*+]\0|MM\0[*+])|(?P<ISO>....ftyp)"
@@ -72,13 +72,13 @@ _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b
 _AVIF_BRANDS = (b"avif", b"avis")
 _FIRST_BYTES = 512
 _ORIENTATION, _DNG_VERSION = 0x0112, 50706
-# What Pillow says of files that end early, and of kinds that it can't read.
+# Pillow's words for truncated files, and for kinds that it can't read.
 _TRUNCATED = re.compile(r"truncated", re.IGNORECASE)
 _UNSUPPORTED = re.compile(r"unsupported|cannot handle|unknown (pixel|raw) mode|data organization", re.IGNORECASE)
 
 
 def hide_warnings() -> None:
-    """Keep Pillow's warnings and log lines out of a process that is ours: a reject says what is wrong with an image."""
+    """Hide Pillow's warnings and log lines, in our own processes: a reject says what is wrong with an image."""
     warnings.filterwarnings("ignore", module=r"PIL\.|pillow_heif")
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
@@ -89,8 +89,8 @@ def recognise(data: bytes) -> str:
     Raises:
         Reject: `not_an_image`, or `unsupported` for a format that is known and not read.
     """
-    found = _SIGNATURES.match(data, 0, _FIRST_BYTES)
-    name = found.lastgroup if found else None
+    match = _SIGNATURES.match(data, 0, _FIRST_BYTES)
+    name = match.lastgroup if match else None
     if name == "ISO":
         name = _iso_format(data)
     if name in _READERS:
@@ -101,7 +101,7 @@ def recognise(data: bytes) -> str:
 
 
 def _iso_format(data: bytes) -> str:
-    """AVIF, HEIF or a film, by the brands of the first box (ISO/IEC 14496-12, 4.3)."""
+    """AVIF, HEIF, CR3 or film, by the brands of the first box (ISO/IEC 14496-12, 4.3)."""
     end = min(int.from_bytes(data[:4], "big"), _FIRST_BYTES)
     brands = [data[8:12], *(data[start : start + 4] for start in range(16, end, 4))]
     if any(brand in _AVIF_BRANDS for brand in brands):
@@ -112,16 +112,16 @@ def _iso_format(data: bytes) -> str:
 
 
 def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
-    """Read the header of a file of the format that `recognise` has found.
+    """Read a file's header; `name` is its format by `recognise`.
 
     Raises:
         Reject: `unsupported`: raw camera data, or HEIF without its extra.
-        Exception: whatever Pillow raises for a broken file.
+        Exception: whatever Pillow raises for a corrupt file.
     """
     image = _READERS[name](io.BytesIO(containers.plain_png(data) if name == "PNG" else data))
     if name == "TIFF":
         if _DNG_VERSION in image.tag_v2:  # type: ignore[attr-defined]
-            raise Reject(RejectReason.UNSUPPORTED, f"DNG, {len(data)} bytes")  # what Pillow opens is a thumbnail
+            raise Reject(RejectReason.UNSUPPORTED, f"DNG, {len(data)} bytes")  # Pillow would open its thumbnail
         for key in ("icc_profile", "xmp"):  # a tag may be of any type
             if not isinstance(image.info.get(key, b""), bytes):
                 del image.info[key]
@@ -129,13 +129,13 @@ def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
 
 
 def orientation(image: Image.Image) -> int:
-    """EXIF's orientation, 1–8; 1 if there is none. Pillow itself applies that of TIFF and HEIF."""
+    """EXIF's orientation, 1–8; 1 without one. Pillow itself applies that of TIFF and HEIF."""
     data, text = image.info.get("exif"), str(image.info.get(containers.PNG_EXIF_TEXT, ""))
     if not data and not text:
         return 1
-    exif = Image.Exif()  # `Image.getexif` may load the image, and asks XMP too
+    exif = Image.Exif()  # `Image.getexif` may load the image, and reads XMP, too
     with contextlib.suppress(Exception):
-        # Of a text, two lines say what and how long; then it is hexadecimal.
+        # A text has two lines with its kind and length, then hexadecimal digits.
         exif.load(data or bytes.fromhex("".join(text.split("\n")[3:])))
         if exif.get(_ORIENTATION) in range(1, 9):
             return int(exif[_ORIENTATION])
@@ -143,28 +143,28 @@ def orientation(image: Image.Image) -> int:
 
 
 def load(image: ImageFile.ImageFile, allow_truncated: bool) -> None:
-    """Decode the pixels; if it is allowed, those that there are of a file that ends early, and black for the rest.
+    """Decode the pixels; with `allow_truncated` the readable ones of a truncated file, the others black.
 
     Raises:
-        Exception: whatever Pillow raises for a broken file.
+        Exception: whatever Pillow raises for a corrupt file.
     """
     try:
         image.load()
     except Exception as error:
-        # Pillow's own switch for this is a global of the process, so it isn't used.
+        # Pillow's own switch for this is global to the process, so it isn't used.
         if not allow_truncated or not _TRUNCATED.search(str(error)):
             raise
-        image.tile = []  # nothing more to read: the rows that were decoded stay
+        image.tile = []  # nothing more to read: the rows that were decoded are kept
         with contextlib.suppress(Exception):
             image.load_end()
         try:
             image.load()
         except Exception:
-            raise error from None  # there are none
+            raise error from None  # no row was decoded
 
 
 def why_broken(data: bytes, name: str, size: tuple[int, int] | None, error: Exception) -> Reject:
-    """The reject of a file that Pillow gave up; nothing of the error's text gets out, it holds addresses."""
+    """The reject for an error of Pillow's, without its text, which may hold memory addresses."""
     detail = f"{name}{f' of {size[0]}x{size[1]} pixels' if size else ''}, {len(data)} bytes"
     if isinstance(error, MemoryError):
         return Reject(RejectReason.OUT_OF_MEMORY, detail)

@@ -1,8 +1,8 @@
-"""How much memory an image takes at most while it is converted, estimated from its header before any of it is taken.
+"""Estimates from an image's header how much memory its conversion takes at most, before any of it is allocated.
 
-The figures are bytes for each pixel, the largest resident set of a process measured with glibc 2.36 and Pillow 12.3 on
+The constants are bytes per pixel: the peak resident set of a process, measured with glibc 2.36 and Pillow 12.3 on
 images of 6 and 9 million pixels and rounded up; tests/images/test_memory.py measures again. Formats differ by a factor
-of 15: a JPEG is decoded row by row and smaller than it is, libwebp and libavif hold a picture three or four times over.
+of 15: a JPEG is decoded row by row at a reduced size, libwebp and libavif keep three or four copies of a picture.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ if TYPE_CHECKING:
 
 Reserve = Callable[[int], None]
 
-# What one image may take: as much as --max_pixels pixels of 6 bytes, a JPEG that isn't resized. At the default limit
-# that is 1 GiB too; a lower one is meant for pixels, not for memory.
-_BYTES_OF_A_PERMITTED_PIXEL = 6
+# One image may take --max_pixels times 6 bytes, as a JPEG that isn't resized: 1 GiB at the default limit. A lower limit
+# is meant for pixels, not for memory.
+_BYTES_PER_PERMITTED_PIXEL = 6
 LEAST_BOUND = 1 << 30
-# Images that take less needn't wait for each other.
+# Smaller images needn't wait for each other.
 LARGE = 100 << 20
-_MOST_BYTES_A_PIXEL = 50
+_MOST_BYTES_PER_PIXEL = 50
 
-# While it is decoded and becomes 8 bits of gray, RGB or alpha. Pillow's pixels have 4 bytes, also those of LA.
+# While decoding and converting to 8 bits. Pillow's pixels have 4 bytes, also those of LA.
 _BY_MODE = {"1": 2, "L": 2, "P": 8, "I;16": 6, "I;16B": 6, "RGB": 4, "CMYK": 8}
 _OTHER_MODES = 9
 _WITH_TRANSPARENT_COLOUR = 11
-# Decoders that hand over a whole picture: their planes (8 bytes at 12 bits, 4:4:4 and alpha), RGBA, a copy for Python,
+# Decoders that return a complete picture: their planes (8 bytes at 12 bits, 4:4:4 and alpha), RGBA, a copy for Python,
 # Pillow's pixels.
-_WHOLE_PICTURES = {"WEBP": 17, "AVIF": 17, "HEIF": 17}
-_COEFFICIENT = 2  # of a JPEG in several scans, one for each sample: all are there before the first pixel is
+_BY_FORMAT = {"WEBP": 17, "AVIF": 17, "HEIF": 17}
+_COEFFICIENT = 2  # for each sample of a JPEG in several scans: all are in memory before the first pixel
 
-# When it has its size.
+# After resizing.
 _COPY = 4
 _WITH_ALPHA = 8
-_OF_CODES = 6  # libjpeg keeps all coefficients where codes are optimised
-_FILE = {"jpeg": 2, "png": 6}
+_HUFFMAN_OPTIMISATION = 6  # libjpeg keeps all coefficients
+_ENCODED = {"jpeg": 2, "png": 6}
 
 _TIFF_BITS, _TIFF_COLOURS, _TIFF_ORIENTATION, _TIFF_SAMPLES = 258, 262, 274, 277
 _TIFF_ROWS, _TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT = 278, 322, 323
-_YCBCR = 6  # which Pillow has libtiff make RGBA of
+_YCBCR = 6  # libtiff converts it to RGBA
 
 
 class MemoryBudget:
-    """Bytes that threads may hold together; more than all of it is given when nobody else holds any."""
+    """Bytes that threads may reserve together; a request beyond the limit waits until nothing else is reserved."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -61,7 +61,7 @@ class MemoryBudget:
         self._changed = threading.Condition()
 
     def reserve(self, size: int, wait: bool = True) -> bool:
-        """Reserve bytes; returns whether they were free. A caller that holds some mustn't wait, maybe for itself."""
+        """Reserve bytes; returns whether they were free. A caller that holds some mustn't wait: maybe for itself."""
         with self._changed:
             while self._reserved and self._reserved + size > self._limit:
                 if not wait:
@@ -71,14 +71,14 @@ class MemoryBudget:
             return True
 
     def release(self, size: int) -> None:
-        """Give bytes back."""
+        """Release bytes."""
         with self._changed:
             self._reserved -= size
             self._changed.notify_all()
 
     @contextlib.contextmanager
     def held(self, size: int) -> Iterator[None]:
-        """Reserve bytes for a `with` block."""
+        """Bytes that are reserved within a `with` block."""
         self.reserve(size)
         try:
             yield
@@ -88,26 +88,26 @@ class MemoryBudget:
 
 def bound(options: ImageOptions) -> int:
     """Bytes that one image may take."""
-    return max(LEAST_BOUND, _BYTES_OF_A_PERMITTED_PIXEL * options.max_pixels)
+    return max(LEAST_BOUND, _BYTES_PER_PERMITTED_PIXEL * options.max_pixels)
 
 
-def check(
+def reserve_memory(
     image: ImageFile.ImageFile, size: geometry.Size, data: bytes, options: ImageOptions, reserve: Reserve | None
 ) -> None:
     """Call `reserve` with the bytes that an image takes at most besides its file, if they are more than `LARGE`.
 
     Args:
-        image: opened, and set to the scale that it will be decoded at.
+        image: opened, and set to the scale at which it will be decoded.
         size: (width, height) in its file.
-        data, options: its file, and what is made of it.
+        data, options: the file, and how it is converted.
         reserve: blocks until there is memory.
 
     Raises:
-        Reject: `too_many_pixels`, they are more than `bound`.
+        Reject: `too_many_pixels`, the image takes more than `bound`.
     """
     target = options.size[0] * options.size[1] if options.size else 0
-    # Quickly, for nearly all images. The tiles of a TIFF may be larger than it is.
-    if (size[0] * size[1] + target) * _MOST_BYTES_A_PIXEL < LARGE and image.format != "TIFF":
+    # Nearly all images are small. The tiles of a TIFF may be larger than the image.
+    if (size[0] * size[1] + target) * _MOST_BYTES_PER_PIXEL < LARGE and image.format != "TIFF":
         return
     needed = to_decode(image, data, size[0] * size[1]) + _to_store(image, size, options)
     if needed > bound(options):
@@ -119,30 +119,30 @@ def check(
 
 
 def to_decode(image: ImageFile.ImageFile, data: bytes, pixels: int) -> int:
-    """Bytes that an opened image of so many pixels in its file takes at most until it has 8 bits a channel."""
-    a_pixel = _WHOLE_PICTURES.get(str(image.format)) or _BY_MODE.get(image.mode, _OTHER_MODES)
+    """Bytes that an opened image, of `pixels` in its file, takes at most until it has 8 bits a channel."""
+    per_pixel = _BY_FORMAT.get(str(image.format)) or _BY_MODE.get(image.mode, _OTHER_MODES)
     if "transparency" in image.info:
-        a_pixel = max(a_pixel, _WITH_TRANSPARENT_COLOUR)
-    decoded = image.width * image.height * a_pixel
+        per_pixel = max(per_pixel, _WITH_TRANSPARENT_COLOUR)
+    decoded = image.width * image.height * per_pixel
     if image.format == "JPEG":
         return decoded + _coefficients(image, data, pixels)
-    return decoded + (_of_a_tiff(image) if image.format == "TIFF" else 0)
+    return decoded + (_tiff_buffers(image) if image.format == "TIFF" else 0)
 
 
 def _coefficients(image: Any, data: bytes, pixels: int) -> int:
-    """What a JPEG in several scans takes besides its pixels, however small it is decoded."""
+    """Bytes of the coefficients of a JPEG in several scans, at whatever scale it is decoded."""
     if "progressive" not in image.info:
         with contextlib.suppress(EOFError, ValueError, IndexError):
             first = next(part for part in containers.jpeg_segments(data) if part.kind == containers.SOS)
-            if data[first.start + 4] == image.layers:  # all channels in one
+            if data[first.start + 4] == image.layers:  # all channels are in one scan
                 return 0
     _, across, down, _ = zip(*image.layer, strict=True)
-    samples = sum(one * other for one, other in zip(across, down, strict=True))
+    samples = sum(columns * rows for columns, rows in zip(across, down, strict=True))
     return int(_COEFFICIENT * pixels * samples // (max(across) * max(down)))
 
 
-def _of_a_tiff(image: Any) -> int:
-    """libtiff decodes a strip or tile at a time; Pillow turns a picture as soon as it is decoded."""
+def _tiff_buffers(image: Any) -> int:
+    """Bytes of the strip or tile that libtiff decodes at a time, and of the copy that Pillow turns."""
     tags = image.tag_v2
     turned = _COPY * image.width * image.height if tags.get(_TIFF_ORIENTATION, 1) != 1 else 0
     if not image.tile or image.tile[0].codec_name != "libtiff":
@@ -156,11 +156,11 @@ def _of_a_tiff(image: Any) -> int:
 def _to_store(image: ImageFile.ImageFile, size: geometry.Size, options: ImageOptions) -> int:
     orientation = formats.orientation(image)
     canvas = geometry.fit(size, options.size, options.resize_mode, orientation).canvas
-    a_pixel = _FILE[options.format]
-    a_pixel += _OF_CODES if options.optimize else 0
+    per_pixel = _ENCODED[options.format]
+    per_pixel += _HUFFMAN_OPTIMISATION if options.optimize else 0
     if image.has_transparency_data:
-        a_pixel += _WITH_ALPHA
+        per_pixel += _WITH_ALPHA
     elif image.mode != STORED_MODES[options.channels]:
-        a_pixel += _COPY
-    steps = (canvas != size, orientation != 1, "icc_profile" in image.info)
-    return canvas[0] * canvas[1] * (a_pixel + _COPY * sum(steps))
+        per_pixel += _COPY
+    copies = (canvas != size, orientation != 1, "icc_profile" in image.info)
+    return canvas[0] * canvas[1] * (per_pixel + _COPY * sum(copies))

@@ -23,15 +23,15 @@ RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
 }
 
-# Source pixels to each side that count, if nothing shrinks.
+# How many source pixels to each side the filter reads, if nothing shrinks.
 SUPPORT = {"box": 0.5, "bilinear": 1.0, "hamming": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 
-# Pillow keeps up to 16 MiB in one block of memory; of a larger image a copy would have to be made.
+# Pillow keeps up to 16 MiB in one block of memory; larger images would have to be copied.
 _MOST_PIXELS = 4 << 20
-# (height, width) from and to, and a box: with fractions, and where weights are ties if doubles are fused (arm64).
+# (height, width) of source and target, and a box: with fractions, and with weights that tie on arm64's fused doubles.
 _CHECKED = (
     ((37, 29), (13, 17), (0.3, 0.0, 28.8, 36.4)),
     ((7, 5), (19, 23), (0.0, 0.7, 4.1, 7.0)),
@@ -41,12 +41,12 @@ _CHECKED = (
 
 
 def kernel() -> Any:
-    """The compiled module, or None if it isn't there or if its pixels aren't exactly those of this Pillow."""
+    """The compiled module; None if it isn't installed or its pixels differ from those of this Pillow."""
     return _kernel()[0]
 
 
 def described() -> str:
-    """What resizes: `compiled`, or Pillow and why."""
+    """What resizes images: `compiled`, or Pillow and why."""
     compiled, why = _kernel()
     return "compiled" if compiled else f"Pillow, which is slower ({why})"
 
@@ -76,9 +76,9 @@ def _equals_pillow(compiled: Any) -> bool:
         pixels = np.ascontiguousarray(noise[:height, :width, : len(mode)])
         image = Image.fromarray(pixels[:, :, 0] if mode == "L" else pixels)
         expected = np.asarray(image.resize((target[1], target[0]), RESAMPLING[name], box)).reshape(*target, -1)
-        for given in (pixels, _source(image)):
+        for memory in (pixels, _source(image)):
             out = np.empty_like(expected)
-            compiled.resize(given, out, box, name, source)
+            compiled.resize(memory, out, box, name, source)
             if not np.array_equal(out, expected):
                 return False
     return True
@@ -103,20 +103,20 @@ def resize_image(image: Image.Image, size: tuple[int, int], resample: str, box: 
 
 
 def _columns_first(width: int, height: int, new_height: int) -> bool:
-    """Whether Pillow resizes down the columns first, which the kernel never does: other pixels."""
+    """Whether Pillow resizes columns before rows, which gives other pixels; the kernel never does."""
     return height > 100 * width and new_height < height
 
 
 def _source(image: Image.Image) -> Any:
-    """The pixels of `L` or `RGB` as the kernel takes them: the image's own memory, of 4 bytes a pixel, if it can be."""
+    """The pixels of `L` or `RGB` for the kernel: if possible the image's own memory, of 4 bytes a pixel."""
     if image.mode == "RGB":  # of an `L` image on foreign memory Pillow 12.3 exports a null pointer
-        with contextlib.suppress(ValueError):  # more than one block of memory: over 16 MiB
+        with contextlib.suppress(ValueError):  # in more than one block of memory: over 16 MiB
             return image.__arrow_c_array__()[1]
     return np.asarray(image).reshape(image.height, image.width, -1)
 
 
 def resize_into(pixels: Pixels, box: Box, out: Pixels) -> None:
-    """Resize what is inside of `box` to all of `out`, bilinear and without aliasing, as `Image.resize` does it.
+    """Resize the part in `box` to `out`, bilinear with antialiasing, as `Image.resize` does.
 
     Args:
         pixels: uint8 [height, width, 1 or 3], each row contiguous.
@@ -143,5 +143,5 @@ def mirror(pixels: Pixels) -> None:
     if compiled and channels in (1, 3) and pixels.strides[1:] == (channels, 1):
         compiled.mirror(pixels)
         return
-    for channel in range(channels):  # 3 times as fast as all at once
+    for channel in range(channels):  # 3 times as fast as all channels at once
         pixels[:, :, channel] = pixels[:, ::-1, channel].copy()

@@ -1,4 +1,4 @@
-"""Checks the input before there is a job; reads the labels file."""
+"""Checks the input before a job starts; reads the labels file."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from beam_pipeline.inputs.manifest_rows import row_refs
 from beam_pipeline.inputs.references import class_name
 from beam_pipeline.text import first_few, plural
 
-_LOOKED_AT = 1000  # files at most, of an input without class folders
+_MOST_FILES_READ = 1000  # of a listing, for an input without class folders
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 _UNPACK_EACH = 'for f in *.tar; do mkdir "${f%.tar}" && tar -xf "$f" -C "${f%.tar}"; done'
 _SPLIT_NAMES = frozenset({"train", "val", "valid", "validation", "dev", "test"})
 
 
 def check_input(config: Config) -> None:
-    """Look for class folders with images in them, or rows.
+    """Check that there are class folders with images in them, or rows.
 
     Raises:
-        UsageError: nothing there, no class folders, a class that isn't in the labels file, no image; says what was
-            found.
+        UsageError: nothing is there, no class folder, a class that isn't in the labels file, no image.
     """
     if config.layout == "manifest":
         if next(row_refs(config), None) is None:
@@ -74,17 +73,17 @@ def _how_to_unpack(url: str) -> str:
 
 
 def _why_no_classes(config: Config, summary: ListingSummary) -> str:
-    """What was looked for, what is there in its place, and the likely reason."""
+    """The expected layout, what is there instead, and the likely reason."""
     of_splits = config.layout == "split_class_folders"
     wanted = "DIR/SPLIT/CLASS/image.jpg" if of_splits else "DIR/CLASS/image.jpg"
     store = storage.open_storage(config.input, config.io_deadline)
     if tars := summary.suffixes[".tar"]:
         return f"{plural(tars, '.tar file')} instead of class folders; unpack each: {_UNPACK_EACH}"
-    files = [file.path for file in islice(store.files(config.input), _LOOKED_AT)]
+    files = [file.path for file in islice(store.files(config.input), _MOST_FILES_READ)]
     direct = sum("/" not in path and why_skipped(path, config.extensions) is None for path in files)
     parent, _, name = config.input.rpartition("/")
     if direct and parent and not parent.endswith("/") and not of_splits:
-        many = plural(direct, "image") + " or more" * (len(files) == _LOOKED_AT)
+        many = plural(direct, "image") + " or more" * (len(files) == _MOST_FILES_READ)
         return f"{many} directly in it; if {name!r} is a class, give --input {parent!r}, else sort them into {wanted}"
     if hidden := summary.counts[HIDDEN_FOLDERS]:
         return f"looked for {wanted}, found only {plural(hidden, 'hidden folder')}"

@@ -18,11 +18,13 @@ from beam_pipeline.inputs.manifest_rows import rows_with_sizes
 from beam_pipeline.inputs.references import (
     LARGEST_SAMPLE,
     ImageRef,
+    class_hashes,
     class_name,
+    limits,
     ref_maker,
     reference_fields,
+    split_stratified,
 )
-from beam_pipeline.inputs.stratify import class_hashes, limits, split_stratified
 from beam_pipeline.schema import NAME_PATTERN
 from beam_pipeline.schema.job import ReferenceSum, Skipped, Usage
 
@@ -34,16 +36,16 @@ _MOST_SUFFIXES = 20  # counted one by one: each file may have a different one
 
 @dataclasses.dataclass
 class ListingSummary:
-    """What a listing, or a part of one, found and skipped.
+    """Images and skipped files of a listing, or of a part of one.
 
     Attributes:
         class_counts: images by class; 0 for a class folder without any.
         smallest: the references with the smallest order keys, sorted: the sample.
-        counts: skipped files by kind, other suffixes apart.
+        counts: skipped files by kind, except those in `suffixes`.
         suffixes: files that were skipped for their suffix, by suffix.
         references: count and order-free sum of all images, etags included, as run.json keeps it.
         source_bytes: of all images.
-        used: by the listing.
+        used: CPU time and requests of the listing.
         classes: class names, sorted or in the labels file's order; of a complete listing only.
     """
 
@@ -63,7 +65,7 @@ class ListingSummary:
 
     @property
     def hidden(self) -> int:
-        """How many files and class folders are hidden: a dot begins their name or that of a folder above."""
+        """How many files and class folders are hidden: their name, or that of a folder above, begins with a dot."""
         return self.counts.total() - self.counts[OUTSIDE_CLASSES]
 
     @property
@@ -81,31 +83,31 @@ class ListingSummary:
             self.source_bytes += ref.source_bytes
 
     def skip(self, kind: str, path: str) -> None:
-        """Count a file that is skipped, for a reason of `why_skipped`."""
+        """Count a skipped file; `kind` is what `why_skipped` says."""
         if kind == OTHER_SUFFIX:
             self._count_suffix(os.path.splitext(path)[1] or "none", 1)
         else:
             self.counts[kind] += 1
 
     def _count_suffix(self, suffix: str, files: int) -> None:
-        known = suffix in self.suffixes or len(self.suffixes) < _MOST_SUFFIXES
-        self.suffixes[suffix if known else "others"] += files
+        has_room = suffix in self.suffixes or len(self.suffixes) < _MOST_SUFFIXES
+        self.suffixes[suffix if has_room else "others"] += files
 
-    def merge(self, other: ListingSummary) -> None:
-        """Add all that another part found and skipped."""
-        self.class_counts.update(other.class_counts)
-        if other.smallest:
-            self.smallest = smallest(chain(self.smallest, other.smallest))
-        self.counts.update(other.counts)
-        self.references.merge(other.references)
-        self.source_bytes += other.source_bytes
-        self.used.merge(other.used)
-        for suffix, files in other.suffixes.items():
+    def merge(self, part: ListingSummary) -> None:
+        """Add the summary of another part of the listing."""
+        self.class_counts.update(part.class_counts)
+        if part.smallest:
+            self.smallest = smallest(chain(self.smallest, part.smallest))
+        self.counts.update(part.counts)
+        self.references.merge(part.references)
+        self.source_bytes += part.source_bytes
+        self.used.merge(part.used)
+        for suffix, files in part.suffixes.items():
             self._count_suffix(suffix, files)
 
 
 def smallest(refs: Iterable[ImageRef]) -> list[ImageRef]:
-    """The references with the smallest order keys, sorted: the largest sample that is ever taken of them."""
+    """The references with the smallest order keys, sorted: the largest sample that a job takes."""
     return heapq.nsmallest(LARGEST_SAMPLE, refs, key=lambda ref: (ref.order_key, ref.path))
 
 
@@ -124,7 +126,7 @@ class ClassFolder(NamedTuple):
 
 
 def class_folders(config: Config, summary: ListingSummary) -> list[ClassFolder]:
-    """The class folders of an input, by delimiter listings; files outside them are counted in `summary` as skipped.
+    """The class folders of an input, by delimiter listings; files outside them are counted in `summary`.
 
     Raises:
         FileNotFoundError: there is no such bucket.
@@ -132,34 +134,34 @@ def class_folders(config: Config, summary: ListingSummary) -> list[ClassFolder]:
     """
     if config.layout == "class_folders":
         return [ClassFolder(f"{name}/", class_name(name), None) for name in _folders(config, "", summary)]
-    found = []
+    folders = []
     for split in _folders(config, "", summary):
         if not NAME_PATTERN.fullmatch(split):
             raise UsageError(f"--input: folder {split!r} can't be a split: rename it to a-z, 0-9 and _, a letter first")
         for name in _folders(config, f"{split}/", summary):
-            found.append(ClassFolder(f"{split}/{name}/", class_name(name), split))
-    return found
+            folders.append(ClassFolder(f"{split}/{name}/", class_name(name), split))
+    return folders
 
 
 def _folders(config: Config, prefix: str, summary: ListingSummary) -> list[str]:
-    """Names of the folders directly inside one of the input, sorted, hidden ones left out."""
+    """Names of the visible folders directly inside one of the input, sorted."""
     url = storage.join(config.input, prefix[:-1]) if prefix else config.input
-    found = []
+    folders = []
     for name in storage.open_storage(url, config.io_deadline).names(url):
         if not name.endswith("/"):
             summary.skip(why_skipped(name, config.extensions) or OUTSIDE_CLASSES, name)
         elif name.startswith("."):
             summary.skip(HIDDEN_FOLDERS, name)
         else:
-            found.append(name[:-1])
-    return sorted(found)
+            folders.append(name[:-1])
+    return sorted(folders)
 
 
 def list_images(config: Config, folder: ClassFolder, summary: ListingSummary) -> Iterator[ImageRef]:
-    """The images below one class folder, nested folders included, streamed; others are counted in `summary`."""
+    """The images below one class folder, at any depth, streamed; other files are counted in `summary`."""
     make, suffixes = ref_maker(config), config.extensions
     store = storage.open_storage(config.input, config.io_deadline)
-    # Every name: a broken link becomes a reject when it is read, rather than being left out in silence.
+    # With every name, a broken link becomes a reject when it is read, instead of vanishing silently.
     for file in store.files(storage.join(config.input, folder.prefix.rstrip("/")), every_name=True):
         if why := why_skipped(file.path, suffixes):
             summary.skip(why, file.path)
@@ -185,7 +187,7 @@ def _listed_images(config: Config) -> Iterator[ImageRef]:
 
 
 def why_skipped(path: str, suffixes: Collection[str] = EXTENSIONS) -> str | None:
-    """Why a listed file isn't taken for an image, by its name; None if it is. Suffixes in lower case, without dots."""
+    """The kind of a file that isn't taken for an image, by its name; None if it is. Suffixes: lower case, no dots."""
     stem, dot, suffix = path.rpartition("/")[2].rpartition(".")
     is_image = dot and stem and suffix.strip().lower() in suffixes
     if path.startswith(".") or "/." in path:

@@ -1,9 +1,9 @@
 """Rows of a `--layout manifest` file, CSV or JSONL, as references.
 
 Columns `path` and `label` are required; `split`, `bytes` and `md5` are optional; every other column is a feature of the
-record. A feature's column is named `name:int64`, `name:float32` or `name:bytes`, with `[]` for a list; without a type
-it is bytes. An empty cell is 0, empty bytes or an empty list. The first JSONL row names the columns. Lines end with LF,
-CR LF or CR. A row that can't be read is a UsageError that names its line.
+record, named `name:int64`, `name:float32` or `name:bytes`, with `[]` for a list; without a type it is bytes. An empty
+cell is 0, empty bytes or an empty list. The first JSONL row names the columns. Lines end with LF, CR LF or CR. A row
+that can't be read raises a UsageError that names its line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNKNOWN_SIZE = -1
 _BEFORE_A_PATH = re.compile("^([.]/(?!/)|file://(?=/))")
 _MD5 = re.compile("[0-9a-f]{32}")
 _BOX = re.compile(r"(?<![a-z])((b|bounding_?)?box(es)?|[xy]_?m(in|ax))(?![a-z])|xyxy|xywh", re.IGNORECASE)
-_LOOKED_AT = 100  # rows, for boxes
+_BOX_ROWS = 100  # that are read to detect boxes
 _NUMBER_SEPARATORS = re.compile(r"[;,|\s]+")
 
 
@@ -77,10 +77,10 @@ def row_refs(config: Config) -> Iterator[ImageRef]:
 
 
 def box_notice(config: Config) -> str | None:
-    """What a user should know of columns that look like boxes, by their names or by four floats a row; None without."""
+    """A warning of columns that look like boxes, by their names or by four floats in each row; None without any."""
     if config.layout != "manifest":
         return None
-    rows = [ref.features for ref in islice(row_refs(config), _LOOKED_AT)]
+    rows = [ref.features for ref in islice(row_refs(config), _BOX_ROWS)]
     none, four = (len(example.float_feature(*[0.0] * count)) for count in (0, 4))
     boxes = [
         repr(column.name)
@@ -111,7 +111,7 @@ def _wrong(url: str, line: int, what: object) -> UsageError:
 
 
 def _cells(url: str, deadline_s: float) -> Iterator[tuple[int, Any]]:
-    """(number of its first line, cells) of each row that isn't blank: a CSV row's are a list, a JSON object a dict."""
+    """(number of its first line, cells) of each row that isn't blank; the cells of CSV are a list, of JSONL a dict."""
     before = 0  # lines before the row
     with storage.open_storage(url, deadline_s).open(url) as file:
         text = io.TextIOWrapper(
@@ -141,37 +141,37 @@ def _check_utf8(text: str) -> None:
         raise ValueError("not UTF-8: save the file as UTF-8")
 
 
-def _json_object(written: str) -> dict[str, Any]:
+def _json_object(line: str) -> dict[str, Any]:
     try:
-        found = _DECODER.decode(written)
+        row = _DECODER.decode(line)
     except KeyError as error:
         raise ValueError(f"column {error.args[0]!r} is repeated: keep one") from None
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        row = None
+    if not isinstance(row, dict):
         raise ValueError('no JSON object: write {"path": …, "label": …} in one line, or call a CSV file .csv')
-    return found
+    return row
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    row = dict(pairs)
+    if len(row) < len(pairs):
         raise KeyError(Counter(name for name, _ in pairs).most_common(1)[0][0])
-    return found
+    return row
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
 
 
 class _RowParser:
-    """Makes references of rows; a ValueError says what is wrong with one, and what to do."""
+    """Turns rows into references; a ValueError says what is wrong with a row, and the fix."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._make = ref_maker(config)
         self._known = frozenset(config.header)
-        written = {name_and_type(column)[0]: column for column in config.header}
-        self._features = [(written[column.name], column, _encoder(column)) for column in config.columns]
+        headings = {name_and_type(heading)[0]: heading for heading in config.header}
+        self._features = [(headings[column.name], column, _encoder(column)) for column in config.columns]
 
     def parse(self, cells: list[str] | dict[str, Any]) -> ImageRef:
         header = self._config.header
@@ -188,39 +188,39 @@ class _RowParser:
         size = _read(cells, "bytes", "bytes", "size in bytes", _to_size)
         etag = _read(cells, "md5", "md5", "MD5 of 32 hexadecimal digits", _to_etag)
         features = tuple(
-            _read(cells, written, column.name, f"{column.dtype}{'[]' * column.list}", encode)
-            for written, column, encode in self._features
+            _read(cells, heading, column.name, f"{column.dtype}{'[]' * column.list}", encode)
+            for heading, column, encode in self._features
         )
         if size == _UNKNOWN_SIZE and storage.is_local(url):
-            found = storage.open_storage(url).stat(url)
-            size, etag = (found.bytes, etag or found.etag) if found else (0, etag)
+            file = storage.open_storage(url).stat(url)
+            size, etag = (file.bytes, etag or file.etag) if file else (0, etag)
         # Relative even if the row holds the full URL.
         return self._make(url.removeprefix(f"{self._config.input}/"), size, etag, label, split, features)
 
-    def _path(self, written: Any) -> str:
-        """A row's path in one spelling: a local file under several names would be several images."""
-        path = _BEFORE_A_PATH.sub("", written) if isinstance(written, str) else ""
+    def _path(self, cell: Any) -> str:
+        """A row's path, normalised: a local file under several names would be several images."""
+        path = _BEFORE_A_PATH.sub("", cell) if isinstance(cell, str) else ""
         try:
             is_path = path and "\0" not in path and relative_path_bytes(path)
         except UnicodeEncodeError:  # a surrogate that stands for no byte
             is_path = False
         if not is_path:
-            raise ValueError(f"no file can have the path {_shown(written)}: correct it, or take the row out")
-        images = self._config.input
+            raise ValueError(f"no file can have the path {_shown(cell)}: correct it, or remove the row")
+        input_folder = self._config.input
         if storage.has_password(path):
             raise ValueError("its path holds a password, which every record would hold too; leave it out")
         if path.startswith("/"):
             return f"/{os.path.normpath(path).lstrip('/')}"
-        if storage.is_local(path) and storage.is_local(images):
+        if storage.is_local(path) and storage.is_local(input_folder):
             path = os.path.normpath(path)
             if path.startswith("../"):  # out of the input, and perhaps back into it
-                return os.path.relpath(os.path.join(images, path), images)
+                return os.path.relpath(os.path.join(input_folder, path), input_folder)
         return path
 
 
-def _read(cells: dict[str, Any], written: str, name: str, kind: str, convert: Callable[[Any], Any]) -> Any:
-    """The value of a cell, which is None where a JSON object lacks it."""
-    cell = cells.get(written)
+def _read(cells: dict[str, Any], heading: str, name: str, kind: str, convert: Callable[[Any], Any]) -> Any:
+    """The value of a cell; `convert` gets None if a JSON object lacks it."""
+    cell = cells.get(heading)
     try:
         return convert(cell)
     except (ValueError, OverflowError, RecursionError):
@@ -244,8 +244,7 @@ def _to_split(cell: Any) -> str:
 def _to_size(cell: Any) -> int:
     if cell in (None, ""):
         return _UNKNOWN_SIZE
-    size = _to_int(cell)
-    if size < 0:
+    if (size := _to_int(cell)) < 0:
         raise ValueError
     return size
 
@@ -253,13 +252,13 @@ def _to_size(cell: Any) -> int:
 def _to_etag(cell: Any) -> str:
     if cell in (None, ""):
         return ""
-    if not _MD5.fullmatch(str(cell).lower()):
+    if not _MD5.fullmatch(md5 := str(cell).lower()):
         raise ValueError
-    return f"md5:{str(cell).lower()}"
+    return f"md5:{md5}"
 
 
 def _digits(cell: Any) -> str:
-    """A number's text; Python would also read `1_000` and the digits of every script."""
+    """A number's text, in ASCII digits; Python would also read `1_000` and other scripts' digits."""
     text = "0" if cell in (None, "") else str(cell)
     if "_" in text or not text.isascii():
         raise ValueError
@@ -292,7 +291,7 @@ _DTYPES: dict[str, tuple[Callable[..., bytes], Callable[[Any], Any]]] = {
 
 
 def _encoder(column: Column) -> Callable[[Any], bytes]:
-    """A function that makes a serialized `tf.train.Feature` of a cell."""
+    """A function from a cell to a serialized `tf.train.Feature`."""
     encode, convert = _DTYPES[column.dtype]
     if column.list:
         return lambda cell: encode(*map(convert, _list_values(cell, column.dtype)))
@@ -314,7 +313,7 @@ def _list_values(cell: Any, dtype: str) -> Sequence[Any]:
 def folder_to_list(config: Config, ref: ImageRef) -> str | None:
     """The folder whose listing holds the size of a row's image; None if the size is known.
 
-    The first folder below the input, or below the bucket for an image elsewhere: few listings, however many rows.
+    That is the first folder below the input, or below the bucket of another input: few listings, however many rows.
     """
     if ref.source_bytes != _UNKNOWN_SIZE:
         return None
@@ -326,7 +325,7 @@ def folder_to_list(config: Config, ref: ImageRef) -> str | None:
 
 
 def listed_refs(config: Config, folder: str) -> Iterator[ImageRef]:
-    """Everything below a folder, with sizes and etags; unlike a row, without a label."""
+    """References of all files below a folder, with sizes and etags but without labels."""
     store = storage.open_storage(folder, config.io_deadline)
     for file in store.files(folder):
         path = storage.join(folder, file.path).removeprefix(f"{config.input}/")
@@ -334,7 +333,7 @@ def listed_refs(config: Config, folder: str) -> Iterator[ImageRef]:
 
 
 def with_size(ref: ImageRef, listed: ImageRef | None) -> ImageRef:
-    """A row's reference with the size of its listed file; 0 bytes without one: it is rejected when it is read."""
+    """A row's reference with the size of its listed file; 0 bytes if there is none, which is rejected when read."""
     if ref.source_bytes != _UNKNOWN_SIZE:
         return ref
     size, etag = (listed.source_bytes, listed.etag) if listed else (0, "")
@@ -342,11 +341,11 @@ def with_size(ref: ImageRef, listed: ImageRef | None) -> ImageRef:
 
 
 def rows_with_sizes(config: Config) -> Iterator[ImageRef]:
-    """References of all rows with their sizes, in this process, streamed."""
+    """References of all rows with their sizes, listed in this process, streamed."""
     listed: dict[str, ImageRef] = {}
     folders: set[str] = set()
     for ref in row_refs(config):
         if (folder := folder_to_list(config, ref)) and folder not in folders:
             folders.add(folder)
-            listed |= {other.path: other for other in listed_refs(config, folder)}
+            listed |= {file.path: file for file in listed_refs(config, folder)}
         yield with_size(ref, listed.get(ref.path))

@@ -1,13 +1,18 @@
-"""An image as the job carries it: a reference, its keys, and sums that show whether two sets of images are the same."""
+"""An image as the job carries it: a reference with its split and order key, and what identifies it in fingerprints."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import NamedTuple
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
 
 from beam_pipeline import storage
 from beam_pipeline.config import BY_NAME, Config
@@ -18,6 +23,8 @@ from beam_pipeline.schema.table import order_key
 KEY_BITS = 64
 LARGEST_SAMPLE = 512
 _SPLIT_SALT = b"imageshards split"  # part of the format: changing it moves images between splits
+# Begins the etag of an image whose manifest row gives an MD5 that it didn't have when it was read.
+UNCONFIRMED_MD5 = "unconfirmed-md5:"
 _BELOW_FIRST_FOLDER = re.compile(r"\A(?!\w+://)[^/]+/(.+)", re.DOTALL)  # --split_by name
 
 
@@ -25,14 +32,14 @@ class ImageRef(NamedTuple):
     """One listed image: what is shuffled instead of its pixels.
 
     Attributes:
-        path: relative to the input, `/` separators, as listed; the full URL for a manifest's row outside the input.
+        path: relative to the input, `/` separators, as listed; the full URL if a manifest's row is outside the input.
         source_bytes: size of the source file.
         etag: `ListedFile.etag`, or "".
         label: class name.
         split: `train`, `validation`, …
         order_key: 64-bit position in the global order; ties go by `path`.
-        features: serialized `tf.train.Feature`s of a manifest's columns, in the order of their names.
-        duplicate_of: path of the image with the same bytes that gets the record, with `--duplicates drop`; else b"".
+        features: serialized `tf.train.Feature`s of a manifest's columns, in the order of the columns' names.
+        duplicate_of: with `--duplicates drop` the path of the image with the same bytes that is kept; else b"".
     """
 
     path: str
@@ -45,13 +52,18 @@ class ImageRef(NamedTuple):
     duplicate_of: bytes = b""
 
 
+def listed_md5(ref: ImageRef) -> bytes | None:
+    """The MD5 that the listing, the manifest or an earlier step gives; None without one."""
+    return bytes.fromhex(ref.etag[4:]) if ref.etag.startswith("md5:") else None
+
+
 def split_hash(group: str) -> int:
-    """64-bit hash that decides the split of all images with this path, or with this `--split_by` group."""
+    """64-bit hash that decides the split of the images with this path or `--split_by` group."""
     return int.from_bytes(hashlib.blake2b(normal_path_bytes(group), digest_size=8, key=_SPLIT_SALT).digest(), "big")
 
 
 def split_hasher(config: Config) -> Callable[[str], int]:
-    """A function that gives the split hash of a path by `--split_by`; a path without a match is its own group."""
+    """A function from a path to its split hash, by `--split_by`; a path without a match is a group by itself."""
     if config.split_by is None:
         return split_hash
     pattern = re.compile(_BELOW_FIRST_FOLDER if config.split_by == BY_NAME else config.split_by)
@@ -64,7 +76,7 @@ def split_hasher(config: Config) -> Callable[[str], int]:
 
 
 class Splits:
-    """Assigns images to splits by their split hash, whatever the seed, the version and the other images.
+    """Assigns images to splits by their split hash alone: no seed, version or other image matters.
 
     Args:
         fractions: split name → share; they sum to 1. Their order decides which hashes each gets.
@@ -72,11 +84,7 @@ class Splits:
 
     def __init__(self, fractions: Mapping[str, Fraction]) -> None:
         self._names = tuple(fractions)
-        total = Fraction(0)
-        self._limits = []
-        for fraction in fractions.values():
-            total += fraction
-            self._limits.append(int(total * (1 << KEY_BITS)))
+        self._limits = [int(total * (1 << KEY_BITS)) for total in accumulate(fractions.values())]
 
     def of(self, split_hash: int) -> str:
         """The split of all images with this hash."""
@@ -84,13 +92,13 @@ class Splits:
 
 
 def listing_fields(ref: ImageRef) -> list[bytes]:
-    """The fields of an image in the listing fingerprint: nothing that differs from one storage to another."""
+    """The fields of an image in the listing fingerprint: only what is the same on every storage."""
     path, label = relative_path_bytes(ref.path), relative_path_bytes(ref.label)
     return [path, str(ref.source_bytes).encode(), label, ref.split.encode(), *ref.features]
 
 
 def reference_fields(ref: ImageRef) -> list[bytes]:
-    """The fields that show whether an image is unchanged, within one storage: its listing with etag or mtime."""
+    """The same with the etag or mtime, which shows within one storage whether an image is unchanged."""
     return [*listing_fields(ref), ref.etag.encode()]
 
 
@@ -100,14 +108,14 @@ def content_fields(ref: ImageRef, md5: bytes) -> list[bytes]:
 
 
 def sample_size(images: int) -> int:
-    """How many images are measured before the plan: all of a small input, 2 % up to 512 of a larger one."""
+    """How many images are measured before the plan: all of a small input, 2 % and at most 512 of a larger one."""
     return images if images <= LARGEST_SAMPLE else max(64, min(LARGEST_SAMPLE, images // 50))
 
 
 def ref_maker(config: Config) -> Callable[..., ImageRef]:
-    """A function that makes references: with the split, unless it is given, and the order key of each path.
+    """A function that makes references: with the order key of the path, and its split unless the input names one.
 
-    With `--stratify` the split is "" until all images are listed: see `inputs/stratify.py`.
+    With `--stratify` the split is "" until all images are listed: see `split_stratified`.
     """
     seed, hash_of, splits = config.seed, split_hasher(config), Splits(config.split_fractions or {"train": Fraction(1)})
 
@@ -122,18 +130,53 @@ def ref_maker(config: Config) -> Callable[..., ImageRef]:
 
 
 def image_url(config: Config, path: str) -> str:
-    """Path or URL that an image is read from; a manifest's rows may name files outside the input."""
+    """Path or URL of an image; a manifest's rows may name files outside the input."""
     outside = config.layout == "manifest" and (not storage.is_local(path) or path.startswith("/"))
     return path if outside else storage.join(config.input, path)
 
 
-def class_name(written: object, what: str = "class folder") -> str:
-    """A class name, from a folder's name or from a manifest's row.
+def class_name(value: object, what: str = "class folder") -> str:
+    """A class name, from a folder's name or a manifest's row.
 
     Raises:
         UsageError: readers of the dataset would change it.
     """
-    name = written if isinstance(written, str) else str(written) if isinstance(written, int | float) else ""
+    name = value if isinstance(value, str) else str(value) if isinstance(value, int | float) else ""
     if name != name.strip() or len(name.splitlines()) != 1 or not is_utf8(name):
-        raise UsageError(f"{what} {written!r}: write a name in UTF-8 without line breaks or white space around it")
+        raise UsageError(f"{what} {value!r}: write a name in UTF-8 without line breaks or white space around it")
     return name
+
+
+# --- `--stratify`: exact shares within each class, by the rank of an image's split hash among those of its class
+
+Hashes: TypeAlias = "array[int]"  # 8 bytes an image
+Limits = tuple[int, ...]
+
+
+def class_hashes(refs: Iterable[ImageRef], config: Config) -> dict[str, Hashes]:
+    """Class → split hashes of its images."""
+    hash_of = split_hasher(config)
+    hashes: dict[str, Hashes] = {}
+    for ref in refs:
+        hashes.setdefault(ref.label, array("Q")).append(hash_of(ref.path))
+    return hashes
+
+
+def limits(hashes: Hashes, config: Config) -> Limits:
+    """For each split the first split hash after it, in one class: its images are cut at the exact ranks.
+
+    The first k splits together get their share of the n images, rounded: one more image moves each cut by at most one
+    image. Equal hashes, of two spellings of one name, are not separated.
+    """
+    ranked = np.sort(np.frombuffer(hashes, np.uint64))
+    shares = accumulate((config.split_fractions or {}).values())
+    ends = [math.floor(len(ranked) * share + Fraction(1, 2)) for share in shares]
+    return tuple(int(ranked[end]) if end < len(ranked) else 1 << KEY_BITS for end in ends)
+
+
+def split_stratified(refs: Iterable[ImageRef], limits_of: Mapping[str, Limits], config: Config) -> Iterator[ImageRef]:
+    """The references with their splits, by the limits of each class."""
+    hash_of, names = split_hasher(config), tuple(config.split_fractions or {})
+    for ref in refs:
+        # A class without limits was added between two listings, whose comparison fails whatever its split is.
+        yield ref._replace(split=names[bisect_right(limits_of.get(ref.label, ()), hash_of(ref.path))])

@@ -12,7 +12,7 @@ from apache_beam.pvalue import AsDict
 
 from beam_pipeline.config import Config
 from beam_pipeline.inputs.folders import ListingSummary
-from beam_pipeline.inputs.stratify import Hashes, Limits, class_hashes, limits, split_stratified
+from beam_pipeline.inputs.references import Hashes, Limits, class_hashes, limits, split_stratified
 from beam_pipeline.pipeline.elements import KeyedPage, Page, Pages, keyed
 from beam_pipeline.schema import relative_path_bytes
 

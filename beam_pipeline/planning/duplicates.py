@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.fetch import UNCONFIRMED_MD5, convert_all, listed_md5
+from beam_pipeline.conversion.fetch import convert_all
 from beam_pipeline.errors import ImageShardsError, Reject
-from beam_pipeline.inputs.references import ImageRef
+from beam_pipeline.inputs.references import UNCONFIRMED_MD5, ImageRef, listed_md5
 from beam_pipeline.schema import canonical_json, relative_path_bytes
 
 _BUCKET_IMAGES = 10_000  # a bucket's references are 5 MB

@@ -12,9 +12,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.decoder import Attempts, Decoder
+from beam_pipeline.conversion.decoder import Attempts, Decoder, check_versions
 from beam_pipeline.conversion.fetch import convert_all, record_of
-from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.errors import ImageShardsError, Reject, StorageError
 from beam_pipeline.images import ChannelSums
 from beam_pipeline.inputs.references import ImageRef

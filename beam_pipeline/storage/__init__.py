@@ -1,15 +1,14 @@
 """Files of this machine and of object stores behind one interface, for the writer and the reader.
 
 A URL is a local path, `file://`, `gs://`, `s3://`, `az://` or one `http(s)://` file. Names are never unquoted or
-normalised: what a listing returns reads back, whatever characters it holds. Remote requests are tried again until a
-deadline; a local one fails at once. Every file is written under its final name in one step: a reader meets all or none.
+normalised: every name that a listing returns can be read. Remote requests are retried until a deadline; a local one
+fails at once. Every file appears under its final name in one step: a reader sees a complete file or none.
 
-    causes      why a request failed, in one line each, and the loop that tries again
+    causes      why a request failed, in one line each, and the retry loop
     local       files of this machine
     objects     s3://, az://, http:// by obstore
     gs          gs:// by google-cloud-storage, read by obstore
-    usage       how many requests and bytes that were
-    prices      what they cost
+    usage       requests and bytes that a process used, and what they cost
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _REMOTE = ("gs", "s3", "az", "http")
 
 
 def scheme_of(url: str) -> str | None:
-    """`gs` of `gs://…` and `gcs://…`, "" of an unknown scheme; None for a path on this machine."""
+    """`gs` for `gs://…` and `gcs://…`, "" for an unknown scheme; None for a path on this machine."""
     match = _SCHEME.match(url)
     if match is None or match[1].lower() == "file":
         return None
@@ -55,12 +54,12 @@ def is_local(url: str) -> bool:
 
 
 def join(base: str, relative: str) -> str:
-    """`relative` below `base`, untouched: it may hold `//`, `..` and any other character."""
+    """`relative` below `base`, unchanged: it may hold `//`, `..` and any other character."""
     return f"{base.rstrip('/')}/{relative}"
 
 
 def normalize(url: str) -> str:
-    """A user's folder as the job carries it: local paths made absolute, `file://` ones too, no slash at the end."""
+    """A folder as the job carries it: local paths and `file://` ones absolute, without a slash at the end."""
     if is_local(url):
         return os.path.abspath(os.path.expanduser(url.removeprefix("file://")))
     scheme, _, path = url.partition("://")
@@ -68,13 +67,13 @@ def normalize(url: str) -> str:
 
 
 def bucket_and_name(url: str) -> tuple[str, str]:
-    """`("bucket", "a/b")` of `gs://bucket/a/b`."""
+    """`("bucket", "a/b")` for `gs://bucket/a/b`."""
     bucket, _, name = url.partition("://")[2].partition("/")
     return bucket, name
 
 
 def why_unusable(url: str, is_file: bool = False) -> str | None:
-    """Why no storage can hold the folder, or file, `url`: no such scheme, no bucket; None if one can."""
+    """Why `url` names no folder, or file, of any storage: no such scheme, no bucket; None if it does."""
     scheme = scheme_of(url)
     if scheme is None:
         return None
@@ -95,33 +94,32 @@ class ListedFile(NamedTuple):
 
     path: str  # relative to the listed folder, `/` separators
     bytes: int
-    #: Tells one content from another, with its kind: `md5:`, `crc32c:` (both hexadecimal), `mtime_ns:`, or `etag:`, to
-    #: be compared within one store only.
+    #: Identifies the content: `md5:` or `crc32c:` with hexadecimal digits, `mtime_ns:`, or `etag:`, which is comparable
+    #: within one store only.
     etag: str
     crc32c: int | None = None  # of the content, if the store knows it
-    generation: str = ""  # what tells this version of an object from its others, if the store can act on one only
+    generation: str = ""  # identifies this version of an object, if the store has conditional requests
 
 
 class Storage(ABC):
-    """A store of files, for any number of threads; paths are full local paths or URLs.
+    """A thread-safe store of files; paths are full local paths or URLs.
 
-    Every method raises StorageError when its request failed for good: refused, or no success until the deadline. If
-    there is no such file or bucket, it is a FileNotFoundError, too.
+    Every method raises StorageError if its request is refused or doesn't succeed until the deadline. If there is no
+    such file or bucket, it is a FileNotFoundError, too.
     """
 
-    #: Whether a request is slow enough that several should run at a time.
+    #: Whether requests are slow enough to send several at a time.
     is_remote = True
 
     @abstractmethod
     def names(self, url: str) -> list[str]:
-        """What is directly inside `url`, sorted, folders with a slash at the end; [] if there is no folder."""
+        """Names of the files and folders directly in `url`, sorted, folders with a slash; [] if it doesn't exist."""
 
     @abstractmethod
     def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:
-        """Every file below a folder in no particular order, in pages: memory doesn't grow with their number.
+        """Every file below a folder, in no particular order, in pages: memory doesn't grow with their number.
 
-        With `every_name` also names that hold no file, of 0 bytes and without an etag: links that lead nowhere, pipes,
-        devices. Only a local folder has such names.
+        With `every_name` also broken links, pipes and devices of a local folder, with 0 bytes and without an etag.
         """
 
     @abstractmethod
@@ -130,27 +128,27 @@ class Storage(ABC):
 
     @abstractmethod
     def read_range(self, url: str, start: int, stop: int | None, out: memoryview | None = None) -> Data:
-        """Bytes [start, stop) of a file, fewer if it ends before, in one request; to its end if `stop` is None.
+        """Bytes [start, stop) of a file in one request, fewer if it ends before; to its end if `stop` is None.
 
-        A storage may fill `out`, memory of at least stop - start bytes, and return the filled part of it.
+        A storage may fill `out`, of at least stop - start bytes, and return the filled part of it.
         """
 
     def read(self, url: str, start: int = 0, stop: int | None = None) -> bytes:
-        """The same in memory of its own."""
+        """The same as bytes."""
         return bytes(self.read_range(url, start, stop))
 
     def open(self, url: str) -> io.BufferedReader:
-        """A file to be read from its start to its end."""
+        """A file that is read from start to end."""
         return io.BufferedReader(_Stream(self, url), _BUFFER_BYTES)
 
     def size(self, url: str) -> int:
         """Bytes of a file."""
-        if (found := self.stat(url)) is None:
+        if (file := self.stat(url)) is None:
             raise MissingFileError(f"{url} is missing")
-        return found.bytes
+        return file.bytes
 
     def sizes(self, urls: Sequence[str]) -> list[int | None]:
-        """Bytes of each of some files, None if it isn't there; remote ones by a listing of their folders."""
+        """Bytes of each file, None if it is missing; for remote ones their folders are listed."""
         return [None if file is None else file.bytes for file in map(self.stat, urls)]
 
     def glob(self, pattern: str) -> list[str]:
@@ -168,40 +166,40 @@ class Storage(ABC):
 
     @abstractmethod
     def write(self, url: str, data: bytes, generation: str | None = None) -> bool:
-        """Write a small file; whoever reads meets all of it or none.
+        """Write a small file in one step; returns whether the file now has this content.
 
-        With a `generation` an object store replaces that version only, and with "" a file that is there is never
-        replaced: False, and nothing written, if there is another with other content.
+        With a `generation` an object store replaces that version only; with "" no existing file is replaced.
         """
 
     def create(self, url: str, data: bytes) -> bool:
-        """Write a small file that isn't there yet; False, and nothing written, if one with other content is."""
+        """Write a small file unless it exists; returns False if it exists with other content."""
         return self.write(url, data, "")
 
     @abstractmethod
     def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
-        """Give a finished temporary file, still open, its final name: rename it, or upload it.
+        """Publish a complete temporary file, still open, under its final name: rename it, or upload it.
 
-        With a `generation`, "" for none, gs:// replaces no other version: False if there is one with other content.
+        With a `generation`, "" for a new file, gs:// replaces no other version: False if there is one with other
+        content.
         """
 
     @abstractmethod
     def delete(self, url: str, generation: str = "") -> None:
-        """Delete one file, if it still is that version; fine if there is none."""
+        """Delete a file, with a `generation` only that version; no error if it is missing."""
 
     @abstractmethod
     def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:
-        """Delete all below a folder, but for the files `keep` directly inside it; fine if there is none."""
+        """Delete everything below a folder except the files `keep` directly in it; no error if it is missing."""
 
     def delete_temporaries(self, url: str) -> None:  # noqa: B027
-        """Delete what writes that were killed left below a folder; object stores have no such files."""
+        """Delete temporary files that killed processes left below a folder; object stores have none."""
 
     def delete_empty_folders(self, *urls: str) -> None:  # noqa: B027
-        """Delete these folders, one after the other, if they hold nothing; object stores know no empty ones."""
+        """Delete these folders, in this order, if they are empty; object stores have no folders."""
 
 
 class _Stream(io.RawIOBase):
-    """A remote file from its start to its end; each read is a request of its own, which is retried."""
+    """A remote file from start to end; each read is a request, which is retried."""
 
     def __init__(self, store: Storage, url: str) -> None:
         self._store, self._url, self._size, self._position = store, url, store.size(url), 0
@@ -226,11 +224,11 @@ def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def open_storage(url: str, deadline_s: float = DEFAULT_DEADLINE_S) -> Storage:
-    """The storage that holds `url`; one per process, scheme and deadline.
+    """The storage of `url`; one per process, scheme and deadline.
 
     Args:
         url: any path or URL.
-        deadline_s: how long a remote request is tried again.
+        deadline_s: how long a remote request is retried.
 
     Raises:
         UsageError: no such scheme.
@@ -252,7 +250,7 @@ _wrap: Callable[[Storage], Storage] | None = None
 
 @contextmanager
 def wrapped(wrap: Callable[[Storage], Storage]) -> Iterator[None]:
-    """Within it `open_storage` returns `wrap(store)`, in this process: for experiments that count or delay requests."""
+    """Within this block `open_storage` returns `wrap(store)`: for experiments that count or delay requests."""
     global _wrap
     before, _wrap = _wrap, wrap
     try:
@@ -263,7 +261,7 @@ def wrapped(wrap: Callable[[Storage], Storage]) -> Iterator[None]:
 
 @functools.cache
 def storage_of(scheme: str | None, deadline_s: float) -> Storage:
-    """A new storage for a scheme, None for this machine; it reads the environment once."""
+    """The storage of a scheme, None for this machine; it reads the environment once."""
     if scheme is None:
         from beam_pipeline.storage.local import LocalStorage
 
@@ -283,24 +281,17 @@ def pieces(store: Storage, url: str, size: int) -> Iterator[bytes]:
         yield store.read(url, start, min(start + _PIECE_BYTES, size))
 
 
-def is_intact(
-    store: Storage,
-    url: str,
-    found: ListedFile | None,
-    size: int,
-    crc32c: int,
-    reads: Reads,
-) -> bool:
+def is_intact(store: Storage, url: str, file: ListedFile | None, size: int, crc32c: int, reads: Reads) -> bool:
     """Whether a file has this size and CRC-32C.
 
     Args:
-        store, url: the file.
-        found: what the store says of it.
-        size, crc32c: what it should be.
+        store, url: of the file.
+        file: what the store lists; None if it is missing.
+        size, crc32c: expected.
         reads: whether to read every byte; "if unknown" reads if the store has no CRC, "never" then takes it for valid.
     """
-    if found is None or found.bytes != size:
+    if file is None or file.bytes != size:
         return False
-    if reads == "always" or (reads == "if unknown" and found.crc32c is None):
+    if reads == "always" or (reads == "if unknown" and file.crc32c is None):
         return functools.reduce(google_crc32c.extend, pieces(store, url, size), 0) == crc32c
-    return found.crc32c in (None, crc32c)
+    return file.crc32c in (None, crc32c)

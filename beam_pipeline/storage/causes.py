@@ -1,4 +1,4 @@
-"""Why a request failed: one table of causes, one line for each, and the one loop that tries again until a deadline."""
+"""Why a request failed: a table of causes, the line that a user reads, and the loop that retries until a deadline."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _RESUMES = "the same command resumes"
 
 
 class Incomplete(Exception):
-    """What arrived isn't what the other side holds: a body cut short, another CRC."""
+    """The received data isn't the object's: a body is cut short, or has another CRC."""
 
 
 class Cause(NamedTuple):
-    """A row of the table: what it says, the pattern in the facts of an error, what to do, whether waiting helps."""
+    """A row of the table: the text, the pattern in an error's facts, the fix, whether a retry may succeed."""
 
-    says: str
+    text: str
     pattern: str
     fix: str = ""
-    passes: bool = False
+    is_transient: bool = False
 
 
 _CREDENTIALS = {
@@ -52,10 +52,10 @@ _REFUSED = "HTTP 401|InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFail
 _REGION = "AuthorizationHeaderMalformed|IllegalLocation|redirect without LOCATION"
 _INCOMPLETE = "Incomplete|JSONDecodeError|Header missing|'bytes' object has no attribute"  # an empty body's `get`
 _NO_CONNECTION = "HTTP error|Connect|ChunkedEnc|ProtocolError|SSLError"
-# The first row that matches counts.
+# The first row that matches is the cause.
 _CAUSES: tuple[Cause, ...] = (
     _NO_BUCKET,
-    Cause("credentials can't be fetched now", "TransportError", "check the network", passes=True),
+    Cause("credentials can't be fetched now", "TransportError", "check the network", is_transient=True),
     Cause("the bucket is in another region", _REGION, "set AWS_REGION to the bucket's own"),
     Cause("credentials have expired", _EXPIRED, "credentials"),
     NO_CREDENTIALS,
@@ -63,41 +63,41 @@ _CAUSES: tuple[Cause, ...] = (
     Cause("permission denied", "HTTP 403|AccessDenied|errno (EACCES|EPERM)", "give this account the right to it"),
     Cause("", "errno (ENOSPC|EDQUOT)", "make room"),
     Cause("the store's client can't take this name", "InvalidPathError|Could not parse path|surrogates", "rename it"),
-    Cause("the server is busy or failing", r"HTTP (408|429|5\d\d)|SlowDown", passes=True),
-    Cause("no answer in time", "TimedOut|timed out|Timeout", passes=True),
-    Cause("the answer is incomplete", _INCOMPLETE, passes=True),
-    Cause("the listing is corrupt", "invalid list response", "check the URL and the network", passes=True),
-    Cause("no connection", _NO_CONNECTION, "check the URL and the network", passes=True),
+    Cause("the server is busy or failing", r"HTTP (408|429|5\d\d)|SlowDown", is_transient=True),
+    Cause("no answer in time", "TimedOut|timed out|Timeout", is_transient=True),
+    Cause("the answer is incomplete", _INCOMPLETE, is_transient=True),
+    Cause("the listing is corrupt", "invalid list response", "check the URL and the network", is_transient=True),
+    Cause("no connection", _NO_CONNECTION, "check the URL and the network", is_transient=True),
     Cause("", ""),
 )
 
 
 def cause_of(error: BaseException, is_anonymous: bool = False) -> Cause:
-    """The row of the table for an exception of any of the clients, or of the operating system."""
+    """The row of the table for an exception of a client or of the operating system."""
     status = status_of(error)
     number = errno.errorcode.get(getattr(error, "errno", None) or 0, "")
     kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
-    text = re.sub(r"\w+://([^/\s]*)\S*", r"\1", str(error))  # names of objects may be anything
+    text = re.sub(r"\w+://([^/\s]*)\S*", r"\1", str(error))  # an object's name might match a pattern
     facts = f"{'anonymous ' * is_anonymous}HTTP {status} errno {number} {kinds} {text}"
     rows = _CAUSES
     if isinstance(error, FileNotFoundError | NotADirectoryError) or status == 404:
         rows = (_NO_BUCKET, NO_CREDENTIALS, _MISSING)
     elif status and status < 500 and status not in (408, 429):
-        rows = tuple(row for row in _CAUSES if not row.passes)
+        rows = tuple(row for row in _CAUSES if not row.is_transient)
     return next(row for row in rows if re.search(row.pattern, facts))
 
 
 def status_of(error: BaseException | None) -> int | None:
     """The HTTP status that an exception of obstore, google-cloud-storage or requests carries."""
-    for held in (getattr(error, "code", None), getattr(getattr(error, "response", None), "status_code", None)):
-        if isinstance(held, int):
-            return int(held)
-    found = re.search(r"status code: (\d{3})", str(error))
-    return int(found[1]) if found else None
+    for status in (getattr(error, "code", None), getattr(getattr(error, "response", None), "status_code", None)):
+        if isinstance(status, int):
+            return int(status)
+    match = re.search(r"status code: (\d{3})", str(error))
+    return int(match[1]) if match else None
 
 
-def explained(url: str, error: BaseException, is_anonymous: bool = False) -> StorageError:
-    """The one line for a failure: in the operating system's words, or the table's and the server's."""
+def as_storage_error(url: str, error: BaseException, is_anonymous: bool = False) -> StorageError:
+    """An exception as one line: in the operating system's words, or the table's and the server's."""
     cause, status, scheme = cause_of(error, is_anonymous), status_of(error), url.partition("://")[0]
     if cause is _MISSING:
         return MissingFileError(f"{url} is missing")
@@ -105,15 +105,15 @@ def explained(url: str, error: BaseException, is_anonymous: bool = False) -> Sto
     if isinstance(error, OSError) and error.strerror and scheme == url:
         reason = error.strerror[:1].lower() + error.strerror[1:]
     else:
-        detail = f"{status}: {_words(error)}" if status else _words(error)
-        reason = f"{cause.says} ({detail})" if cause.says else detail
+        detail = f"{status}: {_detail(error)}" if status else _detail(error)
+        reason = f"{cause.text} ({detail})" if cause.text else detail
     kind = MissingFileError if cause is _NO_BUCKET else StorageError
     return kind(f"{url}: {reason}", fix, _RESUMES if fix else "")
 
 
 @contextmanager
 def translating_os_errors(path: str, of_others: bool = True) -> Iterator[None]:
-    """Failures of the operating system as one line; those of other files only if `of_others`."""
+    """OSErrors become StorageErrors of one line; those about other files than `path` only if `of_others`."""
     try:
         yield
     except StorageError:
@@ -121,17 +121,17 @@ def translating_os_errors(path: str, of_others: bool = True) -> Iterator[None]:
     except OSError as error:
         if not of_others and (error.errno is None or error.filename not in (None, path)):
             raise
-        raise explained(path, error) from error
-    except RecursionError:  # Python's own glob and rmtree call themselves for each level
+        raise as_storage_error(path, error) from error
+    except RecursionError:  # Python's glob and rmtree recurse into each level
         raise StorageError(f"{path}: folders are nested too deeply", "move them away") from None
 
 
-def _words(error: BaseException) -> str:
-    """What the server says, else the first line of what its client says, with the host in place of the URL."""
+def _detail(error: BaseException) -> str:
+    """The server's message, else the first line of the client's, with the host instead of the URL."""
     text = str(error).partition("\n\nDebug source")[0]
     for pattern in (r"<Message>(.*?)</Message>", r'"message": ?"(.*?)"', r"status code: \d{3} [^:]*: (.*)"):
-        if found := re.search(pattern, text, re.DOTALL):
-            text = found[1]
+        if match := re.search(pattern, text, re.DOTALL):
+            text = match[1]
             break
     text = re.sub(r"^\d{3} |^Generic \w+ error: ", "", text)
     text = re.sub(r"(Error performing )?[A-Z]+ \w+://([^/\s]*)\S*( in \S+ - HTTP error:| in \S+ -|:)", r"\2:", text)
@@ -146,34 +146,34 @@ def retry(
 
     Args:
         request: one request.
-        url: what it is about.
-        deadline_s: of failures that it puts up with.
+        url: for the error.
+        deadline_s: seconds of failures until it gives up.
         is_anonymous: whether it is sent without credentials.
-        billed: what `usage.count` counts for each attempt.
+        billed: arguments of `usage.count` for each attempt.
 
     Raises:
-        StorageError: refused for good, such as a missing file, or `deadline_s` seconds of failures.
+        StorageError: a failure that isn't transient, such as a missing file, or `deadline_s` seconds of failures.
     """
     start, pause_s = time.monotonic(), _FIRST_PAUSE_S
     while True:
         usage.count(**billed)
         try:
-            return _interruptible(request)
+            return _call_interruptibly(request)
         except ImageShardsError:
             raise
         except Exception as error:
-            cause, line = cause_of(error, is_anonymous), explained(url, error, is_anonymous)
-            if not cause.passes:
-                raise line from error
+            cause, failure = cause_of(error, is_anonymous), as_storage_error(url, error, is_anonymous)
+            if not cause.is_transient:
+                raise failure from error
             if time.monotonic() - start + pause_s > deadline_s:
-                reason = f"{url}: no success for {deadline_s:.0f} s{line.reason.removeprefix(url)}"
+                reason = f"{url}: no success for {deadline_s:.0f} s{failure.reason.removeprefix(url)}"
                 raise StorageError(reason, cause.fix, f"{_RESUMES}, --io_deadline waits longer") from error
         time.sleep(pause_s * random.uniform(0.5, 1.5))
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
 
-def _interruptible(request: Callable[[], T]) -> T:
-    """Ctrl-C reaches the main thread only in Python, not in a client that waits for a server: that takes a thread."""
+def _call_interruptibly(request: Callable[[], T]) -> T:
+    """Send a request in a thread: Ctrl-C can't interrupt the main thread in a client that waits for a server."""
     if threading.current_thread() is not threading.main_thread():
         return request()
     future: Future[T] = Future()

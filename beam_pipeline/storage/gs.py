@@ -1,7 +1,7 @@
-"""`gs://`: google-cloud-storage lists, writes and reads names that obstore can't; obstore reads the rest.
+"""`gs://`: obstore reads; google-cloud-storage lists and writes, and reads names that obstore can't ask for.
 
-What is written is compared with the size and CRC-32C that the server answers. A reply may be lost: whether an upload
-arrived is asked of the object, never concluded from an error, and nothing is deleted for it.
+Each upload's size and CRC-32C are compared with the server's answer. A reply may be lost, so after an error the object
+itself is asked whether the upload has arrived, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GoogleStorage(ObjectStorage):
 
     def __init__(self, deadline_s: float) -> None:
         super().__init__("gs", deadline_s)
-        # Else each client asks for the bucket's own data, for tracing, which the least rights don't allow.
+        # Else each client asks for the bucket's metadata, for tracing, which needs more permissions than a job has.
         os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
         self._endpoint = os.environ.get("STORAGE_EMULATOR_HOST", "")
         if self._endpoint and "://" not in self._endpoint:
@@ -56,19 +56,19 @@ class GoogleStorage(ObjectStorage):
         config: Any = {"skip_signature": is_anonymous}
         if self._endpoint:
             config["base_url"] = self._endpoint
-        # Its own search knows fewer kinds of credentials than google-auth.
+        # obstore itself finds fewer kinds of credentials than google-auth.
         return GCSStore(
             bucket, config=config, credential_provider=GoogleCredentialProvider(self._credentials), **self._options
         )
 
     def _call(self, url: str, request: Callable[[Client], T], billed: dict[str, int] = READ) -> T:
-        """Send a request by google-cloud-storage until it succeeds; each thread meanwhile has a client of its own."""
+        """Send a request by google-cloud-storage until it succeeds; threads don't share a client while they use it."""
         idle = self._idle.setdefault(os.getpid(), deque())  # a forked child must not share connections
 
         def send() -> T:
             try:
                 client = idle.pop()
-            except IndexError:  # no request here is of a project
+            except IndexError:  # no request here needs a project
                 options = {"api_endpoint": self._endpoint} if self._endpoint else None
                 client = Client(project="unknown", credentials=self._credentials, client_options=options)
             try:
@@ -118,25 +118,24 @@ class GoogleStorage(ObjectStorage):
                 blobs, folders, token = self._call(url, look, LIST_OR_WRITE)
             except MissingFileError as error:
                 raise MissingFileError(f"gs://{bucket}: there is no such bucket", "check its name") from error
-            # Consoles make objects named `folder/`.
+            # Consoles create empty objects named `folder/`.
             files = [_listed(blob.name[start:], blob) for blob in blobs if not blob.name.endswith("/")]
             yield files, [folder[start:] for folder in folders]
             if not token:
                 return
 
     def regions(self, url: str) -> frozenset[str] | None:
-        """Where a bucket is, such as europe-west4 or eu; None if this account may not look."""
+        """A bucket's locations, such as europe-west4 or eu; None if this account may not read them."""
         try:
             bucket = self._call(url, lambda client: client.get_bucket(bucket_and_name(url)[0], **self._more))
         except StorageError as error:
             if status_of(error.__cause__) == 403:
                 return None
             if status_of(error.__cause__) == 404:
-                raise MissingFileError(
-                    f"gs://{bucket_and_name(url)[0]}: there is no such bucket", "check its name"
-                ) from error
+                name = bucket_and_name(url)[0]
+                raise MissingFileError(f"gs://{name}: there is no such bucket", "check its name") from error
             raise
-        return frozenset(str(one).lower() for one in bucket.data_locations or [bucket.location])
+        return frozenset(str(location).lower() for location in bucket.data_locations or [bucket.location])
 
     # --- writing
 
@@ -147,16 +146,16 @@ class GoogleStorage(ObjectStorage):
         return self._upload(url, file, generation)
 
     def _upload(self, url: str, file: IO[bytes], generation: str | None) -> bool:
-        """Write an object; False if it is no longer that generation, "" for none, and holds something else."""
+        """Write an object; False if it has another generation than this, "" for a new object, and other content."""
         only_on = None if generation is None else int(generation or 0)
         file.seek(0)
         crc32c = functools.reduce(google_crc32c.extend, iter(lambda: file.read(CHUNK_BYTES), b""), 0)
         size, more = file.tell(), dict(self._more)
-        if in_chunks := size > _ONE_REQUEST_BYTES:  # a chunk can only be sent again inside its session
+        if in_chunks := size > _ONE_REQUEST_BYTES:  # a chunk can only be retried within its session
             more["retry"] = DEFAULT_RETRY.with_timeout(min(_INNER_RETRY_S, self._deadline_s))
 
-        def is_ours(found: ListedFile | None) -> bool:
-            return found is not None and found.bytes == size and found.crc32c in (None, crc32c)
+        def is_ours(file: ListedFile | None) -> bool:
+            return file is not None and file.bytes == size and file.crc32c in (None, crc32c)
 
         def send(client: Client) -> bool:
             try:
@@ -164,13 +163,13 @@ class GoogleStorage(ObjectStorage):
                 blob.upload_from_file(file, True, size, checksum=None, if_generation_match=only_on, **more)
                 if not is_ours(_listed(url, blob)):
                     raise Incomplete(f"{size} bytes were sent, the object has {blob.size} and CRC-32C {blob.crc32c}")
-            except Exception as error:  # also a lost reply: what has arrived is asked of the object itself
+            except Exception as error:  # the reply may be lost, although the upload has arrived
                 if is_ours(self._look(client, url)):
                     return True
                 if status_of(error) == 412 and only_on is not None:
                     return False
                 if in_chunks and status_of(error) in (308, 404, 410):
-                    raise Incomplete("the upload was forgotten meanwhile") from error
+                    raise Incomplete("the upload session has expired") from error
                 raise
             return True
 
@@ -201,7 +200,7 @@ def _listed(path: str, blob: Blob) -> ListedFile:
 
 
 def _credentials() -> Any:
-    """What google-auth finds, the metadata server's included; None without any, as public buckets allow."""
+    """What google-auth finds, the metadata server's included; None without any, for public buckets."""
     try:
         return google.auth.default(scopes=["https://www.googleapis.com/auth/devstorage.read_write"])[0]
     except DefaultCredentialsError as error:

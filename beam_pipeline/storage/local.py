@@ -17,15 +17,15 @@ from typing import IO
 
 from beam_pipeline.errors import MissingFileError
 from beam_pipeline.storage import Data, ListedFile, Storage, usage
-from beam_pipeline.storage.causes import explained, translating_os_errors
+from beam_pipeline.storage.causes import as_storage_error, translating_os_errors
 
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
-# Of a link that leads nowhere, or round in circles, and of a file that has gone since its folder was read.
+# Errors of a broken or circular link, and of a file that was deleted after its folder was read.
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class LocalStorage(Storage):
-    """Files of this machine; nothing is tried twice. Each read opens its file: 20 µs, no descriptors to run out of."""
+    """Files of this machine; nothing is retried. Each read opens its file: 20 µs, and no descriptors to run out of."""
 
     is_remote = False
 
@@ -37,7 +37,7 @@ class LocalStorage(Storage):
             return []
 
     def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:
-        # Folders to be read, and whether one of their parents is a link: nested calls would end at 1,000 levels.
+        # Folders to be read, and whether they or a parent are links. No recursion, which would end at 1,000 levels.
         waiting = [("", os.path.islink(url))]
         while waiting:
             prefix, is_linked = waiting.pop()
@@ -47,20 +47,20 @@ class LocalStorage(Storage):
             try:
                 with translating_os_errors(folder), os.scandir(folder) as entries:
                     for entry in entries:
-                        path, found = f"{prefix}{entry.name}", _stat(entry.path)
-                        if found and S_ISDIR(found.st_mode):
+                        path, status = f"{prefix}{entry.name}", _stat(entry.path)
+                        if status and S_ISDIR(status.st_mode):
                             waiting.append((f"{path}/", is_linked or entry.is_symlink()))
-                        elif found and S_ISREG(found.st_mode):
-                            yield _listed(path, found)
+                        elif status and S_ISREG(status.st_mode):
+                            yield _listed(path, status)
                         elif every_name:
                             yield ListedFile(path, 0, "")
             except FileNotFoundError:
-                if not prefix:  # others may be gone since
+                if not prefix:  # others may have been deleted meanwhile
                     raise
 
     def stat(self, url: str) -> ListedFile | None:
-        found = _stat(url)
-        return _listed(url, found) if found and S_ISREG(found.st_mode) else None
+        status = _stat(url)
+        return _listed(url, status) if status and S_ISREG(status.st_mode) else None
 
     def read_range(self, url: str, start: int, stop: int | None, out: memoryview | None = None) -> Data:
         size = -1 if stop is None else max(0, stop - start)
@@ -71,7 +71,7 @@ class LocalStorage(Storage):
         return data
 
     def open(self, url: str) -> BufferedReader:
-        """What is no file, a folder, a pipe or a link that leads nowhere, isn't found, and never waited for."""
+        """A folder, a pipe or a broken link is missing, and never waited for."""
         if self.stat(url) is None:
             raise MissingFileError(f"{url} is a folder, not a file" if os.path.isdir(url) else f"{url} is missing")
         with translating_os_errors(url):
@@ -84,7 +84,7 @@ class LocalStorage(Storage):
     def write(self, url: str, data: bytes, generation: str | None = None) -> bool:
         if generation == "" and os.path.lexists(url):  # only one job writes here: it has the claim
             return self.read(url) == data
-        # Of its own, since a name may be as long as names can be.
+        # Not derived from the name, which may be as long as names can be.
         temporary = os.path.join(os.path.dirname(url), f".{os.getpid()}-{random.getrandbits(32):08x}.tmp")
         with translating_os_errors(url):
             os.makedirs(os.path.dirname(url), exist_ok=True)
@@ -118,7 +118,7 @@ class LocalStorage(Storage):
                 elif name not in keep:
                     path.unlink(missing_ok=True)
             if not keep:
-                os.rmdir(url)  # a link to a folder stays
+                os.rmdir(url)  # fails if it is a link, which is kept
 
     def delete_temporaries(self, url: str) -> None:
         with suppress(FileNotFoundError):
@@ -133,7 +133,7 @@ class LocalStorage(Storage):
 
 
 def _leads_back(url: str, folder: str) -> bool:
-    """Whether a folder below `url` is, by a symbolic link, one that is above it."""
+    """Whether a folder below `url` is a symbolic link to one that is above it."""
     above = {
         *map(os.path.realpath, Path(os.path.abspath(folder)).parents),
         *map(str, Path(os.path.realpath(url)).parents),
@@ -142,14 +142,14 @@ def _leads_back(url: str, folder: str) -> bool:
 
 
 def _stat(path: str) -> os.stat_result | None:
-    """What is there, or where a link there leads; None if nothing is."""
+    """The status of a file, or of a link's target; None if there is none."""
     try:
         return os.stat(path)
     except OSError as error:
         if error.errno in _NOTHING_THERE:
             return None
-        raise explained(path, error) from error
+        raise as_storage_error(path, error) from error
 
 
-def _listed(path: str, found: os.stat_result) -> ListedFile:
-    return ListedFile(path, found.st_size, f"mtime_ns:{found.st_mtime_ns}")
+def _listed(path: str, status: os.stat_result) -> ListedFile:
+    return ListedFile(path, status.st_size, f"mtime_ns:{status.st_mtime_ns}")

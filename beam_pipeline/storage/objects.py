@@ -1,6 +1,6 @@
 """Objects by obstore: all of s3, az and http, and reading on gs. docs/decisions/009-storage-clients.md
 
-Its own retries are off: `causes.retry` is the only loop. It can't be used after a fork, so a forked child is told.
+Its own retries are off: `causes.retry` is the only loop. It can't be used after a fork: a forked child gets an error.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ T = TypeVar("T")
 
 CHUNK_BYTES = 16 << 20
 PAGE_NAMES = 1000
-# What an attempt at a request counts as, for its price.
+# How an attempt at a request is billed.
 READ, LIST_OR_WRITE, FREE = {"reads": 1}, {"lists_and_writes": 1}, dict[str, int]()
 _DELETES_IN_FLIGHT = 32
 _REFUSED = re.compile(r"^/|/$|//|(?:^|/)\.{1,2}(?:/|$)|[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def refuses(name: str) -> bool:
-    """Whether obstore can't ask for this object, or would ask for another one."""
+    """Whether obstore can't ask for an object of this name, or would ask for another one."""
     return _REFUSED.search(name) is not None
 
 
 @cache
 def _first_user() -> int:
-    """The process that used obstore first; a forked child inherits the answer."""
+    """Id of the process that used obstore first; a forked child inherits it."""
     return os.getpid()
 
 
 class ObjectStorage(Storage):
-    """Objects of s3, az or http; several machines write to them, so a file can be changed only as it was found."""
+    """Objects of s3, az or http; several machines may write them, so updates are conditional on the version seen."""
 
     def __init__(self, scheme: str, deadline_s: float) -> None:
         self._scheme = scheme
         self._deadline_s = deadline_s
         self._is_anonymous = False  # turned on when there are no credentials
-        # Seconds for connecting, and of silence, no longer than the deadline.
+        # For connecting, and for a silent server, no longer than the deadline.
         connect_s, silence_s = self._timeouts = max(0.1, min(10.0, deadline_s)), max(0.1, min(60.0, deadline_s))
         limits = {"connect_timeout": f"{connect_s}s", "read_timeout": f"{silence_s}s"}
         limits["timeout"] = f"{max(deadline_s, silence_s)}s"  # else each request would end after 30 s
@@ -80,7 +80,7 @@ class ObjectStorage(Storage):
         return self._stores(bucket, is_anonymous), name
 
     def _ask(self, url: str, request: Callable[[Any, str], T], billed: dict[str, int] = READ) -> T:
-        """Send a request until it succeeds; without credentials if there are none, as public buckets allow."""
+        """Send a request until it succeeds; without credentials if there are none, for public buckets."""
         is_anonymous = self._is_anonymous
         try:
             return retry(lambda: request(*self._object(url, is_anonymous)), url, self._deadline_s, is_anonymous, billed)
@@ -93,7 +93,7 @@ class ObjectStorage(Storage):
     # --- reading
 
     def read_range(self, url: str, start: int, stop: int | None, out: memoryview | None = None) -> Data:
-        # Memory of obstore's own, not `out`: a copy would cost 0.03 ms a MB more.
+        # obstore's memory, not `out`: a copy would cost 0.03 ms per MB.
         data = b"" if stop is not None and stop <= start else memoryview(self._body(url, start, stop))
         usage.count(bytes_read=len(data))
         return data
@@ -117,43 +117,43 @@ class ObjectStorage(Storage):
             yield from files
 
     def sizes(self, urls: Sequence[str]) -> list[int | None]:
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for folder in sorted({url.rpartition("/")[0] for url in urls}):
             for files, _ in self._pages(folder, "/"):
-                found.update((join(folder, file.path), file.bytes) for file in files)
-        return [found.get(url) for url in urls]
+                sizes.update((join(folder, file.path), file.bytes) for file in files)
+        return [sizes.get(url) for url in urls]
 
     def _pages(self, url: str, delimiter: str | None = None) -> Iterator[tuple[list[ListedFile], list[str]]]:
-        """All files below a folder; with `/` as the delimiter those directly inside it, and its folders."""
+        """All files below a folder; with `/` as the delimiter those directly in it, and its folders."""
         if self._scheme == "http":
             raise UsageError(f"{url}: {why_unusable(url)}")
         url = url.rstrip("/")
         bucket, prefix = bucket_and_name(f"{url}/")
 
-        def there(objects: Sequence[Any]) -> list[ListedFile]:
-            """Consoles make empty objects named `folder/`, listed here without their slash: is it a file?"""
-            found = (one for one in objects if one["size"] or self.stat(f"{self._scheme}://{bucket}/{one['path']}"))
-            return [_listed(one["path"][len(prefix) :], one) for one in found]
+        def files_of(objects: Sequence[Any]) -> list[ListedFile]:
+            """Without the empty objects named `folder/` that consoles create; obstore lists these without the slash."""
+            files = (meta for meta in objects if meta["size"] or self.stat(f"{self._scheme}://{bucket}/{meta['path']}"))
+            return [_listed(meta["path"][len(prefix) :], meta) for meta in files]
 
         if delimiter:
-            found = self._ask(url, lambda store, _: obstore.list_with_delimiter(store, prefix or None), LIST_OR_WRITE)
-            yield there(found["objects"]), [f"{folder[len(prefix) :]}/" for folder in found["common_prefixes"]]
+            page = self._ask(url, lambda store, _: obstore.list_with_delimiter(store, prefix or None), LIST_OR_WRITE)
+            yield files_of(page["objects"]), [f"{folder[len(prefix) :]}/" for folder in page["common_prefixes"]]
             return
         listing: Iterator[Sequence[Any]] | None = None
         last: str | None = None
 
-        def look(store: Any, _: str) -> Sequence[Any]:
+        def next_page(store: Any, _: str) -> Sequence[Any]:
             nonlocal listing
-            begun, listing = listing, None  # after a failure it begins again behind the last name
-            begun = begun or iter(obstore.list(store, prefix or None, offset=last, chunk_size=PAGE_NAMES))
-            page = next(begun, ())
-            listing = begun
-            if page or last is None:  # what says that there are no more pages is no request
+            pages, listing = listing, None  # dropped if it fails: the retry lists from the last name on
+            pages = pages or iter(obstore.list(store, prefix or None, offset=last, chunk_size=PAGE_NAMES))
+            page = next(pages, ())
+            listing = pages
+            if page or last is None:  # the empty page at the end takes no request
                 usage.count(**LIST_OR_WRITE)
             return page
 
-        while page := self._ask(url, look, FREE):
-            yield there(page), []
+        while page := self._ask(url, next_page, FREE):
+            yield files_of(page), []
             last = page[-1]["path"]
 
     # --- writing
@@ -169,7 +169,7 @@ class ObjectStorage(Storage):
             return True
 
         try:
-            # A refusal may be the second answer to a request whose first was lost: then the content is ours.
+            # It may be refused because the first attempt succeeded and its reply was lost: then the content is ours.
             is_written = self._ask(url, send, LIST_OR_WRITE) or self.read(url) == data
             usage.count(bytes_written=len(data))
             return is_written
@@ -180,19 +180,19 @@ class ObjectStorage(Storage):
 
     def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
         def send(store: Any, name: str) -> None:
-            file.seek(0)  # every part is signed with its SHA-256, which the server compares
+            file.seek(0)  # every part is signed with its SHA-256, which the server checks
             obstore.put(store, name, file, chunk_size=CHUNK_BYTES, max_concurrency=2)
 
         size = file.seek(0, os.SEEK_END)
         parts = -(-size // CHUNK_BYTES)
-        # Parts have no conditions. Several are begun and completed by a request each, and each is billed.
+        # Multipart uploads can't be conditional. They take a request to begin and one to complete, which are billed.
         self._ask(url, send, {"lists_and_writes": parts + 2 if parts > 1 else 1})
         usage.count(bytes_written=size)
         return True
 
     def delete(self, url: str, generation: str = "") -> None:
         with suppress(FileNotFoundError):
-            if not generation or self._ask(url, obstore.head)["e_tag"] == generation:  # deletes have no conditions
+            if not generation or self._ask(url, obstore.head)["e_tag"] == generation:  # deletes can't be conditional
                 self._ask(url, obstore.delete, FREE)
 
     def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:
@@ -202,7 +202,7 @@ class ObjectStorage(Storage):
 
 
 def _aws_profile() -> dict[str, Any]:
-    """Credentials of AWS profiles, which obstore doesn't read, by boto3."""
+    """Credentials of AWS profiles by boto3, since obstore doesn't read these."""
     shared = os.environ.get("AWS_SHARED_CREDENTIALS_FILE", os.path.expanduser("~/.aws/credentials"))
     profile = os.environ.get("AWS_PROFILE")
     if "AWS_ACCESS_KEY_ID" in os.environ or not (profile or os.path.exists(shared)):
@@ -218,11 +218,11 @@ def _aws_profile() -> dict[str, Any]:
 
 
 def _received(store: Any, name: str, start: int, stop: int | None) -> Any:
-    """A body, all of it. `get_range` costs twice the CPU, and a reply without a range tells no size of the object."""
+    """A complete body. `get_range` would cost twice the CPU, and its reply doesn't have the object's size."""
     span: Any = {"offset": start} if stop is None else (start, stop)
     try:
         reply = obstore.get(store, name, options={"range": span})
-    except NotSupportedError:  # a server that knows no ranges, or unpacks what it sends
+    except NotSupportedError:  # the server supports no ranges, or sends compressed files decompressed
         return memoryview(obstore.get(store, name).bytes())[start:stop]
     except GenericError as error:
         if status_of(error) == 416:  # the file ends before
@@ -234,6 +234,6 @@ def _received(store: Any, name: str, start: int, stop: int | None) -> Any:
     return data
 
 
-def _listed(path: str, one: Any) -> ListedFile:
-    e_tag = one["e_tag"] or ""
-    return ListedFile(path, one["size"], f"etag:{e_tag}" if e_tag else "", generation=e_tag)
+def _listed(path: str, meta: Any) -> ListedFile:
+    e_tag = meta["e_tag"] or ""
+    return ListedFile(path, meta["size"], f"etag:{e_tag}" if e_tag else "", generation=e_tag)

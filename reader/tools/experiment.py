@@ -31,7 +31,7 @@ from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.job import Usage
 from beam_pipeline.storage import usage
-from beam_pipeline.storage.prices import Rates, load_prices
+from beam_pipeline.storage.usage import Rates, load_prices
 from beam_pipeline.text import plural
 from reader import order
 from reader.batches import RecordRows, open_source

@@ -14,7 +14,7 @@ from msgspec import Struct, convert
 
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
-from beam_pipeline.storage.causes import explained
+from beam_pipeline.storage.causes import as_storage_error
 
 RUN_FILE, METRICS_FILE, LABELS_FILE = "run.json", "metrics.jsonl", "classes.txt"
 MODEL_FILE, LAST_MODEL_FILE = "model.keras", "last.keras"
@@ -90,7 +90,7 @@ class OutFolder:
             os.makedirs(self.url, exist_ok=True)
             self._lock = os.open(self.url, os.O_RDONLY)
         except OSError as error:
-            raise explained(self.url, error) from error
+            raise as_storage_error(self.url, error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

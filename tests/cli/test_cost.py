@@ -12,7 +12,7 @@ from beam_pipeline.cli import cost
 from beam_pipeline.cli.cost import Fleet
 from beam_pipeline.config import Config
 from beam_pipeline.schema.job import Run, UnitPrices
-from beam_pipeline.storage.prices import load_prices
+from beam_pipeline.storage.usage import load_prices
 from tests import make
 from tests.servers import Gcs, Request
 

@@ -211,7 +211,7 @@ def test_run_raises_what_the_command_prints(with_broken: Path, tmp_path: Path) -
      ("Dataflow", False), ("FlinkRunner", False)],
 )  # fmt: skip
 def test_a_runner_is_local_however_its_name_is_written(runner: str | None, local: bool) -> None:
-    assert job.is_local(PipelineOptions([f"--runner={runner}"] if runner else [])) is local
+    assert job.runs_locally(PipelineOptions([f"--runner={runner}"] if runner else [])) is local
 
 
 def test_ctrl_c_is_a_callers_own_and_one_line_of_the_command(

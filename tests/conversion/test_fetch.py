@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from beam_pipeline.conversion import fetch
-from beam_pipeline.conversion.fetch import Pool
+from beam_pipeline.conversion import pool
+from beam_pipeline.conversion.pool import Pool
 
 REMOTE_OR_LOCAL = pytest.mark.parametrize("fetches", [4, 0], ids=["remote", "local"])
 
@@ -19,8 +19,8 @@ REMOTE_OR_LOCAL = pytest.mark.parametrize("fetches", [4, 0], ids=["remote", "loc
 @pytest.fixture
 def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 bytes in flight, 50 in a batch."""
-    monkeypatch.setattr(fetch, "_PAYLOAD_BYTES", 100)
-    monkeypatch.setattr(fetch, "_BATCH_BYTES", 50)
+    monkeypatch.setattr(pool, "_PAYLOAD_BYTES", 100)
+    monkeypatch.setattr(pool, "_BATCH_BYTES", 50)
 
 
 def unchanged(item: int) -> int:
@@ -147,5 +147,5 @@ def test_the_first_error_in_order_is_raised_and_the_pool_works_on(fetches: int, 
         for result in shared.map(range(100), lambda item: maybe_fail("fetch", item), convert, one_byte):
             seen.append(result)
     assert seen == list(range(16)), "the batches before it"
-    assert shared._budget._reserved == 0, "an abandoned window gives its bytes back"
+    assert shared.budget._reserved == 0, "an abandoned window gives its bytes back"
     assert list(shared.map(range(20), unchanged, fetched_only, one_byte)) == list(range(20))

@@ -18,7 +18,7 @@ from tests.servers import Gcs, serving
 def _clock() -> Iterator[None]:
     """The times of the API are told as the clock here shows them, and looks at a job follow at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch, "_LOOK_EVERY_S", 0.02)
+        patch.setattr(watch, "_POLL_EVERY_S", 0.02)
         # Google's library asks a real host about every account, in a thread: this ends at once.
         patch.setenv("HTTPS_PROXY", "http://localhost:9")
         patch.setenv("TZ", "UTC")

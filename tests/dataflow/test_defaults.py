@@ -43,7 +43,7 @@ def test_cores_are_read_from_the_name_of_a_machine_type() -> None:
 
 @given(st.integers(1, 5000), st.sampled_from([1, 2, 4, 6, 8, 16, 30, 64, 112]), st.integers(1, 200))
 def test_slots_cover_the_shards_and_no_worker_gets_more_than_its_share(shards: int, cores: int, most: int) -> None:
-    workers, threads = dataflow.spread(shards, cores, most)
+    workers, threads = dataflow.fleet_size(shards, cores, most)
     slots = cores * threads  # of a worker
     assert 1 <= workers <= most and 1 <= threads <= MOST_THREADS
     if shards > most * cores * MOST_THREADS:  # more than may be in work at once: they take turns
@@ -58,7 +58,7 @@ def test_slots_cover_the_shards_and_no_worker_gets_more_than_its_share(shards: i
 
 @given(st.integers(1, 32 * 4 * MOST_THREADS))
 def test_no_worker_of_the_default_gets_one_more_than_its_share(shards: int) -> None:
-    workers, threads = dataflow.spread(shards, cores=4, most_workers=32)
+    workers, threads = dataflow.fleet_size(shards, cores=4, most_workers=32)
     assert workers * 4 * threads >= shards
     assert min(4 * threads, shards) <= ceil(shards / workers) + 1
 
@@ -118,8 +118,10 @@ def test_workers_and_threads_are_as_few_as_begin_every_shard(
 def test_the_label_is_not_the_user_s_to_choose(label: str) -> None:
     options = PipelineOptions(["--project=p", "--region=europe-west4", "--labels=team=imageshards", "--labels", label])
     with pytest.raises(UsageError, match="by which a command finds its job"):
-        dataflow.check(config(), options.get_all_options())
-    dataflow.check(config(), {**options.get_all_options(), "labels": ["team=imageshards", '{"team": "imageshards"}']})
+        dataflow.check_options(config(), options.get_all_options())
+    dataflow.check_options(
+        config(), {**options.get_all_options(), "labels": ["team=imageshards", '{"team": "imageshards"}']}
+    )
 
 
 def printed(*flags: str) -> list[str]:

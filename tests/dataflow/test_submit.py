@@ -245,7 +245,7 @@ def test_a_process_decodes_with_few_threads_as_there_is_one_for_each_core(
     api: FakeDataflow, one: Cloud, flags: tuple[str, ...], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = set()
-    make.before(monkeypatch, fetch, "_shared_pool", lambda _, decode_threads: used.add(decode_threads))
+    make.before(monkeypatch, fetch, "shared_pool", lambda _, decode_threads: used.add(decode_threads))
     api.steps = [Step("RUNNING", act=one.work), Step("DONE")]
     finished = one.run(*flags)
     assert (finished.code, used) == (0, {threads})

@@ -136,7 +136,7 @@ def test_a_job_that_fails_ends_with_the_one_line_of_its_cause(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, overcome: Messages, messages: Messages, cause: str | None
 ) -> None:
     monkeypatch.setattr(watch, "_PATIENCE_S", 0.1)  # with a failure whose message has not come
-    monkeypatch.setattr(watch, "_CLEANING_UP", timedelta(minutes=2))
+    monkeypatch.setattr(watch, "_MOST_CLEANUP", timedelta(minutes=2))
     lines = watched.lines(Step("PENDING", overcome), Step("RUNNING"), Step("FAILED", messages), code=1)
     line = f"job {ID} failed: {cause}; the same command resumes" if cause else "70 of 100 images are rejected"
     assert lines[-2:] == ["12:04:00 failed after 4 min 00 s", f"error: {line}"]

@@ -11,8 +11,9 @@ import time
 
 import pytest
 
-from beam_pipeline.dataset import progress
-from beam_pipeline.dataset.progress import ProgressLine, StatusLine, report
+from beam_pipeline.cli import progress
+from beam_pipeline.cli.progress import ProgressLine, StatusLine
+from beam_pipeline.dataset.progress import report
 
 
 class Terminal(io.StringIO):
@@ -101,7 +102,7 @@ def test_a_reader_of_stderr_who_has_gone_does_not_fail_the_job() -> None:
     gone.close()
     line = StatusLine(gone, log_every_s=0)
     line.show("images 12/40")
-    line.tell("running")
+    line.print_above("running")
     line.wipe()
 
 
@@ -117,7 +118,7 @@ def test_what_others_send_is_ignored() -> None:
 
 
 def test_without_a_port_there_is_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_HOST", "192.0.2.1")  # of documentation: no machine has it
+    monkeypatch.setattr(progress, "HOST", "192.0.2.1")  # of documentation: no machine has it
     stream, before = Terminal(), dict(os.environ)
     with ProgressLine(stream):
         assert dict(os.environ) == before

@@ -16,8 +16,15 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs import folders
 from beam_pipeline.inputs.checks import check_input, read_labels
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary, all_images, class_folders, list_images
-from beam_pipeline.inputs.references import ImageRef, order_key, split_hash, split_hasher
-from beam_pipeline.inputs.stratify import class_hashes, limits, split_stratified
+from beam_pipeline.inputs.references import (
+    ImageRef,
+    class_hashes,
+    limits,
+    order_key,
+    split_hash,
+    split_hasher,
+    split_stratified,
+)
 from beam_pipeline.schema.job import Skipped
 from tests.servers import Bucket, Gcs
 

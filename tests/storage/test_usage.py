@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from beam_pipeline.errors import UsageError
-from beam_pipeline.storage import open_storage, prices, usage
-from beam_pipeline.storage.prices import Rates, load_prices
-from beam_pipeline.storage.usage import Usage
+from beam_pipeline.storage import open_storage, usage
+from beam_pipeline.storage.usage import Rates, Usage, load_prices
 from tests.servers import Answer, telling
 
 
@@ -45,7 +44,7 @@ def test_pieces_of_work_add_up_and_a_forked_process_begins_from_nothing() -> Non
 # --- prices
 
 
-OWN = json.loads(Path(prices.__file__).with_name("prices.json").read_text())
+OWN = json.loads(Path(usage.__file__).with_name("prices.json").read_text())
 
 
 def test_each_price_has_an_address_and_a_date() -> None:

@@ -1,0 +1,154 @@
+"""The progress line of a running job: its text, on a terminal or in a log, and a local job's counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TextIO
+
+from beam_pipeline.dataset.progress import HOST, VARIABLE
+from beam_pipeline.text import plural, print_line
+
+_DATAGRAM_BYTES = 4096
+_REDRAW_EVERY_S = 0.5
+_LOG_LINE_EVERY_S = 15.0
+
+
+class StatusLine:
+    """A line at the bottom of a terminal that is redrawn; in a log, a line now and then.
+
+    Args:
+        stream: stderr if it is None.
+        log_every_s: seconds between two lines of a log.
+    """
+
+    def __init__(self, stream: TextIO | None = None, log_every_s: float = _LOG_LINE_EVERY_S) -> None:
+        self._stream = stream or sys.stderr
+        self._terminal = not self._stream.closed and self._stream.isatty()
+        self._log_every_s = log_every_s
+        self._last_line = time.monotonic()
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        """Redraw the line; in a log, print one if it is time."""
+        self._shown = text
+        if self._terminal:
+            self._shown = text[: shutil.get_terminal_size().columns - 1]  # a wrapped line can't be wiped
+            print_line(self._shown, self._stream, end="", wipe=True)
+        elif time.monotonic() - self._last_line > self._log_every_s:
+            self._last_line = time.monotonic()
+            print_line(text, self._stream)
+
+    def wipe(self) -> None:
+        """Remove it from a terminal."""
+        self._shown = ""
+        if self._terminal:
+            print_line("", self._stream, end="", wipe=True)
+
+    def print_above(self, text: str) -> None:
+        """Print a permanent line above this one."""
+        print_line(text, self._stream, wipe=self._terminal)
+        if self._terminal:
+            print_line(self._shown, self._stream, end="")
+
+
+class ProgressText:
+    """Formats a job's counts; the rate is since the first images that were seen done."""
+
+    def __init__(self) -> None:
+        self._start = (0.0, 0)  # when images were first seen done, and how many
+
+    def __call__(self, total: Mapping[str, int]) -> str:
+        """The line, or "" before anything is done.
+
+        Args:
+            total: of `images`, `shards`, `rejects` done, and of the other counts of `report`.
+        """
+        planned = total.get("images_planned", 0)
+        done = min(planned, total.get("images", 0))  # a runner may count retried images twice
+        if not planned:
+            listed, to_sample = total.get("images_listed", 0), total.get("images_to_sample", 0)
+            sampled = min(to_sample, total.get("images_sampled", 0))
+            if sampled < to_sample:
+                return f"sampling: {sampled:,}/{to_sample:,} images"
+            return f"{'planning' if to_sample else 'listing'}: {listed:,} images" if listed else ""
+        now = time.monotonic()
+        if not self._start[0]:
+            self._start = (now, done)
+        seconds, since = now - self._start[0], done - self._start[1]
+        rate = since / seconds if seconds > 0 else 0.0
+        text = f"shards {total.get('shards', 0):,}/{total.get('shards_planned', 0):,} · images {done:,}/{planned:,}"
+        if rejects := total.get("rejects", 0):
+            text += f" · {plural(rejects, 'reject')}"
+        if since >= 10:
+            text += f" · {rate:,.0f} images/s · {duration((planned - done) / rate)} left"
+        return text
+
+
+class ProgressLine:
+    """Shows a local job's progress on a stream while the `with` block runs.
+
+    Args:
+        stream: a terminal gets one line that is redrawn; anything else a line every 15 seconds.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._line = StatusLine(stream, _LOG_LINE_EVERY_S)
+        self._text = ProgressText()
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._job = ""
+        self._latest: dict[int, dict[str, int]] = {}  # process → its counts
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> ProgressLine:
+        with suppress(OSError):  # without a port there is no progress
+            self._socket.bind((HOST, 0))
+            self._socket.setblocking(False)
+            self._job = f"{self._socket.getsockname()[1]}-{uuid.uuid4().hex}"
+            os.environ[VARIABLE] = self._job
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._job:
+            os.environ.pop(VARIABLE, None)
+            self._stop.set()
+            self._thread.join()
+        self._socket.close()
+        if self._job:
+            self._line.wipe()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_REDRAW_EVERY_S):
+            if text := self._text(self._sum()):
+                self._line.show(text)
+
+    def _sum(self) -> Counter[str]:
+        with suppress(BlockingIOError):  # no more datagrams
+            while True:
+                datagram = self._socket.recv(_DATAGRAM_BYTES)
+                with suppress(ValueError, TypeError, AttributeError, RecursionError):  # another program's
+                    job, process, counts = json.loads(datagram)
+                    if job == self._job:
+                        self._latest[process] = {str(name): int(number) for name, number in counts.items()}
+        total: Counter[str] = Counter()
+        for counts in list(self._latest.values()):
+            total.update(counts)
+        return total
+
+
+def duration(seconds: float) -> str:
+    """`12 s`, `3 min 05 s`, `2 h 07 min`."""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
