@@ -129,22 +129,23 @@ class LocalClaim(SharedClaim):
         descriptor = self._locked()
         try:
             writer = read_document(os.pread(descriptor, 1 << 16, 0), Writer)
-            is_new = writer is None or not writer.plan  # else of a pipeline that has no launcher
-            if writer is not None and not is_new and _is_shared(config, writer, plan, replaces):
-                run = writer.run
+            is_replaced = writer is not None and bool(writer.plan)  # of a pipeline that has no launcher
+            if writer is not None and is_replaced and _is_shared(config, writer, plan, replaces):
+                run, is_replaced = writer.run, False
             else:
+                run = config.run_id
                 with translating_os_errors(self.url):
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, _document(config, plan), 0)
-                run = config.run_id
         except BaseException:
             os.close(descriptor)
             raise
         self._lock, self._is_launcher = descriptor, not plan
-        return run, not is_new and run == config.run_id
+        return run, is_replaced
 
     def _locked(self) -> int:
         """A descriptor of the claim.json that is there now, locked."""
+        deadline = time.monotonic() + self._config.io_deadline
         while True:
             with translating_os_errors(self.url):
                 try:
@@ -157,10 +158,13 @@ class LocalClaim(SharedClaim):
             except BlockingIOError as error:
                 writer = read_document(os.pread(descriptor, 1 << 16, 0), Writer)
                 os.close(descriptor)
-                if writer is None or writer.plan:  # nobody holds it for long
+                # A pipeline that has no launcher holds it while it prepares the output.
+                if (writer is None or writer.plan) and time.monotonic() < deadline:
                     time.sleep(_LOOK_AGAIN_S)
                     continue
-                raise ImageShardsError(f"{self._config.dataset_url} is {writer}: wait for it to finish") from error
+                raise ImageShardsError(
+                    f"{self._config.dataset_url} is {writer or Writer()}: wait for it to finish"
+                ) from error
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     os.close(descriptor)

@@ -106,6 +106,27 @@ def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config
     assert state.sidecar(NAME) is not None
 
 
+def test_without_a_launcher_a_local_version_has_the_rules_of_object_stores(local: Config) -> None:
+    config = dataclasses.replace(local, is_locked=False)
+    state = JobState(config)
+    run = state.prepare(PLAN)
+    save_sidecar(state)
+    put(config, NAME.file)
+    before = files(config)
+    assert (
+        state.prepare(PLAN) == JobState(config).prepare(PLAN) == another(config).prepare(PLAN) == run == config.run_id
+    )
+    assert files(config) == before, "a repeated step and another pipeline of the same plan change nothing"
+    with pytest.raises(ImageShardsError, match=r"is being written by another job .* --restart discards"):
+        another(config).prepare(OTHER)
+    again = another(config, restart=True)
+    assert again.prepare(PLAN) != run
+    assert files(config) == EMPTY
+    again.check()
+    with pytest.raises(SupersededError, match="another job has taken over this version"):
+        JobState(config, run).check()
+
+
 @pytest.mark.parametrize("flag", ["overwrite", "restart"])
 def test_another_plan_voids_all_that_was_written(config: Config, flag: str) -> None:
     state = JobState(config)
