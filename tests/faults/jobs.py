@@ -91,8 +91,9 @@ class Job:
             time.sleep(0.005)
 
     def kill(self) -> None:
-        """-9, to all of its processes."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        """-9, to all of its processes that haven't ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
     def result(self) -> make.Finished:
