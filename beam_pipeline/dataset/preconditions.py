@@ -90,10 +90,12 @@ def check_unpublished(config: Config) -> None:
         first = next(store.files(config.dataset_url), None)
     except FileNotFoundError as error:
         raise UsageError(f"--output {config.output!r}: no such bucket or folder ({one_line(error)})") from None
+    except (NotADirectoryError, FileExistsError) as error:
+        raise UsageError(f"--output {config.output!r}: a part of {error.filename} is a file, not a folder") from None
     except (OSError, StorageError) as error:
         if not storage.is_local(config.output):
             raise
-        raise UsageError(f"--output {config.output!r}: can't be written: {one_line(error)}") from None
+        raise UsageError(f"--output {config.output!r}: {one_line(error)}; choose another folder") from None
     if first is None or config.overwrite or JobState(config).exists():
         return
     if storage.is_local(config.output) and os.path.isdir(storage.join(config.dataset_url, MANIFEST_FILE)):
