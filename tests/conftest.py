@@ -19,6 +19,9 @@ slow_is_fine = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function
 hypothesis.settings.register_profile("imageshards", deadline=None, suppress_health_check=slow_is_fine)
 hypothesis.settings.load_profile("imageshards")
 
+# For child processes, too: PyTorch's threads spin while they wait, and what JAX compiles here runs for milliseconds.
+os.environ |= {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_backend_optimization_level=0"} | dict(os.environ)
+
 # What a shell begins in the background ignores Ctrl-C, and so would every command that is tested.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -89,6 +89,7 @@ def test_recipe_runs_as_written(
     assert printed.getvalue().strip()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_augmentation_runs_on_other_backends_without_tensorflow(backend: str, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip(backend, reason=NEEDS[backend])

@@ -13,6 +13,8 @@ from beam_pipeline.errors import UsageError
 from tests.soak import harness
 from tests.soak.trainers import Job, numbers_of
 
+pytestmark = pytest.mark.soak
+
 # Those that start processes for every kill take longer.
 SEEDS = dict.fromkeys(harness.TRAINERS, 4) | {"jax": 2} | dict.fromkeys(harness.KERAS, 1)
 

@@ -80,7 +80,7 @@ def two_devices() -> None:
     """Divide the CPU, before anything else of the backend."""
     import keras
 
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 

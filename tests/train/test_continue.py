@@ -14,14 +14,14 @@ import pytest
 from tests.train import runs
 
 
-@pytest.fixture(scope="module", params=["tensorflow", "jax"])
+@pytest.fixture(scope="module", params=["tensorflow", pytest.param("jax", marks=pytest.mark.soak)])
 def folder(request: pytest.FixtureRequest, dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of `runs.stop_and_continue` on a backend."""
     pytest.importorskip(request.param)
     folder: Path = tmp_path_factory.mktemp(request.param) / "runs"
-    environment = {**os.environ, "KERAS_BACKEND": request.param, "TF_DETERMINISTIC_OPS": "1", "JAX_PLATFORMS": "cpu"}
+    environment = {"KERAS_BACKEND": request.param, "TF_DETERMINISTIC_OPS": "1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, runs.__file__, dataset, str(folder)]
-    subprocess.run(command, env={**environment, "PYTHONPATH": str(runs.ROOT)}, check=True, timeout=600)
+    subprocess.run(command, env={**os.environ, **environment, "PYTHONPATH": str(runs.ROOT)}, check=True, timeout=600)
     return folder
 
 
