@@ -45,7 +45,7 @@ QUICK = [(language, text) for language, text in recipes() if not any(one in text
 
 
 @pytest.mark.parametrize("number", range(len(QUICK)))
-def test_recipe_that_neither_draws_nor_trains_runs_as_written(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_recipe_runs_as_written(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     language, text = QUICK[number]
     assert run(language, text, f"{README} ({number})").strip() or not must_print(text)

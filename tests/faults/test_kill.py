@@ -32,7 +32,9 @@ def place(gcs: Gcs, tmp_path: Path, remote: bool) -> Output:
     return Output(f"gs://{gcs.new_bucket()}", gcs.url) if remote else Output(str(tmp_path / "out"))
 
 
-@pytest.mark.parametrize(("mode", "remote"), [pytest.param("multi_processing", False, marks=pytest.mark.soak), ("in_memory", True)], ids=str)
+@pytest.mark.parametrize(
+    ("mode", "remote"), [pytest.param("multi_processing", False, marks=pytest.mark.soak), ("in_memory", True)], ids=str
+)
 def test_after_a_kill_the_same_command_keeps_finished_shards_and_gives_the_same_bytes(
     gcs: Gcs, images: Path, expected: Reference, tmp_path: Path, mode: str, remote: bool
 ) -> None:
