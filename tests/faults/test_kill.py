@@ -75,7 +75,7 @@ def test_a_kill_between_publishing_and_tidying_leaves_nothing_after_the_same_com
     expected.check(output, tmp_path / "scratch")
 
 
-@pytest.mark.parametrize("remote", [False, True], ids=["local", "gs"])
+@pytest.mark.parametrize("remote", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["local", "gs"])
 def test_two_jobs_begun_together_publish_the_bytes_of_one_alone(
     gcs: Gcs, images: Path, expected: Reference, tmp_path: Path, remote: bool
 ) -> None:
