@@ -14,6 +14,7 @@ BIN := .venv/bin
 IMAGES ?=
 # More for pytest: make test PYTEST="-k listing"
 PYTEST ?=
+BY_FILE := --dist loadfile --no-loadscope-reorder
 export PYTHON
 
 help: ## Show these lines
@@ -28,11 +29,11 @@ $(STAMP): pyproject.toml setup.py beam_pipeline/images/resample.c constraints.tx
 demo: $(STAMP) ## Draw images, write shards, check them, train, predict: into build/demo
 	@tools/demo.sh
 
-test: $(STAMP) ## Run all tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST)
+test: $(STAMP) ## Run the tests, but for the slow ones
+	$(BIN)/python -m pytest -n 3 $(BY_FILE) $(PYTEST)
 
-soak: $(STAMP) ## Kill trainings on every framework, again and again (a quarter of an hour)
-	$(BIN)/python -m pytest -n 2 tests/soak $(PYTEST)
+soak: $(STAMP) ## Run the slow tests: every framework and backend, many kills, what documents train (10 minutes)
+	$(BIN)/python -m pytest -m soak -n 2 $(BY_FILE) $(PYTEST)
 
 lint: $(STAMP) ## Check format, style and types
 	$(BIN)/ruff format --check .

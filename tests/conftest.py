@@ -19,6 +19,9 @@ slow_is_fine = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function
 hypothesis.settings.register_profile("imageshards", deadline=None, suppress_health_check=slow_is_fine)
 hypothesis.settings.load_profile("imageshards")
 
+# For child processes, too: PyTorch's threads spin while they wait, and what JAX compiles here runs for milliseconds.
+os.environ |= {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_backend_optimization_level=0"} | dict(os.environ)
+
 # What a shell begins in the background ignores Ctrl-C, and so would every command that is tested.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,25 +29,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Files whose tests take long, each some in processes of their own: begun first, so that none is left for the end.
 _SLOW_FILES = (
-    *(
-        "test_readme.py",
-        "test_tutorial.py",
-        "test_moving.py",
-        "test_kill.py",
-        "test_examples.py",
-        "test_jax.py",
-    ),
-    *(
-        "test_decoder.py",
-        "test_engines.py",
-        "test_recipes.py",
-        "test_pinned.py",
-        "test_doors.py",
-        "test_bench.py",
-        "test_why.py",
-    ),
-    *("test_defaults.py", "test_faults.py", "test_race.py", "test_base.py", "test_tensorflow.py", "test_torch.py"),
-    *("test_why.py", "test_keras.py", "test_resume_forms.py", "test_torch_states.py"),
+    *("test_soak.py", "test_continue.py", "test_selected.py", "test_readme.py", "test_keras.py", "test_scripts.py"),
+    *("test_base.py", "test_run.py", "test_decoder.py", "test_torch.py", "test_out.py", "test_models.py"),
+    *("test_kill.py", "test_torch_states.py", "test_tensorflow.py", "test_golden.py", "test_doors.py"),
+    *("test_resume_forms.py", "test_faults.py", "test_pixels.py", "test_user_pipeline.py", "test_graph.py"),
+    *("test_pinned.py", "test_packaging.py", "test_submit.py", "test_duplicates.py", "test_predict.py"),
 )
 
 

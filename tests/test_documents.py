@@ -6,10 +6,8 @@ import contextlib
 import io
 import re
 import shlex
-import subprocess
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import apache_beam as beam
 import pytest
@@ -23,6 +21,7 @@ from beam_pipeline.cli.main import parse
 from beam_pipeline.config import Config
 from beam_pipeline.pipeline import elements, graph
 from beam_pipeline.schema.job import Run
+from tests.blocks import blocks, run
 from tests.make import ROOT
 from tools.engines import cluster, portable
 
@@ -72,7 +71,7 @@ def test_the_guide_for_contributors_names_every_target_of_the_makefile() -> None
 
 
 FAQ = ROOT / "docs" / "faq.md"
-ANSWERS = re.findall(r"^```(bash|python)\n(.*?)^```$", FAQ.read_text(), re.MULTILINE | re.DOTALL)
+ANSWERS = blocks(FAQ)
 
 
 @pytest.fixture(scope="module")
@@ -111,36 +110,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def commands(text: str) -> list[tuple[bool, str]]:
-    """The parts of a block: (whether it is a line of ours, its text)."""
-    parts: list[tuple[bool, str]] = []
-    for line in text.replace("\\\n", "").splitlines():
-        is_ours = line.startswith("imageshards ")
-        if parts and not is_ours and not parts[-1][0]:
-            parts[-1] = (False, f"{parts[-1][1]}\n{line}")
-        else:
-            parts.append((is_ours, line))
-    return parts
-
-
 @pytest.mark.parametrize("number", range(len(ANSWERS)), ids=[f"{language}-{text[:20]!r}" for language, text in ANSWERS])
 def test_an_answer_runs_as_written(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     language, text = ANSWERS[number]
     monkeypatch.chdir(folder)
-    if language == "python":
-        for package in re.findall(r"^import (tensorflow|keras)\b", text, re.MULTILINE):
-            pytest.importorskip(package)
-        variables: dict[str, Any] = {"__name__": "answer"}
-        exec(compile(text, f"{FAQ} ({number})", "exec"), variables)
-        return
-    for is_ours, part in commands(text):
-        if is_ours:  # in this process: Beam takes seconds to import
-            line, _, otherwise = part.partition(" || ")
-            code = imageshards.main(shlex.split(line)[1:])
-            assert code == 0 or (otherwise, code) == ("true", 1), line
-        else:
-            done = subprocess.run(["bash", "-euo", "pipefail", "-c", part], capture_output=True, text=True)
-            assert (done.returncode, done.stderr) == (0, ""), part
+    for package in re.findall(r"^import (tensorflow|keras)\b", text, re.MULTILINE):
+        pytest.importorskip(package)
+    run(language, text, f"{FAQ} ({number})")
 
 
 def test_what_was_unpacked_is_the_dataset_that_the_answers_promise(folder: Path) -> None:

@@ -23,6 +23,7 @@ def images(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
+@pytest.mark.soak
 def test_a_killed_job_had_finished_some_shards_and_comes_out_the_same_as_a_whole_one(
     images: Path, tmp_path: Path
 ) -> None:

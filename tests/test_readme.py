@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from beam_pipeline.config import FLAGS, Config
+from beam_pipeline.sample_data import draw_folder
+from tests.blocks import blocks, environment, run
 
 README = Path(__file__).parent.parent / "README.md"
 INSTALLS = "pip install"
@@ -18,29 +19,43 @@ INSTALLS = "pip install"
 
 def recipes() -> list[tuple[str, str]]:
     """(language, text) of each block that is marked as bash or python; unmarked ones need more than a machine has."""
-    found = re.findall(r"^```(bash|python)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
-    return [(language, text) for language, text in found if INSTALLS not in text]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("readme")
-
-
-@pytest.mark.parametrize("number", range(len(recipes())))
-def test_recipe_runs_as_written(number: int, folder: Path) -> None:
-    language, text = recipes()[number]
-    command = ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [sys.executable, "-c", text]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    result = subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True)
-    assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr[-2000:]}"
-    assert result.stdout.strip() or "<<" in text or text == reading(), f"prints nothing:\n{text}"
+    return [(language, text) for language, text in blocks(README) if INSTALLS not in text]
 
 
 def reading() -> str:
     """The recipe that opens a dataset for a trainer."""
     (text,) = (text for language, text in recipes() if language == "python" and "train_dataset(" in text)
     return text
+
+
+def must_print(text: str) -> bool:
+    return "<<" not in text and text != reading()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a fifth of the pictures that the README draws."""
+    folder = tmp_path_factory.mktemp("readme")
+    draw_folder(folder / "photos", images=120, broken=0)
+    return folder
+
+
+SLOW = ("beam_pipeline.sample_data ", "imageshards train ", "runs/")
+QUICK = [(language, text) for language, text in recipes() if not any(one in text for one in SLOW)]
+
+
+@pytest.mark.parametrize("number", range(len(QUICK)))
+def test_quick_recipe_runs_as_written(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    language, text = QUICK[number]
+    assert run(language, text, f"{README} ({number})").strip() or not must_print(text)
+
+
+def done(command: list[str], folder: Path, **variables: str) -> str:
+    """What a program of its own prints, which has succeeded."""
+    result = subprocess.run(command, cwd=folder, env=environment(**variables), capture_output=True, text=True)
+    assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr[-2000:]}"
+    return result.stdout
 
 
 # What trainers do with `train` and `info`.
@@ -57,15 +72,15 @@ print(keras.backend.backend())
 """
 
 
-@pytest.mark.parametrize("framework", ["tensorflow", "jax"])
-def test_what_the_recipe_opens_feeds_a_numpy_loop_and_keras(framework: str, folder: Path) -> None:
-    if framework == "jax":
-        pytest.importorskip("jax", reason="JAX is not installed: make setup EXTRAS=pipeline,heic,reader,jax,torch,test")
-    assert (folder / "datasets" / "photos" / "1.0.0" / "manifest.json").exists(), "the recipes before it write it"
-    command, environment = [sys.executable, "-c", reading() + _TRAINERS], {**os.environ, "KERAS_BACKEND": framework}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split()[-1] == framework
+@pytest.mark.soak
+def test_all_recipes_run_as_a_user_runs_them_and_what_one_opens_feeds_keras(tmp_path: Path) -> None:
+    for language, text in recipes():
+        command = ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [sys.executable, "-c", text]
+        assert done(command, tmp_path).strip() or not must_print(text), f"prints nothing:\n{text}"
+    for framework in ("tensorflow", "jax"):
+        pytest.importorskip(framework)
+        command = [sys.executable, "-c", reading() + _TRAINERS]
+        assert done(command, tmp_path, KERAS_BACKEND=framework).split()[-1] == framework
 
 
 def test_there_are_recipes_for_both_sides() -> None:

@@ -54,6 +54,7 @@ def test_the_notebook_holds_pictures_and_nothing_of_the_machine_that_ran_it(kept
     assert kinds == {"text/plain", "image/jpeg", "image/png"}
 
 
+@pytest.mark.soak
 def test_every_cell_runs_and_says_what_the_notebook_says(kept: Any, tmp_path: Path) -> None:
     for package in ("tensorflow", "keras", "matplotlib"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[tensorflow,train]'")

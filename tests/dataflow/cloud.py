@@ -47,6 +47,7 @@ class Cloud:
         self.flags = [  # of every command; of two flags of a name the later one counts
             *("--runner=DataflowRunner", f"--project={PROJECT}", f"--region={REGION}"),
             *(f"--dataflow_endpoint={api.url}", f"--input={self.source}", f"--output={self.output}", "--name=photos"),
+            "--experiments=disable_logging_submission_environment",  # else Beam asks pip each time, for a second
         ]
 
     def input(self) -> str:

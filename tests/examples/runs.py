@@ -23,9 +23,7 @@ KILLED_AT = {"train_keras.py": "Epoch 3/3"}
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "CUDA_VISIBLE_DEVICES": "",  # only CPUs promise the same bits
-    "OMP_NUM_THREADS": "1",  # PyTorch's threads spin while they wait
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "XLA_FLAGS": "--xla_backend_optimization_level=0",
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 _NEEDS = {

@@ -1,4 +1,4 @@
-"""A few kills and one collision; `python -m tests.faults.steps` and `… .collide` do many."""
+"""A kill and two collisions; `make soak` has more kills, `python -m tests.faults.steps` and `… .collide` have many."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def place(gcs: Gcs, tmp_path: Path, remote: bool) -> Output:
     return Output(f"gs://{gcs.new_bucket()}", gcs.url) if remote else Output(str(tmp_path / "out"))
 
 
-@pytest.mark.parametrize(("mode", "remote"), [("multi_processing", False), ("in_memory", True)], ids=str)
+@pytest.mark.parametrize(
+    ("mode", "remote"), [pytest.param("multi_processing", False, marks=pytest.mark.soak), ("in_memory", True)], ids=str
+)
 def test_after_a_kill_the_same_command_keeps_finished_shards_and_gives_the_same_bytes(
     gcs: Gcs, images: Path, expected: Reference, tmp_path: Path, mode: str, remote: bool
 ) -> None:
@@ -49,6 +51,7 @@ def test_after_a_kill_the_same_command_keeps_finished_shards_and_gives_the_same_
     assert finished.items() <= output.files().items(), "written again"
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(servers.fake_gcs_binary() is None, reason=servers.HOW_TO_ENABLE)
 def test_after_a_kill_at_any_step_the_same_command_gives_the_same_bytes_and_leaves_nothing() -> None:
     # One step of each case, of which some are killed twice; without --steps it is all of them.
@@ -72,7 +75,7 @@ def test_a_kill_between_publishing_and_tidying_leaves_nothing_after_the_same_com
     expected.check(output, tmp_path / "scratch")
 
 
-@pytest.mark.parametrize("remote", [False, True], ids=["local", "gs"])
+@pytest.mark.parametrize("remote", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["local", "gs"])
 def test_two_jobs_begun_together_publish_the_bytes_of_one_alone(
     gcs: Gcs, images: Path, expected: Reference, tmp_path: Path, remote: bool
 ) -> None:

@@ -149,7 +149,7 @@ def test_hundreds_leave_no_threads_descriptors_or_memory(info: reader.DatasetInf
     use(40)
     wait_until(lambda: ours() == 0)
     before = process.memory_info().rss, process.num_fds(), threading.active_count()
-    use(100 if how == "abandoned" else 300)
+    use(100 if how == "abandoned" else 200)
     wait_until(lambda: ours() == 0)
     assert process.num_fds() <= before[1]
     assert threading.active_count() <= before[2]

@@ -243,6 +243,7 @@ def peak_bytes(*arguments: str) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures by Linux' /proc")
+@pytest.mark.soak
 def test_no_image_takes_more_memory_than_the_write_side_permits(tmp_path: Path) -> None:
     """A PNG of 10,000 pixels high and wide takes 400 MB, a WebP 1.7 GB; 14,000 are over the limit of pixels."""
     images = draw(0, SIZE), drawn("PNG"), drawn("WEBP"), drawn("PNG", "L", 14_000)

@@ -36,7 +36,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_dataset(folder, {"train": [20, 17], "validation": [9]}, classes=classes, record=record)
 
 
-@pytest.fixture(scope="module", params=list(BACKENDS))
+@pytest.fixture(
+    scope="module", params=["tensorflow", *(pytest.param(one, marks=pytest.mark.soak) for one in ("jax", "torch"))]
+)
 def fits(request: pytest.FixtureRequest, url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What keras_fits.py found on a backend, in a process after one that was killed."""
     backend: str = request.param

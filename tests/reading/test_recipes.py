@@ -61,10 +61,14 @@ def variables() -> dict[str, dict[str, Any]]:
     return {heading: {"__name__": "recipe"} for heading, _, _ in blocks()}
 
 
+def marks(text: str) -> Any:
+    """Measuring takes long, whatever is measured."""
+    return [pytest.mark.soak] if "imageshards bench " in text else []
+
+
 @pytest.mark.parametrize(
     ("heading", "language", "text"),
-    blocks(),
-    ids=[f"{number}-{block[0][:12]}" for number, block in enumerate(blocks())],
+    [pytest.param(*one, id=f"{number}-{one[0][:12]}", marks=marks(one[2])) for number, one in enumerate(blocks())],
 )
 def test_recipe_runs_as_written(
     heading: str,
@@ -89,6 +93,7 @@ def test_recipe_runs_as_written(
     assert printed.getvalue().strip()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_augmentation_runs_on_other_backends_without_tensorflow(backend: str, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip(backend, reason=NEEDS[backend])

@@ -1,4 +1,4 @@
-"""Each documented way to resume: a training that is killed reads on as if it hadn't been. `make soak` has many more."""
+"""Ways to resume, one or two of each framework: a training that is killed reads on exactly. `make soak` has all."""
 
 from __future__ import annotations
 
@@ -15,24 +15,15 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return harness.dataset(tmp_path_factory.mktemp("forms"))
 
 
-@pytest.mark.parametrize("adapter", harness.TRAINERS)
+@pytest.mark.parametrize("adapter", ["numpy position", "numpy state", "tensorflow", "torch", "torchdata", "jax"])
 def test_every_record_comes_once_an_epoch_and_in_order_through_kills_and_other_hosts(
     url: str, tmp_path: Path, adapter: str
 ) -> None:
     harness.skip_without(adapter)
-    kills = {"jax": 2, "torch workers": 3, "torchdata workers": 3}.get(adapter, 5)  # these start processes each time
+    kills = 2 if adapter == "jax" else 5  # it starts processes each time
     jobs = harness.plan(adapter, url, tmp_path, seed=100, is_elastic=True, kills=kills, sigkills=1)
     rows, _ = harness.train(jobs)
     harness.check(rows, jobs)
-
-
-@pytest.mark.parametrize("adapter", harness.KERAS)
-def test_keras_ends_with_the_weights_of_a_fit_without_kills(url: str, tmp_path: Path, adapter: str) -> None:
-    harness.skip_without(adapter)
-    jobs = harness.plan(adapter, url, tmp_path, seed=100, is_elastic=False, sigkills=1)
-    rows, (weights, uninterrupted) = harness.train(jobs)
-    harness.check(rows, jobs)
-    assert weights == uninterrupted
 
 
 def test_a_wrong_order_and_a_record_that_is_missing_or_double_are_told(url: str, tmp_path: Path) -> None:

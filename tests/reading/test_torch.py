@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
 
 RECORDS, BATCH = 301, 8
 STEPS = RECORDS // BATCH  # 37, and 5 records that open the next iteration
-WORKERS = [(0, None, False), (2, "fork", False), (2, "fork", True), (2, "spawn", True), (3, "fork", False)]
+WORKERS = [(0, None, False), (2, "fork", False), (2, "fork", True), (1, "spawn", True), (3, "fork", False)]
 
 
 @pytest.fixture(scope="module")

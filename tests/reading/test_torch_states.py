@@ -281,7 +281,7 @@ def test_batches_without_a_valid_record_count_as_steps(tmp_path: Path) -> None:
         assert other.iteration == 2
 
 
-@pytest.mark.parametrize("workers", [0, 2, 3])
+@pytest.mark.parametrize("workers", [0, 2, pytest.param(3, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("iterations", "steps"), [(0, 0), (0, 1), (0, 7), (0, STEPS), (1, 0), (2, 4)])
 def test_torchdata_goes_on_where_it_saved_the_states_of_its_workers(
     info: reader.DatasetInfo, stream: list[list[int]], iterations: int, steps: int, workers: int

@@ -1,1 +1,1 @@
-"""Trainings that are killed again and again, on every framework: `make soak`; not a part of `make test`."""
+"""Trainings that are killed again and again, on every framework: `make soak`."""

@@ -14,6 +14,8 @@ from tests.make import ROOT
 from tests.reading import shards
 from tests.soak.selected import KINDS
 
+pytestmark = pytest.mark.soak
+
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:

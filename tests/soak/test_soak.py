@@ -13,8 +13,12 @@ from beam_pipeline.errors import UsageError
 from tests.soak import harness
 from tests.soak.trainers import Job, numbers_of
 
+pytestmark = pytest.mark.soak
+
 # Those that start processes for every kill take longer.
-SEEDS = dict.fromkeys(harness.TRAINERS, 4) | {"jax": 2} | dict.fromkeys(harness.KERAS, 1)
+SEEDS = dict.fromkeys(harness.TRAINERS, 2) | dict.fromkeys(
+    ("torch workers", "torchdata workers", "jax", *harness.KERAS), 1
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +32,7 @@ def test_a_training_that_is_killed_again_and_again_reads_the_uninterrupted_seque
     url: str, tmp_path: Path, adapter: str, seed: int, is_elastic: bool
 ) -> None:
     harness.skip_without(adapter)
-    sigkills = harness.KILLS if adapter in harness.OWN_PROCESS else 2
-    jobs = harness.plan(adapter, url, tmp_path, seed, is_elastic, sigkills=sigkills)
+    jobs = harness.plan(adapter, url, tmp_path, seed, is_elastic, sigkills=2)
     rows, state = harness.train(jobs)
     harness.check(rows, jobs)
     if adapter in harness.KERAS and not is_elastic:

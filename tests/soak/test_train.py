@@ -17,7 +17,9 @@ from tests.reading.shards import make_dataset
 from tests.soak import harness
 from tests.train import runs
 
-KILLS = 8
+pytestmark = pytest.mark.soak
+
+KILLS = 4
 OPTIONS = (
     "--image_size 16 --batch_size 8 --epochs 12 --early_stopping 4 --ema 0.7 --learning_rate 0.02 --checkpoint_steps 3"
 )

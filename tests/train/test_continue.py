@@ -11,21 +11,42 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from reader.info import load_info
 from tests.train import runs
 
+SOAKED = [pytest.param(backend, marks=pytest.mark.soak) for backend in ("tensorflow", "jax")]
+on_all_backends = pytest.mark.parametrize("folder", ["here", *SOAKED], indirect=True, scope="module")
+on_soaked_backends = pytest.mark.parametrize("folder", SOAKED, indirect=True, scope="module")
 
-@pytest.fixture(scope="module", params=["tensorflow", "jax"])
+
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runs of `runs.stop_and_continue` on a backend."""
-    pytest.importorskip(request.param)
+    """The runs of `runs.stop_and_continue` on a backend, or of one kill in this process."""
     folder: Path = tmp_path_factory.mktemp(request.param) / "runs"
-    environment = {**os.environ, "KERAS_BACKEND": request.param, "TF_DETERMINISTIC_OPS": "1", "JAX_PLATFORMS": "cpu"}
+    if request.param == "here":
+        with runs.random_layers_in(folder):
+            runs.kill_and_continue(load_info(dataset), folder, ["evaluation"])
+        return folder
+    pytest.importorskip(request.param)
+    environment = {"KERAS_BACKEND": request.param, "TF_DETERMINISTIC_OPS": "1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, runs.__file__, dataset, str(folder)]
-    subprocess.run(command, env={**environment, "PYTHONPATH": str(runs.ROOT)}, check=True, timeout=600)
+    subprocess.run(command, env={**os.environ, **environment, "PYTHONPATH": str(runs.ROOT)}, check=True, timeout=600)
     return folder
 
 
-@pytest.mark.parametrize("name", ["stopped", "killed", *runs.MOMENTS])
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("here", "evaluation"),
+        *(
+            pytest.param(backend, name, marks=pytest.mark.soak)
+            for backend in ("tensorflow", "jax")
+            for name in ("stopped", "killed", *runs.MOMENTS)
+        ),
+    ],
+    indirect=["folder"],
+    scope="module",
+)
 def test_a_stopped_run_continues_to_the_same_bits(folder: Path, name: str) -> None:
     for file in ("model.keras", "last.keras"):
         here, plain = (runs.weights_of(folder / run, file) for run in (name, "plain"))
@@ -36,6 +57,7 @@ def test_a_stopped_run_continues_to_the_same_bits(folder: Path, name: str) -> No
     assert len(list(folder.glob(f"{name}/checkpoints/step-*"))) == 2
 
 
+@on_all_backends
 def test_early_stopping_ends_with_the_best_epoch(folder: Path) -> None:
     lines, run = runs.metrics_of(folder / "plain"), json.loads((folder / "plain/run.json").read_text())
     losses = [line["val_loss"] for line in lines]
@@ -46,6 +68,7 @@ def test_early_stopping_ends_with_the_best_epoch(folder: Path) -> None:
     assert [path.name for path in folder.glob("plain/checkpoints/best-*")] == [f"best-{5 * run['best_epoch']:09}.npz"]
 
 
+@on_all_backends
 def test_the_model_is_the_average_and_training_goes_on_with_the_weights(folder: Path) -> None:
     _, arrays = runs.checkpoint_of(folder / "plain")
     last = runs.weights_of(folder / "plain", "last.keras")
@@ -54,11 +77,13 @@ def test_the_model_is_the_average_and_training_goes_on_with_the_weights(folder: 
     assert sum(np.array_equal(array, kernel) for array in equal) == 1  # of weights, average and Adam's moments
 
 
+@on_soaked_backends
 def test_a_signal_is_told_with_the_way_to_continue(folder: Path) -> None:
     said = (folder / "said").read_text()
     assert said.startswith("stopped after step ") and said.endswith(f"--out {folder}/stopped continues")
 
 
+@on_soaked_backends
 def test_a_step_on_two_devices_is_that_of_one(folder: Path) -> None:
     (one, here), (two, there) = (runs.checkpoint_of(folder / name) for name in ("one", "two"))
     assert one["step"] == two["step"] == 1 and one["position"] == two["position"]

@@ -305,6 +305,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.soak
 def test_the_service_of_the_document_answers(run: Path, original: Path, photos: Path, tmp_path: Path) -> None:
     (service,) = (text for text in blocks("python") if "http.server" in text)
     assert service.count("\n") <= 34
@@ -341,6 +342,7 @@ def asked(port: int, photo: bytes, until_up: bool = False) -> dict[str, float]:
     raise RuntimeError("no answer")
 
 
+@pytest.mark.soak
 def test_the_commands_and_programs_of_the_document_run_as_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

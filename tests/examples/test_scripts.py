@@ -25,6 +25,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 16), tables=True)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_an_example_that_is_killed_and_resumed_ends_with_the_same_weights(
     script: str, url: str, tmp_path: Path

@@ -9,6 +9,8 @@ import pytest
 from tests.examples.runs import check_resume, skip_without
 from tests.reading.shards import make_dataset
 
+pytestmark = pytest.mark.soak
+
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
 TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 
