@@ -224,7 +224,7 @@ class Position(_Position1, frozen=True, tag=2):
             UsageError: it is something else, or no training could have got there; or it has another step.
         """
         try:
-            position = json.decode(text, type=Position | _Position1)
+            position = _decoder.decode(text)
             read = sum(phase.read for phase in position.phases)
             if read >= position.records:
                 raise UsageError(f"{read} records read of an epoch of {position.records}")
@@ -244,6 +244,9 @@ class Position(_Position1, frozen=True, tag=2):
         elif step is not None and integer("step", step) != position.step:
             raise UsageError(f"the position is at step {position.step}, not {integer('step', step)}")
         return position
+
+
+_decoder = json.Decoder(Position | _Position1)  # built by the import: see `schema.manifest.build_types`
 
 
 def share_of_host(host: Host) -> tuple[int, int, int]:

@@ -37,7 +37,7 @@ class State(Struct, frozen=True, forbid_unknown_fields=True):
     def parse(cls, saved: bytes | str | Mapping[str, Any]) -> State:
         """A state that an iterator or a dataset saved. Raises UsageError if it is something else."""
         try:
-            state = json.decode(saved if isinstance(saved, bytes | str) else json.encode(saved), type=cls)
+            state = _decoder.decode(saved if isinstance(saved, bytes | str) else json.encode(saved))
             Position.from_json(state.position.to_json())  # which checks that training could have got there
         except (ValueError, TypeError, RecursionError) as error:
             raise UsageError(f"not a state of batches: {reprlib.repr(saved)}: {one_line(error)}") from None
@@ -51,6 +51,9 @@ class State(Struct, frozen=True, forbid_unknown_fields=True):
         """The same as a dictionary."""
         state: dict[str, Any] = json.decode(self.to_json())
         return state
+
+
+_decoder = json.Decoder(State)  # built by the import: see `schema.manifest.build_types`
 
 
 class BatchIterator(Iterator[Element]):

@@ -23,6 +23,7 @@ from beam_pipeline.schema.manifest import (
     Shard,
     Size,
     Statistics,
+    build_types,
     builtins_of,
 )
 
@@ -407,3 +408,6 @@ class PlannedJob(Struct, frozen=True):
     sample: Sample
     cpu_s: float
     base: FromBase | None
+
+
+build_types(Plan, Writer, Sidecar, Run, ComparedInputs, PlannedJob)

@@ -306,6 +306,16 @@ class Manifest(dict[str, Any]):
         return {split: content["records"] for split, content in self.data["splits"].items()}
 
 
+def build_types(*kinds: type[Struct]) -> None:
+    """Have msgspec build what it needs to convert these, which it does at the first use, and not safely in threads.
+
+    Two threads that first convert to the same Struct at once crash the process (msgspec 0.22), so this is called where
+    the Structs are defined: an import runs in one thread.
+    """
+    for kind in kinds:
+        msgspec.json.Decoder(kind)
+
+
 def builtins_of(document: Struct) -> dict[str, Any]:
     """A document as JSON has it; numbers as keys are text there."""
     values: dict[str, Any] = msgspec.to_builtins(document, str_keys=True)
@@ -389,3 +399,6 @@ def _check_file_names(manifest: Content, where: str) -> None:
         raise NotPublishedError(
             f"{where} names {reprlib.repr(outside)}, which is outside its folder: don't use this dataset"
         )
+
+
+build_types(Content, _Flags, Configuration)
