@@ -84,7 +84,8 @@ class ReadImages(beam.PTransform):  # type: ignore[misc]
 
         images, rejects = pipeline | ReadImages(config)
 
-    An image on which a decoder crashes fails its bundle: nothing is kept to tell the next attempt.
+    Exact duplicates are all converted, whatever `duplicates` says. An image on which a decoder crashes fails its
+    bundle: nothing is kept to tell the next attempt.
 
     `config`: of the input and the images; output and name aren't used.
 
@@ -96,7 +97,7 @@ class ReadImages(beam.PTransform):  # type: ignore[misc]
         self.config = config
 
     def expand(self, pipeline: Any) -> Any:
-        config = resolve(self.config, for_output=False)
+        config = dataclasses.replace(resolve(self.config, for_output=False), launcher=versions())
         pages, _ = pipeline | ListPages(config)
         convert = beam.FlatMap(_converted, config).with_output_types(ConvertedImage)
         parts = pages | "ConvertImages" >> convert.with_outputs(_REJECTS, main="images")

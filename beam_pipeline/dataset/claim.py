@@ -219,7 +219,10 @@ def _is_shared(config: Config, writer: Writer, plan: str, replaces: bool) -> boo
         return True
     if config.restart or config.overwrite:
         return False
+    discards = "or --restart discards what it has written"
+    if not plan:  # the launcher doesn't know yet whether it would be the same one
+        again = "in a pipeline of its own: run that again, wait until it is published"
+        raise ImageShardsError(f"{config.dataset_url} is {writer} {again}, {discards}")
     raise ImageShardsError(
-        f"{config.dataset_url} is {writer} with other images or flags: wait until it is published, or --restart "
-        "discards what it has written"
+        f"{config.dataset_url} is {writer} with other images or flags: wait until it is published, {discards}"
     )

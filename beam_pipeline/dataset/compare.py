@@ -316,7 +316,7 @@ def _find_damage(config: Config, manifest: Content, inputs: ComparedInputs) -> t
     if config.repair and inputs.were_read:  # where the data is
         to_read = {name: size for name, size in manifest.file_sizes.items() if name not in of_shards}
     corrupt = corrupt_files(config, to_read, listed, "always" if config.repair else "never") | inputs.corrupt
-    for name in corrupt:
+    for name in sorted(corrupt):
         _check_path(config, storage.join(config.dataset_url, name))
     rewritten = {key for key, shard in manifest.shards.items() if corrupt & {shard.file, schema.table_file(shard.file)}}
     if schema.REJECTS_FILE in corrupt:  # its lines come from the shards that had rejects
