@@ -95,7 +95,7 @@ def check_unpublished(config: Config) -> None:
     except (OSError, StorageError) as error:
         if not storage.is_local(config.output):
             raise
-        raise UsageError(f"--output {config.output!r}: {one_line(error)}; choose another folder") from None
+        raise UsageError(f"--output {config.output!r}: can't be written: {one_line(error)}") from None
     if first is None or config.overwrite or JobState(config).exists():
         return
     if storage.is_local(config.output) and os.path.isdir(storage.join(config.dataset_url, MANIFEST_FILE)):
