@@ -189,9 +189,13 @@ class Gcs:
         return folder
 
     def requests(self) -> list[Request]:
-        """Every request so far."""
-        lines = re.findall(r'\\"([A-Z]+) (\S+) HTTP/[0-9.]+\\" (\d+)', self._log.read_text())
-        return [Request(method, target, int(status)) for method, target, status in lines]
+        """Every request so far; the server writes its log after it answers, so one more is sent and waited for."""
+        last = f"/b/look-{next(_numbers)}?"
+        self._client.lookup_bucket(last[3:-1])
+        while last not in (log := self._log.read_text()):
+            time.sleep(0.005)
+        lines = re.findall(r'\\"([A-Z]+) (\S+) HTTP/[0-9.]+\\" (\d+)', log)
+        return [Request(method, target, int(status)) for method, target, status in lines if "/b/look-" not in target]
 
 
 RESET, SILENCE, SHORT = -1, -2, -3  # answers that are none

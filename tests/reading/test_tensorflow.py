@@ -282,8 +282,8 @@ def test_datasets_that_are_dropped_leave_no_memory(info: reader.DatasetInfo) -> 
         gc.collect()
         return process.memory_info().rss
 
-    before = read(4)
-    assert read(8) < before + (5 << 20)
+    before = read(10)
+    assert read(10) < before + (5 << 20)
 
 
 def test_datasets_compose(info: reader.DatasetInfo) -> None:

@@ -140,9 +140,9 @@ def test_transfer_trains_the_head_then_the_base_but_never_batch_normalization(
 
 def test_weights_of_another_model_are_refused(info: DatasetInfo, base_weights: str) -> None:
     with pytest.raises(UsageError, match="not of this model"):
-        built(info, "ResNet50", weights=base_weights)
+        built(info, "MobileNet", weights=base_weights)
     with pytest.raises(UsageError, match="no such file; use none, imagenet or a file"):
-        built(info, "ResNet50", weights="nowhere.h5")
+        built(info, "MobileNet", weights="nowhere.h5")
 
 
 def test_weights_of_an_earlier_training_with_other_classes_give_its_base(info: DatasetInfo, tmp_path: Path) -> None:

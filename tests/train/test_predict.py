@@ -289,7 +289,8 @@ def test_without_a_split_for_it_what_the_training_held_out_is_read(
     url = str(make.published(photos, tmp_path))
     if is_index:
         url = reader.index(f"{url}/*.tfrecord-*", tmp_path / "index").info.url
-    done = train(url, TrainOptions(out=str(tmp_path / "run"), batch_size=8, epochs=2))
+    options = {"model": "tests.train.runs:linear", "batch_size": 8, "epochs": 2}
+    done = train(url, TrainOptions(out=str(tmp_path / "run"), **options))
     best = next(line for line in done.epochs if line["epoch"] == done.best_epoch)
     result = reader.evaluate(tmp_path / "run", url)
     assert result.split == ("train, held out" if is_index else "train[90%:]") and not result.warnings
