@@ -127,4 +127,5 @@ if rank == 0:
     torch.save(net.state_dict(), args.out / "model.pt")
 tell(f"{args.epochs} epochs are trained: {args.out / 'model.pt'}")
 if is_distributed:
+    dist.barrier()  # so that the threads of the last reduction have ended, too: Python's end may crash in them
     dist.destroy_process_group()

@@ -126,15 +126,10 @@ class Attempts:
 
     def _mark(self, name: str) -> bool:
         url = storage.join(self._url, name)
-        while True:
-            try:
-                is_first = self._store.create(url, uuid.uuid4().hex.encode())
-                if is_first and not self._store.is_remote:
-                    _local_markers.add(url)
-                return not is_first
-            except FileNotFoundError:  # `end_sampling` has just deleted its folder
-                if self._store.is_remote:
-                    raise
+        is_first = self._store.create(url, uuid.uuid4().hex.encode())
+        if is_first and not self._store.is_remote:
+            _local_markers.add(url)
+        return not is_first
 
 
 def _sample_marker(paths: Iterable[str]) -> str:

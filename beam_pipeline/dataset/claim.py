@@ -13,6 +13,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.schema.job import Writer, document_bytes, read_document
 from beam_pipeline.storage.causes import translating_os_errors
+from beam_pipeline.storage.local import making_folder
 
 CLAIM_FILE = "claim.json"
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
@@ -146,13 +147,10 @@ class LocalClaim(SharedClaim):
     def _locked(self) -> int:
         """A descriptor of the claim.json that is there now, locked."""
         deadline = time.monotonic() + self._config.io_deadline
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         while True:
             with translating_os_errors(self.url):
-                try:
-                    os.makedirs(os.path.dirname(self.url), exist_ok=True)
-                    descriptor = os.open(self.url, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-                except FileNotFoundError:  # its folder went in between
-                    continue
+                descriptor = making_folder(self.url, lambda: os.open(self.url, flags, 0o644))
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

@@ -26,6 +26,7 @@ from beam_pipeline.schema.job import ComparedInputs, Plan, PlannedJob, Sidecar, 
 from beam_pipeline.schema.manifest import Content, FileSize, parse_manifest, seal_manifest
 from beam_pipeline.storage import ListedFile, Storage, join
 from beam_pipeline.storage.causes import translating_os_errors
+from beam_pipeline.storage.local import making_folder
 
 _PLAN_FILE = "plan.json"
 # They survive a fresh start: an image that killed decoders will do so again.
@@ -294,11 +295,12 @@ class JobState:
             with translating_os_errors(folder, of_others=False), tempfile.TemporaryFile(buffering=1 << 20) as file:
                 yield file
             return
-        folder = join(self.url, "tmp")  # the same disk: publishing is a rename
-        os.makedirs(folder, exist_ok=True)
-        path = join(folder, f"{uuid.uuid4().hex}.tmp")
+        path = join(self.url, f"tmp/{uuid.uuid4().hex}.tmp")  # the same disk: publishing is a rename
         try:
-            with translating_os_errors(path, of_others=False), open(path, "xb", buffering=1 << 20) as file:
+            with (
+                translating_os_errors(path, of_others=False),
+                making_folder(path, lambda: open(path, "xb", buffering=1 << 20)) as file,
+            ):
                 yield file
         finally:
             with suppress(FileNotFoundError):

@@ -8,18 +8,21 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import IO
+from typing import IO, TypeVar
 
 from beam_pipeline.errors import MissingFileError
 from beam_pipeline.storage import Data, ListedFile, Storage, usage
 from beam_pipeline.storage.causes import as_storage_error, translating_os_errors
 
+Result = TypeVar("Result")
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
+# Folders are deleted when they are empty; each attempt to write takes microseconds.
+_MOST_DELETIONS = 1000
 # Errors of a broken or circular link, and of a file that was deleted after its folder was read.
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -82,14 +85,13 @@ class LocalStorage(Storage):
             return sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
 
     def write(self, url: str, data: bytes, generation: str | None = None) -> bool:
-        if generation == "" and os.path.lexists(url):  # only one job writes here: it has the claim
+        if generation == "" and os.path.lexists(url):  # not in one step: two jobs of one plan may both be the first
             return self.read(url) == data
         # Not derived from the name, which may be as long as names can be.
         temporary = os.path.join(os.path.dirname(url), f".{os.getpid()}-{random.getrandbits(32):08x}.tmp")
         with translating_os_errors(url):
-            os.makedirs(os.path.dirname(url), exist_ok=True)
             try:
-                Path(temporary).write_bytes(data)
+                making_folder(url, lambda: Path(temporary).write_bytes(data))
                 os.replace(temporary, url)
             finally:
                 Path(temporary).unlink(missing_ok=True)
@@ -99,9 +101,8 @@ class LocalStorage(Storage):
     def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
         with translating_os_errors(url):
             file.flush()
-            os.makedirs(os.path.dirname(url), exist_ok=True)
             size = os.fstat(file.fileno()).st_size
-            os.replace(file.name, url)
+            making_folder(url, lambda: os.replace(file.name, url))
         usage.count(bytes_written=size)
         return True
 
@@ -130,6 +131,16 @@ class LocalStorage(Storage):
         for folder in urls:
             with suppress(OSError):
                 os.rmdir(folder)
+
+
+def making_folder(url: str, write: Callable[[], Result]) -> Result:
+    """Make a file's folder and write the file there: again, if another thread or process deletes the folder first."""
+    for _ in range(_MOST_DELETIONS):
+        with suppress(FileNotFoundError, FileExistsError):  # the latter from makedirs, which looks twice
+            os.makedirs(os.path.dirname(url), exist_ok=True)
+            return write()
+    os.makedirs(os.path.dirname(url), exist_ok=True)
+    return write()
 
 
 def _leads_back(url: str, folder: str) -> bool:

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -208,6 +209,31 @@ def test_folders_nested_too_deeply_for_a_pattern_or_a_deletion_are_one_line(deep
     for ask in (lambda: STORE.glob(f"{deep}/**/d"), lambda: STORE.delete_tree(str(deep))):
         with pytest.raises(StorageError, match="nested too deeply"):
             ask()
+
+
+def test_a_file_is_written_though_its_folder_is_deleted_whenever_it_is_empty(tmp_path: Path) -> None:
+    url, others = str(tmp_path / "state/inflight/marker"), str(tmp_path / "state/other")
+    ends = threading.Event()
+
+    def delete() -> None:
+        while not ends.is_set():
+            STORE.delete_empty_folders(os.path.dirname(url), os.path.dirname(others))
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+    try:
+        for _ in range(1000):
+            assert STORE.create(url, b"x")
+            STORE.delete(url)
+    finally:
+        ends.set()
+        thread.join()
+
+
+def test_a_file_in_place_of_a_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="file"):
+        STORE.write(str(tmp_path / "file/name"), b"")
 
 
 def test_join_changes_nothing() -> None:
