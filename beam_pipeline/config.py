@@ -389,7 +389,7 @@ class Config:
     launcher: Mapping[str, str] | None = dataclasses.field(default=None, compare=False, repr=False)
     base_sha256: str = dataclasses.field(default="", compare=False, repr=False)
     compares: bool = dataclasses.field(default=False, compare=False, repr=False)
-    is_locked: bool = dataclasses.field(default=False, compare=False, repr=False)
+    has_launcher: bool = dataclasses.field(default=False, compare=False, repr=False)
     run_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Decoder, versions
 from beam_pipeline.conversion.fetch import convert_all
 from beam_pipeline.dataset.base import choose_base
-from beam_pipeline.dataset.preconditions import check_unpublished, read_manifest, resolve
+from beam_pipeline.dataset.preconditions import check_unpublished, no_empty_folders, read_manifest, resolve
 from beam_pipeline.errors import Reject, UsageError
 from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef
@@ -150,7 +150,8 @@ class WriteDataset(beam.PTransform):  # type: ignore[misc]
             raise UsageError("WriteDataset: leave out plan_only and repair, which imageshards write has")
         if not config.overwrite and read_manifest(config) is not None:
             raise UsageError(f"{config.dataset_url} is published: choose another version, or overwrite=True")
-        check_unpublished(config)
+        with no_empty_folders(config):
+            check_unpublished(config)
         config, _ = choose_base(dataclasses.replace(config, run_id=uuid.uuid4().hex, launcher=versions()))
         runner = type(pipeline.pipeline.runner).__name__
         run = Run(runner=runner, started_unix_s=int(time.time()), versions=graph.software_versions())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -19,8 +18,8 @@ from beam_pipeline.cli.messages import plan_text
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.base import choose_base
 from beam_pipeline.dataset.claim import open_claim
-from beam_pipeline.dataset.compare import Comparison, check_same, compare, is_job, read_run
-from beam_pipeline.dataset.preconditions import check_unpublished, read_manifest, resolve
+from beam_pipeline.dataset.compare import Comparison, check_same, compare, needs_job, read_run
+from beam_pipeline.dataset.preconditions import check_unpublished, no_empty_folders, read_manifest, resolve
 from beam_pipeline.dataset.state import JobState, run_concurrently
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.images import resize
@@ -64,11 +63,11 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     beam_pipeline.require_pipeline()
     if notebook.is_active():
         return cast(Manifest | None, notebook.run_elsewhere(config, beam_options, command))
-    config = dataclasses.replace(config, run_id=uuid.uuid4().hex, is_locked=True)
+    config = dataclasses.replace(config, run_id=uuid.uuid4().hex, has_launcher=True)
     usage.take()  # the job's count starts at zero
     handlers = list(logging.root.handlers)
     try:
-        with _no_empty_folders(config):
+        with no_empty_folders(config):
             return _run(config, beam_options, command)
     finally:
         logging.root.handlers[:] = handlers  # Beam's options call logging.basicConfig
@@ -116,6 +115,8 @@ def _write(config: Config, job: Job | None, command: Sequence[str]) -> Manifest 
         # In an object store the job itself finds that another job has published meanwhile.
         if storage.is_local(config.output) and not config.overwrite and (manifest := read_manifest(config)) is not None:
             return _already_published(manifest, compare(config, manifest.content))
+        if storage.is_local(config.output) and config.restart:
+            JobState(config).discard_plan()
         for notice in filter(None, (duplicates.reads_twice_notice(config), manifest_rows.box_notice(config))):
             print_line(f"warning: {notice}", sys.stderr)
         if not job.write(config, command):
@@ -128,7 +129,7 @@ def _write(config: Config, job: Job | None, command: Sequence[str]) -> Manifest 
 
 def _compare_and_repair(config: Config, job: Job | None, manifest: Manifest) -> Manifest | None:
     """Compare a published version with its input and files, here or in a job, and rewrite corrupt files."""
-    if job is not None and not job.is_local and is_job(config, manifest.content):
+    if job is not None and not job.is_local and needs_job(config, manifest.content):
         if config.preflight:
             print_line(_CHECKED, sys.stderr)
             return None
@@ -188,18 +189,6 @@ def _with_base(config: Config) -> Config:
     if line:
         print_line(line, sys.stderr)
     return config
-
-
-@contextmanager
-def _no_empty_folders(config: Config) -> Iterator[None]:
-    """Finally delete the folders of a local output that are new and empty."""
-    folders = [config.dataset_url, os.path.dirname(config.dataset_url), config.output]
-    new = [folder for folder in folders if storage.is_local(folder) and not os.path.exists(folder)]
-    try:
-        yield
-    finally:
-        if new:
-            storage.open_storage(config.output).delete_empty_folders(*new)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from beam_pipeline.errors import CorruptRecordError, NotPublishedError, StorageE
 from beam_pipeline.images import FLAG_NAMES, EncodedImage, ImageOptions, SourceInfo, codec_versions
 from beam_pipeline.inputs.references import ImageRef, listed_md5
 from beam_pipeline.schema import example, table
-from beam_pipeline.schema.job import Counts, FromBase, TakenFromBase
+from beam_pipeline.schema.job import BaseSample, Counts, TakenImages
 from beam_pipeline.schema.manifest import Content, parse_manifest
 from beam_pipeline.schema.table import Table
 from beam_pipeline.storage import Storage, join
@@ -101,7 +101,7 @@ def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored |
             _say_lost(config.base_url, error)
 
 
-def unchanged(config: Config, refs: Sequence[ImageRef]) -> FromBase | None:
+def unchanged(config: Config, refs: Sequence[ImageRef]) -> BaseSample | None:
     """How many of some images a job would take from the base, and how many records that has; None without one."""
     base = _open_base(config.base_url, config.base_sha256, config.io_deadline) if config.base_sha256 else None
     if base is None:
@@ -112,7 +112,7 @@ def unchanged(config: Config, refs: Sequence[ImageRef]) -> FromBase | None:
     except StorageError:
         return None  # the job would go on without it
     unchanged = sum(match is not None and match.may_be_same for match in matches)
-    return FromBase(base.records, unchanged, are_listed=all(is_listed and listed_md5(ref) for ref in refs))
+    return BaseSample(base.records, unchanged, are_listed=all(is_listed and listed_md5(ref) for ref in refs))
 
 
 def _are_listed(config: Config) -> bool:
@@ -120,13 +120,13 @@ def _are_listed(config: Config) -> bool:
     return not (config.layout == "manifest" and "md5" in config.header)
 
 
-def taken_from_base(config: Config, counts: Counts) -> TakenFromBase | UnsetType:
+def taken_from_base(config: Config, counts: Counts) -> TakenImages | UnsetType:
     """What run.json says of the base, if there is one, by the counts over all images of the new version."""
     if not config.base_sha256:
         return UNSET
     base = _open_base(config.base_url, config.base_sha256, config.io_deadline)
     gone = UNSET if base is None or base.is_lost else base.records - counts.in_base
-    return TakenFromBase(config.base, config.base_sha256, counts.records - counts.taken, counts.taken, gone)
+    return TakenImages(config.base, config.base_sha256, counts.records - counts.taken, counts.taken, gone)
 
 
 def _say_lost(url: str, error: StorageError) -> None:

@@ -1,4 +1,4 @@
-"""One writer at a time: `claim.json` says which job may write a version. docs/decisions/006-one-writer.md"""
+"""One holder at a time: `claim.json` says which job may write a version. docs/decisions/006-one-holder.md"""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import fcntl
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.errors import ImageShardsError
-from beam_pipeline.schema.job import Writer, document_bytes, read_document
+from beam_pipeline.schema.job import ClaimHolder, document_bytes, read_document
 from beam_pipeline.storage.causes import translating_os_errors
 from beam_pipeline.storage.local import making_folder
 
@@ -54,17 +56,17 @@ class SharedClaim:
         self._store = storage.open_storage(config.output, config.io_deadline)
         self.url = storage.join(config.state_url, CLAIM_FILE)
 
-    def writer(self) -> Writer | None:
+    def holder(self) -> ClaimHolder | None:
         """The job that has it."""
         try:
-            return _writer(self._store.read(self.url))
+            return _holder(self._store.read(self.url))
         except FileNotFoundError:
             return None
 
     def verify(self, run: str) -> bool:
         """Whether it still is that of this run."""
-        writer = self.writer()
-        return writer is not None and writer.run == run
+        holder = self.holder()
+        return holder is not None and holder.run == run
 
     def acquire(self, plan: str = "", replaces: bool = False) -> tuple[str, bool]:
         """For the step that writes first, when the plan's hash is known; a repeated step changes nothing.
@@ -84,27 +86,27 @@ class SharedClaim:
         if not plan:
             return config.run_id, False
         document = _document(config, plan)
-        writer, generation = None, ""  # the common case: unclaimed
+        holder, generation = None, ""  # the common case: unclaimed
         while not self._store.write(self.url, document, generation):
-            writer, generation = self._look()
-            if writer is not None and _is_shared(config, writer, plan, replaces):
-                return writer.run, False
-        return config.run_id, writer is not None
+            holder, generation = self._look()
+            if holder is not None and _is_shared(config, holder, plan, replaces):
+                return holder.run, False
+        return config.run_id, holder is not None
 
     def release(self) -> None:
         """For the launcher, at the end: the job itself deletes the claim when it has published."""
 
     def discard(self) -> None:
         """Undo `acquire`: there is nothing to write."""
-        writer, generation = self._look()
-        if writer is not None and writer.run == self._config.run_id:
+        holder, generation = self._look()
+        if holder is not None and holder.run == self._config.run_id:
             self._store.delete(self.url, generation)
 
-    def _look(self) -> tuple[Writer | None, str]:
+    def _look(self) -> tuple[ClaimHolder | None, str]:
         """The job that has it, and the file's generation, or an older one."""
         listed = self._store.stat(self.url)
-        writer = self.writer()
-        return writer, listed.generation if listed and writer else ""
+        holder = self.holder()
+        return holder, listed.generation if listed and holder else ""
 
 
 class LocalClaim(SharedClaim):
@@ -122,17 +124,17 @@ class LocalClaim(SharedClaim):
     def acquire(self, plan: str = "", replaces: bool = False) -> tuple[str, bool]:
         """As `SharedClaim.acquire`; also for the launcher. The lock is held until `release`."""
         config = self._config
-        if plan and config.is_locked:
+        if plan and config.has_launcher:
             if not self.verify(config.run_id):
                 raise SupersededError.taken_over(config.dataset_url)
-            return config.run_id, config.restart
+            return config.run_id, False  # what --restart discards, the launcher has made known
         self.release()  # from the call before
         descriptor = self._locked()
         try:
-            writer = read_document(os.pread(descriptor, 1 << 16, 0), Writer)
-            is_replaced = writer is not None and bool(writer.plan)  # of a pipeline that has no launcher
-            if writer is not None and is_replaced and _is_shared(config, writer, plan, replaces):
-                run, is_replaced = writer.run, False
+            holder = read_document(os.pread(descriptor, 1 << 16, 0), ClaimHolder)
+            is_replaced = holder is not None and bool(holder.plan)  # of a pipeline that has no launcher
+            if holder is not None and is_replaced and _is_shared(config, holder, plan, replaces):
+                run, is_replaced = holder.run, False
             else:
                 run = config.run_id
                 with translating_os_errors(self.url):
@@ -144,6 +146,26 @@ class LocalClaim(SharedClaim):
         self._lock, self._is_launcher = descriptor, not plan
         return run, is_replaced
 
+    @contextmanager
+    def unchanged(self) -> Iterator[ClaimHolder | None]:
+        """The job that has it, and still has it at the end; None without one, or if another is just beginning."""
+        holder = self.holder()
+        if holder is None or not holder.plan:  # a launcher holds the lock
+            yield holder
+            return
+        try:
+            descriptor = self._locked()
+        except ImageShardsError:
+            yield None
+            return
+        try:
+            holder = _holder(os.pread(descriptor, 1 << 16, 0))
+            if not holder.run and self._is_there(descriptor):  # deleted meanwhile, and made here
+                os.unlink(self.url)
+            yield holder if holder.run else None
+        finally:
+            os.close(descriptor)
+
     def _locked(self) -> int:
         """A descriptor of the claim.json that is there now, locked."""
         deadline = time.monotonic() + self._config.io_deadline
@@ -154,14 +176,15 @@ class LocalClaim(SharedClaim):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                writer = read_document(os.pread(descriptor, 1 << 16, 0), Writer)
+                holder = read_document(os.pread(descriptor, 1 << 16, 0), ClaimHolder)
                 os.close(descriptor)
                 # A pipeline that has no launcher holds it while it prepares the output.
-                if (writer is None or writer.plan) and time.monotonic() < deadline:
+                if (holder is None or holder.plan) and time.monotonic() < deadline:
                     time.sleep(_LOOK_AGAIN_S)
                     continue
+                who = holder or ClaimHolder()
                 raise ImageShardsError(
-                    f"{self._config.dataset_url} is {writer or Writer()}: wait for it to finish"
+                    f"{self._config.dataset_url} is being written by {who}: wait for it to finish"
                 ) from error
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
@@ -192,35 +215,51 @@ class LocalClaim(SharedClaim):
 
     def discard(self) -> None:
         """Undo `acquire`, but for a launcher's."""
-        if not self._config.is_locked:
+        if not self._config.has_launcher:
             super().discard()
 
 
-def _writer(data: bytes) -> Writer:
+def _holder(data: bytes) -> ClaimHolder:
     """The job that a claim.json names; an unknown one if that can't be read."""
-    return read_document(data, Writer) or Writer()
+    return read_document(data, ClaimHolder) or ClaimHolder()
 
 
 def _document(config: Config, plan: str) -> bytes:
     """The file's content for a job in this process."""
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    return document_bytes(Writer(config.run_id, plan, socket.gethostname(), os.getpid(), started))
+    return document_bytes(ClaimHolder(config.run_id, plan, socket.gethostname(), os.getpid(), started))
 
 
-def _is_shared(config: Config, writer: Writer, plan: str, replaces: bool) -> bool:
+def _is_shared(config: Config, holder: ClaimHolder, plan: str, replaces: bool) -> bool:
     """Whether the claim of a job is this one's, too; else it may be replaced.
 
     Raises:
         ImageShardsError: it is of another plan, and neither `--restart` nor `--overwrite` is given.
     """
-    if writer.plan == plan and (writer.run == config.run_id or not (config.restart or replaces)):
+    if holder.plan == plan and (holder.run == config.run_id or not (config.restart or replaces)):
         return True
     if config.restart or config.overwrite:
         return False
-    discards = "or --restart discards what it has written"
-    if not plan:  # the launcher doesn't know yet whether it would be the same one
-        again = "in a pipeline of its own: run that again, wait until it is published"
-        raise ImageShardsError(f"{config.dataset_url} is {writer} {again}, {discards}")
+    # The launcher doesn't know yet whether its plan would be the same one.
+    what = f"{holder} with other images or flags" if plan else f"{holder} in a pipeline of its own"
+    again = "" if plan else "run that again, "
+    discards = f"{'--restart' if config.has_launcher else 'restart=True'} discards what it has written"
+    if _has_ended(holder):
+        fix = f"{again}or {discards}" if again else discards
+        raise ImageShardsError(f"{config.dataset_url} was begun by {what}, which has ended: {fix}")
     raise ImageShardsError(
-        f"{config.dataset_url} is {writer} with other images or flags: wait until it is published, {discards}"
+        f"{config.dataset_url} is being written by {what}: {again}wait until it is published, or {discards}"
     )
+
+
+def _has_ended(holder: ClaimHolder) -> bool:
+    """Whether the job's process was one of this machine, and has ended."""
+    if not holder.pid or holder.host != socket.gethostname():
+        return False
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's
+        pass
+    return False

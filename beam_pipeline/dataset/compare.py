@@ -65,7 +65,7 @@ class Comparison(NamedTuple):
     run: dict[str, Any]
 
 
-def is_job(config: Config, manifest: Content) -> bool:
+def needs_job(config: Config, manifest: Content) -> bool:
     """Whether the comparison is a job of its own if the runner is elsewhere: it reads, or lists very many images."""
     return config.repair or manifest.images > _MOST_IN_LAUNCHER
 
@@ -234,7 +234,7 @@ def shard_of(manifest: Content, ref: ImageRef) -> tuple[str, int]:
 def _compare_inputs(config: Config, manifest: Content) -> ComparedInputs:
     """Compare today's input with the published one, shard by shard, in this process, streamed."""
     sums, references, total = dict[tuple[str, int], ShardSums](), ReferenceSum(), ComparedInputs()
-    for ref, md5 in contents(config, folders.all_images(config)):
+    for ref, md5 in with_md5(config, folders.all_images(config)):
         # A job with --stratify adds up its listing before the splits are known.
         references.add(reference_fields(ref._replace(split="") if config.stratify else ref))
         total.labels.add(ref.label)
@@ -246,7 +246,7 @@ def _compare_inputs(config: Config, manifest: Content) -> ComparedInputs:
     return total
 
 
-def contents(config: Config, refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRef, bytes | None]]:
+def with_md5(config: Config, refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRef, bytes | None]]:
     """Images with their MD5s, as listed or, with `--repair`, read; None if one isn't known.
 
     b"" is the MD5 of an image that a job wouldn't or couldn't read.
@@ -258,7 +258,9 @@ def contents(config: Config, refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRe
         yield from ((ref, listed_md5(ref) if ref.source_bytes <= most_bytes else b"") for ref in refs)
 
 
-def compare_here(config: Config, manifest: Content, key: tuple[str, int], refs: Iterable[ImageRef]) -> ComparedInputs:
+def read_and_compare(
+    config: Config, manifest: Content, key: tuple[str, int], refs: Iterable[ImageRef]
+) -> ComparedInputs:
     """For a worker: compare one shard, its images and, with `--repair`, every byte of its files.
 
     Args:
@@ -267,7 +269,7 @@ def compare_here(config: Config, manifest: Content, key: tuple[str, int], refs: 
         refs: its images as they are listed now.
     """
     sums, labels = ShardSums(), set[str]()
-    for ref, md5 in contents(config, refs):
+    for ref, md5 in with_md5(config, refs):
         sums.add(ref, md5)
         labels.add(ref.label)
     shard = manifest.shards.get(key)

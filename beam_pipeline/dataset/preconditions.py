@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
@@ -75,6 +76,18 @@ def _is_in(url: str, folder: str) -> bool:
 
 def _real(url: str) -> str:
     return os.path.realpath(url) if storage.is_local(url) else url
+
+
+@contextmanager
+def no_empty_folders(config: Config) -> Iterator[None]:
+    """Finally delete the folders of a local output that are new and empty."""
+    folders = [config.dataset_url, os.path.dirname(config.dataset_url), config.output]
+    new = [folder for folder in folders if storage.is_local(folder) and not os.path.exists(folder)]
+    try:
+        yield
+    finally:
+        if new:
+            storage.open_storage(config.output).delete_empty_folders(*new)
 
 
 def check_unpublished(config: Config) -> None:

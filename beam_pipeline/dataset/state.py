@@ -18,7 +18,7 @@ from typing import IO, Any, TypeVar
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Attempts
-from beam_pipeline.dataset.claim import CLAIM_FILE, SupersededError, open_claim
+from beam_pipeline.dataset.claim import CLAIM_FILE, LocalClaim, SupersededError, open_claim
 from beam_pipeline.dataset.compare import read_run
 from beam_pipeline.errors import ImageShardsError, NotPublishedError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
@@ -87,6 +87,11 @@ class JobState:
         """The plan of the job that began to write the version; None if there is none that can be read."""
         return read_document(self._read(_PLAN_FILE) or b"", Plan)
 
+    def discard_plan(self) -> None:
+        """For `--restart`, by the launcher that holds the claim: the job begins from nothing, once."""
+        if self._read(_PLAN_FILE) is not None:
+            self.write(_PLAN_FILE, b"{}\n")  # the version is still known as ours
+
     def has_leftovers(self) -> bool:
         """Whether anything is here, if only a folder; here or in the folder of all states, of a local output."""
         if self._is_local:
@@ -110,7 +115,7 @@ class JobState:
         try:
             self._prepare(plan)
         finally:
-            if not self._config.is_locked:
+            if not self._config.has_launcher:
                 self.claim.release()
         return self._run
 
@@ -135,7 +140,7 @@ class JobState:
             # The claim of a job that has published.
             replaces = is_published and planned == data and self._run != config.run_id
             # One that shared it has, just now.
-            if replaces or (old and self.claim.writer() is None):
+            if replaces or (old and self.claim.holder() is None):
                 continue
             if old or self._is_local:  # where --overwrite deletes the user's files, too, which are not listed
                 self.check()
@@ -193,7 +198,7 @@ class JobState:
             manifest = self.manifest()
             may_write = manifest is not None and manifest.self_sha256 == repaired
         else:
-            may_write = self.claim.verify(self._run) or (is_published and self.claim.writer() is None)
+            may_write = self.claim.verify(self._run) or (is_published and self.claim.holder() is None)
         if not may_write:
             raise SupersededError.taken_over(self._config.dataset_url)
 
@@ -312,29 +317,27 @@ class JobState:
         Args:
             files: as `files` gave it before the claim was looked at and was found to be that of the published plan.
         """
-        writer = self.claim.writer()
-        if self._is_local and (writer is None or not writer.plan):  # the launcher deletes the claim
-            if writer and writer.run == self._run:
-                self._store.delete_temporaries(self._config.dataset_url)
-                self._store.delete_tree(self.url, keep=(CLAIM_FILE,))
+        if isinstance(self.claim, LocalClaim):
+            with self.claim.unchanged() as holder:
+                if holder and (holder.run == self._run or self._is_published(holder.plan)):
+                    self._store.delete_temporaries(self._config.dataset_url)
+                    # The launcher deletes its claim itself.
+                    self._store.delete_tree(self.url, keep=() if holder.plan else (CLAIM_FILE,))
+                self._delete_empty_folders()
             return
         if files is None:
             files = self.files()  # before the claim is looked at
-            if (writer := self.claim.writer()) and not (CLAIM_FILE in files and self._is_published(writer.plan)):
+            if (holder := self.claim.holder()) and not (CLAIM_FILE in files and self._is_published(holder.plan)):
                 return
         plan = {path: files[path] for path in (_PLAN_FILE,) if path in files}
         # The plan last: a claim without it is one of a job that has not begun.
         for paths in (files.keys() - plan.keys(), plan.keys()):
             self.delete_all({join(self.url, path): files[path] for path in paths})
-        if self._is_local:
-            self._store.delete_temporaries(self._config.dataset_url)
-            self._store.delete_tree(self.url)
-            self._delete_empty_folders()
 
     def clear_leftovers(self) -> None:
         """Delete what a job left that was killed after it had published, unless another one is running."""
-        writer = self.claim.writer()
-        if not self._is_local or (writer and writer.plan):
+        holder = self.claim.holder()
+        if not self._is_local or (holder and holder.plan):
             self.clear()
             return
         with suppress(ImageShardsError):
@@ -346,7 +349,7 @@ class JobState:
 
     def _delete_empty_folders(self) -> None:
         states = self._config.states_url  # the output itself is the user's
-        self._store.delete_empty_folders(self.url, states, os.path.dirname(states))
+        self._store.delete_empty_folders(join(self.url, "tmp"), self.url, states, os.path.dirname(states))
 
     def _is_published(self, claimed_plan: str) -> bool:
         """Whether the manifest is one of this plan: before plan.json is written, that of another is deleted."""

@@ -128,8 +128,8 @@ class DatasetTotals:
         """Add one shard."""
         shard = sidecar.shard
         self._total.merge(sidecar.counts)
-        self._listing.merge(ReferenceSum.of(shard.images, shard.listing_fingerprint))
-        self._content.merge(ReferenceSum.of(shard.images, shard.content_fingerprint))
+        self._listing.merge(ReferenceSum.of_hex(shard.images, shard.listing_fingerprint))
+        self._content.merge(ReferenceSum.of_hex(shard.images, shard.content_fingerprint))
         self._splits[name.split].merge(sidecar.counts)
         self._shards[name.split].append(shard)
         self._runs[name.split].append(run_rows_array(sidecar.runs))

@@ -10,7 +10,7 @@ import apache_beam as beam
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.compare import compare_here, shard_of
+from beam_pipeline.dataset.compare import read_and_compare, shard_of
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import ListingSummary
@@ -56,7 +56,7 @@ def _every_shard(_: Any, config: Config, published: str) -> Iterator[tuple[Shard
 
 @reports_errors
 def _compare_shard(shard: tuple[ShardId, Iterable[Page]], config: Config, published: str) -> ComparedInputs:
-    return compare_here(config, _manifest(config, published), shard[0], chain.from_iterable(shard[1]))
+    return read_and_compare(config, _manifest(config, published), shard[0], chain.from_iterable(shard[1]))
 
 
 @reports_errors

@@ -97,7 +97,7 @@ def build_repair(pipeline: beam.Pipeline, config: Config, manifest: Content, dam
                 groups | "SaveDuplicates" >> beam.Map(reports_errors(save_groups), config, AsSingleton(plans))
             )
     if damage.shards:
-        summaries = AsIter(_rewritten(pages, config, plans, manifest, damage))  # waited for, no more
+        summaries = AsIter(_rewritten(pages, config, plans, manifest, damage))  # only so that it waits for them
     plans | "RestoreFiles" >> beam.Map(reports_errors(restore), config, manifest, damage, summaries, saved)
 
 

@@ -52,9 +52,9 @@ class ReferenceSum:
     total: int = 0
 
     @classmethod
-    def of(cls, count: int, hex: str) -> ReferenceSum:
-        """The sum with this count and `hex`."""
-        return cls(count, int(hex, 16))
+    def of_hex(cls, count: int, total: str) -> ReferenceSum:
+        """The sum whose `hex` is `total`."""
+        return cls(count, int(total, 16))
 
     def add(self, fields: Iterable[bytes]) -> None:
         """Add one image, identified by these fields."""
@@ -133,7 +133,7 @@ class Plan(Struct, frozen=True, dict=True):
         return sha256(document_bytes(self))
 
 
-class Writer(Struct, frozen=True):
+class ClaimHolder(Struct, frozen=True):
     """claim.json: the job that may write a version.
 
     `plan` is its plan's hash, "" before there is one, `started` a time in UTC.
@@ -147,11 +147,11 @@ class Writer(Struct, frozen=True):
 
     def __str__(self) -> str:
         who = f" (process {self.pid} on {self.host}, since {self.started})" if self.pid else ""
-        return f"being written by another job{who}"
+        return f"another job{who}"
 
 
 class Usage(Struct):
-    """What was used.
+    """What a job, or a part of one, has used.
 
     Attributes:
         cpu_s: CPU seconds of processes, all their threads, child processes not included.
@@ -295,7 +295,7 @@ class UnitPrices(Struct, frozen=True, omit_defaults=True):
     core_hour: float | None = None
 
 
-class TakenFromBase(Struct, frozen=True):
+class TakenImages(Struct, frozen=True):
     """What was taken from a base version: `encoded` images are new or changed, `gone` ones are only in the base."""
 
     version: str
@@ -332,7 +332,7 @@ class Run(Struct, frozen=True):
     used: Usage = msgspec.field(default_factory=Usage)
     prices: UnitPrices = UnitPrices()
     dollars: dict[str, float] = {}
-    base: TakenFromBase | UnsetType = UNSET
+    base: TakenImages | UnsetType = UNSET
 
 
 def as_run(document: object) -> Run:
@@ -383,7 +383,7 @@ class Sample(Struct, frozen=True):
     remote: Count
 
 
-class FromBase(Struct, frozen=True):
+class BaseSample(Struct, frozen=True):
     """How many records a base has, how many of the sample it has unchanged, and whether that is known by listing."""
 
     records: Count
@@ -407,7 +407,7 @@ class PlannedJob(Struct, frozen=True):
     listing: Usage
     sample: Sample
     cpu_s: float
-    base: FromBase | None
+    base: BaseSample | None
 
 
-build_types(Plan, Writer, Sidecar, Run, ComparedInputs, PlannedJob)
+build_types(Plan, ClaimHolder, Sidecar, Run, ComparedInputs, PlannedJob)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.claim import CLAIM_FILE, SharedClaim, open_claim
 from beam_pipeline.errors import ImageShardsError, StorageError
+from beam_pipeline.schema.job import ClaimHolder, document_bytes
 from tests import make
 from tests.servers import Gcs
 
@@ -132,17 +134,29 @@ def bucket(request: pytest.FixtureRequest) -> str:
 
 def plan_of(output: str) -> str | None:
     """The plan that is claimed."""
-    writer = job(output).writer()
+    writer = job(output).holder()
     return writer and writer.plan
 
 
 def test_jobs_of_one_plan_share_the_claim_and_another_is_told_by_whom_and_what_to_do(bucket: str) -> None:
     first = job(bucket)
-    assert first.acquire("plan") == job(bucket).acquire("plan") == (first.writer().run, False)
-    line = " with other images or flags: wait until it is published, or --restart discards what it has written$"
+    assert first.acquire("plan") == job(bucket).acquire("plan") == (first.holder().run, False)
+    line = " with other images or flags: wait until it is published, or restart=True discards what it has written$"
     with pytest.raises(ImageShardsError, match=BY_ANOTHER + line):
         job(bucket).acquire("other")
     assert plan_of(bucket) == "plan"
+
+
+def test_a_job_whose_process_has_ended_is_told_as_ended(bucket: str, tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    ended = ClaimHolder("run", "plan", socket.gethostname(), process.pid, "then")
+    line = r"was begun by another job \(process \d+ .*\) with other images or flags, which has ended: restart=True"
+    for output in (bucket, str(tmp_path)):
+        storage.open_storage(output).write(claim_file(output), document_bytes(ended))
+        with pytest.raises(ImageShardsError, match=line):
+            job(output).acquire("other")
+        assert job(output, restart=True).acquire("other")[1]
 
 
 def test_restart_and_overwrite_replace_the_claim_of_another_plan_once(bucket: str) -> None:

@@ -132,7 +132,7 @@ Job = tuple[Config, ClaimedPlan]
 
 def write_shards(photos: Path, output: str, shards_written: int = 2) -> Job:
     """A job of two shards which is not yet published."""
-    config = Config(input=str(photos), output=output, name="photos", image_size=24, num_shards=2, is_locked=True)
+    config = Config(input=str(photos), output=output, name="photos", image_size=24, num_shards=2, has_launcher=True)
     refs = list(all_images(config))
     histogram = Histogram(0)
     for ref in refs:

@@ -18,7 +18,7 @@ from beam_pipeline.dataset.claim import SharedClaim, SupersededError, open_claim
 from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import ImageShardsError, StorageError
 from beam_pipeline.schema import ShardName, is_ours
-from beam_pipeline.schema.job import Counts, FromBase, Plan, PlannedJob, Sample, Sidecar, Usage
+from beam_pipeline.schema.job import BaseSample, Counts, Plan, PlannedJob, Sample, Sidecar, Usage
 from beam_pipeline.schema.manifest import Column, FileSums, PlannedSplit, Shard, Statistics, seal_manifest
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
@@ -33,7 +33,7 @@ EMPTY = {f"{STATE}/claim.json", f"{STATE}/plan.json"}
 
 @pytest.fixture
 def local(tmp_path: Path) -> Config:
-    return Config(input="/in", output=str(tmp_path), name="photos", is_locked=True)
+    return Config(input="/in", output=str(tmp_path), name="photos", has_launcher=True)
 
 
 @pytest.fixture
@@ -94,8 +94,7 @@ def test_every_part_of_a_plan_is_in_its_hash() -> None:
 
 
 def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config) -> None:
-    # Also those of a job that began the version again, if its runner repeats the step, as no local one does.
-    state = JobState(dataclasses.replace(config, restart=not storage.is_local(config.output)))
+    state = JobState(dataclasses.replace(config, restart=True))  # which discards what was there before, not what came
     state.prepare(PLAN)
     assert state.exists()
     save_sidecar(state)
@@ -107,7 +106,7 @@ def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config
 
 
 def test_without_a_launcher_a_local_version_has_the_rules_of_object_stores(local: Config) -> None:
-    config = dataclasses.replace(local, is_locked=False)
+    config = dataclasses.replace(local, has_launcher=False)
     state = JobState(config)
     run = state.prepare(PLAN)
     save_sidecar(state)
@@ -117,7 +116,7 @@ def test_without_a_launcher_a_local_version_has_the_rules_of_object_stores(local
         state.prepare(PLAN) == JobState(config).prepare(PLAN) == another(config).prepare(PLAN) == run == config.run_id
     )
     assert files(config) == before, "a repeated step and another pipeline of the same plan change nothing"
-    with pytest.raises(ImageShardsError, match=r"is being written by another job .* --restart discards"):
+    with pytest.raises(ImageShardsError, match=r"is being written by another job .* restart=True discards"):
         another(config).prepare(OTHER)
     again = another(config, restart=True)
     assert again.prepare(PLAN) != run
@@ -180,6 +179,8 @@ def test_restart_voids_any_plan_and_a_local_job_another_one_by_itself(
     claim.release()
     again = another(config, restart=plan == PLAN or not storage.is_local(config.output))
     again.claim.acquire()
+    if storage.is_local(config.output):
+        again.discard_plan()  # as the launcher does with --restart
     again.prepare(plan)
     assert files(config) == EMPTY
 
@@ -188,7 +189,7 @@ def test_in_an_object_store_another_plan_changes_nothing_unless_it_is_told_to(re
     JobState(remote).prepare(PLAN)
     put(remote, NAME.file)
     before = files(remote)
-    with pytest.raises(ImageShardsError, match=r"is being written by another job .* --restart discards"):
+    with pytest.raises(ImageShardsError, match=r"is being written by another job .* restart=True discards"):
         another(remote).prepare(OTHER)
     assert files(remote) == before
 
@@ -389,6 +390,21 @@ def test_clearing_leaves_the_state_of_a_job_that_overwrites(remote: Config, mome
     overwriting.check()
 
 
+def test_without_a_launcher_a_job_that_overwrites_what_has_just_been_published_keeps_its_state(local: Config) -> None:
+    config = dataclasses.replace(local, has_launcher=False)
+    published = JobState(config)
+    published.prepare(PLAN)
+    put(config, "manifest.json")
+    overwriting = another(config, overwrite=True)
+    overwriting.prepare(OTHER)
+    before = files(config)
+    published.clear()
+    assert files(config) == before
+    overwriting.check()
+    overwriting.clear()
+    assert files(config) == set()
+
+
 @pytest.mark.parametrize("folder", [STATE, "photos/_state"])
 def test_an_empty_folder_of_the_state_is_a_leftover(local: Config, tmp_path: Path, folder: str) -> None:
     put(local, "manifest.json")
@@ -413,7 +429,7 @@ def test_plan_only_leaves_its_plan_once_and_nothing_else(local: Config, remote: 
         assert state.has_leftovers()
         assert not state.exists(), "the next job would delete files of another program"
         state.attempts.end_sampling([])
-        planned = PlannedJob(PLAN, 500, Usage(0.5), Sample(9, 90, 0), 0.5, FromBase(9, 5, True))
+        planned = PlannedJob(PLAN, 500, Usage(0.5), Sample(9, 90, 0), 0.5, BaseSample(9, 5, True))
         state.leave(planned)
         assert state.take(PlannedJob) == planned
         assert files(config) == set()

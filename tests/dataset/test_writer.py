@@ -37,7 +37,7 @@ CLASSES = ("ant", "bee", "cat")
 
 def config(input: object, output: object, **more: object) -> Config:
     return Config(
-        **{"input": str(input), "output": str(output), "name": "photos", "image_size": 24, "is_locked": True} | more
+        **{"input": str(input), "output": str(output), "name": "photos", "image_size": 24, "has_launcher": True} | more
     )
 
 

@@ -76,7 +76,7 @@ def test_the_lost_answer_to_a_claim_is_no_refusal(gcs: Gcs, through: Through) ->
     assert not SharedClaim(config).acquire("plan")[1]
     other = SharedClaim(dataclasses.replace(config, restart=True, run_id="other"))
     assert other.acquire("another plan") == ("other", True)
-    writer = other.writer()
+    writer = other.holder()
     assert writer is not None and (writer.run, writer.plan) == ("other", "another plan")
     assert failing.happened[proxy.LOSE]
 

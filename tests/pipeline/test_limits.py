@@ -69,7 +69,7 @@ def test_a_job_whose_references_do_not_fit_stops_with_one_line_and_writes_nothin
     photos: Path, tmp_path: Path, most: int
 ) -> None:
     config = Config(
-        input=str(photos), output=str(tmp_path), name="photos", image_size=24, most_references=most, is_locked=True
+        input=str(photos), output=str(tmp_path), name="photos", image_size=24, most_references=most, has_launcher=True
     )
     open_claim(config).acquire()
     job = beam.Pipeline(runner="FnApiRunner")

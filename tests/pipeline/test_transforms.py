@@ -230,7 +230,7 @@ def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path, monkeypatc
         (folder / name).write_bytes(b"bad")
     (folder / "empty").mkdir()
     some = config(folder, tmp_path / "out", num_shards=2, max_reject_fraction=0.1)
-    some = dataclasses.replace(some, is_locked=True)
+    some = dataclasses.replace(some, has_launcher=True)
     open_claim(some).acquire()
     job = beam.Pipeline(options=PipelineOptions(IN_PROCESS))
     graph.build(job, some, Run())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import apache_beam as beam
@@ -54,9 +54,8 @@ def options(request: pytest.FixtureRequest) -> PipelineOptions:
         found = list(pieces.cache_folder().glob("prism-*/prism"))
         if not found:
             pytest.skip("make engines installs Prism")
-        if "apache_beam.runners.portability.prism_runner" in sys.modules:
-            pytest.skip("Beam keeps the Prism server, without a binary, that another test of this process asked for")
-        flags.append(f"--prism_location={found[-1]}")
+        # Beam keeps the server that another test of this process asked for without a binary.
+        flags += [f"--prism_location={found[-1]}", "--experiments=disable_prism_server_singleton"]
     return PipelineOptions(flags)
 
 
@@ -115,7 +114,7 @@ def test_a_pipeline_that_died_is_resumed_by_the_same_plan_and_keeps_another_out(
         with pytest.raises(ImageShardsError, match="no power"):
             write(config(folder, output))
     line = (
-        r"/1\.0\.0 is being written by another job \(process \d+ .*: wait until it is published, or --restart discards"
+        r"/1\.0\.0 is being written by another job \(process .*: wait until it is published, or restart=True "
     )
     with pytest.raises(ImageShardsError, match=line):
         write(config(folder, output, seed=1))
@@ -134,6 +133,16 @@ def test_a_pipeline_that_died_is_resumed_by_the_same_plan_and_keeps_another_out(
     assert outcome is not None and outcome.outcome == "already published"
     write(config(folder, output, overwrite=True, seed=1))
     assert load_info(f"{output}/photos").manifest["self_sha256"] != manifest["self_sha256"]
+
+
+def test_pipelines_of_one_plan_at_once_publish_it_and_leave_nothing(
+    folder: Path, published: Path, output: str, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, [config(folder, output)] * 2))
+    manifest = make.manifest(published)
+    assert load_info(f"{output}/photos").manifest["self_sha256"] == manifest["self_sha256"]
+    assert not JobState(config(folder, output)).has_leftovers()
 
 
 def test_restart_discards_what_a_pipeline_wrote(folder: Path, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +195,12 @@ def test_a_mistake_is_told_when_the_transform_is_applied_and_nothing_is_written(
     for transform in (ListImages, ReadImages, WriteDataset):
         with pytest.raises(UsageError, match="no such folder"), beam.Pipeline(runner="FnApiRunner") as pipeline:
             pipeline | transform(config(tmp_path / "missing", tmp_path / "out"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_transform_that_is_applied_but_not_run_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    for transform in (ListImages, ReadImages, WriteDataset):
+        beam.Pipeline(runner="FnApiRunner") | transform(config(folder, tmp_path / "out"))
     assert not list(tmp_path.iterdir())
 
 
