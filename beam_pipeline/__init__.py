@@ -15,20 +15,36 @@ from typing import TYPE_CHECKING, Any
 from beam_pipeline.errors import UsageError
 
 __version__ = "0.1.0"
-__all__ = ["Config", "ListImages", "Manifest", "ReadImages", "WriteDataset", "__version__", "run"]
+__all__ = [
+    "Config",
+    "ConvertedImage",
+    "ImageRef",
+    "ListImages",
+    "Manifest",
+    "ReadImages",
+    "RejectLine",
+    "WriteDataset",
+    "__version__",
+    "from_worker",
+    "run",
+]
 
 if TYPE_CHECKING:
     from beam_pipeline.cli.run import run
     from beam_pipeline.config import Config
+    from beam_pipeline.errors import from_worker
     from beam_pipeline.schema.manifest import Manifest
-    from beam_pipeline.transforms import ListImages, ReadImages, WriteDataset
+    from beam_pipeline.transforms import ConvertedImage, ImageRef, ListImages, ReadImages, RejectLine, WriteDataset
 
 
 _MODULES = {
     "Config": "config",
     "Manifest": "schema.manifest",
     "run": "cli.run",
-    **dict.fromkeys(("ListImages", "ReadImages", "WriteDataset"), "transforms"),
+    "from_worker": "errors",
+    **dict.fromkeys(
+        ("ConvertedImage", "ImageRef", "ListImages", "ReadImages", "RejectLine", "WriteDataset"), "transforms"
+    ),
 }
 
 

@@ -66,11 +66,10 @@ head = [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(FILTER
 net = nn.Sequential(*blocks, *head).to(device, memory_format=torch.channels_last)
 model = nn.parallel.DistributedDataParallel(net) if is_distributed else net
 optimizer = torch.optim.AdamW(net.parameters(), LEARNING_RATE)
-cross_entropy = nn.CrossEntropyLoss(reduction="none")
 
 # --- Start, or continue after the last checkpoint: one file, which is replaced in one step.
-path, step, loss_sum = args.out / "checkpoint.pt", 0, torch.zeros((), device=device)
 args.out.mkdir(parents=True, exist_ok=True)
+path, step, loss_sum = args.out / "checkpoint.pt", 0, torch.zeros((), device=device)
 if path.exists():
     saved = torch.load(path, map_location=device, weights_only=True)
     dataset.load_state_dict(saved["dataset"])
@@ -99,9 +98,9 @@ for epoch in range(dataset.iteration, args.epochs):
     net.train()
     for batch in loader:
         images, labels = on_device(batch)
-        torch.manual_seed(args.seed + step)  # what Dropout draws follows from the step, and needn't be saved
+        torch.manual_seed(hash((args.seed, step, rank)))  # of Dropout: it follows from the step, and needn't be saved
         with autocast:
-            loss = cross_entropy(model(images), labels).mean()
+            loss = nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -114,7 +113,7 @@ for epoch in range(dataset.iteration, args.epochs):
     with torch.inference_mode(), autocast:
         for images, labels, weights in map(on_device, eval_loader):  # padding has weight 0
             logits = net(images)
-            sums[1] += (cross_entropy(logits, labels) * weights).sum()
+            sums[1] += (nn.functional.cross_entropy(logits, labels, reduction="none") * weights).sum()
             sums[2] += ((logits.argmax(1) == labels) * weights).sum()
     if is_distributed:
         dist.all_reduce(sums)
@@ -125,7 +124,7 @@ for epoch in range(dataset.iteration, args.epochs):
 
 if rank == 0:
     torch.save(net.state_dict(), args.out / "model.pt")
-tell(f"{args.epochs} epochs are trained: {args.out / 'model.pt'}")
+    print(f"{args.epochs} epochs are trained: {args.out / 'model.pt'}")
 if is_distributed:
-    dist.barrier()  # so that the threads of the last reduction have ended, too: Python's end may crash in them
+    dist.barrier()  # the last reduction has ended in every thread, too: Python could crash there at its end
     dist.destroy_process_group()

@@ -147,22 +147,15 @@ class LocalClaim(SharedClaim):
         return run, is_replaced
 
     @contextmanager
-    def unchanged(self) -> Iterator[ClaimHolder | None]:
-        """The job that has it, and still has it at the end; None without one, or if another is just beginning."""
-        holder = self.holder()
-        if holder is None or not holder.plan:  # a launcher holds the lock
-            yield holder
-            return
+    def locked(self) -> Iterator[ClaimHolder | None]:
+        """Lock it, to delete it with all else, if no launcher has: the job that has it, which stays the same meanwhile.
+
+        Raises:
+            ImageShardsError: a job is just beginning.
+        """
+        descriptor = self._locked()
         try:
-            descriptor = self._locked()
-        except ImageShardsError:
-            yield None
-            return
-        try:
-            holder = _holder(os.pread(descriptor, 1 << 16, 0))
-            if not holder.run and self._is_there(descriptor):  # deleted meanwhile, and made here
-                os.unlink(self.url)
-            yield holder if holder.run else None
+            yield read_document(os.pread(descriptor, 1 << 16, 0), ClaimHolder)
         finally:
             os.close(descriptor)
 

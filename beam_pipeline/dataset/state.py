@@ -229,10 +229,14 @@ class JobState:
         """
         while True:
             generation = None if self._is_local else seen.generation if seen else ""
-            if isinstance(content, bytes):
-                is_written = self._store.write(url, content, generation)
-            else:
-                is_written = self._store.publish(content, url, generation)
+            try:
+                if isinstance(content, bytes):
+                    is_written = self._store.write(url, content, generation)
+                else:
+                    is_written = self._store.publish(content, url, generation)
+            except FileNotFoundError:  # another job of this plan has published, and has deleted the temporary file
+                check()
+                raise
             if is_written:
                 return
             seen = self._store.stat(url)
@@ -318,12 +322,7 @@ class JobState:
             files: as `files` gave it before the claim was looked at and was found to be that of the published plan.
         """
         if isinstance(self.claim, LocalClaim):
-            with self.claim.unchanged() as holder:
-                if holder and (holder.run == self._run or self._is_published(holder.plan)):
-                    self._store.delete_temporaries(self._config.dataset_url)
-                    # The launcher deletes its claim itself.
-                    self._store.delete_tree(self.url, keep=() if holder.plan else (CLAIM_FILE,))
-                self._delete_empty_folders()
+            self._clear_local(self.claim)
             return
         if files is None:
             files = self.files()  # before the claim is looked at
@@ -333,6 +332,19 @@ class JobState:
         # The plan last: a claim without it is one of a job that has not begun.
         for paths in (files.keys() - plan.keys(), plan.keys()):
             self.delete_all({join(self.url, path): files[path] for path in paths})
+
+    def _clear_local(self, claim: LocalClaim) -> None:
+        holder = claim.holder()
+        if self._config.has_launcher if holder is None else not holder.plan:  # who deletes the claim
+            if holder and holder.run == self._run:
+                self._store.delete_temporaries(self._config.dataset_url)
+                self._store.delete_tree(self.url, keep=(CLAIM_FILE,))
+            return
+        with suppress(ImageShardsError), claim.locked() as holder:  # the error: a job that overwrites is just beginning
+            if holder is None or holder.run == self._run or self._is_published(holder.plan):
+                self._store.delete_temporaries(self._config.dataset_url)
+                self._store.delete_tree(self.url)
+                self._delete_empty_folders()
 
     def clear_leftovers(self) -> None:
         """Delete what a job left that was killed after it had published, unless another one is running."""
@@ -349,7 +361,7 @@ class JobState:
 
     def _delete_empty_folders(self) -> None:
         states = self._config.states_url  # the output itself is the user's
-        self._store.delete_empty_folders(join(self.url, "tmp"), self.url, states, os.path.dirname(states))
+        self._store.delete_empty_folders(self.url, states, os.path.dirname(states))
 
     def _is_published(self, claimed_plan: str) -> bool:
         """Whether the manifest is one of this plan: before plan.json is written, that of another is deleted."""

@@ -89,10 +89,14 @@ class LocalStorage(Storage):
             return self.read(url) == data
         # Not derived from the name, which may be as long as names can be.
         temporary = os.path.join(os.path.dirname(url), f".{os.getpid()}-{random.getrandbits(32):08x}.tmp")
+
+        def write() -> None:
+            Path(temporary).write_bytes(data)
+            os.replace(temporary, url)
+
         with translating_os_errors(url):
             try:
-                making_folder(url, lambda: Path(temporary).write_bytes(data))
-                os.replace(temporary, url)
+                making_folder(url, write)  # again, too, if another job deletes the temporary file
             finally:
                 Path(temporary).unlink(missing_ok=True)
         usage.count(bytes_written=len(data))

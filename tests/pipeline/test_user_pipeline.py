@@ -113,9 +113,7 @@ def test_a_pipeline_that_died_is_resumed_by_the_same_plan_and_keeps_another_out(
         patch.setattr(ShardWriter, "write", die)
         with pytest.raises(ImageShardsError, match="no power"):
             write(config(folder, output))
-    line = (
-        r"/1\.0\.0 is being written by another job \(process .*: wait until it is published, or restart=True "
-    )
+    line = r"/1\.0\.0 is being written by another job \(process .*: wait until it is published, or restart=True "
     with pytest.raises(ImageShardsError, match=line):
         write(config(folder, output, seed=1))
     if not output.startswith("gs:"):  # elsewhere the command joins it
