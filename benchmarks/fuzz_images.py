@@ -2,7 +2,7 @@
 
     python benchmarks/fuzz_images.py [--count 200000] [--first 0] [--seed 0] [--workers 2] [--keep DIR] [--digests FILE]
 
-A case is decided by seed and number (tests/mutations.py), so each finding can be made again. Limits are a job's
+A case is decided by seed and number (tests/images/mutations.py), so each finding can be made again. Limits are a job's
 default ones. It is a finding when an image raises anything but a reject, kills the process, takes more than 20 s,
 lets it grow by more than 1 GiB, or has another shape than was promised. Exit code 1 if there is one. What depends on
 memory that nobody wrote to shows in the digests of two runs whose fresh memory differs (glibc; the first setting

@@ -162,8 +162,14 @@ def _check_configuration(config: Config, manifest: Content) -> None:
 
 
 def _next_version(config: Config, is_major: bool) -> str:
-    major, minor, _ = map(int, config.version.split("."))
-    return f"{major + 1}.0.0" if is_major else f"{major}.{minor + 1}.0"
+    """A version that isn't there yet."""
+    names = storage.open_storage(config.output, config.first_contact_s).names(os.path.dirname(config.dataset_url))
+    versions = schema.newest_first([*names, f"{config.version}/"])
+    if is_major:
+        return f"{int(versions[0].partition('.')[0]) + 1}.0.0"
+    major = config.version.partition(".")[0]
+    newest = next(version for version in versions if version.startswith(f"{major}."))
+    return f"{major}.{int(newest.split('.')[1]) + 1}.0"
 
 
 def _moved_id(then: Sequence[str], now: Sequence[str]) -> tuple[str, str] | None:

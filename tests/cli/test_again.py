@@ -90,7 +90,7 @@ def edit_keeping_the_size(image: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "flags", "now"),
     [
-        (Path.unlink, (), "39 now, 1 of 4 shards differ; choose --version 1.1.0 or --overwrite"),
+        (Path.unlink, (), "39 now, 1 of 4 shards differ; choose --version 1.10.0 or --overwrite"),
         (lambda image: image.rename(image.with_name("renamed.jpg")), (), "40 now, "),
         (edit_keeping_the_size, ("--repair",), "40 now, 1 of 4 shards differ; "),
     ],
@@ -100,8 +100,10 @@ def test_another_input_is_exit_1_with_counts(
     changed: Path, version: Path, change: Callable[[Path], object], flags: tuple[str, ...], now: str
 ) -> None:
     change(changed / "ant" / "0003.jpg")
+    (version.parent / "1.9.0").mkdir()
     with unchanged(version):
         failed(again(changed, version, *flags), f"40 images were listed then, {now}")
+    (version.parent / "1.9.0").rmdir()
 
 
 def test_an_edited_object_of_the_same_size_is_found_by_its_md5(gcs: Gcs, changed: Path, tmp_path: Path) -> None:
