@@ -65,6 +65,11 @@ class StorageError(ImageShardsError):
 class MissingFileError(StorageError, FileNotFoundError):
     """There is no such file, or no such bucket."""
 
+    @classmethod
+    def at(cls, url: str) -> MissingFileError:
+        """There is no file `url`."""
+        return cls(f"{url} is missing")
+
 
 class UnforeseenError(ImageShardsError):
     """A job ended in an error that isn't one of these, which is the cause."""

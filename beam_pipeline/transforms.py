@@ -76,6 +76,7 @@ def _refs(pages: Pages) -> Iterator[ImageRef]:
     yield from chain.from_iterable(pages[1])
 
 
+@dataclasses.dataclass
 class ReadImages(beam.PTransform):  # type: ignore[misc]
     """Reads and converts the images of an input, and writes nothing anywhere.
 
@@ -92,9 +93,7 @@ class ReadImages(beam.PTransform):  # type: ignore[misc]
     Raises UsageError when it is applied: the input has no images, or a flag of it is wrong.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.config = config
+    config: Config
 
     def expand(self, pipeline: Any) -> Any:
         config = dataclasses.replace(resolve(self.config, for_output=False), launcher=versions())
@@ -123,6 +122,7 @@ def _converted(pages: Pages, config: Config) -> Iterator[Any]:
             yield ConvertedImage(ref.path, ref.label, ref.split, image.data, image.height, image.width)
 
 
+@dataclasses.dataclass
 class WriteDataset(beam.PTransform):  # type: ignore[misc]
     """Writes and publishes a dataset version; the `imageshards write` command is this transform on a pipeline.
 
@@ -134,17 +134,17 @@ class WriteDataset(beam.PTransform):  # type: ignore[misc]
 
     `config`: as of `beam_pipeline.run`; `restart=True` discards what an unfinished pipeline wrote.
 
+    `run`: of the command only, which has checked the configuration.
+
     Raises when it is applied: UsageError, the configuration or the input can't be used; the version is published.
     """
 
-    def __init__(self, config: Config, run: Run | None = None) -> None:
-        super().__init__()
-        self.config = config
-        self._run = run  # of the command, which has checked the configuration
+    config: Config
+    run: Run | None = None
 
     def expand(self, pipeline: Any) -> Any:
-        if self._run is not None:
-            return graph.build(pipeline, self.config, self._run)
+        if self.run is not None:
+            return graph.build(pipeline, self.config, self.run)
         config = resolve(self.config)
         if config.plan_only or config.repair:
             raise UsageError("WriteDataset: leave out plan_only and repair, which imageshards write has")

@@ -1,4 +1,7 @@
-"""One holder at a time: `claim.json` says which job may write a version. docs/decisions/006-one-holder.md"""
+"""One writer at a time: `claim.json` says which job may write a version and delete its files.
+
+docs/decisions/006-one-writer.md
+"""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Storage(ABC):
     def size(self, url: str) -> int:
         """Bytes of a file."""
         if (file := self.stat(url)) is None:
-            raise MissingFileError(f"{url} is missing")
+            raise MissingFileError.at(url)
         return file.bytes
 
     def sizes(self, urls: Sequence[str]) -> list[int | None]:

@@ -100,7 +100,7 @@ def as_storage_error(url: str, error: BaseException, is_anonymous: bool = False)
     """An exception as one line: in the operating system's words, or the table's and the server's."""
     cause, status, scheme = cause_of(error, is_anonymous), status_of(error), url.partition("://")[0]
     if cause is _MISSING:
-        return MissingFileError(f"{url} is missing")
+        return MissingFileError.at(url)
     fix = _CREDENTIALS.get(scheme, "pass credentials") if cause.fix == "credentials" else cause.fix
     if isinstance(error, OSError) and error.strerror and scheme == url:
         reason = error.strerror[:1].lower() + error.strerror[1:]

@@ -76,7 +76,7 @@ class LocalStorage(Storage):
     def open(self, url: str) -> BufferedReader:
         """A folder, a pipe or a broken link is missing, and never waited for."""
         if self.stat(url) is None:
-            raise MissingFileError(f"{url} is a folder, not a file" if os.path.isdir(url) else f"{url} is missing")
+            raise MissingFileError(f"{url} is a folder, not a file") if os.path.isdir(url) else MissingFileError.at(url)
         with translating_os_errors(url):
             return open(url, "rb")
 
