@@ -282,6 +282,11 @@ def _open(storage: Storage, url: str) -> DatasetInfo | None:
     return _typed(url, *parse_manifest(data, path))
 
 
+def _published(storage: Storage, folder: str, names: Sequence[str]) -> list[str]:
+    """The versions among these names of a folder that have a manifest, the newest first."""
+    return [name for name in schema.newest_first(names) if storage.stat(f"{folder}/{name}/{schema.MANIFEST_FILE}")]
+
+
 def _diagnose(storage: Storage, url: str, given: str, names: Sequence[str], versions: Sequence[str]) -> str:
     """Why a folder without a manifest is no dataset, and what to do about it."""
     missing = f"{url} holds no {schema.MANIFEST_FILE}, so no dataset is published there"
@@ -290,11 +295,13 @@ def _diagnose(storage: Storage, url: str, given: str, names: Sequence[str], vers
         if mistyped:
             return f"there is no folder {given}: did you mean {mistyped['scheme']}://{mistyped['rest']}?"
         parent, _, name = url.rpartition("/")
-        if name in storage.names(parent):
+        siblings = storage.names(parent)
+        if name in siblings:
             return f"{url} is a file: name the folder {parent}"
+        if schema.VERSION_PATTERN.fullmatch(name) and (others := _published(storage, parent, siblings)):
+            return f"{missing}: there are {first_few(others, 8)}"
         return f"{missing}: there is no such folder, or it is empty"
-    published = [name for name in versions if storage.stat(f"{url}/{name}/{schema.MANIFEST_FILE}")]
-    if published:
+    if published := _published(storage, url, names):
         wanted = given.rpartition(":")[2]
         return f"{url}: no published version matches {wanted}: there are {first_few(published, 8)}"
     if versions:

@@ -187,6 +187,7 @@ def test_the_newest_published_version_that_matches_is_opened(
         (":1.11.*", r"no published version matches 1\.11\.\*: there are 2.0.0"),
         (":10.0.0", r"no published version matches 10\.0\.0: there are 2.0.0"),
         (":1.*", "no folder|there is no such folder"),
+        ("/3.0.0", r"/3.0.0 holds no manifest.json, .*: there are 2.0.0, 1.10.2, 1.10.0, 1.9.0$"),
     ],
 )
 def test_a_version_that_is_not_there_is_told_with_those_that_are(versions: Path, suffix: str, message: str) -> None:
