@@ -405,6 +405,17 @@ def test_without_a_launcher_a_job_that_overwrites_what_has_just_been_published_k
     assert files(config) == set()
 
 
+def test_a_job_whose_temporary_file_is_gone_because_another_one_has_published_is_told_so(local: Config) -> None:
+    state = JobState(dataclasses.replace(local, has_launcher=False))
+    state.prepare(PLAN)
+    with state.temporary_file() as file:
+        put(local, "manifest.json")
+        state.clear()
+        with pytest.raises(SupersededError):
+            state.put(f"{local.dataset_url}/{NAME.file}", file, None, state.check)
+    assert files(local) == {"photos/1.0.0/manifest.json"}
+
+
 @pytest.mark.parametrize("folder", [STATE, "photos/_state"])
 def test_an_empty_folder_of_the_state_is_a_leftover(local: Config, tmp_path: Path, folder: str) -> None:
     put(local, "manifest.json")
