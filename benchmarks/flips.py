@@ -1,4 +1,4 @@
-"""Flips bits of a published dataset: `imageshards verify` must find each, `--repair` must mend them all.
+"""Flips bits of a published dataset: `imageshards verify` must find each, `--repair` must repair them all.
 
     python benchmarks/flips.py [--flips 1000] [--seed 0]
 
@@ -115,7 +115,7 @@ def flip_one_by_one(dataset: Dataset, flips: int, seed: int) -> Counter[str]:
     return found
 
 
-def mend(dataset: Dataset, damage: list[tuple[Path, int]]) -> None:
+def repair(dataset: Dataset, damage: list[tuple[Path, int]]) -> None:
     """Flip all these bits, run `--repair`.
 
     Raises:
@@ -146,12 +146,12 @@ def main() -> None:
         print(f"{found.total()} flips, each found and placed, in {seconds:.0f} s")
         for name in sorted(found):
             some = [path for path in dataset.files() if kind(path) == name]
-            mend(dataset, list(places(some, 3, arguments.seed)))
-            print(f"3 flips in {name}: mended")
+            repair(dataset, list(places(some, 3, arguments.seed)))
+            print(f"3 flips in {name}: repaired")
         without = [path for path in dataset.files() if path.name != schema.MANIFEST_FILE]
-        mend(dataset, list(places(without, 100, arguments.seed)))
-        mend(dataset, list(places(dataset.files(), 100, arguments.seed)))
-        print("100 flips at once, without and with the manifest: mended")
+        repair(dataset, list(places(without, 100, arguments.seed)))
+        repair(dataset, list(places(dataset.files(), 100, arguments.seed)))
+        print("100 flips at once, without and with the manifest: repaired")
         print(f"hash {dataset.hash}")
 
 

@@ -39,11 +39,11 @@ def test_repair_mends_three_bits_in_each_kind_of_file(dataset: flips.Dataset) ->
     for path in dataset.files():
         kinds.setdefault(flips.kind(path), []).append(path)
     of_manifest = list(flips.places(kinds.pop(schema.MANIFEST_FILE), 3, seed=6))
-    flips.mend(dataset, [place for some in kinds.values() for place in flips.places(some, 3, seed=6)])
-    flips.mend(dataset, of_manifest)
+    flips.repair(dataset, [place for some in kinds.values() for place in flips.places(some, 3, seed=6)])
+    flips.repair(dataset, of_manifest)
 
 
 @pytest.mark.parametrize("kept", [schema.MANIFEST_FILE, ""])
 def test_repair_mends_a_hundred_bits_at_once(dataset: flips.Dataset, kept: str) -> None:
     some: list[Path] = [path for path in dataset.files() if path.name != kept]
-    flips.mend(dataset, list(flips.places(some, 100, seed=7)))
+    flips.repair(dataset, list(flips.places(some, 100, seed=7)))

@@ -44,8 +44,8 @@ def test_a_copy_is_the_same_dataset_and_a_second_one_keeps_what_is_there(tmp_pat
 def test_a_damaged_source_gives_no_dataset(source: Path, tmp_path: Path) -> None:
     info = reader.load_info(str(source))
     make.flip_byte(source / SHARD)
-    mend = "; run the job again with --repair"
-    with pytest.raises(ImageShardsError, match=f"{SHARD} isn't the file that was published: its checksum is .*{mend}"):
+    fix = "; run the job again with --repair"
+    with pytest.raises(ImageShardsError, match=f"{SHARD} isn't the file that was published: its checksum is .*{fix}"):
         reader.copy(info, str(tmp_path / "copy"))
     assert not (tmp_path / "copy" / schema.MANIFEST_FILE).exists()
     assert not list((tmp_path / "copy").glob(f"{SHARD}*"))

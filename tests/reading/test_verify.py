@@ -216,7 +216,7 @@ def test_the_command_tells_programs_and_people(folder: Path, capsys: pytest.Capt
     assert error.startswith("error: --decode: invalid choice: 'most' (choose from ") and "sample" in error
 
 
-def test_an_index_of_other_files_is_mended_by_another_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_index_of_other_files_is_repaired_by_another_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = Path(make_dataset(tmp_path / "source", {"train": [30]}))
     assert main(["index", f"{source}/photos-*", "--out", str(tmp_path / "index")]) == 0
     make.flip_byte(source / "photos-train.tfrecord-00000-of-00001", 50)
