@@ -16,7 +16,7 @@ from tests import make, servers
 
 # Cores are shared: how long an example takes proves nothing.
 slow_is_fine = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
-hypothesis.settings.register_profile("imageshards", deadline=None, suppress_health_check=slow_is_fine)
+hypothesis.settings.register_profile("imageshards", max_examples=50, deadline=None, suppress_health_check=slow_is_fine)
 hypothesis.settings.load_profile("imageshards")
 
 # For child processes, too: PyTorch's threads spin while they wait, and what JAX compiles here runs for milliseconds.

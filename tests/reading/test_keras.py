@@ -87,7 +87,7 @@ def test_each_epoch_is_an_iteration_of_the_batches_and_each_validation_sees_ever
 ) -> None:
     validation = [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
     cases = [key for key in fits["streams"] if key != "shuffled"]
-    assert len(cases) == (5 if fits["backend"] == "torch" else 6)
+    assert len(cases) == (3 if fits["backend"] == "torch" else 4)
     for case in cases:
         batch, execution = map(int, case.split())
         train = reader.train_batches(url, "train", global_batch_size=batch)
