@@ -12,7 +12,7 @@ from benchmarks import flips
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> flips.Dataset:
-    return flips.Dataset(tmp_path_factory.mktemp("flips"), images=70)
+    return flips.Dataset(tmp_path_factory.mktemp("flips"), images=110)
 
 
 def test_every_kind_of_file_takes_part(dataset: flips.Dataset) -> None:
