@@ -274,7 +274,11 @@ sys.meta_path.insert(0, Interrupt())
 @pytest.mark.parametrize(
     ("start", "module"),
     [
-        *((["-m", "beam_pipeline"], module) for module in ("beam_pipeline.cli.main", "PIL.Image", "apache_beam")),
+        *(
+            pytest.param(["-m", "beam_pipeline"], module, marks=pytest.mark.soak)
+            for module in ("beam_pipeline.cli.main", "PIL.Image")
+        ),
+        (["-m", "beam_pipeline"], "apache_beam"),
         ([str(make.ROOT / "imageshards.py"), "write"], "beam_pipeline.cli.main"),
     ],
     ids=str,

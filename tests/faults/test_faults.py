@@ -26,6 +26,8 @@ from tests.faults import proxy, resumable
 from tests.faults.conftest import Through
 from tests.servers import Gcs
 
+SOAKED = [pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2)]
+some_seeds = pytest.mark.parametrize("seed", [0, *SOAKED])
 EACH_FAULT = pytest.mark.parametrize("fault", proxy.FAULTS, ids=lambda fault: fault.replace(" ", "-"))
 
 
@@ -81,7 +83,7 @@ def test_the_lost_answer_to_a_claim_is_no_refusal(gcs: Gcs, through: Through) ->
     assert failing.happened[proxy.LOSE]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@some_seeds
 def test_a_large_file_arrives_through_a_failing_network(
     gcs: Gcs, through: Through, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -116,7 +118,7 @@ def upload(data: bytes, deadline_s: float = 60) -> None:
     storage.open_storage("gs://x", deadline_s).publish(io.BytesIO(data), "gs://b/big file")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@some_seeds
 def test_a_failed_chunk_goes_on_from_what_has_arrived(uploads: Uploads, seed: int) -> None:
     data = os.urandom((16 << 20) + 12345)
     with uploads(share=0.3, seed=seed) as server:
@@ -171,7 +173,7 @@ def reference(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return make.same_each_time(make.published(photos, tmp_path_factory.mktemp("reference"), *make.TWO_SPLITS))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@some_seeds
 def test_at_ten_percent_faults_the_job_writes_the_same_bytes_and_loses_no_image(
     gcs: Gcs, photos: Path, through: Through, reference: dict[str, bytes], tmp_path: Path, seed: int
 ) -> None:

@@ -108,7 +108,7 @@ def test_ranks_train_on_each_record_once_a_pass_in_equally_many_steps(info: read
     assert sorted(flat(shares)) == list(range(RECORDS))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_evaluation_has_each_record_once_in_file_order_in_equally_many_steps(
     info: reader.DatasetInfo, workers: int
 ) -> None:
