@@ -29,6 +29,9 @@ $(STAMP): pyproject.toml setup.py beam_pipeline/images/resample.c constraints.tx
 demo: $(STAMP) ## Draw images, write shards, check them, train, predict: into build/demo
 	@tools/demo.sh
 
+# What is compiled is kept: pytest compiles each test's module, and hundreds of processes import ours.
+test soak: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(STAMP) ## Run the tests, but for the slow ones
 	$(BIN)/python -m pytest -n 3 $(BY_FILE) $(PYTEST)
 

@@ -16,7 +16,7 @@ from tests import make, servers
 
 # Cores are shared: how long an example takes proves nothing.
 slow_is_fine = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
-hypothesis.settings.register_profile("imageshards", deadline=None, suppress_health_check=slow_is_fine)
+hypothesis.settings.register_profile("imageshards", max_examples=50, deadline=None, suppress_health_check=slow_is_fine)
 hypothesis.settings.load_profile("imageshards")
 
 # For child processes, too: PyTorch's threads spin while they wait, and what JAX compiles here runs for milliseconds.
@@ -29,11 +29,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Files whose tests take long, each some in processes of their own: begun first, so that none is left for the end.
 _SLOW_FILES = (
-    *("test_soak.py", "test_continue.py", "test_selected.py", "test_readme.py", "test_keras.py", "test_scripts.py"),
-    *("test_base.py", "test_run.py", "test_decoder.py", "test_torch.py", "test_out.py", "test_models.py"),
-    *("test_kill.py", "test_torch_states.py", "test_tensorflow.py", "test_golden.py", "test_doors.py"),
-    *("test_resume_forms.py", "test_faults.py", "test_pixels.py", "test_user_pipeline.py", "test_graph.py"),
-    *("test_pinned.py", "test_packaging.py", "test_submit.py", "test_duplicates.py", "test_predict.py"),
+    *("test_soak.py", "test_keras.py", "test_continue.py", "test_scripts.py", "test_readme.py", "test_selected.py"),
+    *("test_train.py", "test_models.py", "test_decoder.py", "test_faults.py", "test_base.py", "test_run.py"),
+    *("test_tutorial.py", "test_out.py", "test_recipes.py", "test_race.py", "test_kill.py", "test_torch.py"),
+    *("test_torch_states.py", "test_predict.py", "test_import_rules.py", "test_graph.py", "test_user_pipeline.py"),
+    *("test_pixels.py", "test_tensorflow.py", "test_packaging.py", "test_golden.py", "test_duplicates.py"),
+    *("test_why.py", "test_submit.py", "test_moving.py", "test_documents.py", "test_foreign.py", "test_engine.py"),
 )
 
 

@@ -129,6 +129,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs
 
 
+@pytest.mark.soak
 def test_without_a_compiler_the_package_is_installed_and_pillow_resizes(tmp_path: Path) -> None:
     programs = new_environment(tmp_path / "environment")
     install(programs, "--no-build-isolation", "--editable", copied(tmp_path / "source"), CC="/bin/false")
@@ -136,6 +137,7 @@ def test_without_a_compiler_the_package_is_installed_and_pillow_resizes(tmp_path
     assert said.startswith(f"imageshards {beam_pipeline.__version__}\nresize: Pillow")
 
 
+@pytest.mark.soak
 def test_an_installed_wheel_writes_and_reads_a_dataset_far_from_any_checkout(installed: Path, tmp_path: Path) -> None:
     make.class_folders(tmp_path / "photos", {"ant": 3, "bee": 2})
     write = "write --input photos --output datasets --name photos --image_size 32 --direct_num_workers=2"
@@ -154,12 +156,14 @@ print(next(iter(imageshards.eval_batches("datasets/photos", "train", global_batc
     assert shape == "(5, 32, 32, 3)"
 
 
+@pytest.mark.soak
 def test_an_extra_is_added_without_looking_for_the_package_itself(installed: Path, tmp_path: Path) -> None:
     pip = (sys.executable, "-m", "pip", "--python", installed / "python", "install", "--dry-run", "--no-index")
     said = done(*pip, "imageshards[reader]", cwd=tmp_path).stdout
     assert "already satisfied: imageshards[reader]" in said
 
 
+@pytest.mark.soak
 def test_an_installed_wheel_says_that_dataflow_needs_an_image_or_a_checkout(installed: Path, tmp_path: Path) -> None:
     flags = "--input=gs://in --output=gs://out --name=photos --runner=DataflowRunner --project=p --region=europe-west4"
     command = [installed / "imageshards", "write", *flags.split()]

@@ -81,6 +81,7 @@ def test_what_a_plan_expects_to_be_read_is_read(photos: Path, tmp_path: Path) ->
     assert float(expected[1]) == pytest.approx(float(used[1]), rel=0.05), "a plan and sidecars are read, too"
 
 
+@pytest.mark.soak
 def test_worker_processes_add_to_what_the_job_used(photos: Path, tmp_path: Path) -> None:
     workers = ("--direct_num_workers", "2", "--direct_running_mode", "multi_processing")
     finished = make.job(photos, tmp_path, "--num_shards", "4", *workers)

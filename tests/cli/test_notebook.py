@@ -74,6 +74,7 @@ def test_the_readmes_block_runs_in_a_notebook_and_a_manifest_is_shown_in_one_lin
     assert (tmp_path / "datasets/small/1.0.0/manifest.json").exists()
 
 
+@pytest.mark.soak
 def test_an_error_is_the_same_as_elsewhere_and_a_plan_is_printed(kernel: Kernel, tmp_path: Path) -> None:
     call = "import imageshards; imageshards.run(imageshards.Config(input={!r}, output='out', name='x'{}))"
     said = kernel.run(call.format("nowhere", ""))
@@ -82,7 +83,7 @@ def test_an_error_is_the_same_as_elsewhere_and_a_plan_is_printed(kernel: Kernel,
     assert kernel.run(call.format("photos", ", plan_only=True")).startswith("train: 40 images in 1 shard of about ")
 
 
-@pytest.mark.parametrize("how", ["interrupted", "killed"])
+@pytest.mark.parametrize("how", ["interrupted", pytest.param("killed", marks=pytest.mark.soak)])
 def test_the_stop_button_is_one_line_and_no_job_outlives_its_kernel(kernel: Kernel, tmp_path: Path, how: str) -> None:
     folder = make.class_folders(tmp_path / "many", {"a": 12}, size=(1600, 1200))
     for number in range(300):  # more than are converted meanwhile

@@ -51,7 +51,9 @@ def test_help_is_exit_0_and_lists_every_flag_in_its_group_with_its_default() -> 
     assert "(default: 0)" in groups["shards"] and "(default: 600)" in groups["job"]
 
 
-@pytest.mark.parametrize("mode", ["in_memory", "multi_threading", "multi_processing"])
+@pytest.mark.parametrize(
+    "mode", ["in_memory", pytest.param("multi_threading", marks=pytest.mark.soak), "multi_processing"]
+)
 def test_the_command_prints_its_one_line_and_nothing_else(with_broken: Path, tmp_path: Path, mode: str) -> None:
     # No log line, warning or traceback of a library or of Beam's workers; their error holds what text formats unescape.
     table = tmp_path / "twice.csv"
@@ -238,7 +240,10 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("mode", ["in_memory", "multi_threading", "multi_processing"])
+@pytest.mark.parametrize(
+    "mode",
+    [*(pytest.param(mode, marks=pytest.mark.soak) for mode in ("in_memory", "multi_threading")), "multi_processing"],
+)
 def test_ctrl_c_ends_the_command_soon_with_one_line(many: Path, tmp_path: Path, mode: str) -> None:
     out = tmp_path / "out"
     command = program(mode, many, out, "--num_shards=4")
@@ -269,7 +274,11 @@ sys.meta_path.insert(0, Interrupt())
 @pytest.mark.parametrize(
     ("start", "module"),
     [
-        *((["-m", "beam_pipeline"], module) for module in ("beam_pipeline.cli.main", "PIL.Image", "apache_beam")),
+        *(
+            pytest.param(["-m", "beam_pipeline"], module, marks=pytest.mark.soak)
+            for module in ("beam_pipeline.cli.main", "PIL.Image")
+        ),
+        (["-m", "beam_pipeline"], "apache_beam"),
         ([str(make.ROOT / "imageshards.py"), "write"], "beam_pipeline.cli.main"),
     ],
     ids=str,
@@ -284,7 +293,7 @@ def test_ctrl_c_while_the_command_is_being_imported_is_the_same_line(
     assert (done.returncode, done.stderr) == (1, "error: interrupted; the same command resumes\n")
 
 
-@pytest.mark.parametrize("wait_s", [0.0, 1.0])
+@pytest.mark.parametrize("wait_s", [pytest.param(0.0, marks=pytest.mark.soak), 1.0])
 def test_a_launcher_that_is_terminated_leaves_no_worker(photos: Path, tmp_path: Path, wait_s: float) -> None:
     command = program("multi_processing", photos, tmp_path)
     with subprocess.Popen(command, cwd=make.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
@@ -314,7 +323,7 @@ def test_an_unforeseen_error_is_one_line_that_names_its_traceback(
     kept.unlink()
 
 
-@pytest.mark.parametrize("mode", ["in_memory", "multi_processing"])
+@pytest.mark.parametrize("mode", ["in_memory", pytest.param("multi_processing", marks=pytest.mark.soak)])
 def test_a_terminal_sees_the_progress_line_and_what_is_published(photos: Path, tmp_path: Path, mode: str) -> None:
     # A real terminal, with a clock of half a second for the line; nothing of Beam's.
     terminal, end = pty.openpty()

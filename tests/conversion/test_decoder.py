@@ -300,6 +300,7 @@ def test_a_crash_costs_one_image_and_the_same_command_resumes(tmp_path: Path) ->
     assert list(records(version).items()) == list(good.items())
 
 
+@pytest.mark.soak
 def test_a_hang_in_the_sample_ends_the_job_with_a_line_and_the_same_command_resumes(tmp_path: Path) -> None:
     make.class_folders(tmp_path / "in", {"a": 20})
     (tmp_path / "in/a/0007.jpg").write_bytes(deadly("sleep"))

@@ -18,6 +18,7 @@ from tests import make
 from tests.servers import free_port
 from tools.engines import processes
 
+pytestmark = pytest.mark.soak  # `make engines` has its jobs too, and tests/dataflow/test_watch.py the lines of states
 TIME = re.compile(r"^\d\d:\d\d:\d\d ", re.MULTILINE)
 
 

@@ -240,7 +240,9 @@ def test_repair_compares_in_a_job_and_rewrites_a_corrupt_shard_in_another(api: F
     assert not [name for name in one.gcs.names(bucket) if "_state" in name]
 
 
-@pytest.mark.parametrize(("flags", "threads"), [((), 2), (("--decode_threads=5",), 5)])
+@pytest.mark.parametrize(
+    ("flags", "threads"), [pytest.param((), 2, marks=pytest.mark.soak), (("--decode_threads=5",), 5)]
+)
 def test_a_process_decodes_with_few_threads_as_there_is_one_for_each_core(
     api: FakeDataflow, one: Cloud, flags: tuple[str, ...], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

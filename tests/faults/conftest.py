@@ -18,9 +18,9 @@ Through = Callable[..., Proxy]
 @pytest.fixture
 def through(gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Through]:
     """Call it to send gs:// requests of this process through a proxy from then on."""
-    monkeypatch.setattr(causes, "_FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr(causes, "_LONGEST_PAUSE_S", 0.3)
-    monkeypatch.setattr(gs, "DEFAULT_RETRY", gs.DEFAULT_RETRY.with_delay(initial=0.02, maximum=0.3))
+    monkeypatch.setattr(causes, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(causes, "_LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(gs, "DEFAULT_RETRY", gs.DEFAULT_RETRY.with_delay(initial=0.01, maximum=0.1))
     with ExitStack() as stack:
 
         def start(share: float, seed: int = 0, faults: tuple[str, ...] = FAULTS) -> Proxy:

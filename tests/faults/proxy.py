@@ -122,7 +122,7 @@ class _Handler(Handler):
             time.sleep(120)
         else:
             if fault == DELAY:
-                time.sleep(0.1)
+                time.sleep(0.03)
             self._forward(body, fault, chance)
 
     do_GET = do_POST = do_PUT = do_DELETE = _answer

@@ -31,7 +31,7 @@ def test_every_kind_of_file_takes_part(dataset: flips.Dataset) -> None:
 
 
 def test_verify_finds_each_flipped_bit_and_places_those_in_shards(dataset: flips.Dataset) -> None:
-    assert flips.flip_one_by_one(dataset, 96, seed=5).total() == 96
+    assert flips.flip_one_by_one(dataset, 48, seed=5).total() == 48
 
 
 def test_repair_mends_three_bits_in_each_kind_of_file(dataset: flips.Dataset) -> None:

@@ -12,6 +12,8 @@ from tests.faults import race
 from tests.faults.jobs import Job, Output
 from tests.servers import Gcs, serving
 
+pytestmark = pytest.mark.soak
+
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -27,10 +29,7 @@ def hashes(gcs: Gcs, images: Path) -> tuple[str, str]:
     return one, other
 
 
-SOAKED = [pytest.param(held, marks=pytest.mark.soak) for held in race.HELD if held != "its manifest"]
-
-
-@pytest.mark.parametrize("held", ["its manifest", *SOAKED])
+@pytest.mark.parametrize("held", race.HELD)
 def test_what_arrives_after_another_job_took_over_is_not_in_its_version(
     gcs: Gcs, images: Path, hashes: tuple[str, str], held: str
 ) -> None:
@@ -58,7 +57,6 @@ def test_a_version_that_is_published_before_the_claim_is_taken_is_overwritten(
     assert race.check(output) == hashes[1]
 
 
-@pytest.mark.soak
 def test_with_requests_that_take_their_time_one_version_is_left(
     gcs: Gcs, images: Path, hashes: tuple[str, str]
 ) -> None:

@@ -24,7 +24,7 @@ from tests.make import ROOT, encoded, picture
 
 JPEG = DEFAULTS._replace(format="jpeg")
 JPEG_OF_OWN_SIZE, GRAY_PNG = JPEG._replace(size=None), OWN_SIZE._replace(channels=1)
-SIDES = 1500, 1200
+SIDES = 1000, 800
 
 
 def sixteen_bits(image: Image.Image, *chunks: bytes) -> bytes:

@@ -21,7 +21,7 @@ from tests.images.profiles import gray_profile, ink_profile, wide_profile
 from tests.images.test_codec import DEFAULTS, OWN_SIZE, pixels, rejected
 from tests.make import encoded, picture
 
-FUZZ = 800
+FUZZ = 400
 PROFILES = {"RGB": wide_profile(), "RGBA": wide_profile(), "L": gray_profile(1.8), "CMYK": ink_profile()}
 
 
@@ -79,7 +79,7 @@ def promised(size: tuple[int, int], options: ImageOptions) -> tuple[int, int]:
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(images(), any_options)
 def test_any_image_gives_the_promised_shape_and_the_same_bytes_twice(image: Drawn, options: ImageOptions) -> None:
     first, second = convert(image.data, options), convert(image.data, options)
@@ -97,7 +97,7 @@ def test_any_image_gives_the_promised_shape_and_the_same_bytes_twice(image: Draw
             assert JpegImagePlugin.get_sampling(found) == SUBSAMPLING[options.jpeg_subsampling]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.sampled_from(("stretch", "crop")),
     st.sampled_from(("bilinear", "bicubic", "lanczos", "hamming")),

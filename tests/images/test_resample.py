@@ -127,7 +127,8 @@ def test_every_file_is_stored_with_the_same_bytes_without_it(monkeypatch: pytest
     }  # fmt: skip
     filters = list(RESAMPLING)
     files = [(name, data, filters[number % len(filters)]) for number, (name, data) in enumerate(every_kind().items())]
-    files += [(name, encoded(image, "PNG"), resample) for name, image in large.items() for resample in filters]
+    for name, image in large.items():
+        files += [(name, encoded(image, "PNG"), resample) for resample in filters[: 2 if name == "large" else None]]
     sizes, jobs = ((40, 50), (1100, 1200), (7, 300)), []
     for number, (name, data, resample) in enumerate(files):
         mode, size = RESIZE_MODES[number % len(RESIZE_MODES)], sizes[number % 3]

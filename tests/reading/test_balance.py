@@ -70,7 +70,7 @@ def job_of(info: reader.DatasetInfo, options: dict[str, Any], shares: list[int])
     ), chosen
 
 
-@pytest.mark.parametrize("trial", [*range(20), *(pytest.param(n, marks=pytest.mark.soak) for n in range(20, 60))])
+@pytest.mark.parametrize("trial", [*range(8), *(pytest.param(n, marks=pytest.mark.soak) for n in range(8, 32))])
 def test_any_selection_balance_hosts_and_resume_read_what_the_slow_reference_reads(
     info: reader.DatasetInfo, trial: int
 ) -> None:

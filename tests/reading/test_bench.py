@@ -28,7 +28,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_dataset(tmp_path_factory.mktemp("bench") / "1.0.0", {"train": [100, 60]}, size=(32, 32))
 
 
-FEW = ["--images", "200", "--batch_size", "16", "--image_size", "32", "--repeats", "2"]
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_dataset(tmp_path_factory.mktemp("bench") / "1.0.0", {"train": [40, 24]}, size=(32, 32))
+
+
+FEW = ["--images", "80", "--batch_size", "16", "--image_size", "32", "--repeats", "2"]
 CACHED = ["individual files, cached in memory", "individual files, cached on disk"]
 TUTORIAL = ["GZIP shards, the tutorial's way", "plain shards, the tutorial's way"]
 DOORS = ["train_dataset (TensorFlow)", "torch.loader (PyTorch)"]
@@ -39,12 +44,12 @@ OURS = [
 ]
 
 
-def test_the_table_and_the_chart(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_and_the_chart(small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chart = tmp_path / "new" / "bench.png"
-    assert main(["bench", folder, *FEW, "--cached", "--chart", str(chart)]) == 0
+    assert main(["bench", small, *FEW, "--cached", "--chart", str(chart)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("photos 1.0.0, 32 px, ")
-    assert " 200 images a run (train has 160, read again and again), median of 2 runs in turns\n" in out
+    assert " 80 images a run (train has 64, read again and again), median of 2 runs in turns\n" in out
     assert "% of decode-only speed (time / CPU)\n" in out
     names = [line.split("  ")[0] for line in out.splitlines()]
     expected = ["individual files", *CACHED, *TUTORIAL, *DOORS, *OURS]
@@ -54,10 +59,10 @@ def test_the_table_and_the_chart(folder: str, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_json_of_a_bucket_and_other_originals(
-    folder: str, tmp_path: Path, gcs: servers.Gcs, capsys: pytest.CaptureFixture[str]
+    small: str, tmp_path: Path, gcs: servers.Gcs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bucket = gcs.new_bucket()
-    gcs.put_folder(bucket, "photos/1.0.0", Path(folder))
+    gcs.put_folder(bucket, "photos/1.0.0", Path(small))
     originals = make.class_folders(tmp_path / "originals", {"ant": 7, "bee": 9})
     more = ["--chart", str(tmp_path / "c.png"), "--json", "--against", str(originals)]
     assert main(["bench", f"gs://{bucket}/photos/1.0.0", *FEW, *more]) == 0
@@ -66,10 +71,10 @@ def test_json_of_a_bucket_and_other_originals(
     assert list(rows) == ["individual files", *TUTORIAL, *DOORS, *OURS]
     present = [row for row in rows.values() if "missing" not in row]
     assert len(present) >= len(rows) - 1  # PyTorch may not be installed
-    assert all(200 <= row["images"] < 200 + 128 and row["images_per_s"] > 0 for row in present)
+    assert all(80 <= row["images"] < 80 + 128 and row["images_per_s"] > 0 for row in present)
     assert rows["individual files"]["of_decoding_alone"] is None  # other images
     assert rows["train_batches"]["of_decoding_alone"].keys() == {"clock", "cpu"}
-    assert (document["split_images"], document["against"]) == (160, str(originals))
+    assert (document["split_images"], document["against"]) == (64, str(originals))
 
 
 def test_wrong_values_are_told(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,7 +134,8 @@ def test_only_training_needs_a_framework(folder: str, tmp_path: Path) -> None:
     assert done.stderr.splitlines()[0] == f"error: {missing}"
 
 
-@pytest.mark.parametrize("verb", ["train", pytest.param("bench", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("verb", ["train", "bench"])
 def test_nothing_prints_lines_of_tensorflow(folder: str, tmp_path: Path, verb: str) -> None:
     few = {
         "train": ["--out", str(tmp_path / "out"), "--epochs", "1", "--image_size", "16"],

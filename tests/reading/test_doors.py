@@ -108,8 +108,14 @@ def only(names: list[str], found: list[Row]) -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize("hosts", [1, 3])
-@pytest.mark.parametrize("augment", AUGMENTS)
+@pytest.mark.parametrize(
+    ("augment", "hosts"),
+    [
+        pytest.param(augment, hosts, marks=[pytest.mark.soak] if (augment == "plain") is (hosts == 3) else [])
+        for augment in AUGMENTS
+        for hosts in (1, 3)
+    ],
+)
 def test_every_byte_of_two_epochs_is_the_same_on_every_door(info: reader.DatasetInfo, augment: str, hosts: int) -> None:
     for host in range(hosts):
         options: dict[str, Any] = {"global_batch_size": HOST_BATCH * hosts, "host": (host, hosts), "seed": SEED}
@@ -129,7 +135,7 @@ def test_every_byte_of_two_epochs_is_the_same_on_every_door(info: reader.Dataset
 
 
 @pytest.mark.parametrize("hosts", [1, 3])
-@pytest.mark.parametrize("size", [None, (30, 10)])
+@pytest.mark.parametrize("size", [pytest.param(None, marks=pytest.mark.soak), (30, 10)])
 def test_every_byte_of_evaluation_is_the_same_on_every_door(info: reader.DatasetInfo, size: Any, hosts: int) -> None:
     names: list[str] = []
     for host in range(hosts):

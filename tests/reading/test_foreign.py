@@ -73,7 +73,7 @@ def check_photos(dataset: tf.data.Dataset, count: int) -> None:
         assert record["image"] == random.Random(number).randbytes(500)
 
 
-@pytest.mark.parametrize("compression", ["", "GZIP"])
+@pytest.mark.parametrize("compression", [pytest.param("", marks=pytest.mark.soak), "GZIP"])
 def test_every_record_of_every_file_once_with_all_of_its_features(tmp_path: Path, compression: str) -> None:
     for shard in range(11):  # more than are read at once
         photos(tmp_path / f"part-{shard:02d}.tfrec", 70, compression, 70 * shard)

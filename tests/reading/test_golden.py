@@ -25,10 +25,17 @@ def recorded(kind: str) -> list[Any]:
 
 
 def golden(*kinds: str) -> pytest.MarkDecorator:
-    """Parametrizes a test by the recorded cases of some kinds; `one` is a case and what was seen."""
+    """Parametrizes a test by the recorded cases of some kinds; `one` is a case and what was seen.
+
+    Of each kind `make test` has every fourth, `make soak` the others.
+    """
     return pytest.mark.parametrize(
         ("kind", "one"),
-        [pytest.param(kind, one, id=_name([kind, one["case"]])) for kind in kinds for one in recorded(kind)],
+        [
+            pytest.param(kind, one, id=_name([kind, one["case"]]), marks=[pytest.mark.soak] if number % 4 else [])
+            for kind in kinds
+            for number, one in enumerate(recorded(kind))
+        ],
     )
 
 

@@ -257,6 +257,7 @@ def test_no_image_takes_more_memory_than_the_write_side_permits(tmp_path: Path) 
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures by Linux' /proc")
+@pytest.mark.soak
 def test_a_huge_record_is_in_memory_three_times_at_most(tmp_path: Path) -> None:
     """As a piece of its file, as a record, and as an image."""
     write_examples(tmp_path / "a", example(image=draw(0, SIZE) + bytes(128 << 20), label=0))

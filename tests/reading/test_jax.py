@@ -336,9 +336,8 @@ except CorruptRecordError as error:
 """
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param("jax", marks=needs_jax), pytest.param("torch", marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("backend", [pytest.param("jax", marks=needs_jax), "torch"])
 def test_keras_without_tensorflow_trains_and_evaluates_each_record_once(
     info: reader.DatasetInfo, tmp_path: Path, backend: str
 ) -> None:

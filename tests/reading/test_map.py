@@ -335,7 +335,9 @@ def test_it_needs_no_framework(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than cores
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (1, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "context"), [(0, None), (2, "fork"), pytest.param(1, "spawn", marks=pytest.mark.soak)]
+)
 def test_it_is_a_map_style_dataset_for_pytorch(url: str, workers: int, context: str | None) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'imageshards[torch]'")
     records, expected = reader.records(url, "validation"), reader.records(url, "validation")

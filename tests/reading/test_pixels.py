@@ -185,7 +185,13 @@ def resizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
-@pytest.mark.parametrize("size", [(224, 224), (187, 250), (128, 160), (450, 600), (640, 800), (224, 600), (375, 500)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        *((224, 224), (450, 600), (224, 600), (375, 500)),
+        *(pytest.param(size, marks=pytest.mark.soak) for size in ((187, 250), (128, 160), (640, 800))),
+    ],
+)
 @pytest.mark.usefixtures("resizer")
 def test_resized_pixels_are_exactly_pillows(size: tuple[int, int]) -> None:
     for number in range(len(SHAPES)):

@@ -63,7 +63,7 @@ def variables() -> dict[str, dict[str, Any]]:
 
 def marks(text: str) -> Any:
     """Measuring takes long, whatever is measured."""
-    return [pytest.mark.soak] if "imageshards bench " in text else []
+    return [pytest.mark.soak] if re.search(r"imageshards[ .]bench\b", text) else []
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_every_record_comes_once_an_epoch_on_any_number_of_hosts(info: reader.Da
     assert len(counts) == RECORDS and max(counts.values()) <= 3
 
 
+@pytest.mark.soak
 def test_training_that_is_stopped_again_and_again_in_new_processes_misses_and_repeats_nothing(
     info: reader.DatasetInfo,
 ) -> None:

@@ -15,13 +15,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return harness.dataset(tmp_path_factory.mktemp("forms"))
 
 
-@pytest.mark.parametrize("adapter", ["numpy position", "numpy state", "tensorflow", "torch", "torchdata", "jax"])
+@pytest.mark.parametrize("adapter", ["numpy position", "numpy state", "tensorflow", "torch", "torchdata"])
 def test_every_record_comes_once_an_epoch_and_in_order_through_kills_and_other_hosts(
     url: str, tmp_path: Path, adapter: str
 ) -> None:
     harness.skip_without(adapter)
-    kills = 2 if adapter == "jax" else 5  # it starts processes each time
-    jobs = harness.plan(adapter, url, tmp_path, seed=100, is_elastic=True, kills=kills, sigkills=1)
+    sigkills = int(adapter.startswith("numpy"))  # the others are imported first, for seconds
+    jobs = harness.plan(adapter, url, tmp_path, seed=100, is_elastic=True, sigkills=sigkills)
     rows, _ = harness.train(jobs)
     harness.check(rows, jobs)
 

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
 
 RECORDS, BATCH = 301, 8
 STEPS = RECORDS // BATCH  # 37, and 5 records that open the next iteration
-WORKERS = [(0, None, False), (2, "fork", False), (2, "fork", True), (1, "spawn", True), (3, "fork", False)]
+WORKERS: list[Any] = [(0, None, False), (2, "fork", False), (2, "fork", True), (3, "fork", False)]
+WORKERS.append(pytest.param(1, "spawn", True, marks=pytest.mark.soak))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_ranks_train_on_each_record_once_a_pass_in_equally_many_steps(info: read
     assert sorted(flat(shares)) == list(range(RECORDS))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_evaluation_has_each_record_once_in_file_order_in_equally_many_steps(
     info: reader.DatasetInfo, workers: int
 ) -> None:
@@ -135,6 +136,7 @@ def test_batches_of_evaluation_have_weights(info: reader.DatasetInfo, workers: i
     assert weights.tolist() == [1] * 10 + [0] * 10
 
 
+@pytest.mark.soak
 def test_ranks_of_torch_distributed_are_found(info: reader.DatasetInfo, tmp_path: Path) -> None:
     program = """
 import sys, torch, reader
@@ -308,7 +310,7 @@ def test_a_corrupt_record_is_raised_or_skipped_also_in_workers(
     assert "skipped 1 corrupt record" in caplog.text
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.soak)])
 def test_forked_workers_of_a_bucket_are_told_of_forkserver(gcs: servers.Gcs, tmp_path: Path, context: str) -> None:
     bucket = gcs.new_bucket()
     gcs.put_folder(bucket, "photos/1.0.0", Path(make_dataset(tmp_path / "1.0.0", {"train": [40]})))

@@ -23,6 +23,8 @@ pytestmark = [
 ]
 RECORDS, BATCH = 301, 20
 STEPS = RECORDS // BATCH  # 15, and a record that opens the next iteration
+# In fast tests of their own worker processes keep, load and save states, too.
+with_workers = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.soak)])
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def as_saved(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@with_workers
 @pytest.mark.parametrize("steps", [0, 1, 11, STEPS - 1, STEPS, STEPS + 1, 2 * STEPS + 4])
 def test_training_goes_on_where_its_state_was_saved(
     info: reader.DatasetInfo, stream: list[list[int]], steps: int, workers: int
@@ -248,7 +250,7 @@ def test_a_state_of_something_else_is_one_line_and_changes_nothing(
     assert seen(without_seed) == seen(dataset(info, seed=1)) != stream[:STEPS]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@with_workers
 @pytest.mark.parametrize("is_padded", [False, True])
 def test_an_evaluation_goes_on_where_its_state_was_saved(
     info: reader.DatasetInfo, is_padded: bool, workers: int
@@ -281,8 +283,18 @@ def test_batches_without_a_valid_record_count_as_steps(tmp_path: Path) -> None:
         assert other.iteration == 2
 
 
-@pytest.mark.parametrize("workers", [0, 2, pytest.param(3, marks=pytest.mark.soak)])
-@pytest.mark.parametrize(("iterations", "steps"), [(0, 0), (0, 1), (0, 7), (0, STEPS), (1, 0), (2, 4)])
+@pytest.mark.parametrize(
+    ("iterations", "steps", "workers"),
+    [
+        (0, 7, 2),
+        (2, 4, 0),
+        *(
+            pytest.param(iterations, steps, workers, marks=pytest.mark.soak)
+            for iterations, steps in ((0, 0), (0, 1), (0, STEPS), (1, 0), (2, 4))
+            for workers in (2, 3)
+        ),
+    ],
+)
 def test_torchdata_goes_on_where_it_saved_the_states_of_its_workers(
     info: reader.DatasetInfo, stream: list[list[int]], iterations: int, steps: int, workers: int
 ) -> None:
@@ -412,7 +424,7 @@ def test_set_epoch_of_an_earlier_iteration_is_an_error_that_names_at(
             one.set_epoch(epoch)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@with_workers
 @pytest.mark.parametrize("steps", [2 * STEPS, 2 * STEPS + 4])
 def test_a_loop_that_counts_from_0_after_a_resume_goes_on_from_there(
     info: reader.DatasetInfo, stream: list[list[int]], steps: int, workers: int, caplog: pytest.LogCaptureFixture
@@ -433,7 +445,7 @@ def test_a_loop_that_counts_from_0_after_a_resume_goes_on_from_there(
                 one.set_epoch(epoch)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@with_workers
 @pytest.mark.parametrize("first", [0, 1])
 def test_set_epoch_and_torchdata_go_together(
     info: reader.DatasetInfo, stream: list[list[int]], first: int, workers: int

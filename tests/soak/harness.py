@@ -25,7 +25,7 @@ from tests.reading.shards import make_dataset
 from tests.soak import trainers
 from tests.soak.trainers import Job, Rows
 
-RECORDS, EPOCHS, KILLS = 559, 3, 5
+RECORDS, EPOCHS, KILLS = 559, 3, 4
 KERAS = ("keras tensorflow", "keras jax", "keras torch")
 TRAINERS: dict[str, type[trainers.Trainer]] = {
     "numpy position": trainers.NumpyPosition,

@@ -21,7 +21,7 @@ import numpy as np
 
 import reader
 
-KINDS = ("keras-tensorflow", "keras-jax", "keras-torch", "torch", "jax")
+KINDS = ("keras-tensorflow", "torch", "jax")
 STEPS, SAVED = 40, 5
 OPTIONS: dict[str, Any] = {
     "global_batch_size": 16,

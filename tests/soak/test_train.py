@@ -19,7 +19,7 @@ from tests.train import runs
 
 pytestmark = pytest.mark.soak
 
-KILLS = 4
+KILLS = 2
 OPTIONS = (
     "--image_size 16 --batch_size 8 --epochs 12 --early_stopping 4 --ema 0.7 --learning_rate 0.02 --checkpoint_steps 3"
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
 
+from reader.training import fit
 from tests.reading.shards import make_dataset
 
 
@@ -14,6 +16,20 @@ from tests.reading.shards import make_dataset
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("train") / "1.0.0"
     return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 16), tables=True)
+
+
+@pytest.fixture(scope="module")
+def eager() -> Iterator[None]:
+    """TensorFlow traces no functions: of runs of a few steps that takes the longest."""
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw no curves and no confusion: that takes as long as their steps."""
+    monkeypatch.setattr(fit, "pictures", SimpleNamespace(curves=lambda *_: b"", confusion=lambda *_: b""))
 
 
 @pytest.fixture(scope="module", autouse=True)

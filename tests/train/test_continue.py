@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,23 +17,34 @@ from reader.info import load_info
 from tests.train import runs
 
 SOAKED = [pytest.param(backend, marks=pytest.mark.soak) for backend in ("tensorflow", "jax")]
-on_all_backends = pytest.mark.parametrize("folder", ["here", *SOAKED], indirect=True, scope="module")
-on_soaked_backends = pytest.mark.parametrize("folder", SOAKED, indirect=True, scope="module")
+on_all_backends = pytest.mark.parametrize("folder", ["here", *SOAKED], indirect=True)
+on_soaked_backends = pytest.mark.parametrize("folder", SOAKED, indirect=True)
 
 
 @pytest.fixture(scope="module")
-def folder(request: pytest.FixtureRequest, dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runs of `runs.stop_and_continue` on a backend, or of one kill in this process."""
-    folder: Path = tmp_path_factory.mktemp(request.param) / "runs"
-    if request.param == "here":
-        with runs.random_layers_in(folder):
-            runs.kill_and_continue(load_info(dataset), folder, ["evaluation"])
+def folder_of(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The runs of `runs.stop_and_continue` on a backend, or `here` of one kill in this process; made once for each."""
+
+    @functools.cache
+    def made(where: str) -> Path:
+        folder: Path = tmp_path_factory.mktemp(where) / "runs"
+        if where == "here":
+            with runs.random_layers_in(folder):
+                runs.kill_and_continue(load_info(dataset), folder, ["evaluation"])
+            return folder
+        environment = {"KERAS_BACKEND": where, "TF_DETERMINISTIC_OPS": "1", "JAX_PLATFORMS": "cpu"}
+        environment = {**os.environ, **environment, "PYTHONPATH": str(runs.ROOT)}
+        subprocess.run([sys.executable, runs.__file__, dataset, str(folder)], env=environment, check=True, timeout=600)
         return folder
-    pytest.importorskip(request.param)
-    environment = {"KERAS_BACKEND": request.param, "TF_DETERMINISTIC_OPS": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, runs.__file__, dataset, str(folder)]
-    subprocess.run(command, env={**os.environ, **environment, "PYTHONPATH": str(runs.ROOT)}, check=True, timeout=600)
-    return folder
+
+    return made
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Path:
+    if request.param != "here":
+        pytest.importorskip(request.param)
+    return folder_of(request.param)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +58,6 @@ def folder(request: pytest.FixtureRequest, dataset: str, tmp_path_factory: pytes
         ),
     ],
     indirect=["folder"],
-    scope="module",
 )
 def test_a_stopped_run_continues_to_the_same_bits(folder: Path, name: str) -> None:
     for file in ("model.keras", "last.keras"):

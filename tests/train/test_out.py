@@ -29,6 +29,8 @@ from reader.training.out_folder import OutFolder
 from tests import make, servers
 from tests.train import runs
 
+# But for the run `finished`, which draws its pictures; tests/train/test_continue.py trains with what is traced.
+pytestmark = pytest.mark.usefixtures("eager", "no_pictures")
 SMALL: dict[str, Any] = {"image_size": 16, "batch_size": 8, "epochs": 1, "seed": 5, "device": "cpu"}
 SMALL |= {"model": "tests.train.runs:linear"}
 
@@ -345,7 +347,7 @@ def test_the_verdict_on_a_slow_model_is_the_device(
     (tmp_path / "slow.py").write_text(
         "import keras\n"
         "def model(shape, classes):\n"
-        "    layers = [keras.layers.Conv2D(128, 9, padding='same') for _ in range(2)]\n"
+        "    layers = [keras.layers.Conv2D(96, 9, padding='same') for _ in range(2)]\n"
         "    return keras.Sequential([*layers, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(classes)])\n"
     )
     monkeypatch.chdir(tmp_path)

@@ -19,6 +19,8 @@ from tests.reading.shards import make_dataset
 from tests.train import runs
 from tests.train.test_out import trained, unfinish
 
+pytestmark = pytest.mark.usefixtures("eager", "no_pictures")
+
 
 def read(file: Path) -> list[list[str]]:
     with file.open() as opened:
