@@ -31,6 +31,7 @@ def test_a_run_that_is_killed_at_any_moment_ends_with_the_same_models(tmp_path: 
     (tmp_path / "models.py").write_text(runs.MODEL)
     url = make_dataset(tmp_path / "1.0.0", {"train": [24, 16], "validation": [11]}, size=(16, 16))
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_DETERMINISTIC_OPS": "1", "PYTHONPATH": str(ROOT)}
+    environment |= {"JAX_COMPILATION_CACHE_DIR": f"{tmp_path}/jax", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
     def start(out: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "reader", "train", url, "--out", out, "--model", "models:random_layers"]

@@ -33,6 +33,8 @@ def folder_of(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Callabl
                 runs.kill_and_continue(load_info(dataset), folder, ["evaluation"])
             return folder
         environment = {"KERAS_BACKEND": where, "TF_DETERMINISTIC_OPS": "1", "JAX_PLATFORMS": "cpu"}
+        # The same model is compiled more than ten times.
+        environment |= {"JAX_COMPILATION_CACHE_DIR": f"{folder}.jax", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         environment = {**os.environ, **environment, "PYTHONPATH": str(runs.ROOT)}
         subprocess.run([sys.executable, runs.__file__, dataset, str(folder)], env=environment, check=True, timeout=600)
         return folder
