@@ -222,7 +222,7 @@ def test_a_file_is_written_though_its_folder_is_deleted_whenever_it_is_empty(tmp
     thread = threading.Thread(target=delete)
     thread.start()
     try:
-        for _ in range(1000):
+        for _ in range(150):
             assert STORE.create(url, b"x")
             STORE.delete(url)
     finally:
