@@ -50,7 +50,7 @@ class ConvertedImage(NamedTuple):
     width: int
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class ListImages(beam.PTransform):  # type: ignore[misc]
     """Lists the images of an input; reads none of them.
 
@@ -76,7 +76,7 @@ def _refs(pages: Pages) -> Iterator[ImageRef]:
     yield from chain.from_iterable(pages[1])
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class ReadImages(beam.PTransform):  # type: ignore[misc]
     """Reads and converts the images of an input, and writes nothing anywhere.
 
@@ -122,7 +122,7 @@ def _converted(pages: Pages, config: Config) -> Iterator[Any]:
             yield ConvertedImage(ref.path, ref.label, ref.split, image.data, image.height, image.width)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class WriteDataset(beam.PTransform):  # type: ignore[misc]
     """Writes and publishes a dataset version; the `imageshards write` command is this transform on a pipeline.
 
@@ -140,7 +140,7 @@ class WriteDataset(beam.PTransform):  # type: ignore[misc]
     """
 
     config: Config
-    run: Run | None = None
+    run: Run | None = dataclasses.field(default=None, kw_only=True, repr=False)
 
     def expand(self, pipeline: Any) -> Any:
         if self.run is not None:

@@ -98,7 +98,7 @@ for epoch in range(dataset.iteration, args.epochs):
     net.train()
     for batch in loader:
         images, labels = on_device(batch)
-        torch.manual_seed(hash((args.seed, step, rank)))  # of Dropout: it follows from the step, and needn't be saved
+        torch.manual_seed(hash((args.seed, step, rank)))  # Dropout's: it follows from the step, and isn't saved
         with autocast:
             loss = nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
@@ -126,5 +126,5 @@ if rank == 0:
     torch.save(net.state_dict(), args.out / "model.pt")
     print(f"{args.epochs} epochs are trained: {args.out / 'model.pt'}")
 if is_distributed:
-    dist.barrier()  # the last reduction has ended in every thread, too: Python could crash there at its end
+    dist.barrier()  # a process that ends while its last reduction is still being finished may crash
     dist.destroy_process_group()

@@ -119,7 +119,7 @@ class Job:
             used=launcher,
             prices=cost.prices_of(config, self.fleet(config)),
         )
-        return self._run(config, lambda: WriteDataset(config, run).expand(self._pipeline))
+        return self._run(config, lambda: WriteDataset(config, run=run).expand(self._pipeline))
 
     def fleet(self, config: Config) -> cost.Fleet:
         """What the job runs on."""

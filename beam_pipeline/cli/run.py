@@ -116,7 +116,7 @@ def _write(config: Config, job: Job | None, command: Sequence[str]) -> Manifest 
         if storage.is_local(config.output) and not config.overwrite and (manifest := read_manifest(config)) is not None:
             return _already_published(manifest, compare(config, manifest.content))
         if storage.is_local(config.output) and config.restart:
-            JobState(config).discard_plan()
+            JobState(config).invalidate_plan()
         for notice in filter(None, (duplicates.reads_twice_notice(config), manifest_rows.box_notice(config))):
             print_line(f"warning: {notice}", sys.stderr)
         if not job.write(config, command):

@@ -42,6 +42,10 @@ class SupersededError(ImageShardsError):
         return cls(f"{version_url} was published by another job while this one was running; run the command again")
 
 
+class ClaimedError(ImageShardsError):
+    """Another job is writing the version, or is just beginning to."""
+
+
 def open_claim(config: Config) -> SharedClaim | LocalClaim:
     """The claim of a version, by where it is."""
     return LocalClaim(config) if storage.is_local(config.output) else SharedClaim(config)
@@ -130,7 +134,7 @@ class LocalClaim(SharedClaim):
         if plan and config.has_launcher:
             if not self.verify(config.run_id):
                 raise SupersededError.taken_over(config.dataset_url)
-            return config.run_id, False  # what --restart discards, the launcher has made known
+            return config.run_id, False  # with --restart the launcher has made the plan invalid
         self.release()  # from the call before
         descriptor = self._locked()
         try:
@@ -151,10 +155,10 @@ class LocalClaim(SharedClaim):
 
     @contextmanager
     def locked(self) -> Iterator[ClaimHolder | None]:
-        """Lock it, to delete it with all else, if no launcher has: the job that has it, which stays the same meanwhile.
+        """Hold the lock while the state is deleted, and yield the claim's holder; None if there is none.
 
         Raises:
-            ImageShardsError: a job is just beginning.
+            ClaimedError: another job holds it.
         """
         descriptor = self._locked()
         try:
@@ -179,7 +183,7 @@ class LocalClaim(SharedClaim):
                     time.sleep(_LOOK_AGAIN_S)
                     continue
                 who = holder or ClaimHolder()
-                raise ImageShardsError(
+                raise ClaimedError(
                     f"{self._config.dataset_url} is being written by {who}: wait for it to finish"
                 ) from error
             except OSError as error:
@@ -240,22 +244,22 @@ def _is_shared(config: Config, holder: ClaimHolder, plan: str, replaces: bool) -
     what = f"{holder} with other images or flags" if plan else f"{holder} in a pipeline of its own"
     again = "" if plan else "run that again, "
     discards = f"{'--restart' if config.has_launcher else 'restart=True'} discards what it has written"
-    if _has_ended(holder):
-        fix = f"{again}or {discards}" if again else discards
-        raise ImageShardsError(f"{config.dataset_url} was begun by {what}, which has ended: {fix}")
-    raise ImageShardsError(
+    if _process_has_ended(holder):
+        fix = f"{again}or, if its job has ended, too, {discards}" if again else f"if its job has, too, {discards}"
+        raise ClaimedError(f"{config.dataset_url} was begun by {what}, whose process has ended: {fix}")
+    raise ClaimedError(
         f"{config.dataset_url} is being written by {what}: {again}wait until it is published, or {discards}"
     )
 
 
-def _has_ended(holder: ClaimHolder) -> bool:
-    """Whether the job's process was one of this machine, and has ended."""
+def _process_has_ended(holder: ClaimHolder) -> bool:
+    """Whether the process that made the claim was one of this machine, and has ended."""
     if not holder.pid or holder.host != socket.gethostname():
         return False
     try:
         os.kill(holder.pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:  # another user's
+    except (OSError, OverflowError):  # another user's; no process has this number
         pass
     return False

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from beam_pipeline import schema, storage
@@ -163,7 +164,9 @@ def _check_configuration(config: Config, manifest: Content) -> None:
 
 def _next_version(config: Config, is_major: bool) -> str:
     """A version that isn't there yet."""
-    names = storage.open_storage(config.output, config.first_contact_s).names(os.path.dirname(config.dataset_url))
+    names: list[str] = []
+    with suppress(StorageError):  # what is being told matters more
+        names = storage.open_storage(config.output, config.first_contact_s).names(os.path.dirname(config.dataset_url))
     versions = schema.newest_first([*names, f"{config.version}/"])
     if is_major:
         return f"{int(versions[0].partition('.')[0]) + 1}.0.0"

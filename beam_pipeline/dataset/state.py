@@ -18,7 +18,7 @@ from typing import IO, Any, TypeVar
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Attempts
-from beam_pipeline.dataset.claim import CLAIM_FILE, LocalClaim, SupersededError, open_claim
+from beam_pipeline.dataset.claim import CLAIM_FILE, ClaimedError, LocalClaim, SupersededError, open_claim
 from beam_pipeline.dataset.compare import read_run
 from beam_pipeline.errors import ImageShardsError, NotPublishedError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
@@ -87,8 +87,8 @@ class JobState:
         """The plan of the job that began to write the version; None if there is none that can be read."""
         return read_document(self._read(_PLAN_FILE) or b"", Plan)
 
-    def discard_plan(self) -> None:
-        """For `--restart`, by the launcher that holds the claim: the job begins from nothing, once."""
+    def invalidate_plan(self) -> None:
+        """For `--restart`, by the launcher that holds the claim: all shards are written again, but once."""
         if self._read(_PLAN_FILE) is not None:
             self.write(_PLAN_FILE, b"{}\n")  # the version is still known as ours
 
@@ -234,8 +234,10 @@ class JobState:
                     is_written = self._store.write(url, content, generation)
                 else:
                     is_written = self._store.publish(content, url, generation)
-            except FileNotFoundError:  # another job of this plan has published, and has deleted the temporary file
+            except FileNotFoundError:  # another job of this plan has published, and deletes the temporary files
                 check()
+                if self._store.stat(self._manifest_url) is not None:
+                    raise SupersededError.published(self._config.dataset_url) from None
                 raise
             if is_written:
                 return
@@ -334,14 +336,18 @@ class JobState:
             self.delete_all({join(self.url, path): files[path] for path in paths})
 
     def _clear_local(self, claim: LocalClaim) -> None:
+        """Under the launcher's lock or one of its own, so that a job that overwrites begins before or after."""
         holder = claim.holder()
-        if self._config.has_launcher if holder is None else not holder.plan:  # who deletes the claim
+        launcher_has_it = self._config.has_launcher if holder is None else not holder.plan
+        if launcher_has_it:
             if holder and holder.run == self._run:
                 self._store.delete_temporaries(self._config.dataset_url)
                 self._store.delete_tree(self.url, keep=(CLAIM_FILE,))
             return
-        with suppress(ImageShardsError), claim.locked() as holder:  # the error: a job that overwrites is just beginning
-            if holder is None or holder.run == self._run or self._is_published(holder.plan):
+        with suppress(ClaimedError), claim.locked() as holder:
+            # In part: a job that prepares holds the lock until it has a plan.
+            was_cleared = self._read(_PLAN_FILE) is None
+            if holder is None or holder.run == self._run or was_cleared or self._is_published(holder.plan):
                 self._store.delete_temporaries(self._config.dataset_url)
                 self._store.delete_tree(self.url)
                 self._delete_empty_folders()

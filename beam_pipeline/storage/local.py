@@ -22,7 +22,7 @@ from beam_pipeline.storage.causes import as_storage_error, translating_os_errors
 Result = TypeVar("Result")
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
 # Folders are deleted when they are empty; each attempt to write takes microseconds.
-_MOST_DELETIONS = 1000
+_MOST_ATTEMPTS = 1000
 # Errors of a broken or circular link, and of a file that was deleted after its folder was read.
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -139,7 +139,7 @@ class LocalStorage(Storage):
 
 def making_folder(url: str, write: Callable[[], Result]) -> Result:
     """Make a file's folder and write the file there: again, if another thread or process deletes the folder first."""
-    for _ in range(_MOST_DELETIONS):
+    for _ in range(_MOST_ATTEMPTS):
         with suppress(FileNotFoundError, FileExistsError):  # the latter from makedirs, which looks twice
             os.makedirs(os.path.dirname(url), exist_ok=True)
             return write()

@@ -151,7 +151,7 @@ def test_a_job_whose_process_has_ended_is_told_as_ended(bucket: str, tmp_path: P
     with subprocess.Popen(["true"]) as process:
         process.wait()
     ended = ClaimHolder("run", "plan", socket.gethostname(), process.pid, "then")
-    line = r"was begun by another job \(process \d+ .*\) with other images or flags, which has ended: restart=True"
+    line = r"was begun by another job \(process .*, whose process has ended: if its job has, too, restart=True discards"
     for output in (bucket, str(tmp_path)):
         storage.open_storage(output).write(claim_file(output), document_bytes(ended))
         with pytest.raises(ImageShardsError, match=line):

@@ -180,7 +180,7 @@ def test_restart_voids_any_plan_and_a_local_job_another_one_by_itself(
     again = another(config, restart=plan == PLAN or not storage.is_local(config.output))
     again.claim.acquire()
     if storage.is_local(config.output):
-        again.discard_plan()  # as the launcher does with --restart
+        again.invalidate_plan()  # as the launcher does with --restart
     again.prepare(plan)
     assert files(config) == EMPTY
 
@@ -403,6 +403,15 @@ def test_without_a_launcher_a_job_that_overwrites_what_has_just_been_published_k
     overwriting.check()
     overwriting.clear()
     assert files(config) == set()
+
+
+def test_what_a_killed_clearing_left_goes_by_the_next_job(local: Config) -> None:
+    config = dataclasses.replace(local, has_launcher=False)
+    JobState(config).prepare(PLAN)
+    put(config, "manifest.json")
+    storage.open_storage(config.output).delete(f"{config.output}/{STATE}/plan.json")
+    another(local).clear_leftovers()
+    assert files(local) == {"photos/1.0.0/manifest.json"}
 
 
 def test_a_job_whose_temporary_file_is_gone_because_another_one_has_published_is_told_so(local: Config) -> None:
