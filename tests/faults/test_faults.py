@@ -206,7 +206,7 @@ def test_credentials_that_expire_end_the_job_with_one_line(
     failing = through(0.0, faults=(fault,))
     failing.fail_from(60)
     finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *make.TWO_SPLITS)
-    assert (finished.code, finished.err.count("\n")) == (1, 1)
+    assert (finished.code, finished.err.count("\n")) == (1, 1), finished.err
     assert finished.err.startswith(f"error: gs://{bucket}/")
     assert ": credentials are missing (" in finished.err and "gcloud auth application-default login" in finished.err
     assert failing.requests < 60 + 40, "no request is repeated, those on their way end"
