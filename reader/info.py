@@ -282,9 +282,9 @@ def _open(storage: Storage, url: str) -> DatasetInfo | None:
     return _typed(url, *parse_manifest(data, path))
 
 
-def _published(storage: Storage, folder: str, names: Sequence[str]) -> list[str]:
-    """The versions among these names of a folder that have a manifest, the newest first."""
-    return [name for name in schema.newest_first(names) if storage.stat(f"{folder}/{name}/{schema.MANIFEST_FILE}")]
+def _published(storage: Storage, folder: str, versions: Sequence[str]) -> list[str]:
+    """Those of a folder's versions that have a manifest."""
+    return [name for name in versions if storage.stat(f"{folder}/{name}/{schema.MANIFEST_FILE}")]
 
 
 def _diagnose(storage: Storage, url: str, given: str, names: Sequence[str], versions: Sequence[str]) -> str:
@@ -298,10 +298,12 @@ def _diagnose(storage: Storage, url: str, given: str, names: Sequence[str], vers
         siblings = storage.names(parent)
         if name in siblings:
             return f"{url} is a file: name the folder {parent}"
-        if schema.VERSION_PATTERN.fullmatch(name) and (others := _published(storage, parent, siblings)):
+        if schema.VERSION_PATTERN.fullmatch(name) and (
+            others := _published(storage, parent, schema.newest_first(siblings))
+        ):
             return f"{missing}: there are {first_few(others, 8)}"
         return f"{missing}: there is no such folder, or it is empty"
-    if published := _published(storage, url, names):
+    if published := _published(storage, url, versions):
         wanted = given.rpartition(":")[2]
         return f"{url}: no published version matches {wanted}: there are {first_few(published, 8)}"
     if versions:

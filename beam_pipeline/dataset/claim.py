@@ -138,7 +138,7 @@ class LocalClaim(SharedClaim):
         self.release()  # from the call before
         descriptor = self._locked()
         try:
-            holder = read_document(os.pread(descriptor, 1 << 16, 0), ClaimHolder)
+            holder = _read_locked(descriptor)
             is_replaced = holder is not None and bool(holder.plan)  # of a pipeline that has no launcher
             if holder is not None and is_replaced and _is_shared(config, holder, plan, replaces):
                 run, is_replaced = holder.run, False
@@ -162,7 +162,7 @@ class LocalClaim(SharedClaim):
         """
         descriptor = self._locked()
         try:
-            yield read_document(os.pread(descriptor, 1 << 16, 0), ClaimHolder)
+            yield _read_locked(descriptor)
         finally:
             os.close(descriptor)
 
@@ -176,7 +176,7 @@ class LocalClaim(SharedClaim):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                holder = read_document(os.pread(descriptor, 1 << 16, 0), ClaimHolder)
+                holder = _read_locked(descriptor)
                 os.close(descriptor)
                 # A pipeline that has no launcher holds it while it prepares the output.
                 if (holder is None or holder.plan) and time.monotonic() < deadline:
@@ -222,6 +222,11 @@ class LocalClaim(SharedClaim):
 def _holder(data: bytes) -> ClaimHolder:
     """The job that a claim.json names; an unknown one if that can't be read."""
     return read_document(data, ClaimHolder) or ClaimHolder()
+
+
+def _read_locked(descriptor: int) -> ClaimHolder | None:
+    """The job that an open claim.json names; None if it is empty or can't be read."""
+    return read_document(os.pread(descriptor, 1 << 16, 0), ClaimHolder)
 
 
 def _document(config: Config, plan: str) -> bytes:

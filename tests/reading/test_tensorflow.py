@@ -283,7 +283,8 @@ def test_datasets_that_are_dropped_leave_no_memory(info: reader.DatasetInfo) -> 
         return process.memory_info().rss
 
     before = read(10)
-    assert read(10) < before + (50 << 20), "a leak is 100 MB or more; a process of 2 GB varies by ten"
+    # The least of three: a batch that is just being dropped comes and goes, a leak only grows.
+    assert min(read(10) for _ in range(3)) < before + (5 << 20)
 
 
 def test_datasets_compose(info: reader.DatasetInfo) -> None:
