@@ -121,14 +121,13 @@ class _WithoutTracebacks:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._dropped_by = 0
+        self._thread = threading.local()  # workers' threads fail at the same time
 
     def write(self, text: str) -> int:
         is_traceback = text.startswith("Traceback (most recent call last)") and text.count("\n") > 1
-        if is_traceback or (text == "\n" and self._dropped_by == threading.get_ident()):
-            self._dropped_by = threading.get_ident() if is_traceback else 0
-            return len(text)
-        return self._stream.write(text)
+        follows_one = text == "\n" and getattr(self._thread, "dropped", False)
+        self._thread.dropped = is_traceback
+        return len(text) if is_traceback or follows_one else self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -20,7 +20,7 @@ from beam_pipeline.text import plural, print_line
 
 _DATAGRAM_BYTES = 4096
 _REDRAW_EVERY_S = 0.5
-_LOG_LINE_EVERY_S = 15.0
+LOG_LINE_EVERY_S = 15.0
 
 
 class StatusLine:
@@ -31,7 +31,7 @@ class StatusLine:
         log_every_s: seconds between two lines of a log.
     """
 
-    def __init__(self, stream: TextIO | None = None, log_every_s: float = _LOG_LINE_EVERY_S) -> None:
+    def __init__(self, stream: TextIO | None = None, log_every_s: float = LOG_LINE_EVERY_S) -> None:
         self._stream = stream or sys.stderr
         self._terminal = not self._stream.closed and self._stream.isatty()
         self._log_every_s = log_every_s
@@ -102,7 +102,7 @@ class ProgressLine:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._line = StatusLine(stream, _LOG_LINE_EVERY_S)
+        self._line = StatusLine(stream, LOG_LINE_EVERY_S)
         self._text = ProgressText()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._job = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -13,7 +14,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 import beam_pipeline
 from beam_pipeline import schema
 from beam_pipeline.cli import job
+from beam_pipeline.cli.command import only_our_lines
 from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.inputs.references import order_key
@@ -305,6 +309,22 @@ def test_a_launcher_that_is_terminated_leaves_no_worker(photos: Path, tmp_path: 
         said, _ = process.communicate(timeout=20)  # its workers hold stdout: it ends with the last of them
     assert process.returncode == -signal.SIGTERM
     assert b"error: interrupted; the same command resumes\n" in said
+
+
+def test_tracebacks_that_two_workers_print_at_once_leave_no_empty_line() -> None:
+    err, both_printed = io.StringIO(), threading.Barrier(2)
+
+    def fail() -> None:
+        """What `print` of a traceback writes."""
+        sys.stderr.write("Traceback (most recent call last):\n  ...\nOSError: no\n")
+        both_printed.wait(10)
+        sys.stderr.write("\n")
+
+    with contextlib.redirect_stderr(err), only_our_lines(), ThreadPoolExecutor(2) as workers:
+        for work in [workers.submit(fail) for _ in range(2)]:
+            work.result()
+        print("ours", file=sys.stderr)
+    assert err.getvalue() == "ours\n"
 
 
 def test_an_unforeseen_error_is_one_line_that_names_its_traceback(

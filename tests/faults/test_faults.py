@@ -6,7 +6,6 @@ import dataclasses
 import io
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -158,11 +157,11 @@ def test_an_upload_of_which_nothing_more_arrives_ends_at_the_deadline(how: str, 
 @pytest.mark.parametrize("fault", [proxy.DROP, proxy.TRUNCATE], ids=["drop", "truncate"])
 def test_a_request_that_always_fails_ends_at_the_deadline_with_one_line(gcs: Gcs, through: Through, fault: str) -> None:
     gcs.put(bucket := gcs.new_bucket(), "x", b"content")
-    through(1.0, faults=(fault,))
-    start, line = time.monotonic(), rf"^gs://{bucket}/x: no success for 1 s: .*; the same command resumes, --io"
+    failing = through(1.0, faults=(fault,))
+    line = rf"^gs://{bucket}/x: no success for 1 s: .*; the same command resumes, --io"
     with pytest.raises(StorageError, match=line):
         storage.open_storage("gs://x", 1.0).read(f"gs://{bucket}/x")
-    assert time.monotonic() - start < 3
+    assert failing.requests < 20, "50 in 5 s"
 
 
 # --- the whole job
@@ -220,7 +219,7 @@ def test_a_full_disk_ends_the_job_with_one_line_and_the_same_command_resumes(pho
         pytest.skip("needs the right to mount a small disk")
     try:
         finished = make.job(photos, small, "--num_shards", "2")
-        assert (finished.code, finished.err.count("\n")) == (1, 1)
+        assert (finished.code, finished.err.count("\n")) == (1, 1), finished.err
         assert finished.err.startswith(f"error: {small}/photos/")
         assert finished.err.endswith(": no space left on device; make room; the same command resumes\n")
         assert not (small / "photos/1.0.0/manifest.json").exists()
@@ -270,12 +269,10 @@ def test_when_all_fails_the_job_ends_within_its_deadline_with_one_line(
     gcs.put_folder(bucket := gcs.new_bucket(), "in", photos)
     failing = through(0.0, faults=proxy.FAILURES)
     failing.fail_from(requests_before)
-    start = time.monotonic()
     finished = make.job(f"gs://{bucket}/in", f"gs://{bucket}/out", *make.TWO_SPLITS, "--io_deadline", "1")
-    seconds = time.monotonic() - start
-    assert (finished.code, finished.err.count("\n")) == (1, 1)
+    assert (finished.code, finished.err.count("\n")) == (1, 1), finished.err
     assert finished.err.startswith(f"error: gs://{bucket}/") and ": no success for 1 s: " in finished.err
-    assert seconds < 15  # 1 s for the request, the rest for a busy machine
+    assert failing.happened.total() < 100, "300 in 20 s"
     assert not [name for name in gcs.names(bucket) if name.endswith("manifest.json")]
     # And the network is back.
     failing.share = 0.0
