@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import IO
 
@@ -20,7 +21,7 @@ from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently
 from beam_pipeline.dataset.totals import DatasetTotals, SavedGroups, SummedFile, duplicate_totals, saved_lines
 from beam_pipeline.dataset.writer import ClaimedPlan
-from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.errors import ImageShardsError, MissingFileError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
 from beam_pipeline.schema.job import Plan, Run, Sidecar, Usage, document_bytes
 from beam_pipeline.schema.manifest import Content, FileSize, file_sums, seal_manifest
@@ -66,7 +67,9 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run, saved: Seque
         state.put(storage.join(config.dataset_url, file), content, listed.get(file), state.check)
 
     def look() -> dict[str, ListedFile]:
-        files = {file.path: file for file in store.files(config.dataset_url)}
+        files: dict[str, ListedFile] = {}
+        with suppress(MissingFileError):  # a job that overwrites has deleted the folder
+            files = {file.path: file for file in store.files(config.dataset_url)}
         state.check()  # what another job writes after this has a generation that is not replaced
         return files
 

@@ -77,7 +77,7 @@ def test_a_terminal_gets_one_line_that_is_wiped_and_a_log_whole_lines_now_and_th
     monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
     monkeypatch.setattr(progress, "_REDRAW_EVERY_S", 0.01)
-    monkeypatch.setattr(progress, "_LOG_LINE_EVERY_S", 0.02)
+    monkeypatch.setattr(progress, "LOG_LINE_EVERY_S", 0.02)
     stream, before = Terminal() if terminal else io.StringIO(), dict(os.environ)
     with pytest.raises(ValueError, match="x"), ProgressLine(stream):
         assert dict(os.environ) != before

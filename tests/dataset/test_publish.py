@@ -130,9 +130,10 @@ def test_the_plan_is_the_one_that_was_carried_out(version: Path, manifest: dict)
 Job = tuple[Config, ClaimedPlan]
 
 
-def write_shards(photos: Path, output: str, shards_written: int = 2) -> Job:
+def write_shards(photos: Path, output: str, shards_written: int = 2, has_launcher: bool = True) -> Job:
     """A job of two shards which is not yet published."""
-    config = Config(input=str(photos), output=output, name="photos", image_size=24, num_shards=2, has_launcher=True)
+    flags = {"input": str(photos), "output": output, "name": "photos", "image_size": 24, "num_shards": 2}
+    config = Config(**flags, has_launcher=has_launcher)
     refs = list(all_images(config))
     histogram = Histogram(0)
     for ref in refs:
@@ -140,7 +141,8 @@ def write_shards(photos: Path, output: str, shards_written: int = 2) -> Job:
     split = plan_split(histogram, 2)
     parts = {"classes": ("ant", "bee", "cat"), "splits": {"train": split}, "codec": images.codec_versions()}
     plan = make.plan_of(configuration=config.fingerprint(), inputs="40-abc", **parts)
-    open_claim(config).acquire()
+    if has_launcher:
+        open_claim(config).acquire()
     claimed = ClaimedPlan(plan, JobState(config).prepare(plan))
     for index in range(shards_written):
         ShardWriter(config, claimed).write(
@@ -298,9 +300,19 @@ def test_a_manifest_that_came_too_late_is_taken_back(remote: Job, monkeypatch: M
     assert names(config) == {f"photos/_state/1.0.0/{file}" for file in ("claim.json", "plan.json")}
 
 
-def begin_again(config: Config, plan: ClaimedPlan) -> None:
+def begin_again(config: Config, plan: ClaimedPlan, **more: bool) -> None:
     """What another job does with another plan and `--restart`."""
-    JobState(join(config, restart=True)).prepare(replace(plan.plan, inputs="other"))
+    JobState(join(config, restart=True, **more)).prepare(replace(plan.plan, inputs="other"))
+
+
+def test_a_local_job_whose_folder_another_one_has_deleted_says_so(
+    photos: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    config, plan = write_shards(photos, str(tmp_path), has_launcher=False)
+    other_jobs = iter([lambda: begin_again(config, plan, overwrite=True)])
+    make.before(monkeypatch, LocalStorage, "files", lambda *_: next(other_jobs, lambda: None)())
+    with pytest.raises(ImageShardsError, match="another job has taken over this version"):
+        publish(config, plan, Run())
 
 
 def test_on_gs_a_shard_of_a_voided_job_replaces_no_other(gcs: Gcs, photos: Path, monkeypatch: MonkeyPatch) -> None:
