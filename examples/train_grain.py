@@ -9,10 +9,10 @@ import os
 import signal
 from pathlib import Path
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
+from grain import MapDataset, ReadOptions
 
 import imageshards
 
@@ -22,7 +22,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("dataset", help="a folder or URL that `imageshards write` published")
 parser.add_argument("--out", type=Path, default="runs/grain", help="a folder of this run only")
 parser.add_argument("--epochs", type=int, default=15)
-parser.add_argument("--batch_size", type=int, default=32)
+parser.add_argument("--batch_size", type=int, default=32, help="an epoch leaves out what fills no batch")
 parser.add_argument("--checkpoint_steps", type=int, default=100, help="steps from one checkpoint to the next")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
@@ -40,11 +40,10 @@ try:
     train, validation = (imageshards.records(info, split, image_size=IMAGE_SIZE) for split in ("train", "validation"))
 except imageshards.ImageShardsError as error:
     parser.error(str(error))
-epoch = grain.MapDataset.source(train).seed(args.seed).shuffle().random_map(flip)
-epoch = epoch.batch(args.batch_size, drop_remainder=True)  # other records are left out in each epoch
-reading = grain.ReadOptions(num_threads=8, prefetch_buffer_size=8)  # batches; by default 500 are kept in memory
+epoch = MapDataset.source(train).seed(args.seed).shuffle().random_map(flip).batch(args.batch_size, drop_remainder=True)
+reading = ReadOptions(num_threads=8, prefetch_buffer_size=8)  # batches; by default 500 are kept in memory
 batches = iter(epoch.repeat(args.epochs).to_iter_dataset(reading))
-evals = grain.MapDataset.source(validation).map(lambda one: (one["image"], one["class"])).batch(args.batch_size)
+evals = MapDataset.source(validation).map(lambda one: (one["image"], one["class"])).batch(args.batch_size)
 
 
 # --- Model and optimizer: functions of the parameters, a dict of arrays.
@@ -75,26 +74,27 @@ for number, (before, after) in enumerate(zip((info.image.channels, *FILTERS), FI
     params |= {f"kernel_{number}": kernel, f"bias_{number}": jnp.zeros(after)}
 state = {"params": params, "velocity": jax.tree.map(jnp.zeros_like, params), "loss": jnp.zeros(()), "step": 0}
 path, new = args.out / "checkpoint.npz", args.out / "new.npz"
+run = f"seed {args.seed}, batches of {args.batch_size}, records {info.source('train')}"  # a position counts on these
 args.out.mkdir(parents=True, exist_ok=True)
 if path.exists():
     with np.load(path) as saved:
+        if saved["run"] != run:
+            parser.error(f"{path} is of another run: {saved['run']}; this one: {run}")
         batches.set_state(json.loads(str(saved["batches"])))
-        state = jax.tree.unflatten(jax.tree.structure(state), [saved[f"arr_{n}"] for n in range(len(saved) - 1)])
+        state = jax.tree.unflatten(jax.tree.structure(state), [saved[f"arr_{n}"] for n in range(len(saved) - 2)])
     print(f"continuing after step {state['step']}")
 
 # --- Train.
 for images, labels in batches:
     state = train_step(state, images, labels)
-    number, within = divmod(int(state["step"]), len(epoch))
+    done, within = divmod(int(state["step"]), len(epoch))
     if within == 0:
         results = [np.stack(losses_and_hits(state["params"], *batch)) for batch in evals.to_iter_dataset(reading)]
         loss, accuracy = np.concatenate(results, axis=1).mean(axis=1)
-        print(
-            f"epoch {number}: loss {state['loss'] / len(epoch):.4f}, val_loss {loss:.4f}, val_accuracy {accuracy:.4f}"
-        )
+        print(f"epoch {done}: loss {state['loss'] / len(epoch):.4f}, val_loss {loss:.4f}, val_accuracy {accuracy:.4f}")
         state["loss"] = jnp.zeros_like(state["loss"])
     if within % args.checkpoint_steps == 0:
-        np.savez(new, *jax.tree.leaves(state), batches=json.dumps(batches.get_state()))
+        np.savez(new, *jax.tree.leaves(state), batches=json.dumps(batches.get_state()), run=run)
         os.replace(new, path)
 np.savez(args.out / "params.npz", **state["params"])
 print(f"{args.epochs} epochs are trained: {args.out / 'params.npz'}")

@@ -77,7 +77,10 @@ state = {"params": params, "velocity": jax.tree.map(jnp.zeros_like, params), "lo
 state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
 manager = CheckpointManager(args.out.absolute() / "checkpoints", options=CheckpointManagerOptions(max_to_keep=2))
 if done := manager.latest_step() or 0:
-    batches.load_state_dict(manager.restore(done, args=Composite(position=JsonRestore())).position)
+    try:
+        batches.load_state_dict(manager.restore(done, args=Composite(position=JsonRestore())).position)
+    except imageshards.ImageShardsError as error:
+        parser.error(str(error))
     state = manager.restore(done, args=Composite(state=StandardRestore(state))).state
     print(f"continuing after step {done}")
 

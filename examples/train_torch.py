@@ -43,15 +43,18 @@ tell(f"training in {processes} process(es), on {device.type}, in {'bfloat16' if 
 
 # --- Input: each process reads its part of every batch, decoded in threads. A DataLoader's workers would add nothing.
 options = {"global_batch_size": args.batch_size, "image_size": IMAGE_SIZE, "host": "auto"}
+path = args.out / "checkpoint.pt"  # one file, which is replaced in one step
+saved = torch.load(path, map_location=device, weights_only=True) if path.exists() else None
 try:
     info = imageshards.load_info(args.dataset)
     train = imageshards.train_batches(info, "train", seed=args.seed, augment=imageshards.augment.flip_crop, **options)
-    evals = imageshards.eval_batches(info, "validation", **options)
+    evals = imageshards.as_torch(imageshards.eval_batches(info, "validation", **options))
+    dataset = imageshards.as_torch(train)
+    if saved:
+        dataset.load_state_dict(saved["dataset"])
 except imageshards.ImageShardsError as error:
     parser.error(str(error))
-dataset = imageshards.as_torch(train)
-loader = DataLoader(dataset, batch_size=None, pin_memory=on_gpu)
-eval_loader = DataLoader(imageshards.as_torch(evals), batch_size=None, pin_memory=on_gpu)
+loader, eval_loader = (DataLoader(batches, batch_size=None, pin_memory=on_gpu) for batches in (dataset, evals))
 mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (info.image.mean, info.image.std))
 
 # --- Model: from images that were normalised on the device to logits.
@@ -67,20 +70,19 @@ net = nn.Sequential(*blocks, *head).to(device, memory_format=torch.channels_last
 model = nn.parallel.DistributedDataParallel(net) if is_distributed else net
 optimizer = torch.optim.AdamW(net.parameters(), LEARNING_RATE)
 
-# --- Start, or continue after the last checkpoint: one file, which is replaced in one step.
+# --- Start, or continue after the last checkpoint.
 args.out.mkdir(parents=True, exist_ok=True)
-path, step, loss_sum = args.out / "checkpoint.pt", 0, torch.zeros((), device=device)
-if path.exists():
-    saved = torch.load(path, map_location=device, weights_only=True)
-    dataset.load_state_dict(saved["dataset"])
+step, loss_sum = (saved["step"], saved["loss_sum"]) if saved else (0, torch.zeros((), device=device))
+if saved:
     net.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    step, loss_sum = saved["step"], saved["loss_sum"]
     tell(f"continuing after step {step}")
 
 
 def save():
     """Write all that it takes to continue."""
+    if is_distributed:
+        dist.all_reduce(loss_sum.div_(processes))  # their mean, in each process: what one of them saves is true of all
     states = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "dataset": dataset.state_dict(step)}
     if rank == 0:
         torch.save({**states, "step": step, "loss_sum": loss_sum}, path.with_suffix(".new"))
@@ -96,9 +98,8 @@ def on_device(batch):
 # --- Train
 for epoch in range(dataset.iteration, args.epochs):
     net.train()
-    for batch in loader:
-        images, labels = on_device(batch)
-        torch.manual_seed(hash((args.seed, step, rank)))  # Dropout's: it follows from the step, and isn't saved
+    for images, labels in map(on_device, loader):
+        torch.manual_seed((args.seed << 40) + step * processes + rank)  # Dropout's follows from the step, isn't saved
         with autocast:
             loss = nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
@@ -107,7 +108,6 @@ for epoch in range(dataset.iteration, args.epochs):
         step, loss_sum = step + 1, loss_sum + loss.detach()
         if step % args.checkpoint_steps == 0:
             save()
-
     net.eval()
     sums = torch.stack([loss_sum, torch.zeros_like(loss_sum), torch.zeros_like(loss_sum)])
     with torch.inference_mode(), autocast:

@@ -58,7 +58,7 @@ def run(command: Sequence[object], environment: Mapping[str, str]) -> tuple[int,
 
 
 def check_resume(script: str, url: str, folder: Path, result: str, launcher: Sequence[str] = (), **env: str) -> None:
-    """Fail the test unless a run that was killed ends with the bytes of an uninterrupted one.
+    """Fail the test unless a run that was killed prints and leaves what an uninterrupted one does; then try another seed.
 
     Args:
         script: an example's file name.
@@ -71,13 +71,18 @@ def check_resume(script: str, url: str, folder: Path, result: str, launcher: Seq
     options = (EXAMPLES / script, url, *OPTIONS)
     kill = (Path(__file__).with_name("kill.py"), KILLED_AT.get(script, "epoch 2:"))
     env["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
-    code, said = run([*launcher, *options, "--out", folder / "complete"], env)
-    assert (code, "continuing" in said) == (0, False), said
+    code, uninterrupted = run([*launcher, *options, "--out", folder / "complete"], env)
+    assert (code, "continuing" in uninterrupted) == (0, False), uninterrupted
     code, said = run([*launcher, *kill, *options, "--out", folder / "killed"], env)
     assert code == (1 if "torch.distributed.run" in launcher else -signal.SIGKILL), said
     code, said = run([*launcher, *options, "--out", folder / "killed"], env)
     assert (code, "continuing after step " in said) == (0, True), said
+    epochs = [line for line in said.splitlines() if line.startswith("epoch ")]
+    assert epochs == [line for line in uninterrupted.splitlines() if line.startswith("epoch ")][-len(epochs) or 99 :]
     complete, killed = (zipfile.ZipFile(folder / name / result) for name in ("complete", "killed"))
     names = complete.namelist()
     assert len(names) > 4 and names == killed.namelist()
     assert [name for name in names if complete.read(name) != killed.read(name)] == []
+    if not launcher:  # torchrun adds its own traceback
+        code, said = run([*options, "--out", folder / "killed", "--seed", "1"], env)
+        assert code and "Traceback" not in said and "seed" in said, said
