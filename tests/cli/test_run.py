@@ -56,7 +56,8 @@ def test_help_is_exit_0_and_lists_every_flag_in_its_group_with_its_default() -> 
 
 
 @pytest.mark.parametrize(
-    "mode", ["in_memory", pytest.param("multi_threading", marks=pytest.mark.soak), "multi_processing"]
+    "mode",
+    ["in_memory", *(pytest.param(mode, marks=pytest.mark.soak) for mode in ("multi_threading", "multi_processing"))],
 )
 def test_the_command_prints_its_one_line_and_nothing_else(with_broken: Path, tmp_path: Path, mode: str) -> None:
     # No log line, warning or traceback of a library or of Beam's workers; their error holds what text formats unescape.

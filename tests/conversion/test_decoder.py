@@ -104,6 +104,7 @@ DEADLY = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("quick_limits")
 def test_what_kills_two_child_processes_is_rejected() -> None:
     child = isolated()
@@ -220,6 +221,7 @@ def test_large_images_wait_for_memory_and_small_ones_do_not(is_isolated: bool) -
     assert decoder._MEMORY._reserved == 0
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("quick_limits")
 def test_a_child_process_that_waits_for_memory_does_not_hang() -> None:
     large = make.encoded(LARGE, "PNG", compress_level=1)

@@ -82,6 +82,7 @@ def test_the_lost_answer_to_a_claim_is_no_refusal(gcs: Gcs, through: Through) ->
     assert failing.happened[proxy.LOSE]
 
 
+@pytest.mark.soak
 @some_seeds
 def test_a_large_file_arrives_through_a_failing_network(
     gcs: Gcs, through: Through, monkeypatch: pytest.MonkeyPatch, seed: int

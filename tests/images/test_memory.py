@@ -76,6 +76,7 @@ for path, values in json.load(sys.stdin):
 """
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures by Linux' /proc")
 def test_no_kind_takes_more_than_was_foretold(tmp_path: Path) -> None:
     image, job = picture(*SIDES, seed=2), []

@@ -121,6 +121,7 @@ def test_what_is_no_image_of_bytes_is_refused(
         KERNEL.resize(source, out, SQUARE, name, size)
 
 
+@pytest.mark.soak
 def test_every_file_is_stored_with_the_same_bytes_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     large = {  # several blocks of memory, averaged first, taller than 100 times its width
         "large": picture(2100, 2100), "reduced": picture(700, 500), "tall": picture(5, 700), "wide": picture(700, 5),

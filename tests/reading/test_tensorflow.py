@@ -271,6 +271,7 @@ def test_dropped_iterators_leave_no_threads(info: reader.DatasetInfo) -> None:
     assert threads() == 0
 
 
+@pytest.mark.soak
 def test_datasets_that_are_dropped_leave_no_memory(info: reader.DatasetInfo) -> None:
     """TensorFlow never frees a dataset's function, so it may hold no buffer and no open file: 10 MB a batch here."""
     process = psutil.Process()

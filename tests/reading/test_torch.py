@@ -310,7 +310,8 @@ def test_a_corrupt_record_is_raised_or_skipped_also_in_workers(
     assert "skipped 1 corrupt record" in caplog.text
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_forked_workers_of_a_bucket_are_told_of_forkserver(gcs: servers.Gcs, tmp_path: Path, context: str) -> None:
     bucket = gcs.new_bucket()
     gcs.put_folder(bucket, "photos/1.0.0", Path(make_dataset(tmp_path / "1.0.0", {"train": [40]})))

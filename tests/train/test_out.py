@@ -334,6 +334,7 @@ def one_at_a_time(seconds: float, read: Any) -> Any:
     return slow
 
 
+@pytest.mark.soak
 def test_the_verdict_on_slow_storage_is_a_cache(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunReader, "read", one_at_a_time(0.5, RunReader.read))
     result, _ = trained(dataset, tmp_path / "out", epochs=2)
