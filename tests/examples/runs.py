@@ -58,7 +58,9 @@ def run(command: Sequence[object], environment: Mapping[str, str]) -> tuple[int,
 
 
 def check_resume(script: str, url: str, folder: Path, result: str, launcher: Sequence[str] = (), **env: str) -> None:
-    """Fail the test unless a run that was killed prints and leaves what an uninterrupted one does; then try another seed.
+    """Fail the test unless a run that was killed prints and leaves what an uninterrupted one does.
+
+    And unless another seed is refused.
 
     Args:
         script: an example's file name.
