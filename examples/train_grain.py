@@ -74,7 +74,7 @@ for number, (before, after) in enumerate(zip((info.image.channels, *FILTERS), FI
     params |= {f"kernel_{number}": kernel, f"bias_{number}": jnp.zeros(after)}
 state = {"params": params, "velocity": jax.tree.map(jnp.zeros_like, params), "loss": jnp.zeros(()), "step": 0}
 path, new = args.out / "checkpoint.npz", args.out / "new.npz"
-run = f"seed {args.seed}, batches of {args.batch_size}, records {info.source('train')}"  # a position counts on these
+run = f"seed {args.seed}, batches of {args.batch_size}, dataset {info.source('train')}"  # a position counts on these
 args.out.mkdir(parents=True, exist_ok=True)
 if path.exists():
     with np.load(path) as saved:

@@ -24,6 +24,7 @@ _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "CUDA_VISIBLE_DEVICES": "",  # only CPUs promise the same bits
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "NPROC": "8",  # XLA's threads: with one a device, two devices may wait for each other for ever
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 _NEEDS = {
@@ -60,8 +61,6 @@ def run(command: Sequence[object], environment: Mapping[str, str]) -> tuple[int,
 def check_resume(script: str, url: str, folder: Path, result: str, launcher: Sequence[str] = (), **env: str) -> None:
     """Fail the test unless a run that was killed prints and leaves what an uninterrupted one does.
 
-    And unless another seed is refused.
-
     Args:
         script: an example's file name.
         url: the dataset.
@@ -79,12 +78,13 @@ def check_resume(script: str, url: str, folder: Path, result: str, launcher: Seq
     assert code == (1 if "torch.distributed.run" in launcher else -signal.SIGKILL), said
     code, said = run([*launcher, *options, "--out", folder / "killed"], env)
     assert (code, "continuing after step " in said) == (0, True), said
-    epochs = [line for line in said.splitlines() if line.startswith("epoch ")]
-    assert epochs == [line for line in uninterrupted.splitlines() if line.startswith("epoch ")][-len(epochs) or 99 :]
+    # The second epoch's loss is in part from before the kill. Keras' lines are its own.
+    assert _epochs(said) == _epochs(uninterrupted)[1:]
     complete, killed = (zipfile.ZipFile(folder / name / result) for name in ("complete", "killed"))
     names = complete.namelist()
     assert len(names) > 4 and names == killed.namelist()
     assert [name for name in names if complete.read(name) != killed.read(name)] == []
-    if not launcher:  # torchrun adds its own traceback
-        code, said = run([*options, "--out", folder / "killed", "--seed", "1"], env)
-        assert code and "Traceback" not in said and "seed" in said, said
+
+
+def _epochs(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith("epoch ")]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.runs import EXAMPLES, check_resume, skip_without
+from tests.examples.runs import EXAMPLES, OPTIONS, check_resume, run, skip_without
 from tests.reading.shards import make_dataset
 
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
@@ -33,6 +33,17 @@ def test_an_example_that_is_killed_and_resumed_ends_with_the_same_weights(
     result, *modules = RESULTS[script]
     skip_without(*modules)
     check_resume(script, url, tmp_path, result, KERAS_BACKEND="tensorflow")
+    more_data = make_dataset(tmp_path / "2.0.0", {"train": [24, 17], "validation": [11]}, size=(16, 16), tables=True)
+    wrong = [(url, ("--seed", "1"), "seed"), (more_data, (), "dataset")]
+    if script == "train_grain.py":
+        wrong.append((url, ("--batch_size", "4"), "batches of 4"))
+    for dataset, options, expected in wrong:
+        command = (EXAMPLES / script, dataset, *OPTIONS, "--out", tmp_path / "killed", *options)
+        code, said = run(command, {"KERAS_BACKEND": "tensorflow"})
+        assert code and "Traceback" not in said and expected in said.splitlines()[-1], said
+    command = (EXAMPLES / script, url, *OPTIONS, "--out", tmp_path / "killed", "--epochs", "4")
+    code, said = run(command, {"KERAS_BACKEND": "tensorflow"})
+    assert (code, "continuing after step 15\n" in said) == (0, True), said
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
