@@ -5,15 +5,14 @@ torchrun --nproc_per_node 2 examples/train_torch.py datasets/photos/1.0.0
 """
 
 import argparse
-import itertools
 import os
 import signal
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the group exists: its defaults would keep a group, and DDP imports it later
 from torch import nn
-from torch.utils.data import DataLoader
 
 import imageshards
 
@@ -48,20 +47,20 @@ saved = torch.load(path, map_location=device, weights_only=True) if path.exists(
 try:
     info = imageshards.load_info(args.dataset)
     train = imageshards.train_batches(info, "train", seed=args.seed, augment=imageshards.augment.flip_crop, **options)
-    evals = imageshards.as_torch(imageshards.eval_batches(info, "validation", **options))
+    val = imageshards.as_torch(imageshards.eval_batches(info, "validation", **options))
     dataset = imageshards.as_torch(train)
     if saved:
         dataset.load_state_dict(saved["dataset"])
 except imageshards.ImageShardsError as error:
     parser.error(str(error))
-loader, eval_loader = (DataLoader(batches, batch_size=None, pin_memory=on_gpu) for batches in (dataset, evals))
+loader, val_loader = (torch.utils.data.DataLoader(data, batch_size=None, pin_memory=on_gpu) for data in (dataset, val))
 mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (info.image.mean, info.image.std))
 
 # --- Model: from images that were normalised on the device to logits.
 torch.manual_seed(args.seed)
 blocks = [
     nn.Sequential(nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GroupNorm(8, after), nn.ReLU())
-    for before, after in itertools.pairwise((info.image.channels, *FILTERS))
+    for before, after in zip((info.image.channels, *FILTERS), FILTERS, strict=False)
 ]
 for block in blocks:
     nn.init.kaiming_normal_(block[0].weight)  # for ReLU, as the default isn't
@@ -111,7 +110,7 @@ for epoch in range(dataset.iteration, args.epochs):
     net.eval()
     sums = torch.stack([loss_sum, torch.zeros_like(loss_sum), torch.zeros_like(loss_sum)])
     with torch.inference_mode(), autocast:
-        for images, labels, weights in map(on_device, eval_loader):  # padding has weight 0
+        for images, labels, weights in map(on_device, val_loader):  # padding has weight 0
             logits = net(images)
             sums[1] += (nn.functional.cross_entropy(logits, labels, reduction="none") * weights).sum()
             sums[2] += ((logits.argmax(1) == labels) * weights).sum()
@@ -126,5 +125,6 @@ if rank == 0:
     torch.save(net.state_dict(), args.out / "model.pt")
     print(f"{args.epochs} epochs are trained: {args.out / 'model.pt'}")
 if is_distributed:
-    dist.barrier()  # a process that ends while its last reduction is still being finished may crash
+    dist.barrier()  # no process leaves while another one still reduces
+    del model  # it keeps the group, whose threads may crash a Python that ends before them
     dist.destroy_process_group()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.runs import check_resume, skip_without
+from tests.examples.runs import EXAMPLES, check_resume, run, skip_without
 from tests.reading.shards import make_dataset
 
 pytestmark = pytest.mark.soak
@@ -24,6 +24,26 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_two_processes_of_torchrun_of_which_one_is_killed_continue_together(url: str, tmp_path: Path) -> None:
     skip_without("torch")
     check_resume("train_torch.py", url, tmp_path, "model.pt", TORCHRUN)
+
+
+def test_no_thread_of_the_process_group_is_left_when_python_ends(url: str, tmp_path: Path) -> None:
+    """Gloo's threads need the interpreter to free their tensors: one that is ending aborts the process instead."""
+    skip_without("torch")
+    script = tmp_path / "threads.py"
+    script.write_text(
+        "import atexit, runpy, sys\n"
+        "from pathlib import Path\n"
+        "def tell():\n"
+        "    threads = [path.read_text().strip() for path in Path('/proc/self/task').glob('*/comm')]\n"
+        "    print(f'\\n{len(threads)} threads are left:', *threads, flush=True)\n"
+        "atexit.register(tell)\n"
+        "sys.argv = sys.argv[1:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    command = (*TORCHRUN, script, EXAMPLES / "train_torch.py", url, "--epochs", "1", "--out", tmp_path / "run")
+    code, said = run(command, {})
+    left = [line for line in said.splitlines() if "threads are left:" in line]
+    assert code == 0 and len(left) == 2 and not any("gloo" in line for line in left), said
 
 
 def test_jax_continues_on_two_devices(url: str, tmp_path: Path) -> None:
