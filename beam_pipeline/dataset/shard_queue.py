@@ -1,4 +1,4 @@
-"""Writes the shards of one worker thread, two at a time if storage is remote, and says which are finished."""
+"""The shards that a worker thread has in progress: two if storage is remote, so that one converts while one waits."""
 
 from __future__ import annotations
 
