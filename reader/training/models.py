@@ -124,7 +124,12 @@ def _application(recipe: Recipe, images: Any, classes: int) -> tuple[Any, Any]:
     if weights == "imagenet":
         try:
             base = getattr(keras.applications, name)(weights="imagenet", **arguments)
-        except Exception as error:  # Keras raises an Exception of no kind of its own
+        except (OSError, ValueError) as error:
+            raise ImageShardsError(
+                f"--weights imagenet: the copy that Keras keeps is corrupt: {one_line(error)}; delete it from "
+                "~/.keras/models"
+            ) from None
+        except Exception as error:  # what Keras raises if a download fails has no kind of its own
             raise ImageShardsError(
                 f"--weights imagenet: can't be downloaded: {one_line(error)}; get them elsewhere and give "
                 "--weights FILE"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +102,32 @@ def test_weights_that_can_not_be_downloaded_are_one_line_with_the_cause(
     monkeypatch.setattr(keras.config, "keras_home", lambda: str(tmp_path), raising=False)
     with pytest.raises(ImageShardsError, match="--weights imagenet: can't be downloaded: URL fetch failure on https"):
         built(info, "MobileNet", weights="imagenet", image_size=128)
+
+
+@pytest.mark.soak
+def test_fine_tuning_takes_the_copy_of_the_weights_that_keras_keeps_and_says_if_it_is_corrupt(
+    dataset: str, tmp_path: Path
+) -> None:
+    kept = tmp_path / "models" / "mobilenet_v2_weights_tf_dim_ordering_tf_kernels_1.0_224_no_top.h5"
+    kept.parent.mkdir()
+    keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(32, 32, 3)).save(kept)
+
+    def train(out: str) -> subprocess.CompletedProcess[str]:
+        flags = ["--preset", "finetune", "--image_size", "32", "--epochs", "1", "--fine_tune_epochs", "1"]
+        command = [sys.executable, "-m", "reader", "train", dataset, *flags, "--out", str(tmp_path / out)]
+        environment = {**os.environ, "KERAS_HOME": str(tmp_path)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    done = train("run")
+    assert done.returncode == 0 and "\nfine-tuning: 1 epoch " in done.stdout + done.stderr, done.stderr
+    assert (tmp_path / "run" / "model.keras").is_file()
+    kept.write_bytes(kept.read_bytes()[:100_000])  # as a download leaves it that is killed
+    done = train("other")
+    error = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and error.startswith(
+        "error: --weights imagenet: the copy that Keras keeps is corrupt: "
+    )
+    assert error.endswith("; delete it from ~/.keras/models")
 
 
 def test_small_cnn_has_no_imagenet_weights(info: DatasetInfo) -> None:
