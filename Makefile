@@ -64,7 +64,7 @@ engines: $(STAMP) ## Run one job on every engine there is here and compare the b
 wheel: $(STAMP) ## Build the sdist and a wheel for Python 3.11 and later, with the compiled resize: into dist
 	@tools/wheel.sh
 
-constraints: $(STAMP) ## Pin every dependency anew, at its newest version
+constraints: $(STAMP) ## Pin every dependency at its newest version
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tools/constraints.sh --upgrade
 
 clean: ## Remove what was built; .venv stays, and the next command compiles again

@@ -3,7 +3,7 @@
     python benchmarks/flips.py [--flips 1000] [--seed 0]
 
 Draws a small dataset in a temporary folder, with every kind of file. Then, one at a time, the bits are flipped: the
-files take turns, the place in a file is drawn by the seed. After each flip the whole of `imageshards verify` runs, as a
+files take turns, the place in a file is drawn by the seed. After each flip `imageshards verify` runs, as a
 process would run it. In a shard it must name the record that holds the bit, and its byte offset. Afterwards `--repair`
 must restore the hash: three bits in each kind of file, the manifest included, and 100 bits all over at once.
 """
@@ -123,7 +123,7 @@ def repair(dataset: Dataset, damage: list[tuple[Path, int]]) -> None:
     """
     for path, bit in damage:
         flip(path, bit)
-    assert dataset.verify(), "nothing is damaged"
+    assert dataset.verify(), "nothing is corrupt"
     code = dataset.make("--repair")
     assert code == 0, f"--repair ended with {code} after {damage}"
     assert dataset_hash(str(dataset.url)) == dataset.hash, f"another hash after {damage}"

@@ -1,4 +1,4 @@
-"""Feeds damaged image files to the codec, each worker in a process of its own, and reports what goes wrong.
+"""Feeds corrupt image files to the codec, each worker in a process of its own, and reports what goes wrong.
 
     python benchmarks/fuzz_images.py [--count 200000] [--first 0] [--seed 0] [--workers 2] [--keep DIR] [--digests FILE]
 

@@ -3,7 +3,7 @@
     python benchmarks/leaks.py [--times 300] [--epochs 50] [--doors numpy,tensorflow,generator]
 
 Drawn images. Each line is a process of its own that does the thing 20 times first, since pools and allocators fill
-then: whole iterations of a small dataset; datasets that are made, read for a batch and dropped; epochs of a larger one.
+then: epochs of a small dataset; datasets that are made, read for a batch and dropped; epochs of a larger one.
 `generator` is TensorFlow alone: a `from_generator` of ready batches, for what TensorFlow itself leaves behind.
 """
 

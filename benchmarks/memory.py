@@ -1,4 +1,4 @@
-"""Peak memory of the whole job, all its processes together, by number and by size of the images.
+"""Peak memory of a job, all its processes together, by number and by size of the images.
 
     python -m benchmarks.memory [--counts 3000,30000,300000] [--engines …] [--photos 100,400,1600]
 

@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
 
 def in_turns(cases: Mapping[str, Case], images: int, repeats: int, is_warm: bool = True) -> dict[str, list[Run]]:
-    """Measure every case `repeats` times, by whole iterations, after one that isn't counted.
+    """Measure every case `repeats` times, by complete iterations, after one that isn't counted.
 
     Args:
         cases: by name. One that fails is reported and left out.

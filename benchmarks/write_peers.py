@@ -1,4 +1,4 @@
-"""Whole commands from the same class folders to shards of 224-pixel JPEGs of quality 90: this package and other ways.
+"""Commands from the same class folders to shards of 224-pixel JPEGs of quality 90: this package and other ways.
 
     benchmarks/peers_env.sh write                             # img2dataset, once
     python benchmarks/write_peers.py [IMAGES] [--count 6000] [--repeats 7] [--only NAME,…] [--rows ours|here|all]

@@ -371,7 +371,7 @@ class TrainBatches(Batches):
                 `optimizer.iterations`, a NumPy or JAX scalar. Iterations that were left early don't count.
 
         Raises:
-            UsageError: it is no whole number, or below `start.step`.
+            UsageError: it is no integer, or below `start.step`.
         """
         return self.start.at(step)
 

@@ -157,7 +157,7 @@ class Position(_Position1, frozen=True, tag=2):
         """The position at a global step: an int, `optimizer.iterations`, a NumPy or JAX scalar, a variable.
 
         Raises:
-            UsageError: `step` is no whole number, or below this position's own.
+            UsageError: `step` is no integer, or below this position's own.
         """
         steps = integer("step", step) - self.step
         if steps < 0:
@@ -171,7 +171,7 @@ class Position(_Position1, frozen=True, tag=2):
         """The position `steps` trained steps after this one. `at` takes the global step, which training counts anyway.
 
         Raises:
-            UsageError: `steps` is negative or no whole number.
+            UsageError: `steps` is negative or no integer.
         """
         last, steps = self.phases[-1], integer("steps", steps, 0)
         taken = last.taken + steps * self.host_batch_size

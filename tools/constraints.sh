@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes constraints.txt anew: the newest versions that pyproject.toml allows, for every Python and platform at once,
+# Writes constraints.txt: the newest versions that pyproject.toml allows, for every Python and platform at once,
 # and from it deploy/requirements-worker.txt, and the same with HEIC.
 #
 #   tools/constraints.sh          # keeps what is pinned, adds and drops what pyproject.toml asks for

@@ -65,7 +65,7 @@ def _restored_files(
             yield schema.runs_file(split), [run_index([run_rows_array(shard) for shard in rows])]
     yield from ((file, [data]) for file, data in metadata_files(manifest).items() if file in damage.files)
     if schema.REJECTS_FILE in damage.files:
-        # Shards that had rejects are all among the damaged; the others' lines are empty.
+        # Shards that had rejects are all among the corrupt ones; the others' lines are empty.
         sidecars = (JobState(config).sidecar(name) for name in names if (name.split, name.index) in damage.shards)
         yield schema.REJECTS_FILE, (reject_lines(sidecar) for sidecar in sidecars if sidecar)
     if schema.DUPLICATES_FILE in damage.files:

@@ -1,4 +1,4 @@
-"""The command on a version that is published already, is damaged, or is left by a job that failed."""
+"""The command on a version that is published already, is corrupt, or was left by a job that failed."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_repair_does_not_believe_the_leftover_of_an_interrupted_one(
         make.flip_byte(shard)
     with publishing(fails=lambda url, before: len(before) == 1) as repaired:
         assert again(photos, version, "--repair").code == 1
-    make.flip_byte(Path(repaired[0]))  # damaged once more, after the interrupted repair had repaired it
+    make.flip_byte(Path(repaired[0]))  # corrupt once more, after the interrupted repair had repaired it
     finished = again(photos, version, "--repair")
     assert finished.code == 0, finished.err
     assert make.files(version) == make.files(original)

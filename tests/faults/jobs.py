@@ -32,7 +32,7 @@ class Output:
     server: str | None = None
 
     def files(self) -> dict[str, str]:
-        """Path → what changes when it is written anew: inode and time, or generation."""
+        """Path → what changes when it is written again: inode and time, or generation."""
         if self.server is None:
             found = {}
             for folder, _, names in os.walk(self.url):  # folders come and go meanwhile

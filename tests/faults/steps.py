@@ -119,7 +119,7 @@ def _changes(folder: str, event: str, arguments: tuple[Any, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Case:
-    """What lies in the output before the command, and what the command has besides."""
+    """What is in the output before the command, and what the command has besides."""
 
     name: str
     prepare: Callable[[Path, Output], None]

@@ -1,4 +1,4 @@
-"""A network that fails: single requests come out right or say why not, and so does the whole job."""
+"""A network that fails: single requests come out right or say why not, and so does a job."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_failed_chunk_goes_on_from_what_has_arrived(uploads: Uploads, seed: in
     with uploads(share=0.3, seed=seed) as server:
         upload(data)
     assert (server.objects, server.sessions) == ({"big file": data}, 1)
-    assert server.received < 2 * len(data), "not the whole file once more"
+    assert server.received < 2 * len(data), "not the entire file once more"
 
 
 @pytest.mark.parametrize("lost", [{1}, {8}, {17}, {1, 8, 17}], ids=["first", "middle", "last", "all three"])
@@ -165,7 +165,7 @@ def test_a_request_that_always_fails_ends_at_the_deadline_with_one_line(gcs: Gcs
     assert failing.requests < 20, "50 in 5 s"
 
 
-# --- the whole job
+# --- a complete job
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Single flipped bits: `imageshards verify` finds each, `--repair` mends them. More: benchmarks/flips.py."""
+"""Single flipped bits: `imageshards verify` finds each, `--repair` repairs them. More: benchmarks/flips.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged image files, each decided by its number: for the short fuzz in the tests and the long one in benchmarks."""
+"""Corrupt image files, each decided by its number: for the short fuzz in the tests and the long one in benchmarks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TELLING = (
 
 
 class Case(NamedTuple):
-    """One damaged file, and what is asked of it."""
+    """One corrupt file, and what is asked of it."""
 
     kind: str
     data: bytes

@@ -48,7 +48,7 @@ AGAIN = [
     ("jpeg", jpeg(channels=1)), ("jpeg_gray_profile", jpeg(channels=1)),
     ("jpeg_without_end", jpeg(allow_truncated=True)), ("jpeg_with_thumbnail", JPEG),
     *((f"jpeg_{kind}", JPEG) for kind in ("gray", "progressive", "arithmetic", "rgb", "cmyk", "profile")),
-    ("png", JPEG), ("jpeg_exif", JPEG),  # which lies on its side
+    ("png", JPEG), ("jpeg_exif", JPEG),  # which is turned on its side
 ]
 # fmt: on
 

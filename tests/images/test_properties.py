@@ -113,7 +113,7 @@ def test_pixels_are_where_a_float_resize_puts_them(mode: str, resample: str, siz
     assert np.abs(found - np.clip(exact, 0, 255)).mean() < 1.2, "half a pixel off would be more than 2"
 
 
-KNOWN_TO_VARY = "tiff_1bit_fax"  # libtiff shows memory that nobody wrote to where the codes are damaged
+KNOWN_TO_VARY = "tiff_1bit_fax"  # libtiff shows memory that nobody wrote to if the codes are corrupt
 
 
 @pytest.mark.filterwarnings("ignore:::PIL")

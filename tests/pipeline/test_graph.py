@@ -216,7 +216,7 @@ def test_s3_in_and_out(s3: S3, input_folder: Path, reference: dict[str, bytes]) 
     assert found == reference
 
 
-# --- odd names through the whole job
+# --- odd names through a complete job
 
 
 def test_odd_names_become_records(gcs: Gcs, tmp_path: Path) -> None:

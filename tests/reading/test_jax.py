@@ -94,16 +94,16 @@ counting = train()
 counting.__class__ = Counting
 print([counting.taken for _ in reader.as_jax(counting, mesh)])
 
-damaged = reader.train_batches(sys.argv[2], "train", global_batch_size=2, seed=4)
+corrupt = reader.train_batches(sys.argv[2], "train", global_batch_size=2, seed=4)
 wanted = 0
 try:
-    for _ in damaged:
+    for _ in corrupt:
         wanted += 1
 except reader.batches.ImageShardsError as error:
     print(wanted > 3, str(error).rpartition("/")[2])
 count = 0
 try:
-    for _ in reader.as_jax(damaged, mesh):
+    for _ in reader.as_jax(corrupt, mesh):
         count += 1
 except reader.batches.ImageShardsError as error:
     print(count == wanted, str(error).rpartition("/")[2])
@@ -114,9 +114,9 @@ except reader.batches.ImageShardsError as error:
 def test_batches_are_spread_over_a_mesh_two_ahead_the_last_and_errors_at_their_turn(
     info: reader.DatasetInfo, tmp_path: Path
 ) -> None:
-    damaged, where = flipped(tmp_path / "1.0.0", [40], 33)
+    corrupt, where = flipped(tmp_path / "1.0.0", [40], 33)
     flags = "--xla_force_host_platform_device_count=4"
-    done = run_without("tensorflow,torch", MESH_PROGRAM, tmp_path, info.url, damaged, XLA_FLAGS=flags)
+    done = run_without("tensorflow,torch", MESH_PROGRAM, tmp_path, info.url, corrupt, XLA_FLAGS=flags)
     no_array = "a feature holds strings or lists, for which JAX has no array: leave it out of features=, or use "
     assert done.stdout.splitlines() == [
         "200.0",
@@ -321,8 +321,8 @@ for shuffle in (True, False):
 from beam_pipeline.errors import CorruptRecordError
 
 ended = []
-damaged = dict(global_batch_size=10, features=["number"])
-train, evals = (build(sys.argv[2], "train", **damaged) for build in (reader.train_batches, reader.eval_batches))
+corrupt = dict(global_batch_size=10, features=["number"])
+train, evals = (build(sys.argv[2], "train", **corrupt) for build in (reader.train_batches, reader.eval_batches))
 for data in ((numbers(train.repeat()), len(train)), (Epochs(train), None)):
     seen = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ended.append(epoch))
     try:
@@ -343,9 +343,9 @@ def test_keras_without_tensorflow_trains_and_evaluates_each_record_once(
 ) -> None:
     if find_spec(backend) is None or find_spec("keras") is None:
         pytest.skip(f"{backend} or keras is not installed: pip install 'imageshards[{backend},train]'")
-    damaged, where = flipped(tmp_path / "1.0.0", [40], 33, columns=COLUMNS)
+    corrupt, where = flipped(tmp_path / "1.0.0", [40], 33, columns=COLUMNS)
     once = [[value] * 3 for value in (100.0, 4950.0, 328350.0)]  # 100 records: count, sum, sum of squares
-    done = run_without("tensorflow", KERAS_PROGRAM, tmp_path, info.url, damaged, KERAS_BACKEND=backend)
+    done = run_without("tensorflow", KERAS_PROGRAM, tmp_path, info.url, corrupt, KERAS_BACKEND=backend)
     assert done.stdout.splitlines() == [
         f"{backend} 100 True",
         str(once),

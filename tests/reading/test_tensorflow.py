@@ -36,7 +36,7 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
 
 
 @pytest.fixture
-def damaged(tmp_path: Path) -> tuple[str, str]:
+def corrupt(tmp_path: Path) -> tuple[str, str]:
     """A dataset with a flipped bit in record 70 of its second shard, and how that is told."""
     return flipped(tmp_path / "1.0.0", [100, 100], 70)
 
@@ -202,8 +202,8 @@ def test_keras_fits_a_model_of_several_inputs(info: reader.DatasetInfo) -> None:
 
 
 @needs_tensorflow_backend
-def test_a_corrupt_record_ends_fit_with_its_file_record_and_offset(damaged: tuple[str, str]) -> None:
-    info, where = damaged
+def test_a_corrupt_record_ends_fit_with_its_file_record_and_offset(corrupt: tuple[str, str]) -> None:
+    info, where = corrupt
     epochs: list[int] = []
     seen = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch))
     train = reader.train_dataset(info, "train", global_batch_size=10)
@@ -216,9 +216,9 @@ def test_a_corrupt_record_ends_fit_with_its_file_record_and_offset(damaged: tupl
 
 
 def test_a_corrupt_record_comes_after_all_batches_before_it_and_what_follows_is_no_end(
-    damaged: tuple[str, str],
+    corrupt: tuple[str, str],
 ) -> None:
-    info, where = damaged
+    info, where = corrupt
     for dataset in (
         reader.eval_dataset(info, "train", global_batch_size=10),
         reader.eval_dataset(info, "train", global_batch_size=10).prefetch(2),
@@ -232,8 +232,8 @@ def test_a_corrupt_record_comes_after_all_batches_before_it_and_what_follows_is_
             next(iterator)
 
 
-def test_skipped_counts_each_corrupt_record_once(damaged: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
-    info, _ = damaged
+def test_skipped_counts_each_corrupt_record_once(corrupt: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    info, _ = corrupt
     train = reader.train_batches(info, "train", global_batch_size=10, on_error="skip")
     evals = reader.eval_batches(info, "train", global_batch_size=10, on_error="skip")
     assert train.skipped == evals.skipped == 0

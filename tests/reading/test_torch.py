@@ -295,16 +295,16 @@ def test_wrong_arguments_are_named_before_a_worker_starts(info: reader.DatasetIn
 def test_a_corrupt_record_is_raised_or_skipped_also_in_workers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    damaged, where = flipped(tmp_path / "1.0.0", [70], 35)
+    corrupt, where = flipped(tmp_path / "1.0.0", [70], 35)
     # PyTorch makes a RuntimeError of one that a worker raises, with its text.
     for workers, error in ((0, CorruptRecordError), (2, RuntimeError)):
         with pytest.raises(error, match=where):
-            list(loader(dataset(damaged), workers))
-        skipping = dataset(damaged, on_error="skip")
-        assert flat(seen(loader(skipping, workers))) == flat(seen(dataset(damaged, on_error="skip")))
-        read = flat(seen(loader(dataset(damaged, on_error="skip", shuffle=False), workers)))
+            list(loader(dataset(corrupt), workers))
+        skipping = dataset(corrupt, on_error="skip")
+        assert flat(seen(loader(skipping, workers))) == flat(seen(dataset(corrupt, on_error="skip")))
+        read = flat(seen(loader(dataset(corrupt, on_error="skip", shuffle=False), workers)))
         assert read == [number for number in range(70) if number != 35]
-    one = dataset(damaged, on_error="skip", batch_size=10)
+    one = dataset(corrupt, on_error="skip", batch_size=10)
     with caplog.at_level("WARNING", "reader"):
         assert len(flat(seen(one))) == 70 and one.skipped == one.batches.skipped == 1
     assert "skipped 1 corrupt record" in caplog.text

@@ -272,11 +272,11 @@ def test_an_evaluation_goes_on_where_its_state_was_saved(
 
 
 def test_batches_without_a_valid_record_count_as_steps(tmp_path: Path) -> None:
-    damaged, _ = flipped(tmp_path / "1.0.0", [30], 12)
+    corrupt, _ = flipped(tmp_path / "1.0.0", [30], 12)
     options: dict[str, Any] = {"shuffle": False, "batch_size": 1, "on_error": "skip"}
     whole = [number for number in range(30) if number != 12]
     for read in (11, 12, 13, 29):
-        one, other = dataset(damaged, **options), dataset(damaged, **options)
+        one, other = dataset(corrupt, **options), dataset(corrupt, **options)
         assert seen(itertools.islice(one, read)) == [[number] for number in whole[:read]]
         other.load_state_dict(one.state_dict())
         assert numbers_in(other) == whole[read:] and numbers_in(other) == whole
