@@ -4,7 +4,6 @@ python examples/train_jax.py datasets/photos/1.0.0     # after a kill, it contin
 """
 
 import argparse
-import itertools
 import signal
 from pathlib import Path
 
@@ -38,6 +37,12 @@ try:
     train = imageshards.train_batches(info, "train", seed=args.seed, augment=imageshards.augment.flip_crop, **options)
     batches = imageshards.as_jax(train, mesh).repeat()
     evals = imageshards.as_jax(imageshards.eval_batches(info, "validation", **options), mesh)
+    manager = CheckpointManager(args.out.absolute() / "checkpoints", options=CheckpointManagerOptions(max_to_keep=2))
+    if done := manager.latest_step() or 0:
+        saved = manager.restore(done, args=Composite(position=JsonRestore())).position
+        if saved["position"]["global_batch_size"] != args.batch_size:
+            parser.error(f"{args.out} is of a run with another --batch_size, and steps are counted in batches")
+        batches.load_state_dict(saved)
 except imageshards.ImageShardsError as error:
     parser.error(str(error))
 
@@ -70,17 +75,12 @@ def eval_step(params, images, labels, weights):
 
 # --- Start, or continue after the last checkpoint.
 key, params = jax.random.key(args.seed), {"head": jnp.zeros((FILTERS[-1], info.num_classes))}
-for number, (before, after) in enumerate(itertools.pairwise((info.image.channels, *FILTERS))):
+for number, (before, after) in enumerate(zip((info.image.channels, *FILTERS), FILTERS, strict=False)):
     kernel = jax.nn.initializers.he_normal()(jax.random.fold_in(key, number), (3, 3, before, after))
     params |= {f"kernel_{number}": kernel, f"bias_{number}": jnp.zeros(after)}
 state = {"params": params, "velocity": jax.tree.map(jnp.zeros_like, params), "loss": jnp.zeros(())}
 state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
-manager = CheckpointManager(args.out.absolute() / "checkpoints", options=CheckpointManagerOptions(max_to_keep=2))
-if done := manager.latest_step() or 0:
-    try:
-        batches.load_state_dict(manager.restore(done, args=Composite(position=JsonRestore())).position)
-    except imageshards.ImageShardsError as error:
-        parser.error(str(error))
+if done:
     state = manager.restore(done, args=Composite(state=StandardRestore(state))).state
     print(f"continuing after step {done}")
 

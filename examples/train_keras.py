@@ -18,7 +18,7 @@ IMAGE_SIZE, FILTERS, LEARNING_RATE = 96, (16, 32, 64, 128), 0.002
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("dataset", help="a folder or URL that `imageshards write` published")
-parser.add_argument("--out", default="runs/keras", help="a folder or URL of this run only")
+parser.add_argument("--out", default="runs/keras", help="a folder of this run only")
 parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--batch_size", type=int, default=32, help="of all devices together")
 parser.add_argument("--checkpoint_steps", type=int, default=100, help="steps from one checkpoint to the next")

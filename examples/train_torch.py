@@ -98,6 +98,8 @@ def on_device(batch):
 for epoch in range(dataset.iteration, args.epochs):
     net.train()
     for images, labels in map(on_device, loader):
+        if step and step % args.checkpoint_steps == 0:  # not after the last step: then it follows the epoch's line
+            save()
         torch.manual_seed((args.seed << 40) + step * processes + rank)  # Dropout's follows from the step, isn't saved
         with autocast:
             loss = nn.functional.cross_entropy(model(images), labels)
@@ -105,8 +107,6 @@ for epoch in range(dataset.iteration, args.epochs):
         loss.backward()
         optimizer.step()
         step, loss_sum = step + 1, loss_sum + loss.detach()
-        if step % args.checkpoint_steps == 0:
-            save()
     net.eval()
     sums = torch.stack([loss_sum, torch.zeros_like(loss_sum), torch.zeros_like(loss_sum)])
     with torch.inference_mode(), autocast:

@@ -72,7 +72,11 @@ def use_devices(options: TrainOptions) -> Iterator[Devices]:
         UsageError: the backend, or TF_CONFIG, is one that can't train.
         ImageShardsError: `--device` names what isn't there.
     """
-    backend, policy = keras.backend.backend(), keras.config.dtype_policy()
+    backend, policy, distribution = (
+        keras.backend.backend(),
+        keras.config.dtype_policy(),
+        keras.distribution.distribution(),
+    )
     check_backend(backend)
     if options.distributed and backend != "jax":
         raise UsageError("--distributed: several processes train on JAX only: set KERAS_BACKEND=jax")
@@ -86,8 +90,7 @@ def use_devices(options: TrainOptions) -> Iterator[Devices]:
         yield devices
     finally:
         keras.config.set_dtype_policy(policy)
-        if backend == "jax":
-            keras.distribution.set_distribution(None)
+        keras.distribution.set_distribution(distribution)
 
 
 def _check_cluster() -> None:

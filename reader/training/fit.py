@@ -86,6 +86,7 @@ def train(
     with use_devices(options) as devices, _our_errors():
         recipe = make_recipe(info, options, devices.count)
         out, run = open_out(options.out, info.name, recipe.configuration(info), devices.is_first)
+        report = report if devices.is_first else _say_nothing
         try:
             if run is not None and run["finished"]:
                 report(f"{out.as_given}: this run is finished; choose another --out to train again")
@@ -94,7 +95,6 @@ def train(
                 )
             for line in warnings(info, recipe) if devices.is_first else ():
                 warn(line)
-            report = report if devices.is_first else _say_nothing
             for line in summary_lines(info, recipe, devices):
                 report(line)
             report(f"writing to {out.as_given}")
@@ -240,6 +240,8 @@ class _Training:
             if self._is_stopped():
                 self._save_and_stop()
             if self._is_due():
+                if logs:
+                    self._check_loss(logs[LOSS])  # before a checkpoint that holds NaN replaces one that doesn't
                 self._save()
 
         def at_first() -> None:
@@ -254,7 +256,14 @@ class _Training:
             progress.end()
         self._made_step((epoch + 1) * steps)
         self._at.logs = {name: values[-1] for name, values in history.items()}
+        self._check_loss(self._at.logs[LOSS])
+        if self._is_due():  # the epoch needn't be trained again if it isn't validated
+            self._save()
         return self._clock(left).since(start)
+
+    def _check_loss(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise ImageShardsError(f"the loss is {loss} after step {self._at.step:,}: lower --learning_rate")
 
     def _made_step(self, step: int) -> None:
         self._at.step = step
@@ -276,8 +285,6 @@ class _Training:
         return Speed(time.perf_counter(), self._inputs.waited_s, time.process_time(), images)
 
     def _end_epoch(self, phase: Phase, logs: dict[str, float], speed: Speed) -> None:
-        if not math.isfinite(logs[LOSS]):
-            raise ImageShardsError(f"the loss is {logs[LOSS]} after step {self._at.step:,}: lower --learning_rate")
         line: Line = {"epoch": len(self._at.lines) + 1, "phase": phase.name, "step": self._at.step}
         for name, key in (("loss", LOSS), ("accuracy", "accuracy"), (TOP_ACCURACY, TOP_ACCURACY)):
             line |= {f"{of}{name}": round(float(logs[of + key]), 6) for of in ("", "val_") if of + key in logs}

@@ -1,8 +1,12 @@
-"""The models that `--model` knows by name, so that `--help` and a typo need not import Keras."""
+"""The models that `--model` knows by name, so that `--help` and a typo need not import Keras; modules of one's own."""
 
 from __future__ import annotations
 
+import os
+import sys
 from difflib import get_close_matches
+from importlib import import_module
+from types import ModuleType
 
 from beam_pipeline.errors import UsageError
 
@@ -26,6 +30,13 @@ _APPLICATIONS = {
     "xception": "Xception",
 }
 MODULES = {name: module for module, names in _APPLICATIONS.items() for name in names.split()}
+
+
+def import_users(module: str) -> ModuleType:
+    """Import a user's module, which may be in the current folder: `python -m` finds it there, the command doesn't."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return import_module(module)
 
 
 def application_name(given: str) -> str:

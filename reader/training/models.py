@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from warnings import catch_warnings, simplefilter
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line
 from reader.info import DatasetInfo
-from reader.training.model_names import MODULES, SMALL_CNN
+from reader.training.model_names import MODULES, SMALL_CNN, import_users
 from reader.training.options import Recipe
 
 _SCALED_BY_WEIGHTS = "EfficientNetB"  # with `imagenet` these have a layer more, which has no variables
@@ -126,8 +125,8 @@ def _application(recipe: Recipe, images: Any, classes: int) -> tuple[Any, Any]:
             base = getattr(keras.applications, name)(weights="imagenet", **arguments)
         except (OSError, ValueError) as error:
             raise ImageShardsError(
-                f"--weights imagenet: the copy that Keras keeps is corrupt: {one_line(error)}; delete it from "
-                "~/.keras/models"
+                f"--weights imagenet: can't be read: {one_line(error)}; if Keras' copy in ~/.keras/models is corrupt, "
+                "delete it"
             ) from None
         except Exception as error:  # what Keras raises if a download fails has no kind of its own
             raise ImageShardsError(
@@ -149,10 +148,8 @@ def _users_model(written: str, images: Any, classes: int) -> Any:
     import keras
 
     module, _, name = written.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it
     try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        function: Callable[..., Any] = getattr(import_users(module), name)
     except Exception as error:  # whatever the module does
         raise UsageError(
             f"--model {written!r}: {type(error).__name__}: {one_line(error)}; give package.module:function"
@@ -211,10 +208,14 @@ def _load(model: Model, weights: str) -> None:
 
 def _set_weights(model: Model, loaded: Any) -> None:
     """The weights of a loaded model; of other classes, those of its base."""
-    same = [tuple(w.shape) for w in loaded.weights] == [tuple(w.shape) for w in model.full.weights]
-    if same:
+    if _shapes(loaded) == _shapes(model.full):
         model.full.set_weights(loaded.get_weights())
         return
-    if model.base is None:
+    base = next((layer for layer in loaded.layers if model.base and _shapes(layer) == _shapes(model.base)), None)
+    if base is None:
         raise ValueError("its layers have other shapes")
-    model.base.set_weights(loaded.get_layer(model.base.name).get_weights())
+    model.base.set_weights(base.get_weights())
+
+
+def _shapes(layer: Any) -> list[tuple[int, ...]]:
+    return [tuple(variable.shape) for variable in layer.weights]

@@ -20,8 +20,8 @@ from reader.training.model_names import MODULES, SMALL_CNN, application_name
 from reader.training.values import BELOW_1, BETWEEN_0_AND_1, POSITIVE, WHOLE, one_of, whole_from
 
 _SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
-_SMALL_BATCH, _LARGE_BATCH, _IMAGES_A_BATCH = 8, 64, 25
-_LEAST_UPDATES, _LEAST_EPOCHS = 150, 6
+_SMALL_BATCH, _LARGE_BATCH = 8, 64
+_LEAST_STEPS, _LEAST_UPDATES, _LEAST_EPOCHS = 25, 150, 6  # steps are of an epoch
 _FINE_TUNING_RATE = 0.01  # of the head's
 _WARM_UP = 0.05  # of a phase's updates
 _DECAY = {"adamw": 0.01}
@@ -327,8 +327,8 @@ def _peak_rate(optimizer: str, model: str, batch: int) -> float:
 
 
 def _batch_size(records: int) -> int:
-    """The largest power of two that gives 25 steps an epoch, from 8 to 64."""
-    fits = 1 << max(0, (records // _IMAGES_A_BATCH).bit_length() - 1)
+    """The largest power of two that gives at least 25 steps an epoch, from 8 to 64."""
+    fits = 1 << max(0, (records // _LEAST_STEPS).bit_length() - 1)
     return min(max(fits, _SMALL_BATCH), _LARGE_BATCH)
 
 

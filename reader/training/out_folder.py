@@ -183,15 +183,12 @@ def open_out(
     """
     if given is not None:
         out = OutFolder(given, is_written)
-        try:
-            run = out.run()
-            if run is not None and run["configuration"] != configuration:
-                raise UsageError(
-                    f"--out {given!r}: {_difference(run['configuration'], configuration)}; choose another --out"
-                )
-        except UsageError:
+        run = _run_of(out)
+        if run is not None and run["configuration"] != configuration:
             out.close()
-            raise
+            raise UsageError(
+                f"--out {given!r}: {_difference(run['configuration'], configuration)}; choose another --out"
+            )
         return out, run
     names = [one.name for one in os.scandir(_DEFAULT) if one.is_dir()] if os.path.isdir(_DEFAULT) else []
     begun = sorted(int(found[1]) for one in names if (found := re.fullmatch(rf"{name}-(\d+)", one)))
@@ -199,13 +196,22 @@ def open_out(
         with suppress(BusyError):
             out = OutFolder(os.path.join(_DEFAULT, f"{name}-{number}"), is_written)
             with suppress(UsageError):
-                run = out.run()
+                run = _run_of(out)
                 if run is None and number not in begun:
                     return out, None
                 if run is not None and run["configuration"] == configuration and not run["finished"]:
                     return out, run
             out.close()
     raise AssertionError  # `count` doesn't end
+
+
+def _run_of(out: OutFolder) -> dict[str, Any] | None:
+    """Its run.json; if that can't be read, others may train there."""
+    try:
+        return out.run()
+    except BaseException:
+        out.close()
+        raise
 
 
 def _difference(then: dict[str, Any], now: dict[str, Any]) -> str:

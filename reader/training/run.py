@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 import threading
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line
 from reader.pixels import Pixels
 from reader.preprocess import Preprocessing
+from reader.training.model_names import import_users
 from reader.training.out_folder import LABELS_FILE, MODEL_FILE, RUN_FILE
 
 Floats = npt.NDArray[np.float32]
@@ -115,10 +114,8 @@ def load_run(run: str | os.PathLike[str]) -> Run:
 def _load(given: str, data: bytes, document: _Document) -> Any:
     module, missing = str(document.configuration["model"]).rpartition(":")[0], ""
     if module:  # your own model may have layers of its own, which are known once it is imported
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())  # as `python -m` has it
         try:
-            import_module(module)
+            import_users(module)
         except ImportError:
             missing = f"; maybe it needs the module {module}, which can't be imported here"
     with tempfile.TemporaryDirectory() as folder:

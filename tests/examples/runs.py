@@ -58,7 +58,9 @@ def run(command: Sequence[object], environment: Mapping[str, str]) -> tuple[int,
     return done.returncode, done.stdout
 
 
-def check_resume(script: str, url: str, folder: Path, result: str, launcher: Sequence[str] = (), **env: str) -> None:
+def check_resume(
+    script: str, url: str, folder: Path, result: str, launcher: Sequence[str] = (), more: Sequence[str] = (), **env: str
+) -> None:
     """Fail the test unless a run that was killed prints and leaves what an uninterrupted one does.
 
     Args:
@@ -67,9 +69,10 @@ def check_resume(script: str, url: str, folder: Path, result: str, launcher: Seq
         folder: for the runs.
         result: the file with the trained arrays that the example leaves, .npz or .pt; both are zip archives.
         launcher: before the script, as torchrun.
+        more: flags of the script.
         env: more variables of the environment.
     """
-    options = (EXAMPLES / script, url, *OPTIONS)
+    options = (EXAMPLES / script, url, *OPTIONS, *more)
     kill = (Path(__file__).with_name("kill.py"), KILLED_AT.get(script, "epoch 2:"))
     env["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
     code, uninterrupted = run([*launcher, *options, "--out", folder / "complete"], env)

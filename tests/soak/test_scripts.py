@@ -26,6 +26,13 @@ def test_two_processes_of_torchrun_of_which_one_is_killed_continue_together(url:
     check_resume("train_torch.py", url, tmp_path, "model.pt", TORCHRUN)
 
 
+def test_a_checkpoint_that_is_due_at_the_end_of_an_epoch_is_written_once_its_line_is_printed(
+    url: str, tmp_path: Path
+) -> None:
+    skip_without("torch")
+    check_resume("train_torch.py", url, tmp_path, "model.pt", more=("--checkpoint_steps", "5"))
+
+
 def test_no_thread_of_the_process_group_is_left_when_python_ends(url: str, tmp_path: Path) -> None:
     """Gloo's threads need the interpreter to free their tensors: one that is ending aborts the process instead."""
     skip_without("torch")

@@ -20,12 +20,12 @@ import pytest
 from PIL import Image
 
 import reader
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from reader.runs import RunReader
 from reader.training import checkpoint, pictures, report
 from reader.training.fit import TrainResult, train
 from reader.training.options import TrainOptions, make_recipe
-from reader.training.out_folder import OutFolder
+from reader.training.out_folder import OutFolder, open_out
 from tests import make, servers
 from tests.train import runs
 
@@ -267,14 +267,42 @@ def test_checkpoints_that_are_due_at_the_end_of_an_epoch_are_written(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved, save = [], checkpoint.save
-    monkeypatch.setattr(checkpoint, "save", lambda *given: (saved.append(given[1].step), save(*given)))
+
+    def noting(*given: Any) -> None:
+        saved.append((given[1].step, "to validate" if given[1].logs else ""))
+        save(*given)
+
+    monkeypatch.setattr(checkpoint, "save", noting)
     trained(dataset, tmp_path / "out", epochs=3, checkpoint_steps=5)  # the steps of an epoch
-    assert saved == [5, 10, 15]
+    assert saved == [(5, "to validate"), (10, "to validate"), (15, "to validate"), (15, "")]
 
 
 def test_a_loss_that_is_no_number_ends_the_training(dataset: str, tmp_path: Path) -> None:
     with pytest.raises(ImageShardsError, match=r"the loss is (nan|inf) after step 5: lower --learning_rate"):
         trained(dataset, tmp_path / "out", learning_rate=1e38)
+
+
+def test_a_loss_that_is_no_number_is_told_before_checkpoints_with_it_replace_the_last_without(
+    dataset: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ImageShardsError, match=r"the loss is (nan|inf) after step [23]: lower --learning_rate"):
+        trained(dataset, tmp_path / "out", learning_rate=1e38, checkpoint_steps=1)
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_folder_whose_run_can_not_be_read_is_not_kept_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_given: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("Input/output error")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "photos-1").mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(OutFolder, "run", fail)
+        with pytest.raises(StorageError, match="Input/output error"):
+            open_out("runs/photos-1" if is_given else None, "photos", {})
+    OutFolder("runs/photos-1").close()
 
 
 @pytest.mark.parametrize("names", [["$\\bad$", "$x^^$", "猫"]])
