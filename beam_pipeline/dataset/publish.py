@@ -1,7 +1,8 @@
 """Publishes a finished job: joins the sidecars into indexes, metadata and the manifest, which is the commit point.
 
 Sidecars are read shard by shard; what stays in memory is under 4 kB a shard. Order of writing: run indexes, labels,
-features.json, rejects.jsonl and run.json at once; dataset_info.json; manifest.json. Until then there is no dataset.
+features.json, rejects.jsonl, duplicates.jsonl and run.json at once, while files of other jobs are deleted;
+dataset_info.json; manifest.json. Until then there is no dataset.
 """
 
 from __future__ import annotations

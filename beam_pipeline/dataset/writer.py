@@ -1,7 +1,7 @@
 """Writes one shard: fetch, decode, encode its images in order, frame the records, publish the file, its sidecar last.
 
 Nothing holds a shard in memory: a bounded window of images is at work, records go to a local temporary file, and the
-finished file gets its final name in one step. An exception on the way leaves no object.
+finished file gets its final name in one step. After an exception the shard has no sidecar, so it is written again.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class ShardWriter:
             begun = thread.submit(begin)  # while the first images are fetched
             try:
                 return self._convert(name, refs, seen, lambda: begun.result()[1])
-            except StorageError:
+            except StorageError:  # deleting the marker would fail as well, after as many attempts
                 raise
             except Exception:
                 if begun.result()[0]:  # the process lives: no decoder is to blame

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from reader.commands import parser
+from reader.info import load_info
 from reader.training.model_names import application_name
+from reader.training.models import build
+from reader.training.options import TrainOptions, make_recipe
 
 ROOT = Path(__file__).parents[2]
 SHOWN = [
@@ -29,3 +32,12 @@ def test_a_command_of_the_documents_is_read(arguments: str) -> None:
 
 def test_the_documents_show_commands() -> None:
     assert len(SHOWN) > 4
+
+
+def test_the_model_of_the_document_is_built(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL)
+    (tmp_path / "my_models.py").write_text(model)
+    monkeypatch.chdir(tmp_path)
+    info = load_info(dataset)
+    recipe = make_recipe(info, TrainOptions(model="my_models:wide", image_size=160))
+    assert build(info, recipe).full.output_shape == (None, info.num_classes)
