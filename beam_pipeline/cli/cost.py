@@ -18,11 +18,11 @@ from beam_pipeline.text import plural, size_text
 
 # CPU seconds besides decoding, measured by benchmarks/cost.py.
 _CPU_S_PER_IMAGE = 0.1e-3
-_CPU_S_PER_FETCH = 0.25e-3  # of a remote image
-_CPU_S_PER_TAKEN_IMAGE = 0.15e-3  # of an image from the base
+_CPU_S_PER_FETCH = 0.1e-3  # of a remote image
+_CPU_S_PER_TAKEN_IMAGE = 0.05e-3  # of an image from the base
 _CPU_S_PER_BYTE_READ = 1.7e-9  # with its MD5
 _CPU_S_PER_SHARD = 0.03
-_CPU_S_PER_JOB = 0.5
+_CPU_S_PER_JOB = 0.4
 _OF_SAMPLE_CPU = 0.9  # the first images of a thread, as those of the sample, cost more than later ones
 # Requests, counted on fake-gcs-server by benchmarks/cost.py.
 _WRITES_PER_SHARD = 6  # a marker, rejected images, four files
