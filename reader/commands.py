@@ -535,7 +535,7 @@ def _add_train(verbs: Any) -> None:
         "Every default fits the dataset. A run that was stopped, by SIGTERM or Ctrl-C or a crash, resumes from its "
         "last checkpoint when the same command runs again. KERAS_BACKEND=jax trains without TensorFlow, and on several "
         "hosts. OUT gets model.keras (the best epoch), last.keras, classes.txt, metrics.jsonl (a line for each epoch), "
-        "run.json, curves.png, and what is confused with what as confusion.png, confusion.csv and per_class.csv.",
+        "run.json, curves.png, the confusion matrix (confusion.png, confusion.csv) and per_class.csv.",
         "datasets/photos/1.0.0 --model MobileNetV2 --weights imagenet",
         "0 trained, 1 stopped, or the dataset, its storage or the device failed",
     ).add_argument
@@ -600,7 +600,7 @@ def _add_evaluate(verbs: Any) -> None:
         "evaluate",
         _evaluate,
         "Count what a trained model gets right and wrong on a dataset, class by class.",
-        "Every record is read exactly once, as in training. OUT gets metrics.json, classes.csv (precision and recall "
+        "Every record is read exactly once, as in training. OUT gets metrics.json, per_class.csv (precision and recall "
         "of each class), confusion.csv, confusion.png and mistakes.png: the 25 most confident mistakes with their file "
         "names.",
         "runs/photos-1 datasets/photos/1.0.0 --split test",
@@ -608,7 +608,7 @@ def _add_evaluate(verbs: Any) -> None:
     ).add_argument
     flag("training", **_RUN)
     flag("dataset", **_DATASET)
-    text = "To read, such as test or train[90%%:] (default: test, else validation, else that of the training)."
+    text = "Split to read, such as test or train[90%%:] (default: test, else validation, else that of the training)."
     flag("--split", metavar="SPLIT", help=text)
     flag("--classes", **_CLASSES)
     flag("--batch_size", **_BATCH_SIZE)

@@ -7,6 +7,7 @@ model.fit(resume.data, epochs=10, initial_epoch=resume.initial_epoch, shuffle=Fa
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import threading
@@ -120,7 +121,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     However often it is stopped, the run sees the same batches and ends at the same step, 10 · `len(batches)`, with
     the same weights, to the bit if its steps are deterministic. If it has ended, the model gets its weights and `fit`
     does nothing. A save is one file, written in one step, with all variables of model and optimizer, random
-    seeds of layers included, and the position; the last two are kept.
+    seeds of layers included, and the position; the last two are kept. While the loss is NaN nothing is saved.
 
     After a stop within an epoch, `fit` counts its epochs of `len(batches)` steps from there, and the last is shorter.
     So these act at other steps, and none remembers what it saw: validation, History, EarlyStopping, ReduceLROnPlateau,
@@ -226,13 +227,13 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if is_last:
             self.model.stop_training = True
         if is_last or self.step // self._every > before // self._every:
-            self._save()
+            self._save(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Save if another callback has ended it."""
         self._is_fitting = False
         if self.step > self._saved_step:
-            self._save()
+            self._save(logs)
 
     @property
     def _position(self) -> Position:
@@ -262,8 +263,11 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             raise ImageShardsError(f"no save in {self._given} can be read: delete them to start again")
         return "", None
 
-    def _save(self) -> None:
+    def _save(self, logs: Any) -> None:
         self._saved_step = self.step
+        if math.isnan(float((logs or {}).get("loss", 0))):  # it would stay NaN, and the saves before would go
+            _LOG.warning("the loss is NaN after step %d: not saved", self.step)
+            return
         if self._batches.host:
             return
         name = f"step-{self.step:09}.npz"

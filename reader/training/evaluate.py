@@ -100,7 +100,7 @@ class Evaluation:
             precision = "-" if one.precision is None else f"{one.precision:.3f}"
             yield f"{one.name:{width}}  {one.images:6,}  {precision:>9}  {one.recall:6.3f}"
         if len(classes) > _SHOWN_CLASSES:
-            yield f"… and {plural(len(classes) - _SHOWN_CLASSES, 'more class')} in classes.csv"
+            yield f"… and {plural(len(classes) - _SHOWN_CLASSES, 'more class')} in per_class.csv"
 
 
 def evaluate(
@@ -114,8 +114,8 @@ def evaluate(
 ) -> Evaluation:
     """Count what a trained model gets right and wrong on every record of a split, each exactly once.
 
-    Writes metrics.json, classes.csv, confusion.csv, confusion.png, and mistakes.png: the 25 most confident mistakes as
-    the model saw them.
+    Writes metrics.json, per_class.csv, confusion.csv, confusion.png, and mistakes.png: the 25 most confident mistakes
+    as the model saw them.
 
     Args:
         run: what `load_run` returned, or the folder or URL that `imageshards train` wrote to.
@@ -245,7 +245,7 @@ class _Found:
         document = json.dumps(result.document(), indent=1)
         files = {"metrics.json": f"{document}\n".encode()}
         if self.counts is not None:
-            files["classes.csv"] = classes_csv(result.classes)
+            files["per_class.csv"] = classes_csv(result.classes)
             files["confusion.csv"] = confusion_csv(self.counts, self._names)
             files["confusion.png"] = pictures.confusion(self.counts, self._names, result.split)
         if self.mistakes:

@@ -126,7 +126,7 @@ class TrainOptions:
         "Train on these classes only, such as cat,dog; with new names, which may merge some: tabby=cat,tiger=cat.",
         parse_classes,
     )
-    balance: str = _choice("none", "none|classes", "With classes, as many images of each class in every epoch")
+    balance: str = _choice("none", "none|classes", "With classes, equally many images of every class in each epoch")
     augment: str = _choice("flip_crop", "|".join(("none", *AUGMENTS)), "Augmentation of the training images")
     class_weights: str = _choice("none", "none|balanced", "With balanced, all classes weigh the same")
     mixed_precision: str = _choice(
@@ -134,12 +134,14 @@ class TrainOptions:
         "auto|none|bfloat16|float16",
         "With auto, bfloat16 on TPUs and new GPUs, float16 on older GPUs, none on CPUs",
     )
-    seed: int = _option(0, "N", "Of the order, the augmentation and the first weights (default: %(default)s).", WHOLE)
-    train_split: str = _option("train", "SPLIT", "To train on, such as train[:80%%] (default: %(default)s).")
+    seed: int = _option(
+        0, "N", "Seed of the order, the augmentation and the initial weights (default: %(default)s).", WHOLE
+    )
+    train_split: str = _option("train", "SPLIT", "Split to train on, such as train[:80%%] (default: %(default)s).")
     eval_split: str | None = _option(
         None,
         "SPLIT",
-        "To validate on; or none (default: validation, or val; if there is neither, a tenth of train is held out).",
+        "Split to validate on, or none (default: validation, or val; without either a tenth of train is held out).",
     )
     select: str = _choice(
         "loss", "loss|accuracy", "Keep the epoch of the lowest validation loss, or of the highest validation accuracy"

@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import reader
@@ -75,6 +76,20 @@ def test_a_training_that_is_interrupted_in_this_process_ends_with_the_same_bits(
     resume = trainings.resume("stopped")
     assert 6 <= resume.step <= 9
     assert trainings.fit(resume)[0] == plain[0]
+
+
+def test_a_loss_that_is_nan_is_not_saved(url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
+    from tests.reading.keras_fits import Do, Trainings
+
+    def diverge() -> None:
+        resume.model.set_weights([weights * np.nan for weights in resume.model.get_weights()])
+
+    trainings = Trainings(url, tmp_path)
+    resume = trainings.resume("diverged")
+    trainings.fit(resume, callbacks=[Do(resume, 9, diverge)])
+    assert "the loss is NaN after step 10: not saved" in caplog.text
+    assert trainings.resume("diverged").step == 8
 
 
 def records(batches: Any) -> list[list[int]]:
