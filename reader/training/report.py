@@ -130,8 +130,8 @@ def verdict(speed: Speed, info: DatasetInfo, recipe: Recipe) -> str:
         return f"{waited}: the device is the limit"
     busy = speed.cpu_s / (speed.seconds * cpu_count())
     if busy < _BUSY:
-        where, flag = ("the disk", "--cache memory") if storage.is_local(info.url) else ("storage", "--cache")
-        fix = f"; {flag} would help most" if recipe.options.cache is None else " until all is in the cache"
+        where = "the disk" if storage.is_local(info.url) else "storage"
+        fix = "; --cache would help most" if recipe.options.cache is None else " until all is in the cache"
         return f"{waited}, the cores were {1 - busy:.0%} idle: {where} is the limit{fix}"
     stored = min(info.image.min_size or (0,))
     if stored >= _SMALLER * recipe.image_size:
