@@ -51,11 +51,7 @@ def choose_base(config: Config) -> tuple[Config, str]:
             versions = schema.newest_first(storage.open_storage(folder, config.first_contact_s).names(folder))
     for version in versions:
         manifest = _manifest(join(folder, version), config.first_contact_s) if version != config.version else None
-        fault = (
-            "isn't published, or was published by a newer release"
-            if manifest is None
-            else _difference(config, manifest)
-        )
+        fault = "isn't published, or only by a newer release" if manifest is None else _difference(config, manifest)
         if manifest is not None and not fault:
             chosen = dataclasses.replace(config, base=version, base_sha256=manifest.self_sha256)
             return chosen, f"base: {version}, from which unchanged images are taken"
@@ -66,7 +62,7 @@ def choose_base(config: Config) -> tuple[Config, str]:
 
 
 def _manifest(url: str, deadline_s: float) -> Content | None:
-    """The manifest of a version; None if it isn't published, or was published by a newer release."""
+    """The manifest of a version; None if it isn't published, or only by a newer release."""
     file = join(url, schema.MANIFEST_FILE)
     try:
         return parse_manifest(storage.open_storage(file, deadline_s).read(file), file)[1]

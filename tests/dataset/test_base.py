@@ -240,7 +240,7 @@ def test_a_version_that_can_not_be_the_base_is_refused_in_a_line(grown: Path) ->
     out = grown / "out"
     for wanted, line in {
         "1.1.0": "it is the version to be written; choose an earlier one, or none",
-        "3.0.0": f"{out}/photos/3.0.0 isn't published, or was published by a newer release; choose another version, or none",
+        "3.0.0": f"{out}/photos/3.0.0 isn't published, or only by a newer release; choose another version, or none",
         "newest": "name a version such as 1.0.0, or none",
     }.items():
         finished = write(grown, "--base", wanted)
