@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import json
 import random
+import re
 import socket
 import struct
 import threading
@@ -84,7 +85,8 @@ class Proxy(ThreadingHTTPServer):
 
     def fault_for(self, method: str, target: str) -> tuple[str | None, random.Random]:
         """What befalls this request, and the chance for the details."""
-        address = f"{method} {target.partition('upload_id=')[0]}"  # the server draws the ids of uploads
+        # The server draws the ids of uploads; which number a bucket has depends on the tests before.
+        address = re.sub(r"bucket-\d+", "bucket", f"{method} {target.partition('upload_id=')[0]}")
         with self._lock:
             if self.requests == self._all_fail_from:
                 self.share = 1.0
