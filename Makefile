@@ -33,7 +33,7 @@ demo: $(STAMP) ## Draw images, write shards, check them, train, predict: into bu
 test soak: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(STAMP) ## Run the tests, but for the slow ones
-	$(BIN)/python -m pytest -n 3 $(BY_FILE) $(PYTEST)
+	$(BIN)/python -m pytest -n 3 $(BY_FILE) -o faulthandler_timeout=30 $(PYTEST)  # a test that hangs shows where
 
 soak: $(STAMP) ## Run the slow tests: every framework and backend, many kills, what documents train (10 minutes)
 	$(BIN)/python -m pytest -m soak -n 2 $(BY_FILE) $(PYTEST)
