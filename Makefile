@@ -32,8 +32,9 @@ demo: $(STAMP) ## Draw images, write shards, check them, train, predict: into bu
 # What is compiled is kept: pytest compiles each test's module, and hundreds of processes import ours.
 test soak: export PYTHONDONTWRITEBYTECODE :=
 
+# A test that takes half a minute shows where it is.
 test: $(STAMP) ## Run the tests, but for the slow ones
-	$(BIN)/python -m pytest -n 3 $(BY_FILE) -o faulthandler_timeout=30 $(PYTEST)  # a test that hangs shows where
+	$(BIN)/python -m pytest -n 3 $(BY_FILE) -o faulthandler_timeout=30 $(PYTEST)
 
 soak: $(STAMP) ## Run the slow tests: every framework and backend, many kills, what documents train (10 minutes)
 	$(BIN)/python -m pytest -m soak -n 2 $(BY_FILE) $(PYTEST)

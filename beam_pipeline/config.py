@@ -259,7 +259,7 @@ class Flag(Generic[Raw, Parsed]):
 
 Switch = Flag[bool | str, bool]
 Text = Flag[str, str]
-Whole = Flag[int | str, int]
+Integer = Flag[int | str, int]
 Fractional = Flag[float | str, float]
 Url = Flag[str | os.PathLike[str] | None, str]
 # Groups of flags in --help. Those of _URLS and _JOB decide no byte of a dataset, all others do.
@@ -325,17 +325,17 @@ class Config:
     background: Flag[str | Sequence[int] | None, Rgb | None] = Flag(
         _IMAGES, None, _colour, "colour behind transparent pixels and of the borders that pad adds, '#rrggbb' or a CSS "
         "name (default: white, borders black)", "COLOUR")
-    channels: Whole = Flag(_IMAGES, 3, (1, 3), "3 stores RGB, 1 stores gray")
+    channels: Integer = Flag(_IMAGES, 3, (1, 3), "3 stores RGB, 1 stores gray")
     image_format: Text = Flag(_IMAGES, "jpeg", tuple(images.FORMATS), "format of the stored images; png is lossless")
-    jpeg_quality: Whole = Flag(_IMAGES, 90, _between(int, 1, 100), "quality of the stored JPEGs, from 1 to 100", "N")
+    jpeg_quality: Integer = Flag(_IMAGES, 90, _between(int, 1, 100), "quality of the stored JPEGs, from 1 to 100", "N")
     jpeg_subsampling: Text = Flag(
         _IMAGES, "4:2:0", tuple(images.SUBSAMPLING), "chroma subsampling of the stored JPEGs; 4:4:4 is none")
     optimize: Switch = Flag(_IMAGES, False, _switch, "make JPEGs 3 % smaller, in three times the encoding time")
-    max_pixels: Whole = Flag(
+    max_pixels: Integer = Flag(
         _IMAGES, 178_956_970, _between(int, 1, 1 << 40),
         "reject images of more pixels than this, or that need more than 6 times as many bytes of memory, before they "
         "are decoded", "N")
-    max_image_bytes: Whole = Flag(_IMAGES, "256MiB", _bytes, "reject larger files, before they are fetched", "BYTES")
+    max_image_bytes: Integer = Flag(_IMAGES, "256MiB", _bytes, "reject larger files, before they are fetched", "BYTES")
     allow_truncated: Switch = Flag(
         _IMAGES, False, _switch, "store the readable part of a truncated file instead of rejecting it")
 
@@ -348,15 +348,15 @@ class Config:
         _SHARDS, "none", ("none", "gzip"),
         "compression of the shards; gzip saves nothing on JPEGs and slows down reading")
     one_hot: Switch = Flag(_SHARDS, False, _switch, "also store one_hot_class: 4 bytes per class in every record")
-    seed: Whole = Flag(_SHARDS, 0, _between(int, -(1 << 63), (1 << 63) - 1), "seed of the order of the records", "N")
+    seed: Integer = Flag(_SHARDS, 0, _between(int, -(1 << 63), (1 << 63) - 1), "seed of the order of the records", "N")
 
     max_reject_fraction: Fractional = Flag(
         _JOB, 0.01, _between(float, 0, 1),
         "publish nothing if a larger fraction of the images is rejected, from 0 to 1", "X")
     strict: Switch = Flag(_JOB, False, _switch, "fail if an image vanishes or changes while the job runs")
-    fetch_concurrency: Whole = Flag(
+    fetch_concurrency: Integer = Flag(
         _JOB, 32, _between(int, 1, 1024), "concurrent requests of a worker process", "N")
-    decode_threads: Whole = Flag(
+    decode_threads: Integer = Flag(
         _JOB, 0, _between(int, 0, 1024),
         "images that a worker process decodes at a time (default: one per core; 2 on Dataflow)", "N")
     io_deadline: Fractional = Flag(

@@ -72,11 +72,8 @@ def use_devices(options: TrainOptions) -> Iterator[Devices]:
         UsageError: the backend, or TF_CONFIG, is one that can't train.
         ImageShardsError: `--device` names what isn't there.
     """
-    backend, policy, distribution = (
-        keras.backend.backend(),
-        keras.config.dtype_policy(),
-        keras.distribution.distribution(),
-    )
+    backend = keras.backend.backend()
+    policy, distribution = keras.config.dtype_policy(), keras.distribution.distribution()
     check_backend(backend)
     if options.distributed and backend != "jax":
         raise UsageError("--distributed: several processes train on JAX only: set KERAS_BACKEND=jax")

@@ -29,6 +29,7 @@ from reader.tools.show import tiled
 from reader.training import pictures
 from reader.training.data import EVAL_SPLITS, choose_data
 from reader.training.metrics import MAX_CLASSES, ClassMetrics, class_metrics, classes_csv, confusion_csv
+from reader.training.out_folder import CLASS_TABLE, CONFUSION_FILE, CONFUSION_TABLE
 from reader.training.run import Run, as_run
 
 _SPLITS = "test", *EVAL_SPLITS
@@ -100,7 +101,7 @@ class Evaluation:
             precision = "-" if one.precision is None else f"{one.precision:.3f}"
             yield f"{one.name:{width}}  {one.images:6,}  {precision:>9}  {one.recall:6.3f}"
         if len(classes) > _SHOWN_CLASSES:
-            yield f"… and {plural(len(classes) - _SHOWN_CLASSES, 'more class')} in per_class.csv"
+            yield f"… and {plural(len(classes) - _SHOWN_CLASSES, 'more class')} in {CLASS_TABLE}"
 
 
 def evaluate(
@@ -245,9 +246,9 @@ class _Found:
         document = json.dumps(result.document(), indent=1)
         files = {"metrics.json": f"{document}\n".encode()}
         if self.counts is not None:
-            files["per_class.csv"] = classes_csv(result.classes)
-            files["confusion.csv"] = confusion_csv(self.counts, self._names)
-            files["confusion.png"] = pictures.confusion(self.counts, self._names, result.split)
+            files[CLASS_TABLE] = classes_csv(result.classes)
+            files[CONFUSION_TABLE] = confusion_csv(self.counts, self._names)
+            files[CONFUSION_FILE] = pictures.confusion(self.counts, self._names, result.split)
         if self.mistakes:
             files[_PICTURE] = _picture(self.mistakes)
         return files

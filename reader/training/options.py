@@ -17,7 +17,7 @@ from reader.select import parse_classes
 from reader.training import data
 from reader.training.data import NO_VALIDATION, Data, choose_data, class_counts
 from reader.training.model_names import MODULES, SMALL_CNN, application_name
-from reader.training.values import BELOW_1, BETWEEN_0_AND_1, POSITIVE, WHOLE, one_of, whole_from
+from reader.training.values import BELOW_1, BETWEEN_0_AND_1, INTEGER, POSITIVE, integer_from, one_of
 
 _SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
 _SMALL_BATCH, _LARGE_BATCH = 8, 64
@@ -87,16 +87,18 @@ class TrainOptions:
         "One of none, imagenet, or a file (.keras, or .h5 of weights). With weights, --epochs train a new head on a "
         "frozen model, then --fine_tune_epochs all of it but BatchNormalization (default: %(default)s).",
     )
-    epochs: int | None = _option(None, "N", "Epochs (default: 6, more for 150 updates).", whole_from(1))
+    epochs: int | None = _option(None, "N", "Epochs (default: 6, more for 150 updates).", integer_from(1))
     fine_tune_epochs: int | None = _option(
-        None, "N", "Epochs of fine-tuning; with --weights (default: half).", whole_from(0)
+        None, "N", "Epochs of fine-tuning; with --weights (default: half).", integer_from(0)
     )
-    batch_size: int | None = _option(None, "N", "Images in a step, over all devices (default: 8 to 64).", whole_from(1))
+    batch_size: int | None = _option(
+        None, "N", "Images in a step, over all devices (default: 8 to 64).", integer_from(1)
+    )
     image_size: int | None = _option(
         None,
         "N",
         "Side in pixels of what the model sees (default: as stored; at most 96 for small_cnn).",
-        whole_from(16),
+        integer_from(16),
     )
     optimizer: str = _choice("adam", "adam|adamw|sgd", "Optimizer; sgd has Nesterov momentum of 0.9")
     learning_rate: float | None = _option(
@@ -135,7 +137,7 @@ class TrainOptions:
         "With auto, bfloat16 on TPUs and new GPUs, float16 on older GPUs, none on CPUs",
     )
     seed: int = _option(
-        0, "N", "Seed of the order, the augmentation and the initial weights (default: %(default)s).", WHOLE
+        0, "N", "Seed of the order, the augmentation and the initial weights (default: %(default)s).", INTEGER
     )
     train_split: str = _option("train", "SPLIT", "Split to train on, such as train[:80%%] (default: %(default)s).")
     eval_split: str | None = _option(
@@ -147,7 +149,7 @@ class TrainOptions:
         "loss", "loss|accuracy", "Keep the epoch of the lowest validation loss, or of the highest validation accuracy"
     )
     early_stopping: int | None = _option(
-        None, "N", "Stop after N epochs that are no better by --select.", whole_from(1)
+        None, "N", "Stop after N epochs that are no better by --select.", integer_from(1)
     )
     cache: str | None = _option(None, "DIR", "Keep what was read from remote storage in this folder; or memory.")
     device: str = _choice("auto", "auto|tpu|gpu|cpu", "What to train on")
@@ -155,7 +157,7 @@ class TrainOptions:
     checkpoint_minutes: float = _option(
         10.0, "M", "How often a checkpoint is written (default: %(default)s).", POSITIVE
     )
-    checkpoint_steps: int | None = _option(None, "N", "Write one every N steps instead.", whole_from(1))
+    checkpoint_steps: int | None = _option(None, "N", "Write one every N steps instead.", integer_from(1))
 
     @classmethod
     def preset(cls, name: str, **options: Any) -> TrainOptions:

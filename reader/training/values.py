@@ -21,12 +21,12 @@ def number(kind: type[int] | type[float], wanted: str, fits: Callable[[Any], boo
     return read
 
 
-def whole_from(least: int) -> Callable[[object], int]:
+def integer_from(least: int) -> Callable[[object], int]:
     """Reads a whole number that is no smaller."""
     return number(int, f"whole number from {least}", lambda value: value >= least)
 
 
-WHOLE = number(int, "whole number", lambda value: True)
+INTEGER = number(int, "whole number", lambda value: True)
 BETWEEN_0_AND_1 = number(float, "number between 0 and 1", lambda value: 0 < value < 1)
 POSITIVE = number(float, "number above 0", lambda value: 0 < value < math.inf)
 BELOW_1 = number(float, "number from 0 to 0.99", lambda value: 0 <= value <= 0.99)

@@ -13,6 +13,7 @@ import pytest
 from beam_pipeline import images, schema, storage
 from beam_pipeline.dataset import base
 from beam_pipeline.dataset.state import JobState
+from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.servers import Gcs
@@ -238,9 +239,13 @@ def test_the_newest_version_with_the_same_images_is_the_base(grown: Path) -> Non
 
 def test_a_version_that_can_not_be_the_base_is_refused_in_a_line(grown: Path) -> None:
     out = grown / "out"
+    (out / "photos" / "4.0.0").mkdir()
+    newer = json.loads((out / "photos" / "1.0.0" / "manifest.json").read_text()) | {"format_version": 2}
+    (out / "photos" / "4.0.0" / "manifest.json").write_bytes(seal_manifest(newer))
     for wanted, line in {
         "1.1.0": "it is the version to be written; choose an earlier one, or none",
         "3.0.0": f"{out}/photos/3.0.0 isn't published, or only by a newer release; choose another version, or none",
+        "4.0.0": f"{out}/photos/4.0.0 isn't published, or only by a newer release; choose another version, or none",
         "newest": "name a version such as 1.0.0, or none",
     }.items():
         finished = write(grown, "--base", wanted)

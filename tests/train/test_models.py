@@ -181,6 +181,17 @@ def test_weights_of_an_earlier_training_with_other_classes_give_its_base(info: D
     assert all(map(np.array_equal, model.base.get_weights(), earlier.base.get_weights()))
 
 
+def test_weights_of_small_cnn_are_where_the_training_of_all_its_layers_starts(
+    info: DatasetInfo, tmp_path: Path
+) -> None:
+    earlier = built(info, "small_cnn", seed=3)
+    earlier.full.save(tmp_path / "model.keras")
+    recipe = make_recipe(info, TrainOptions(weights=str(tmp_path / "model.keras"), image_size=32))
+    model = build(info, recipe)
+    assert [phase.name for phase in recipe.phases] == ["training"] and model.base is None
+    assert all(map(np.array_equal, model.full.get_weights(), earlier.full.get_weights()))
+
+
 def test_a_model_of_the_user_s(info: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
         "import keras\n"
