@@ -3,10 +3,10 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak lint format bench engines wheel constraints clean
+.PHONY: help setup demo test soak lint format bench engines extras wheel constraints clean
 .DELETE_ON_ERROR:
 
-# What .venv holds; .ci/run adds the frameworks that only some users have.
+# What .venv holds by default; .ci/run adds the frameworks that only some users have.
 EXTRAS ?= pipeline,heic,reader,tensorflow,train,test
 STAMP := .venv/.installed
 BIN := .venv/bin
@@ -19,6 +19,11 @@ export PYTHON
 
 help: ## Show these lines
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 18
+
+# Extras that are named are installed also where others are already.
+ifneq ($(origin EXTRAS),file)
+.PHONY: $(STAMP)
+endif
 
 setup: $(STAMP) ## Make .venv with everything that the others need (they do it too)
 
@@ -61,6 +66,9 @@ bench: $(STAMP) ## Measure writing and reading (an hour), on drawn pictures or o
 
 engines: $(STAMP) ## Run one job on every engine there is here and compare the bytes
 	@$(BIN)/python -m tools.engines
+
+extras: $(STAMP) ## Install the wheel with each set of extras by itself and try what README promises of it (some minutes)
+	$(BIN)/python -m tools.extras
 
 wheel: $(STAMP) ## Build the sdist and a wheel for Python 3.11 and later, with the compiled resize: into dist
 	@tools/wheel.sh

@@ -23,12 +23,14 @@ from packaging.requirements import Requirement
 import beam_pipeline
 from tests import make
 from tests.make import ROOT
+from tools.extras import ENVIRONMENTS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 # Whether the resize can be compiled here.
 COMPILER = shutil.which(os.environ.get("CC") or str(sysconfig.get_config_var("CC")).split()[0])
 COMPILES = bool(COMPILER) and Path(sysconfig.get_path("include"), "Python.h").is_file()
+README = ROOT / "README.md"
 TEXTS = ("README.md", "LICENSE", "CHANGELOG.md", "constraints.txt")
 
 
@@ -222,6 +224,29 @@ def test_pins_name_no_address_and_no_folder() -> None:
         assert not re.search(r"(^|\s)(/|file:|-)", text, re.MULTILINE)
 
 
+def test_readme_says_what_make_installs_and_contributing_what_ci_does() -> None:
+    makefile, contributing, ci = ((ROOT / name).read_text() for name in ("Makefile", "CONTRIBUTING.md", ".ci/run"))
+    ((installed),) = re.findall(r"^EXTRAS \?= (\S+)$", makefile, re.MULTILINE)
+    (sentence,) = re.findall(r"^Both first make `\.venv` with (.*?)\. ", README.read_text(), re.MULTILINE | re.DOTALL)
+    with_them, without = sentence.split("; ")
+    extra_of = {"Beam": "pipeline", "TensorFlow": "tensorflow", "Keras": "train", "JAX": "jax", "PyTorch": "torch"}
+    assert "are skipped without them" in without
+    for name, extra in extra_of.items():
+        assert (name in with_them, name in without) == (
+            extra in installed.split(","),
+            extra not in installed.split(","),
+        )
+    (all_of_them,) = set(re.findall(r"make setup EXTRAS=([\w,]+examples[\w,]*)", contributing + ci))
+    assert set(all_of_them.split(",")) == set(EXTRAS) - {"tpu", "all"}
+
+
+def test_every_extra_is_tried_by_itself() -> None:
+    tried = {name for one in ENVIRONMENTS for name in one.extras.split(",") if name}
+    assert tried == set(EXTRAS) - {"all", "test"}, "make test is in [test]"
+    (promised,) = re.findall(r"^pip install '\.\[(.*?)\]' -c constraints.txt$", README.read_text(), re.MULTILINE)
+    assert promised in [one.extras for one in ENVIRONMENTS]
+
+
 def test_setup_takes_the_python_it_is_given_and_refuses_an_unsuitable_one_in_one_line(tmp_path: Path) -> None:
     def find(python: str, path: str) -> subprocess.CompletedProcess[str]:
         command = ["/bin/bash", ROOT / "tools" / "find_python.sh"]
@@ -236,6 +261,17 @@ def test_setup_takes_the_python_it_is_given_and_refuses_an_unsuitable_one_in_one
             refused = find(python, str(tmp_path))
             assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
             assert refused.stderr.startswith(f"error: {said}")
+
+
+def test_extras_that_are_named_are_installed_where_others_are_already(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    made_of = ("pyproject.toml", "setup.py", "constraints.txt", "beam_pipeline/images/resample.c")
+    for file in (*made_of, "tools/venv.sh", "tools/find_python.sh", ".venv/.installed"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    make_setup = ("make", "--no-print-directory", "-n", "setup")
+    assert "venv.sh" not in done(*make_setup, cwd=tmp_path).stdout
+    assert "tools/venv.sh reader,jax" in done(*make_setup, "EXTRAS=reader,jax", cwd=tmp_path).stdout
 
 
 def test_make_without_a_target_lists_the_targets() -> None:

@@ -252,23 +252,24 @@ def test_one_record_is_one_request_and_a_thousand_are_no_more_than_their_bytes(u
 
 def test_a_batch_is_read_32_at_once(url: str) -> None:
     """Also the tables of the shards that it touches first."""
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, lock, all_there = 0, 0, threading.Lock(), threading.Event()
 
     class Remote(SlowStorage):
-        is_remote = True
-
         def read_range(self, *arguments: Any) -> Any:
             nonlocal running, most
             with lock:
                 running += 1
                 most = max(most, running)
+                if running == 32:
+                    all_there.set()
+            all_there.wait(1)  # on a busy machine the last of 32 threads starts late
             try:
                 return super().read_range(*arguments)
             finally:
                 with lock:
                     running -= 1
 
-    with storage.wrapped(lambda store: Remote(store, 0.02)):
+    with storage.wrapped(lambda store: Remote(store, 0.001)):
         records = reader.records(url, "train", decode=False)
         found = records.__getitems__(range(0, 1000, 10))
     assert names(found) == names(reader.records(url, "train")[range(0, 1000, 10)])

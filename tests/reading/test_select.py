@@ -193,6 +193,7 @@ def test_the_function_is_not_pickled_only_its_mask(info: reader.DatasetInfo) -> 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pytorch_reads_the_same_with_any_number_of_workers(info: reader.DatasetInfo, workers: int) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'imageshards[torch]'")
     options: dict[str, Any] = {
         "classes": PETS | {"bird": "bird"},
         "where": odd,
@@ -207,8 +208,9 @@ def test_pytorch_reads_the_same_with_any_number_of_workers(info: reader.DatasetI
 
 
 def test_tensorflow_jax_and_keras_read_the_same(info: reader.DatasetInfo) -> None:
-    import jax
-
+    jax = pytest.importorskip("jax", reason="JAX is not installed: pip install 'imageshards[jax]'")
+    pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'imageshards[tensorflow]'")
+    pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
     options: dict[str, Any] = {
         "global_batch_size": 8,
         "classes": PETS | {"bird": "bird"},
