@@ -35,6 +35,7 @@ from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
 from reader.position import (
     WINDOW_RUNS,
+    AutoHost,
     Host,
     Phase,
     Position,
@@ -115,6 +116,7 @@ class Batches:
         classes: names of the classes; a label is an index into it.
         steps: of one iteration; a batch each, or one for each replica of an InputContext.
         batch_size: records of a batch.
+        given_host: `host=`, but an `AutoHost` for "auto".
         host, hosts: number of the host that reads here, and how many read together.
         shape: (height, width, channels) of an image.
         features: those that are read in addition to image and class, by name.
@@ -132,7 +134,8 @@ class Batches:
             raise UsageError(f"on_error must be raise or skip, got {on_error!r}")
         self.start = self._beginning = start
         self._arguments = arguments
-        self.host, self.hosts, self._replicas = share_of_host(arguments["host"])
+        self.given_host: Host = arguments["host"]
+        self.host, self.hosts, self._replicas = share_of_host(self.given_host)
         self.batch_size = batch_size_of(start.global_batch_size, self.hosts, self._replicas)
         self.steps = self._steps_of(start.global_batch_size)
         self.features = pick_features(info, arguments["features"] or ())
@@ -191,6 +194,16 @@ class Batches:
         if self._opened is not None:
             light._opened, light._opened_elsewhere = None, weakref.ref(self._opened)
         return light
+
+    def read_as(self, host: tuple[int, int]) -> None:
+        """Read this host's part from here on."""
+        self._arguments, self.given_host = {**self._arguments, "host": host}, host
+        if host != (self.host, self.hosts):
+            (self.host, self.hosts), size = host, self.start.global_batch_size
+            self.batch_size = batch_size_of(size, self.hosts)
+            self.start = self.start.on(global_batch_size=size, hosts=self.hosts)
+            if self._opened is not None:
+                self._opened.rest = None, None
 
     def at(self, position: Position) -> Self:
         """The same batches from another position on: files that are open stay open, nothing is checked again.
@@ -554,7 +567,7 @@ def _resolved(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a builder, with what another process could not find out again."""
     host = arguments["host"]
     if host == "auto":
-        host = process_of_several()
+        host = AutoHost(*process_of_several())
     if host is None and process_of_several()[1] > 1:
         _warn_of_missing_host()
     info, split = as_info(arguments["info"]), arguments["split"]

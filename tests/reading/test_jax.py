@@ -117,16 +117,16 @@ def test_batches_are_spread_over_a_mesh_two_ahead_the_last_and_errors_at_their_t
     corrupt, where = flipped(tmp_path / "1.0.0", [40], 33)
     flags = "--xla_force_host_platform_device_count=4"
     done = run_without("tensorflow,torch", MESH_PROGRAM, tmp_path, info.url, corrupt, XLA_FLAGS=flags)
-    no_array = "a feature holds strings or lists, for which JAX has no array: leave it out of features=, or use "
+    no_array = "holds strings or lists, for which JAX has no array: leave it out of features=, or use "
     assert done.stdout.splitlines() == [
         "200.0",
         "(20, 16, 24, 3)",
-        "a batch of 5 can't be spread over the 2 devices of mesh axis 'data'; give a global_batch_size that is a "
-        "multiple of 2",
-        "the batches are those of host 1 of 2, but this is process 0 of the mesh's 1, which would read equal or "
-        "missing records: give host='auto'",
+        "a batch of 5 can't be spread over 2 devices; give a global_batch_size that is a multiple of 2",
+        "the batches are those of host 1 of 2, but the mesh gives this process part 0 of 1, so records would be read "
+        "twice or not at all: give host='auto', after jax.distributed.initialize if there are several processes, or "
+        "host=(0, 1)",
         "evaluation ends: only the batches of train_batches repeat",
-        *[f"{no_array}imageshards.train_batches"] * 2,
+        *[f"feature {name!r} {no_array}imageshards.train_batches" for name in ("filename", "scores")],
         "mesh must be a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch, got 'data'",
         "imageshards.as_jax(BatchIterator): give what train_batches or eval_batches returned",
         "imageshards.as_jax(str): give what train_batches or eval_batches returned",
@@ -143,7 +143,7 @@ def test_batches_of_another_host_are_refused(info: reader.DatasetInfo) -> None:
     meshes = jax.sharding.Mesh([device], ("data",)), jax.sharding.SingleDeviceSharding(device)
     for mesh, host, build in itertools.product(meshes, (0, 2), (reader.train_batches, reader.eval_batches)):
         batches = build(info, "train", global_batch_size=30, host=(host, 3))
-        with pytest.raises(UsageError, match=rf"^the batches are those of host {host} of 3, but this is process 0 of"):
+        with pytest.raises(UsageError, match=rf"^the batches are those of host {host} of 3, but the mesh gives"):
             reader.as_jax(batches, mesh)
     assert len(reader.as_jax(reader.train_batches(info, "train", global_batch_size=30, host=(0, 1)), meshes[0])) == 3
 
@@ -187,62 +187,133 @@ def test_a_state_counts_what_was_handed_out_and_resumes_exactly(info: reader.Dat
 
 
 PROCESSES_PROGRAM = """
-import sys
+import json, sys
 import jax, numpy as np, reader
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-url, address, process = sys.argv[1], sys.argv[2], int(sys.argv[3])
-jax.distributed.initialize(address, 2, process)
-mesh = Mesh(np.array(jax.devices()), ("data",))
-own = Mesh(np.array(jax.local_devices()), ("data",))
+url, address, process, count, meshes = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+jax.distributed.initialize(address, count, process)
+devices = np.array(jax.devices())
 
-def train(**options):
-    return reader.train_batches(url, "train", global_batch_size=20, features=["number"], **options)
+def build(kind, host="auto", **options):
+    return getattr(reader, kind)(url, "train", global_batch_size=24, features=["number"], host=host, **options)
 
-def numbers(array):
-    return [shard.data.tolist() for shard in array.addressable_shards]
+def rows(array):
+    \"\"\"What this process holds of an array: row of the global one -> value.\"\"\"
+    found = {}
+    for shard in array.addressable_shards:
+        for row, value in zip(range(*shard.index[0].indices(len(array))), np.asarray(shard.data), strict=True):
+            assert found.setdefault(row, value.tolist()) == value.tolist()  # replicas agree
+    return found
 
-for host in (None, (1 - process, 2)):
+def line(call):
     try:
-        reader.as_jax(train(host=host), mesh)
+        return call() and ""
     except ValueError as error:
-        print(error)
-print([numbers(inputs["number"]) for inputs, _ in reader.as_jax(train(host="auto"), mesh)])
-print([numbers(inputs["number"]) for inputs, _ in reader.as_jax(train(), own)])
-inputs, labels = next(iter(reader.as_jax(train(host="auto"), mesh)))
-print(inputs["image"].shape, labels.shape)
+        return str(error)
+
+said = []
+for order, axes, spec in json.loads(meshes):
+    mesh = Mesh(devices[np.array(order)], axes)
+    where = mesh
+    if spec is not None:
+        where = NamedSharding(mesh, PartitionSpec(*(tuple(axis) if isinstance(axis, list) else axis for axis in spec)))
+    train, evals = build("train_batches"), build("eval_batches")
+    if refused := line(lambda: reader.as_jax(train, where)):
+        said.append(refused)
+        continue
+    batches = []
+    for number, (inputs, labels, *weights) in enumerate([*reader.as_jax(train, where), *reader.as_jax(evals, where)]):
+        assert inputs["image"].shape == (24, 16, 24, 3)
+        pixels = inputs["image"].astype("int32")[:, 0, 0, 0]
+        batches.append([rows(one) for one in (inputs["number"], labels, pixels, *weights)])
+    resumed = iter(reader.as_jax(build("train_batches"), where))  # from a position after one step, and from a state
+    state = iter(reader.as_jax(build("train_batches", position=train.position_at(1)), where)).get_state()
+    resumed.set_state(state)
+    assert [rows(inputs["number"]) for inputs, _ in resumed][:3] == [batch[0] for batch in batches[1:4]]
+    other = [host for host in ((0, 1), (0, 2), (1, 2)) if host != (train.host, train.hosts)]
+    refusals = [line(lambda: reader.as_jax(build("train_batches", host), where)) for host in (None, *other)]
+    said.append([train.host, train.hosts, batches, refusals])
+own = Mesh(np.array(jax.local_devices()), ("data",))
+alone = [inputs["number"].tolist() for inputs, _ in reader.as_jax(build("train_batches", None), own)]
+print(json.dumps([said, alone, line(lambda: reader.as_jax(build("train_batches"), own))]))
 """
+
+# Device numbers of a mesh, its axes, the spec (None: give the mesh); the part that each process reads. Process i has
+# devices 2i and 2i + 1. Of two processes:
+TWO: Any = [
+    ([0, 1, 2, 3], ["data"], None, [(0, 2), (1, 2)]),
+    ([[0, 1], [2, 3]], ["data", "model"], None, [(0, 2), (1, 2)]),
+    ([[0, 2], [1, 3]], ["data", "model"], None, [(0, 1)] * 2),  # the model axis crosses processes
+    ([[0, 1, 2, 3]], ["data", "model"], None, [(0, 1)] * 2),
+    ([[0, 2], [1, 3]], ["a", "b"], [["a", "b"]], [(0, 2), (1, 2)]),  # rows of the processes take turns
+    ([[0, 2], [1, 3]], ["a", "b"], [["b", "a"]], [(0, 2), (1, 2)]),
+    ([3, 2, 1, 0], ["data"], None, [(1, 2), (0, 2)]),
+    ([0, 1, 2, 3], ["data"], [], [(0, 1)] * 2),  # all of it everywhere
+    ([0, 1, 2], ["data"], None, "the mesh gives its processes parts of a batch that"),
+    ([[0, 1], [2, 3]], ["a", "b"], ["a", "b"], "NamedSharding(mesh=Mesh("),
+]
+FOUR: Any = [
+    ([[0, 1], [2, 3], [4, 5], [6, 7]], ["data", "model"], None, [(host, 4) for host in range(4)]),
+    ([[0, 1, 2, 3], [4, 5, 6, 7]], ["data", "model"], None, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    ([[0, 1, 4, 5], [2, 3, 6, 7]], ["data", "model"], None, [(0, 2), (1, 2), (0, 2), (1, 2)]),
+    ([[*range(8)]], ["data", "model"], None, [(0, 1)] * 4),
+    ([[[0, 1], [2, 3]], [[4, 5], [6, 7]]], ["a", "b", "c"], [["a", "b"]], [(host, 4) for host in range(4)]),
+    ([[[0, 1], [2, 3]], [[4, 5], [6, 7]]], ["a", "b", "c"], [["a", "c"]], [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    ([[[0, 1], [2, 3]], [[4, 5], [6, 7]]], ["a", "b", "c"], ["b"], [(0, 2), (1, 2)] * 2),
+    ([[[0, 1], [2, 3]], [[4, 5], [6, 7]]], ["a", "b", "c"], ["c"], [(0, 1)] * 4),
+    ([0, 2, 4, 6, 1, 3, 5, 7], ["data"], None, [(host, 4) for host in range(4)]),
+    ([[0, 2], [1, 4], [3, 6], [5, 7]], ["data", "model"], None, "the mesh gives its processes parts of a batch that"),
+]
 
 
 @needs_jax
-def test_each_process_puts_its_own_part_of_a_batch_on_its_devices(info: reader.DatasetInfo, tmp_path: Path) -> None:
+@pytest.mark.parametrize("meshes", [pytest.param(TWO, id="2"), pytest.param(FOUR, id="4", marks=pytest.mark.soak)])
+def test_each_process_reads_the_rows_of_its_devices_whatever_axes_cross_processes(
+    info: reader.DatasetInfo, tmp_path: Path, meshes: Any
+) -> None:
+    count = len(meshes[0][3])
     (tmp_path / "program.py").write_text(PROCESSES_PROGRAM)
     with socket.create_server(("localhost", 0)) as server:
         address = f"localhost:{server.getsockname()[1]}"
     command = [sys.executable, "-W", "ignore", str(tmp_path / "program.py"), info.url, address]
     flags = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": flags}
-    processes = [subprocess.Popen([*command, str(process)], cwd=ROOT, **pipes) for process in range(2)]
+    given = json.dumps([mesh[:3] for mesh in meshes])
+    processes = [
+        subprocess.Popen([*command, str(process), str(count), given], cwd=ROOT, **pipes) for process in range(count)
+    ]
     done = [process.communicate(timeout=200) for process in processes]
-    for process, (said, errors) in enumerate(done):
-        assert processes[process].returncode == 0, errors[-3000:]
+    for process, (_, errors) in zip(processes, done, strict=True):
+        assert process.returncode == 0, errors[-3000:]
+        assert errors.count(f"no host= is given, so each of {count} processes reads every record") == 1
+    said, alone, refused = zip(*(json.loads(text) for text, _ in done), strict=True)
 
-        def of_numpy(devices: int, **options: Any) -> str:
-            options = {"global_batch_size": 20, "features": ["number"], **options}
-            batches = reader.train_batches(info, "train", **options)
-            return str([inputs["number"].reshape(devices, -1).tolist() for inputs, _ in batches])
+    def of_numpy(host: Any, kind: str = "train_batches") -> Any:
+        build = getattr(reader, kind)
+        for inputs, *more in build(info, "train", global_batch_size=24, features=["number"], host=host):
+            yield [inputs["number"], more[0], inputs["image"][:, 0, 0, 0], *more[1:]]
 
-        refused = "the batches are those of host {}, but this is process {} of the mesh's 2, which would read equal or "
-        assert said.splitlines() == [
-            *[
-                refused.format(host, process) + "missing records: give host='auto'"
-                for host in ("0 of 1", f"{1 - process} of 2")
-            ],
-            of_numpy(2, host=(process, 2)),
-            of_numpy(2),
-            "(20, 16, 24, 3) (20,)",
-        ]
-        assert errors.count("no host= is given, so each of 2 processes reads every record: give host='auto'") == 1
+    for process in range(count):  # a mesh of its own devices only
+        assert alone[process] == [numbers.tolist() for numbers, *_ in of_numpy(None)]
+        assert "but the mesh gives this process part 0 of 1, so records would be read twice" in refused[process]
+    for mesh, *of_processes in zip(meshes, *said, strict=True):
+        if isinstance(mesh[3], str):
+            assert all(text.startswith(mesh[3]) and "\n" not in text for text in of_processes), of_processes
+            continue
+        assert [tuple(one[:2]) for one in of_processes] == mesh[3]
+        for host, hosts, batches, refusals in of_processes:
+            assert all(refusals[hosts == 1 :]), refusals  # no host is host 0 of 1
+            expected = [*of_numpy((host, hosts)), *of_numpy((host, hosts), "eval_batches")]
+            for batch, wanted in zip(batches, expected, strict=True):
+                for held, column in zip(batch, wanted, strict=True):
+                    assert [value for _, value in sorted(held.items(), key=lambda one: int(one[0]))] == column.tolist()
+        for columns in zip(*(batches for *_, batches, _ in of_processes), strict=True):
+            for helds in zip(*columns, strict=True):  # of one array in all processes
+                merged: dict[str, Any] = {}
+                for held in helds:
+                    assert all(merged.setdefault(row, value) == value for row, value in held.items())
+                assert len(merged) == 24
 
 
 KERAS_PROGRAM = """
