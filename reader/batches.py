@@ -197,13 +197,12 @@ class Batches:
 
     def read_as(self, host: tuple[int, int]) -> None:
         """Read this host's part from here on."""
-        self._arguments, self.given_host = {**self._arguments, "host": host}, host
-        if host != (self.host, self.hosts):
-            (self.host, self.hosts), size = host, self.start.global_batch_size
-            self.batch_size = batch_size_of(size, self.hosts)
-            self.start = self.start.on(global_batch_size=size, hosts=self.hosts)
-            if self._opened is not None:
-                self._opened.rest = None, None
+        self._arguments, self.given_host, (self.host, self.hosts) = {**self._arguments, "host": host}, host, host
+        size = self.start.global_batch_size
+        self.batch_size = batch_size_of(size, self.hosts)
+        self.start = self.start.on(global_batch_size=size, hosts=self.hosts)
+        if self._opened is not None:
+            self._opened.rest = None, None
 
     def at(self, position: Position) -> Self:
         """The same batches from another position on: files that are open stay open, nothing is checked again.

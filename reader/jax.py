@@ -88,33 +88,30 @@ def take_part(batches: Batches, sharding: jax.sharding.Sharding) -> None:
     Raises:
         UsageError: they have others, or no host has these.
     """
-    rows, devices = batches.batch_size * batches.hosts, len(sharding.device_set)
-    try:  # as many rows as devices can be spread over any mesh
-        indices = sharding.devices_indices_map((devices,) * (1 if batches.one_hot_classes is None else 2))
+    rows, classes = batches.batch_size * batches.hosts, batches.one_hot_classes
+    try:
+        indices = sharding.devices_indices_map((rows,) if classes is None else (rows, classes))
     except (ValueError, IndexError):
-        raise UsageError(f"{sharding} doesn't fit labels: spread the first axis of a batch only") from None
+        fit = "give a global_batch_size that its first axis divides, or a sharding of that axis only"
+        raise UsageError(f"a batch of {rows} can't be spread by {sharding}: {fit}") from None
     ranges: dict[int, set[Any]] = {}  # of rows, by process
     for device, index in indices.items():
-        ranges.setdefault(device.process_index, set()).add(index[0].indices(devices)[:2])
+        ranges.setdefault(device.process_index, set()).add(index[0].indices(rows)[:2])
     parts = sorted(set(map(frozenset, ranges.values())), key=min)
-    spread, process = len(frozenset().union(*parts)), (jax.process_index(), jax.process_count())
-    if rows % spread:
-        fit = f"give a global_batch_size that is a multiple of {spread}"
-        raise UsageError(f"a batch of {rows} can't be spread over {spread} devices; {fit}")
-    if process[0] not in ranges or {len(parts) * len(part) for part in parts} != {spread}:
+    process = jax.process_index(), jax.process_count()
+    if process[0] not in ranges or {len(parts) * len(part) for part in parts} != {len(set().union(*parts))}:
         raise UsageError(
-            f"the mesh gives its processes parts of a batch that differ in size or overlap, or none to process "
+            "the mesh gives its processes parts of a batch that differ in size or overlap, or none to process "
             f"{process[0]}: order its devices so that two processes have the same rows or none in common"
         )
-    part = parts.index(frozenset(ranges[process[0]])), len(parts)
-    is_auto = isinstance(batches.given_host, AutoHost) and batches.given_host == process and len(ranges) == process[1]
-    if is_auto:
+    part, given = (parts.index(frozenset(ranges[process[0]])), len(parts)), batches.given_host
+    if isinstance(given, AutoHost) and given == process and len(ranges) == process[1]:
         batches.read_as(part)
     if (batches.host, batches.hosts) != part:
         raise UsageError(
             f"the batches are those of host {batches.host} of {batches.hosts}, but the mesh gives this process part "
-            f"{part[0]} of {part[1]}, so records would be read twice or not at all: give host='auto', after "
-            f"jax.distributed.initialize if there are several processes, or host={part}"
+            f"{part[0]} of {part[1]}, so records would be read twice or not at all: give host={part}, or host='auto' "
+            "after jax.distributed.initialize"
         )
 
 

@@ -227,7 +227,9 @@ def test_what_started_several_processes_tells_which_this_is(
     assert share_of_host(None) == (0, 1, 1)
 
 
-@pytest.mark.parametrize("config", ["{", "[]", '{"cluster": 1}', '{"task": {"index": "x"}}', '{"cluster": {"chief": 1}}'])
+@pytest.mark.parametrize(
+    "config", ["{", "[]", '{"cluster": 1}', '{"task": {"index": "x"}}', '{"cluster": {"chief": 1}}']
+)
 def test_a_tf_config_that_says_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, config: str) -> None:
     monkeypatch.setenv("TF_CONFIG", config)
     with pytest.raises(UsageError, match="TF_CONFIG is not a JSON object with a cluster: correct or unset it"):

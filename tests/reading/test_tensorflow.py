@@ -206,7 +206,9 @@ def test_workers_of_a_cluster_read_their_parts_or_nothing(info: reader.DatasetIn
             part = batches(info, "train[:120]", global_batch_size=50, host=(index, 2))
             assert by_context == by_hand == [labels.tolist() for _, labels, *_ in part] and steps == len(part)
             assert refused.startswith("UsageError: no host= is given, so each of 2 processes would read every record: ")
-            assert all(error.startswith(("NotFoundError", "InvalidArgumentError")) for error in split_again), split_again
+            assert all(error.startswith(("NotFoundError", "InvalidArgumentError")) for error in split_again), (
+                split_again
+            )
             assert all("Found an unshardable source dataset" in error for error in split_again), split_again
 
 
