@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import os
 import weakref
@@ -29,7 +28,7 @@ from reader.buffers import BufferPool
 from reader.cache import open_cache
 from reader.engine import Batch, Cursor, Engine, Source
 from reader.example import ImageFinder
-from reader.features import Feature, pick_features, read_features, stacked
+from reader.features import Feature, note_boxes, pick_features, read_features, stacked, warn_once
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
@@ -150,6 +149,8 @@ class Batches:
             is_foreign=FOREIGN_KEY in info.manifest,
         )
         self.shape = decode.shape
+        is_stored = info.image.min_size == info.image.max_size == self.shape[:2]
+        self._moves_pixels = not is_stored or arguments.get("augment") is not None
         self._rows = RecordRows(info, decode, self.features, None if selection is None else selection.labels)
         self._convert: Callable[[RecordRows], RecordRows] | None = None
         self._is_padded = True  # evaluation
@@ -339,6 +340,8 @@ class Batches:
             name: stacked(column, feature)
             for (name, feature), column in zip(self.features.items(), columns, strict=True)
         }
+        if self._moves_pixels:
+            note_boxes(self.features, values)
         return {"image": batch.images, **values}, labels
 
     def _steps_of(self, global_batch_size: int) -> int:
@@ -567,8 +570,8 @@ def _resolved(arguments: dict[str, Any]) -> dict[str, Any]:
     host = arguments["host"]
     if host == "auto":
         host = AutoHost(*process_of_several())
-    if host is None and process_of_several()[1] > 1:
-        _warn_of_missing_host()
+    if host is None and (several := process_of_several()[1]) > 1:
+        warn_once("no host= is given, so each of %d processes reads every record: give host='auto'", several)
     info, split = as_info(arguments["info"]), arguments["split"]
     balance, epoch_records = arguments.get("balance"), arguments.get("epoch_records")
     where = select(info, split, arguments["classes"], arguments["where"], or_all=balance is not None)
@@ -576,14 +579,6 @@ def _resolved(arguments: dict[str, Any]) -> dict[str, Any]:
     if "balance" in arguments:
         resolved |= {"balance": weigh(where, balance, epoch_records), "epoch_records": None}
     return resolved
-
-
-@functools.cache
-def _warn_of_missing_host() -> None:
-    """Once a process."""
-    _LOG.warning(
-        "no host= is given, so each of %d processes reads every record: give host='auto'", process_of_several()[1]
-    )
 
 
 def _beginning(arguments: Mapping[str, Any]) -> Position:

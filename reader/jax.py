@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -47,7 +47,8 @@ class JaxBatches:
         error: Exception | None = None
         try:
             for batch in batches:
-                ahead.append(jax.tree_util.tree_map_with_path(self._put, batch))
+                check_values(batch)
+                ahead.append(jax.tree.map(self._put, batch))
                 if len(ahead) == _BATCHES_AHEAD:
                     yield ahead.popleft()
         except Exception as raised:  # comes after the batches before it
@@ -56,28 +57,28 @@ class JaxBatches:
         if error is not None:
             raise error
 
-    def _put(self, path: Sequence[Any], local: np.ndarray[Any, Any]) -> jax.Array:
+    def _put(self, local: np.ndarray[Any, Any]) -> jax.Array:
         """One process's part of a batch → the global array, whose other parts are on other processes' devices."""
-        check_values(path, local)
         # Given the shape, JAX doesn't guess which axes are spread over processes.
         shape = local.shape[0] * self.batches.hosts, *local.shape[1:]
         return jax.make_array_from_process_local_data(self._sharding, local, shape)
 
 
-def check_values(path: Sequence[Any], values: np.ndarray[Any, Any]) -> None:
-    """Raise UsageError if JAX has no array for values, or would wrap them: without jax_enable_x64 it has 32 bits."""
-    name = getattr(path[-1], "key", "labels") if path else "image"
-    if values.dtype == object:
-        raise UsageError(
-            f"feature {name!r} holds strings or lists, for which JAX has no array: leave it out of features=, or use "
-            "imageshards.train_batches"
-        )
-    held = jax.dtypes.canonicalize_dtype(values.dtype)
-    if held != values.dtype and values.dtype.kind in "iu" and (lost := values[values.astype(held) != values]).size:
-        raise UsageError(
-            f"feature {name!r} holds {lost[0]}, which JAX would wrap to {held}: leave it out of features=, or call "
-            "jax.config.update('jax_enable_x64', True) first"
-        )
+def check_values(batch: Element) -> None:
+    """Raise UsageError if JAX has no array for a part of a batch, or would wrap it: it has 32 bits by default."""
+    columns = batch[0] if isinstance(batch[0], dict) else {}
+    for name, values in columns.items():
+        if values.dtype == object:
+            raise UsageError(
+                f"feature {name!r} holds strings or lists, for which JAX has no array: leave it out of features=, or "
+                "use imageshards.train_batches"
+            )
+        held = jax.dtypes.canonicalize_dtype(values.dtype)
+        if held != values.dtype and values.dtype.kind in "iu" and (lost := values[values.astype(held) != values]).size:
+            raise UsageError(
+                f"feature {name!r} holds {lost[0]}, which JAX would wrap to {held}: leave it out of features=, or call "
+                "jax.config.update('jax_enable_x64', True) first"
+            )
 
 
 def take_part(batches: Batches, sharding: jax.sharding.Sharding) -> None:

@@ -26,8 +26,6 @@ from reader.position import Position, integer
 from reader.stream import Element
 
 if _ON_JAX := keras.backend.backend() == "jax":
-    import jax
-
     from reader.jax import check_values, take_part
 
 __all__ = ["Resume", "Stream"]
@@ -110,7 +108,7 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
         try:
             batch = next(self._elements)
             if _ON_JAX:
-                jax.tree_util.tree_map_with_path(check_values, batch)
+                check_values(batch)
         except BaseException:  # nothing follows it, but Keras may begin again
             self._rewind()
             raise

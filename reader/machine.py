@@ -60,12 +60,7 @@ def _text(path: Path) -> str:
 
 
 def lock_folder(url: str) -> int:
-    """Make a local folder and lock it, if its file system can, until the descriptor is closed or the process ends.
-
-    Raises:
-        BlockingIOError: another process holds it.
-        StorageError: it can't be made.
-    """
+    """Make a local folder and lock it until the descriptor is closed; BlockingIOError if another process holds it."""
     try:
         os.makedirs(url, exist_ok=True)
         descriptor = os.open(url, os.O_RDONLY)
@@ -76,6 +71,6 @@ def lock_folder(url: str) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise
-    except OSError:
+    except OSError:  # a file system without locks
         pass
     return descriptor

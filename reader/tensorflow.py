@@ -42,8 +42,7 @@ def as_tf(batches: Batches) -> tf.data.Dataset:
     if batches.given_host is None and (several := process_of_several()[1]) > 1:
         raise UsageError(
             f"no host= is given, so each of {several} processes would read every record: give host=context in "
-            "strategy.distribute_datasets_from_function(lambda context: …), elsewhere host='auto', or host=(0, 1) to "
-            "read all of them in each"
+            "distribute_datasets_from_function(lambda context: …), else host='auto', or (0, 1) to read all in each"
         )
     light = batches.light()  # TensorFlow never frees a dataset's function
     dataset = generated(lambda: _elements(light), _signature(batches), len(batches))
