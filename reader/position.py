@@ -45,8 +45,8 @@ class InputContext(Protocol):
 class AutoHost(NamedTuple):
     """What `host="auto"` stood for when batches were built: a mesh may know better."""
 
-    index: int
-    count: int
+    process: int
+    processes: int
 
 
 # (index, count), "auto" or a tf.distribute.InputContext; None for one host
