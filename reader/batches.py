@@ -486,9 +486,9 @@ def train_batches(
         seed: of the order and of augmentation; None for the position's, or 0.
         position: where to resume: `batches.position_at(trained_steps)`, saved with the weights. It brings its seed and
             window_runs; if they are given as well they must agree.
-        host: which part of the records is read here: (index, count); "auto" for this process' part, which the mesh of
-            `as_jax`, torch.distributed, jax.distributed, torchrun or TF_CONFIG tells; or the
-            `tf.distribute.InputContext` that `distribute_datasets_from_function` gives, whose replicas then take a batch each; None for all.
+        host: which part of the records is read here: (index, count); "auto" for this process's, as torch.distributed,
+            jax.distributed, torchrun or TF_CONFIG tells, then the mesh of `as_jax`; or the `tf.distribute.InputContext`
+            of `distribute_datasets_from_function`, whose replicas then take a batch each; None for all.
         augment: `f(image, seed)`, of `imageshards.augment` or your own.
         labels: `int` or `one_hot`.
         features: names of further features that are wanted: a manifest's columns, or `filename`, `label`, `size`.

@@ -168,11 +168,12 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             )
         self._store, self._every = storage.open_storage(self._url), integer("every_steps", every_steps, 1)
         self._writes = not batches.host
-        if self._writes:
+        if self._writes and storage.is_local(self._url):
             try:
-                _ = storage.is_local(self._url) and _hold(self._url)
+                _hold(self._url)
             except BlockingIOError:
                 raise UsageError(f"{self._given}: another process trains there; end it, or choose another") from None
+        if self._writes:
             self._store.delete_temporaries(self._url)  # of a process that was killed
         # The name of the last save, and what is yet to be restored of it.
         self._before, self._packed = self._newest()

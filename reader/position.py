@@ -281,11 +281,11 @@ def share_of_host(host: Host) -> tuple[int, int, int]:
 
 
 def process_of_several() -> tuple[int, int]:
-    """(rank, size) of torch.distributed or jax.distributed, if one is imported and initialized; else as torchrun, or
-    TensorFlow's TF_CONFIG, says in the environment; else (0, 1).
+    """(rank, size) of torch.distributed or jax.distributed, if one is imported and initialized; else of torchrun or
+    TF_CONFIG, in the environment; else (0, 1).
 
     Raises:
-        UsageError: both are, with other numbers.
+        UsageError: both are initialized, with other numbers; or TF_CONFIG is invalid.
     """
     found = {}
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")

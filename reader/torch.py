@@ -306,7 +306,9 @@ class ShardDataset(TorchBatches):
         on_error: OnError = "raise",
         cache: Cache = None,
     ) -> None:
-        given, (rank, world_size) = locals(), _rank(rank, world_size)
+        given, found = locals(), process_of_several()
+        world_size = integer("world_size", found[1] if world_size is None else world_size, 1)
+        rank = integer("rank", found[0] if rank is None else rank, 0, world_size - 1)
         if isinstance(transform, RandomResizedCrop) or transform in (flip, flip_crop):
             augment, transform = transform, None  # ours work on arrays
         names = ("image_size", "resize_mode", "features", "classes", "where", "on_error", "cache")
@@ -408,10 +410,3 @@ def _valid_rows(batch: Element) -> Element | None:
 
     inputs = {name: valid(column) for name, column in inputs.items()} if isinstance(inputs, dict) else valid(inputs)
     return (inputs, labels[rows]) if len(rows) else None
-
-
-def _rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """(rank, world size), those of torch.distributed unless given."""
-    found = process_of_several()
-    world_size = integer("world_size", found[1] if world_size is None else world_size, 1)
-    return integer("rank", found[0] if rank is None else rank, 0, world_size - 1), world_size

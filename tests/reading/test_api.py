@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import inspect
+import json
 import subprocess
 import sys
 from functools import partial
@@ -231,6 +232,43 @@ def test_a_wrong_argument_is_named_in_one_line(
 def test_features_may_come_from_any_iterable(info: reader.DatasetInfo, build: Any) -> None:
     inputs, *_ = next(iter(build(info, "train", features=(name for name in ["size"]), **size_of_batch(build))))
     assert list(inputs) == ["image", "size"] and np.asarray(inputs["size"]).tolist() == [[16, 24]] * 4
+
+
+WORKERS = {"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 1}}
+
+
+@pytest.mark.parametrize("build", [reader.train_batches, reader.eval_batches])
+@pytest.mark.parametrize(
+    ("environment", "host"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "3"}, (1, 3)),
+        ({"TF_CONFIG": json.dumps(WORKERS)}, (1, 3)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1)),
+        ({}, (0, 1)),
+    ],
+)
+def test_one_of_several_processes_reads_its_part_or_says_that_it_reads_all(
+    info: reader.DatasetInfo,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    environment: dict[str, str],
+    host: tuple[int, int],
+    build: Any,
+) -> None:
+    warn_once.cache_clear()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    auto = build(info, "train", global_batch_size=6, host="auto")
+    assert (auto.host, auto.hosts) == host and not caplog.messages
+    for _ in range(2):
+        everything = build(info, "train", global_batch_size=6)
+        assert (everything.host, everything.hosts) == (0, 1)
+    said = "no host= is given, so each of 3 processes reads every record: give host='auto'"
+    assert caplog.messages == [said] * (host[1] > 1)
+    if importlib.util.find_spec("tensorflow") and host[1] > 1:
+        with pytest.raises(UsageError, match=r"^no host= is given, so each of 3 processes would read every record: "):
+            reader.as_tf(everything)
+        assert len(reader.as_tf(build(info, "train", global_batch_size=6, host=(0, 1)))) == len(everything)
 
 
 BOX_COLUMNS: Any = [
