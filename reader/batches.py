@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import os
 import weakref
@@ -29,12 +28,13 @@ from reader.buffers import BufferPool
 from reader.cache import open_cache
 from reader.engine import Batch, Cursor, Engine, Source
 from reader.example import ImageFinder
-from reader.features import Feature, pick_features, read_features, stacked
+from reader.features import Feature, note_boxes, pick_features, read_features, stacked, warn_once
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
 from reader.position import (
     WINDOW_RUNS,
+    AutoHost,
     Host,
     Phase,
     Position,
@@ -115,6 +115,7 @@ class Batches:
         classes: names of the classes; a label is an index into it.
         steps: of one iteration; a batch each, or one for each replica of an InputContext.
         batch_size: records of a batch.
+        given_host: `host=`, but an `AutoHost` for "auto".
         host, hosts: number of the host that reads here, and how many read together.
         shape: (height, width, channels) of an image.
         features: those that are read in addition to image and class, by name.
@@ -132,7 +133,8 @@ class Batches:
             raise UsageError(f"on_error must be raise or skip, got {on_error!r}")
         self.start = self._beginning = start
         self._arguments = arguments
-        self.host, self.hosts, self._replicas = share_of_host(arguments["host"])
+        self.given_host: Host = arguments["host"]
+        self.host, self.hosts, self._replicas = share_of_host(self.given_host)
         self.batch_size = batch_size_of(start.global_batch_size, self.hosts, self._replicas)
         self.steps = self._steps_of(start.global_batch_size)
         self.features = pick_features(info, arguments["features"] or ())
@@ -147,6 +149,8 @@ class Batches:
             is_foreign=FOREIGN_KEY in info.manifest,
         )
         self.shape = decode.shape
+        is_stored = info.image.min_size == info.image.max_size == self.shape[:2]
+        self._moves_pixels = not is_stored or arguments.get("augment") is not None
         self._rows = RecordRows(info, decode, self.features, None if selection is None else selection.labels)
         self._convert: Callable[[RecordRows], RecordRows] | None = None
         self._is_padded = True  # evaluation
@@ -191,6 +195,15 @@ class Batches:
         if self._opened is not None:
             light._opened, light._opened_elsewhere = None, weakref.ref(self._opened)
         return light
+
+    def read_as(self, host: tuple[int, int]) -> None:
+        """Read this host's part from here on."""
+        self._arguments, self.given_host, (self.host, self.hosts) = {**self._arguments, "host": host}, host, host
+        size = self.start.global_batch_size
+        self.batch_size = batch_size_of(size, self.hosts)
+        self.start = self.start.on(global_batch_size=size, hosts=self.hosts)
+        if self._opened is not None:
+            self._opened.rest = None, None
 
     def at(self, position: Position) -> Self:
         """The same batches from another position on: files that are open stay open, nothing is checked again.
@@ -327,6 +340,8 @@ class Batches:
             name: stacked(column, feature)
             for (name, feature), column in zip(self.features.items(), columns, strict=True)
         }
+        if self._moves_pixels:
+            note_boxes(self.features, values)
         return {"image": batch.images, **values}, labels
 
     def _steps_of(self, global_batch_size: int) -> int:
@@ -471,9 +486,9 @@ def train_batches(
         seed: of the order and of augmentation; None for the position's, or 0.
         position: where to resume: `batches.position_at(trained_steps)`, saved with the weights. It brings its seed and
             window_runs; if they are given as well they must agree.
-        host: which part of the records is read here: (index, count); "auto" for this process' part, as
-            torch.distributed or jax.distributed knows it; or the `tf.distribute.InputContext` that
-            `distribute_datasets_from_function` gives, whose replicas then take a batch each; None for all.
+        host: which part of the records is read here: (index, count); "auto" for this process's, as torch.distributed,
+            jax.distributed, torchrun or TF_CONFIG tells, then the mesh of `as_jax`; or the `tf.distribute.InputContext`
+            of `distribute_datasets_from_function`, whose replicas then take a batch each; None for all.
         augment: `f(image, seed)`, of `imageshards.augment` or your own.
         labels: `int` or `one_hot`.
         features: names of further features that are wanted: a manifest's columns, or `filename`, `label`, `size`.
@@ -554,9 +569,9 @@ def _resolved(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a builder, with what another process could not find out again."""
     host = arguments["host"]
     if host == "auto":
-        host = process_of_several()
-    if host is None and process_of_several()[1] > 1:
-        _warn_of_missing_host()
+        host = AutoHost(*process_of_several())
+    if host is None and (several := process_of_several()[1]) > 1:
+        warn_once("no host= is given, so each of %d processes reads every record: give host='auto'", several)
     info, split = as_info(arguments["info"]), arguments["split"]
     balance, epoch_records = arguments.get("balance"), arguments.get("epoch_records")
     where = select(info, split, arguments["classes"], arguments["where"], or_all=balance is not None)
@@ -564,14 +579,6 @@ def _resolved(arguments: dict[str, Any]) -> dict[str, Any]:
     if "balance" in arguments:
         resolved |= {"balance": weigh(where, balance, epoch_records), "epoch_records": None}
     return resolved
-
-
-@functools.cache
-def _warn_of_missing_host() -> None:
-    """Once a process."""
-    _LOG.warning(
-        "no host= is given, so each of %d processes reads every record: give host='auto'", process_of_several()[1]
-    )
 
 
 def _beginning(arguments: Mapping[str, Any]) -> Position:

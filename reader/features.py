@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +16,8 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader.example import parse_example
 from reader.info import DatasetInfo
+
+warn_once = functools.cache(logging.getLogger("reader").warning)
 
 
 class Feature(NamedTuple):
@@ -96,3 +100,15 @@ def stacked(column: Sequence[Any], feature: Feature) -> npt.NDArray[Any]:
     values = np.empty(len(column), object)
     values[:] = column
     return values
+
+
+def note_boxes(features: Mapping[str, Feature], columns: Mapping[str, Iterable[Any]]) -> None:
+    """Warn of features that look like boxes, by name or by four floats in each record: the pixels were moved alone."""
+    for name, feature in features.items():
+        is_list = feature.dtype == "float32" and feature.shape is None
+        if schema.BOX_NAME.search(name) or (is_list and {len(values) for values in columns[name]} - {0} == {4}):
+            warn_once(
+                "%r looks like a box, but image_size= or augment= moves the pixels and no box: in pixels it is wrong "
+                "now; as fractions of width and height it is valid with resize_mode='stretch' and no augment",
+                name,
+            )

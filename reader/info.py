@@ -255,7 +255,7 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
         StorageError: the storage can't be reached.
     """
     if not isinstance(url, str | os.PathLike) or not isinstance(os.fspath(url), str) or "\0" in os.fspath(url):
-        shown = reprlib.repr(url)
+        shown = reprlib.repr(url) + " (datasets aren't mixed, docs/faq.md)" * isinstance(url, list | tuple)
         raise UsageError(f"no dataset: {shown}: give its URL or path, or what imageshards.load_info returns")
     given = os.fspath(url)
     pattern = _WITH_VERSION.fullmatch(given)

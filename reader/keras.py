@@ -12,6 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import keras
@@ -19,15 +20,20 @@ import keras
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.batches import Batches, TrainBatches
+from reader.machine import lock_folder
 from reader.model_state import CORRUPT, PackedState, pack_state, set_torch_random, torch_random
 from reader.position import Position, integer
 from reader.stream import Element
+
+if _ON_JAX := keras.backend.backend() == "jax":
+    from reader.jax import check_values, take_part
 
 __all__ = ["Resume", "Stream"]
 
 _LOG = logging.getLogger("reader")
 _PEEKS = 3  # batches that Keras looks at before it trains: two for TensorFlow's signature, two ahead on accelerators
 _FILE = re.compile(r"step-\d{9}\.npz")
+_hold = cache(lock_folder)  # until this process ends: in it one Resume may follow another
 
 
 class Stream(keras.utils.PyDataset):  # type: ignore[misc]
@@ -40,8 +46,8 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
         batches: what `train_batches` or `eval_batches` returned: elements are theirs.
 
     Raises:
-        UsageError: while it is read: Keras asks for batches in another order, or `batches` were restored to a state
-            within an iteration, which has fewer of them.
+        UsageError: while it is read: Keras asks for batches in another order; `batches` were restored to a state
+            within an iteration, which has fewer of them; or JAX can't take them, see `as_jax`.
     """
 
     def __init__(self, batches: Batches) -> None:
@@ -93,6 +99,7 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
 
     def _read(self, index: int) -> Element:
         if not index:
+            _take_part(self._batches)
             number, step = self._batches.next_up()
             if step:
                 raise UsageError(f"the batches stand at step {step} of an iteration: give batches.at(position)")
@@ -100,6 +107,8 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
             self._elements = self._batches.read(self._iteration, 0)
         try:
             batch = next(self._elements)
+            if _ON_JAX:
+                check_values(batch)
         except BaseException:  # nothing follows it, but Keras may begin again
             self._rewind()
             raise
@@ -132,7 +141,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     then records read // global batch size // `len(batches)`, and training ends after 10 epochs of that count.
 
     Args:
-        folder: of this run only, or its URL. All hosts read it, host 0 writes.
+        folder: of this run only, or its URL. All hosts read it, host 0 alone writes.
         batches: what `train_batches` returned, with the arguments of the beginning but for batch size and host.
         every_steps: steps between saves. Keras calls back after `steps_per_execution` steps, which must divide
             `len(batches)`.
@@ -158,7 +167,13 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
                 "train_dataset; give resume.data to fit"
             )
         self._store, self._every = storage.open_storage(self._url), integer("every_steps", every_steps, 1)
-        if not batches.host:
+        self._writes = not batches.host
+        if self._writes and storage.is_local(self._url):
+            try:
+                _hold(self._url)
+            except BlockingIOError:
+                raise UsageError(f"{self._given}: another process trains there; end it, or choose another") from None
+        if self._writes:
             self._store.delete_temporaries(self._url)  # of a process that was killed
         # The name of the last save, and what is yet to be restored of it.
         self._before, self._packed = self._newest()
@@ -202,6 +217,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             if not self._packed.restore(model):
                 raise UsageError(f"{self._given} holds a run of another model; choose another folder")
             self._random, self._packed = self._packed.more, None
+        _take_part(self._batches)
         self.data.move(self._batches.at(self._position))
         self._last = self.step - self._trained + params["epochs"] * steps
         self._is_fitting = True
@@ -268,7 +284,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if math.isnan(float((logs or {}).get("loss", 0))):  # it would stay NaN, and the saves before would go
             _LOG.warning("the loss is NaN after step %d: not saved", self.step)
             return
-        if self._batches.host:
+        if not self._writes:
             return
         name = f"step-{self.step:09}.npz"
         # Where JAX trains, `self.model` brings its variables up to date.
@@ -277,3 +293,9 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         for other in {*self._names()} - {name, self._before}:
             self._store.delete(storage.join(self._url, other))
         self._before = name
+
+
+def _take_part(batches: Batches) -> None:
+    """As `jax.take_part`, of what `keras.distribution` makes of a batch."""
+    if _ON_JAX and (distribution := keras.distribution.distribution()) is not None:
+        take_part(batches, distribution.get_data_layout((batches.batch_size,)).backend_layout)

@@ -1,10 +1,13 @@
-"""How many cores and how much memory this process may take, of the machine or of its container."""
+"""How many cores and how much memory this process may take, of the machine or of its container; and a folder alone."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from functools import cache
 from pathlib import Path
+
+from beam_pipeline.storage.causes import as_storage_error
 
 _GROUP = Path("sys/fs/cgroup")
 # Limit and usage of the control group that a container sees at the top, versions 2 and 1,
@@ -54,3 +57,20 @@ def _text(path: Path) -> str:
         return path.read_text("ascii", "replace")
     except OSError:
         return ""
+
+
+def lock_folder(url: str) -> int:
+    """Make a local folder and lock it until the descriptor is closed; BlockingIOError if another process holds it."""
+    try:
+        os.makedirs(url, exist_ok=True)
+        descriptor = os.open(url, os.O_RDONLY)
+    except OSError as error:
+        raise as_storage_error(url, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:  # a file system without locks
+        pass
+    return descriptor

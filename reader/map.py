@@ -22,7 +22,7 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.table import name_hash, order_key
 from beam_pipeline.text import plural
 from reader.batches import ImageSize, Info, RecordRows
-from reader.features import features_of, pick_features
+from reader.features import features_of, note_boxes, pick_features
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, decode_pixels, stored_shape
@@ -202,6 +202,8 @@ class Records:
                 found[span.at] = self._record(run, decode)
 
         self._in_parallel(read, _joined(spans))
+        if decode and self._arguments["image_size"] is not None:
+            note_boxes(self._features, {name: [record[name] for record in found] for name in self._features})
         return found
 
     def _span(self, at: int, run: int, index: int) -> _Span:

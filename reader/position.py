@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 import operator
+import os
 import reprlib
 import sys
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Meta, Struct, json, structs
 from msgspec.structs import replace
@@ -39,6 +40,13 @@ class InputContext(Protocol):
     input_pipeline_id: int
     num_input_pipelines: int
     num_replicas_in_sync: int
+
+
+class AutoHost(NamedTuple):
+    """What `host="auto"` stood for when batches were built: a mesh may know better."""
+
+    process: int
+    processes: int
 
 
 # (index, count), "auto" or a tf.distribute.InputContext; None for one host
@@ -273,10 +281,11 @@ def share_of_host(host: Host) -> tuple[int, int, int]:
 
 
 def process_of_several() -> tuple[int, int]:
-    """(rank, size) of torch.distributed or jax.distributed, if one is imported and initialized; else (0, 1).
+    """(rank, size) of torch.distributed or jax.distributed, if one is imported and initialized; else of torchrun or
+    TF_CONFIG, in the environment; else (0, 1).
 
     Raises:
-        UsageError: both are, with other numbers.
+        UsageError: both are initialized, with other numbers; or TF_CONFIG is invalid.
     """
     found = {}
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
@@ -288,7 +297,23 @@ def process_of_several() -> tuple[int, int]:
     if len({*found.values()}) > 1:
         numbers = " and ".join(f"process {index} of {count} ({name})" for name, (index, count) in found.items())
         raise UsageError(f"this is {numbers}: give host=(index, count)")
-    return next(iter(found.values()), (0, 1))
+    if found:
+        return next(iter(found.values()))
+    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    told = (int(rank), int(size)) if rank.isdecimal() and size.isdecimal() else tensorflow_worker()
+    return told if 0 <= told[0] < told[1] else (0, 1)
+
+
+def tensorflow_worker() -> tuple[int, int]:
+    """(index, count) of this worker in TF_CONFIG, index -1 if it is none of them. Raises UsageError."""
+    try:
+        config = json.decode(os.environ.get("TF_CONFIG") or "{}")
+        cluster, task = config.get("cluster", {}), config.get("task", {})
+        workers = [(job, at) for job in ("chief", "master", "worker") for at in range(len(cluster.get(job, ())))]
+        this = task.get("type"), int(task.get("index", 0))
+    except (ValueError, AttributeError, TypeError):
+        raise UsageError("TF_CONFIG is not a JSON object with a cluster: correct or unset it") from None
+    return workers.index(this) if this in workers else -1, len(workers)
 
 
 def batch_size_of(global_batch_size: int, hosts: int, replicas: int = 1) -> int:

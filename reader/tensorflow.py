@@ -10,8 +10,10 @@ from typing import Any, ParamSpec
 import numpy as np
 import tensorflow as tf
 
+from beam_pipeline.errors import UsageError
 from reader.batches import Batches, EvalBatches, eval_batches, train_batches
 from reader.features import Feature
+from reader.position import process_of_several
 
 Arguments = ParamSpec("Arguments")
 
@@ -34,8 +36,14 @@ def as_tf(batches: Batches) -> tf.data.Dataset:
         length.
 
     Raises:
+        UsageError: this is one of several processes, such as a worker of TF_CONFIG, and `host` wasn't given.
         While iterating, errors of the batches as TensorFlow's, whose text names file, record and byte offset.
     """
+    if batches.given_host is None and (several := process_of_several()[1]) > 1:
+        raise UsageError(
+            f"no host= is given, so each of {several} processes would read every record: give host=context in "
+            "distribute_datasets_from_function(lambda context: …), else host='auto', or (0, 1) to read all in each"
+        )
     light = batches.light()  # TensorFlow never frees a dataset's function
     dataset = generated(lambda: _elements(light), _signature(batches), len(batches))
     weakref.finalize(dataset, id, batches).atexit = False  # files and buffers stay open as long as the dataset is there
@@ -67,7 +75,8 @@ def generated(begin: Callable[[], Iterator[Any]], signature: tuple[Any, ...], le
     # Autotuning has nothing to tune here. Its thread may miss that an iterator is closed: the epoch then ends a second
     # late (TensorFlow 2.21).
     options.autotune.enabled = False
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF  # hosts are split
+    # Hosts are split. This refuses to split it again over workers, by TensorFlow's message: there are no files in it.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
     # Asserted, so that what follows an error isn't a normal end.
     return dataset.apply(tf.data.experimental.assert_cardinality(length)).with_options(options)
 

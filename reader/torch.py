@@ -271,7 +271,7 @@ class ShardDataset(TorchBatches):
             with the record's seed. Returns a PIL image, or anything that `default_collate` takes.
         shuffle: False for evaluation: every record once, in file order, in batches of nearly equal size and as many on
             each rank (unless there are fewer records than ranks). Corrupt records that are skipped have no row.
-        rank, world_size: None for those of `torch.distributed` if it is initialized, else 0 of 1.
+        rank, world_size: None for what `host="auto"` finds.
         threads: that decode, in each worker; None for one a core without workers and one each with.
 
     Yields:
@@ -306,20 +306,14 @@ class ShardDataset(TorchBatches):
         on_error: OnError = "raise",
         cache: Cache = None,
     ) -> None:
-        rank, world_size = _rank(rank, world_size)
+        given, found = locals(), process_of_several()
+        world_size = integer("world_size", found[1] if world_size is None else world_size, 1)
+        rank = integer("rank", found[0] if rank is None else rank, 0, world_size - 1)
         if isinstance(transform, RandomResizedCrop) or transform in (flip, flip_crop):
             augment, transform = transform, None  # ours work on arrays
-        options: dict[str, Any] = {
-            "global_batch_size": integer("batch_size", batch_size, 1) * world_size,
-            "host": (rank, world_size),
-            "image_size": image_size,
-            "resize_mode": resize_mode,
-            "features": features,
-            "classes": classes,
-            "where": where,
-            "on_error": on_error,
-            "cache": cache,
-        }
+        names = ("image_size", "resize_mode", "features", "classes", "where", "on_error", "cache")
+        options: dict[str, Any] = {name: given[name] for name in names}
+        options |= {"global_batch_size": integer("batch_size", batch_size, 1) * world_size, "host": (rank, world_size)}
         batches: Batches
         if shuffle:
             order: dict[str, Any] = {"seed": seed, "position": position, "window_runs": window_runs}
@@ -416,10 +410,3 @@ def _valid_rows(batch: Element) -> Element | None:
 
     inputs = {name: valid(column) for name, column in inputs.items()} if isinstance(inputs, dict) else valid(inputs)
     return (inputs, labels[rows]) if len(rows) else None
-
-
-def _rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """(rank, world size), those of torch.distributed unless given."""
-    found = process_of_several()
-    world_size = integer("world_size", found[1] if world_size is None else world_size, 1)
-    return integer("rank", found[0] if rank is None else rank, 0, world_size - 1), world_size

@@ -23,7 +23,7 @@ from beam_pipeline import storage
 from beam_pipeline.config import Config, feature_columns, name_and_type
 from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs.references import ImageRef, class_name, image_url, ref_maker
-from beam_pipeline.schema import NAME_PATTERN, example, is_utf8, relative_path_bytes
+from beam_pipeline.schema import BOX_NAME, NAME_PATTERN, example, is_utf8, relative_path_bytes
 from beam_pipeline.schema.manifest import Column
 from beam_pipeline.schema.table import order_key
 from beam_pipeline.text import first_few, plural
@@ -31,7 +31,6 @@ from beam_pipeline.text import first_few, plural
 _UNKNOWN_SIZE = -1
 _BEFORE_A_PATH = re.compile("^([.]/(?!/)|file://(?=/))")
 _MD5 = re.compile("[0-9a-f]{32}")
-_BOX = re.compile(r"(?<![a-z])((b|bounding_?)?box(es)?|[xy]_?m(in|ax))(?![a-z])|xyxy|xywh", re.IGNORECASE)
 _BOX_ROWS = 100  # that are read to detect boxes
 _NUMBER_SEPARATORS = re.compile(r"[;,|\s]+")
 
@@ -85,7 +84,7 @@ def box_notice(config: Config) -> str | None:
     boxes = [
         repr(column.name)
         for number, column in enumerate(config.columns)
-        if _BOX.search(column.name)
+        if BOX_NAME.search(column.name)
         or (column.dtype == "float32" and column.list and {len(row[number]) for row in rows} - {none} == {four})
     ]
     if not boxes:
@@ -93,7 +92,7 @@ def box_notice(config: Config) -> str | None:
     looks = f"{first_few(boxes)} {'looks like a box' if len(boxes) == 1 else 'look like boxes'}, stored as given"
     turned = "images are stored upright: a box must be of the image as EXIF turns it"
     if config.image_size is None:
-        return f"{looks}; {turned}"
+        return f"{looks}; {turned}, and reading with image_size= or augment= moves the pixels"
     return (
         f"{looks}, but --resize_mode {config.resize_mode} moves the pixels: in pixels a box is wrong after every mode; "
         "as fractions of width and height it is valid after stretch, shorter and longer, wrong after crop and pad; "

@@ -18,6 +18,8 @@ import numpy as np
 from beam_pipeline.errors import CorruptRecordError
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]*")  # TFDS reads no other dataset and split names
+# Names of columns that hold boxes: `bbox`, `object/bbox/xmin`, `y_max`.
+BOX_NAME = re.compile(r"(?<![a-z])((b|bounding_?)?box(es)?|[xy]_?m(in|ax))(?![a-z])|xyxy|xywh", re.IGNORECASE)
 VERSION_PATTERN = re.compile(r"(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)")
 
 

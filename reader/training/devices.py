@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import keras
 
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line, plural
+from reader.position import tensorflow_worker
 from reader.training.options import TrainOptions, check_backend
 
 _BFLOAT16_FROM, _FLOAT16_FROM = (8, 0), (7, 0)  # compute capabilities of GPUs that are faster so
@@ -92,12 +92,7 @@ def use_devices(options: TrainOptions) -> Iterator[Devices]:
 
 def _check_cluster() -> None:
     """Keras' `fit` can't train under MultiWorkerMirroredStrategy: github.com/keras-team/keras/issues/20585."""
-    try:
-        cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
-        workers = sum(len(cluster.get(job, ())) for job in ("chief", "master", "worker"))
-    except (ValueError, AttributeError, TypeError):
-        raise UsageError("TF_CONFIG is not a JSON object with a cluster: correct or unset it") from None
-    if workers > 1:
+    if (workers := tensorflow_worker()[1]) > 1:
         raise UsageError(
             f"TF_CONFIG names {workers} workers: Keras trains on several hosts with JAX only; "
             "set KERAS_BACKEND=jax, give --distributed and unset TF_CONFIG"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from msgspec import Struct, convert
 
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
-from beam_pipeline.storage.causes import as_storage_error
+from reader.machine import lock_folder
 
 RUN_FILE, METRICS_FILE, LABELS_FILE = "run.json", "metrics.jsonl", "classes.txt"
 MODEL_FILE, LAST_MODEL_FILE = "model.keras", "last.keras"
@@ -82,22 +81,11 @@ class OutFolder:
         self._store = storage.open_storage(self.url)
         self._lock, self._is_new = -1, False
         if self._is_local and is_written:
-            self._hold()
-
-    def _hold(self) -> None:
-        try:
             self._is_new = not os.path.isdir(self.url)
-            os.makedirs(self.url, exist_ok=True)
-            self._lock = os.open(self.url, os.O_RDONLY)
-        except OSError as error:
-            raise as_storage_error(self.url, error) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise BusyError(f"--out {self.as_given!r}: another process is training there; choose another") from None
-        except OSError:  # a file system without locks
-            pass
+            try:
+                self._lock = lock_folder(self.url)
+            except BlockingIOError:
+                raise BusyError(f"--out {url!r}: another process is training there; choose another") from None
 
     def close(self) -> None:
         """Let others train here; a new local folder that nothing was written to is deleted."""

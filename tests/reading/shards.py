@@ -143,7 +143,8 @@ def make_dataset(
             (folder / name.file).write_bytes(data)
             entry = {"file": name.file, "records": count, "bytes": len(data), "crc32c": google_crc32c.value(data)}
             if tables:
-                kinds = {column_name(one): np.dtype(kind).str for one, kind, *_ in columns if kind != "bytes"}
+                numbers = [(one, kind) for one, kind, is_list, *_ in columns if kind != "bytes" and not is_list]
+                kinds = {column_name(one): np.dtype(kind).str for one, kind in numbers}
                 kinds = {"bytes": COLUMNS["bytes"], "class": COLUMNS["class"], **kinds}
                 table = table_bytes(kinds, {key: rows_of[key] for key in kinds})
                 (folder / schema.table_file(name.file)).write_bytes(table)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import inspect
+import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import pytest
 import beam_pipeline
 import reader
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError
+from beam_pipeline.schema.example import float_feature, int64_feature
+from reader.features import warn_once
 from tests.make import ROOT
 from tests.reading.shards import draw, make_dataset
 from tests.reading.without import run_without
@@ -228,6 +232,82 @@ def test_a_wrong_argument_is_named_in_one_line(
 def test_features_may_come_from_any_iterable(info: reader.DatasetInfo, build: Any) -> None:
     inputs, *_ = next(iter(build(info, "train", features=(name for name in ["size"]), **size_of_batch(build))))
     assert list(inputs) == ["image", "size"] and np.asarray(inputs["size"]).tolist() == [[16, 24]] * 4
+
+
+WORKERS = {"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 1}}
+
+
+@pytest.mark.parametrize("build", [reader.train_batches, reader.eval_batches])
+@pytest.mark.parametrize(
+    ("environment", "host"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "3"}, (1, 3)),
+        ({"TF_CONFIG": json.dumps(WORKERS)}, (1, 3)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1)),
+        ({}, (0, 1)),
+    ],
+)
+def test_one_of_several_processes_reads_its_part_or_says_that_it_reads_all(
+    info: reader.DatasetInfo,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    environment: dict[str, str],
+    host: tuple[int, int],
+    build: Any,
+) -> None:
+    warn_once.cache_clear()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    auto = build(info, "train", global_batch_size=6, host="auto")
+    assert (auto.host, auto.hosts) == host and not caplog.messages
+    for _ in range(2):
+        everything = build(info, "train", global_batch_size=6)
+        assert (everything.host, everything.hosts) == (0, 1)
+    said = "no host= is given, so each of 3 processes reads every record: give host='auto'"
+    assert caplog.messages == [said] * (host[1] > 1)
+    if importlib.util.find_spec("tensorflow") and host[1] > 1:
+        with pytest.raises(UsageError, match=r"^no host= is given, so each of 3 processes would read every record: "):
+            reader.as_tf(everything)
+        assert len(reader.as_tf(build(info, "train", global_batch_size=6, host=(0, 1)))) == len(everything)
+
+
+BOX_COLUMNS: Any = [
+    ("bbox", "int64", True, int64_feature, lambda record: [record]),
+    ("xmin", "float32", False, float_feature, lambda record: [1.0]),
+    ("place", "float32", True, float_feature, lambda record: [0.1, 0.2, 0.3, 0.4] if record else []),
+    ("three", "float32", True, float_feature, lambda record: [0.1, 0.2, 0.3]),
+    ("mailbox", "int64", False, int64_feature, lambda record: [record]),
+]
+
+
+@pytest.mark.parametrize(
+    ("moved", "build"),
+    [
+        *((False, build) for build in (reader.train_batches, reader.eval_batches, reader.records)),
+        *((True, partial(build, image_size=8)) for build in (reader.train_batches, reader.eval_batches)),
+        (True, partial(reader.records, image_size=8)),
+        (False, partial(reader.records, image_size=8, decode=False)),
+        (False, partial(reader.train_batches, image_size=(16, 24))),  # as they are stored
+        (True, partial(reader.train_batches, augment=reader.augment.flip)),
+    ],
+)
+def test_boxes_whose_pixels_are_moved_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, moved: bool, build: Any
+) -> None:
+    warn_once.cache_clear()
+    url = make_dataset(tmp_path / "1.0.0", {"train": [12]}, columns=BOX_COLUMNS, tables=True)
+    columns = [name for name, *_ in BOX_COLUMNS]
+    for _ in range(2):
+        size = {"global_batch_size": 6} if "global_batch_size" in inspect.signature(build).parameters else {}
+        assert [*build(url, "train", features=columns, **size)]
+    warned = [line.partition(" looks like a box, but image_size= or augment= moves")[0] for line in caplog.messages]
+    assert warned == ["'bbox'", "'xmin'", "'place'"] * moved
+
+
+def test_several_datasets_are_said_not_to_be_mixed(info: reader.DatasetInfo) -> None:
+    for given in ([info, info], (info.url, info.url)):
+        with pytest.raises(UsageError, match=r"^no dataset: .* \(datasets aren't mixed, docs/faq\.md\): give its URL"):
+            reader.train_batches(given, "train", global_batch_size=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("door", ["train_batches", "train_dataset"])

@@ -117,16 +117,17 @@ def test_batches_are_spread_over_a_mesh_two_ahead_the_last_and_errors_at_their_t
     corrupt, where = flipped(tmp_path / "1.0.0", [40], 33)
     flags = "--xla_force_host_platform_device_count=4"
     done = run_without("tensorflow,torch", MESH_PROGRAM, tmp_path, info.url, corrupt, XLA_FLAGS=flags)
-    no_array = "a feature holds strings or lists, for which JAX has no array: leave it out of features=, or use "
+    no_array = "holds strings or lists, for which JAX has no array: leave it out of features=, or use "
     assert done.stdout.splitlines() == [
         "200.0",
         "(20, 16, 24, 3)",
-        "a batch of 5 can't be spread over the 2 devices of mesh axis 'data'; give a global_batch_size that is a "
-        "multiple of 2",
-        "the batches are those of host 1 of 2, but this is process 0 of the mesh's 1, which would read equal or "
-        "missing records: give host='auto'",
+        "a batch of 5 can't be spread by NamedSharding(mesh=Mesh('data': 2, 'model': 2, "
+        "axis_types=(Explicit, Explicit)), spec=P('data',), memory_kind=device): give a global_batch_size that its "
+        "first axis divides, or a sharding of that axis only",
+        "the batches are those of host 1 of 2, but the mesh gives this process part 0 of 1, so records would be read "
+        "twice or not at all: give host=(0, 1), or host='auto' after jax.distributed.initialize",
         "evaluation ends: only the batches of train_batches repeat",
-        *[f"{no_array}imageshards.train_batches"] * 2,
+        *[f"feature {name!r} {no_array}imageshards.train_batches" for name in ("filename", "scores")],
         "mesh must be a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch, got 'data'",
         "imageshards.as_jax(BatchIterator): give what train_batches or eval_batches returned",
         "imageshards.as_jax(str): give what train_batches or eval_batches returned",
@@ -143,7 +144,7 @@ def test_batches_of_another_host_are_refused(info: reader.DatasetInfo) -> None:
     meshes = jax.sharding.Mesh([device], ("data",)), jax.sharding.SingleDeviceSharding(device)
     for mesh, host, build in itertools.product(meshes, (0, 2), (reader.train_batches, reader.eval_batches)):
         batches = build(info, "train", global_batch_size=30, host=(host, 3))
-        with pytest.raises(UsageError, match=rf"^the batches are those of host {host} of 3, but this is process 0 of"):
+        with pytest.raises(UsageError, match=rf"^the batches are those of host {host} of 3, but the mesh gives"):
             reader.as_jax(batches, mesh)
     assert len(reader.as_jax(reader.train_batches(info, "train", global_batch_size=30, host=(0, 1)), meshes[0])) == 3
 
@@ -187,62 +188,240 @@ def test_a_state_counts_what_was_handed_out_and_resumes_exactly(info: reader.Dat
 
 
 PROCESSES_PROGRAM = """
-import sys
+import json, sys
 import jax, numpy as np, reader
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-url, address, process = sys.argv[1], sys.argv[2], int(sys.argv[3])
-jax.distributed.initialize(address, 2, process)
-mesh = Mesh(np.array(jax.devices()), ("data",))
-own = Mesh(np.array(jax.local_devices()), ("data",))
+address, count, process, url, meshes = sys.argv[1:]
+jax.distributed.initialize(address, int(count), int(process))
+devices = np.array(jax.devices())
 
-def train(**options):
-    return reader.train_batches(url, "train", global_batch_size=20, features=["number"], **options)
+def build(kind, host="auto", **options):
+    return getattr(reader, kind)(url, "train", global_batch_size=24, features=["number"], host=host, **options)
 
-def numbers(array):
-    return [shard.data.tolist() for shard in array.addressable_shards]
+def rows(array):
+    \"\"\"What this process holds of an array: row of the global one -> value.\"\"\"
+    found = {}
+    for shard in array.addressable_shards:
+        for row, value in zip(range(*shard.index[0].indices(len(array))), np.asarray(shard.data), strict=True):
+            assert found.setdefault(row, value.tolist()) == value.tolist()  # replicas agree
+    return found
 
-for host in (None, (1 - process, 2)):
+def line(call):
     try:
-        reader.as_jax(train(host=host), mesh)
+        return call() and ""
     except ValueError as error:
-        print(error)
-print([numbers(inputs["number"]) for inputs, _ in reader.as_jax(train(host="auto"), mesh)])
-print([numbers(inputs["number"]) for inputs, _ in reader.as_jax(train(), own)])
-inputs, labels = next(iter(reader.as_jax(train(host="auto"), mesh)))
-print(inputs["image"].shape, labels.shape)
+        return str(error)
+
+said = []
+for order, axes, spec in json.loads(meshes):
+    mesh = Mesh(devices[np.array(order)], axes)
+    where = mesh
+    if spec is not None:
+        where = NamedSharding(mesh, PartitionSpec(*(tuple(axis) if isinstance(axis, list) else axis for axis in spec)))
+    train, evals = build("train_batches"), build("eval_batches")
+    if refused := line(lambda: reader.as_jax(train, where)):
+        said.append(refused)
+        continue
+    batches = []
+    for number, (inputs, labels, *weights) in enumerate([*reader.as_jax(train, where), *reader.as_jax(evals, where)]):
+        assert inputs["image"].shape == (24, 16, 24, 3)
+        pixels = inputs["image"].astype("int32")[:, 0, 0, 0]
+        batches.append([rows(one) for one in (inputs["number"], labels, pixels, *weights)])
+    resumed = iter(reader.as_jax(build("train_batches"), where))  # from a position after one step, and from a state
+    state = iter(reader.as_jax(build("train_batches", position=train.position_at(1)), where)).get_state()
+    resumed.set_state(state)
+    assert [rows(inputs["number"]) for inputs, _ in resumed][:3] == [batch[0] for batch in batches[1:4]]
+    other = [host for host in ((0, 1), (0, 2), (1, 2)) if host != (train.host, train.hosts)]
+    refusals = [line(lambda: reader.as_jax(build("train_batches", host), where)) for host in (None, *other)]
+    said.append([train.host, train.hosts, batches, refusals])
+own = Mesh(np.array(jax.local_devices()), ("data",))
+alone = [inputs["number"].tolist() for inputs, _ in reader.as_jax(build("train_batches", None), own)]
+print(json.dumps([said, alone, line(lambda: reader.as_jax(build("train_batches"), own))]))
+"""
+
+# Device numbers of a mesh, its axes, the spec (None: give the mesh); the part that each process reads. Process i has
+# devices 2i and 2i + 1. Of two processes:
+TWO: Any = [
+    ([0, 1, 2, 3], ["data"], None, [(0, 2), (1, 2)]),
+    ([[0, 1], [2, 3]], ["data", "model"], None, [(0, 2), (1, 2)]),
+    ([[0, 2], [1, 3]], ["data", "model"], None, [(0, 1)] * 2),  # the model axis crosses processes
+    ([[0, 1, 2, 3]], ["data", "model"], None, [(0, 1)] * 2),
+    ([[0, 2], [1, 3]], ["a", "b"], [["a", "b"]], [(0, 2), (1, 2)]),  # rows of the processes take turns
+    ([[0, 2], [1, 3]], ["a", "b"], [["b", "a"]], [(0, 2), (1, 2)]),
+    ([3, 2, 1, 0], ["data"], None, [(1, 2), (0, 2)]),
+    ([0, 1, 2, 3], ["data"], [], [(0, 1)] * 2),  # all of it everywhere
+    ([0, 1, 2], ["data"], None, "the mesh gives its processes parts of a batch that"),
+    ([[0, 1], [2, 3]], ["a", "b"], ["a", "b"], "a batch of 24 can't be spread by NamedSharding("),
+]
+FOUR: Any = [
+    ([[0, 1], [2, 3], [4, 5], [6, 7]], ["data", "model"], None, [(host, 4) for host in range(4)]),
+    ([[0, 1, 2, 3], [4, 5, 6, 7]], ["data", "model"], None, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    ([[0, 1, 4, 5], [2, 3, 6, 7]], ["data", "model"], None, [(0, 2), (1, 2), (0, 2), (1, 2)]),
+    ([[*range(8)]], ["data", "model"], None, [(0, 1)] * 4),
+    ([[[0, 1], [2, 3]], [[4, 5], [6, 7]]], ["a", "b", "c"], [["a", "b"]], [(host, 4) for host in range(4)]),
+    ([[[0, 1], [2, 3]], [[4, 5], [6, 7]]], ["a", "b", "c"], [["a", "c"]], [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    ([[[0, 1], [2, 3]], [[4, 5], [6, 7]]], ["a", "b", "c"], ["b"], [(0, 2), (1, 2)] * 2),
+    ([[[0, 1], [2, 3]], [[4, 5], [6, 7]]], ["a", "b", "c"], ["c"], [(0, 1)] * 4),
+    ([0, 2, 4, 6, 1, 3, 5, 7], ["data"], None, [(host, 4) for host in range(4)]),
+    ([[0, 2], [1, 4], [3, 6], [5, 7]], ["data", "model"], None, "the mesh gives its processes parts of a batch that"),
+]
+
+
+def in_processes(count: int, program: str, folder: Path, *arguments: str, **environment: str) -> list[tuple[str, str]]:
+    """What a program says and complains of in each of so many processes, with two devices each."""
+    (folder / "program.py").write_text(program)
+    with socket.create_server(("localhost", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2", **environment}
+    command = [sys.executable, "-W", "ignore", str(folder / "program.py")]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [
+        subprocess.Popen(
+            [*command, address, str(count), str(process), *arguments], cwd=ROOT, env={**os.environ, **flags}, **pipes
+        )
+        for process in range(count)
+    ]
+    done = [process.communicate(timeout=200) for process in processes]
+    for process, (_, errors) in zip(processes, done, strict=True):
+        assert process.returncode == 0, errors[-3000:]
+    return done
+
+
+@needs_jax
+@pytest.mark.parametrize("meshes", [pytest.param(TWO, id="2"), pytest.param(FOUR, id="4", marks=pytest.mark.soak)])
+def test_each_process_reads_the_rows_of_its_devices_whatever_axes_cross_processes(
+    info: reader.DatasetInfo, tmp_path: Path, meshes: Any
+) -> None:
+    count = len(meshes[0][3])
+    done = in_processes(count, PROCESSES_PROGRAM, tmp_path, info.url, json.dumps([mesh[:3] for mesh in meshes]))
+    for _, errors in done:
+        assert errors.count(f"no host= is given, so each of {count} processes reads every record") == 1
+    said, alone, refused = zip(*(json.loads(text) for text, _ in done), strict=True)
+
+    def of_numpy(host: Any, kind: str = "train_batches") -> Any:
+        build = getattr(reader, kind)
+        for inputs, *more in build(info, "train", global_batch_size=24, features=["number"], host=host):
+            yield [inputs["number"], more[0], inputs["image"][:, 0, 0, 0], *more[1:]]
+
+    for process in range(count):  # a mesh of its own devices only
+        assert alone[process] == [numbers.tolist() for numbers, *_ in of_numpy(None)]
+        assert "but the mesh gives this process part 0 of 1, so records would be read twice" in refused[process]
+    for mesh, *of_processes in zip(meshes, *said, strict=True):
+        if isinstance(mesh[3], str):
+            assert all(text.startswith(mesh[3]) and "\n" not in text for text in of_processes), of_processes
+            continue
+        assert [tuple(one[:2]) for one in of_processes] == mesh[3]
+        for host, hosts, batches, refusals in of_processes:
+            assert all(refusals[hosts == 1 :]), refusals  # no host is host 0 of 1
+            expected = [*of_numpy((host, hosts)), *of_numpy((host, hosts), "eval_batches")]
+            for batch, wanted in zip(batches, expected, strict=True):
+                for held, column in zip(batch, wanted, strict=True):
+                    assert [value for _, value in sorted(held.items(), key=lambda one: int(one[0]))] == column.tolist()
+        for columns in zip(*(batches for *_, batches, _ in of_processes), strict=True):
+            for helds in zip(*columns, strict=True):  # of one array in all processes
+                merged: dict[str, Any] = {}
+                for held in helds:
+                    assert all(merged.setdefault(row, value) == value for row, value in held.items())
+                assert len(merged) == 24
+
+
+WRAPPED = [5_000_000_001, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63)]
+
+
+@needs_jax
+@pytest.mark.parametrize("number", [*WRAPPED, 2**31 - 1, -(2**31), 0])
+def test_an_integer_that_jax_would_wrap_is_an_error(tmp_path: Path, number: int) -> None:
+    import jax
+
+    columns: Any = [("photo_id", "int64", False, int64_feature, lambda record: (number if record == 3 else record,))]
+    url = make_dataset(tmp_path / "1.0.0", {"train": [12]}, columns=columns)
+    mesh = jax.sharding.Mesh(jax.devices("cpu")[:1], ("data",))
+
+    def numbers() -> list[int]:
+        batches = reader.as_jax(reader.eval_batches(url, "train", global_batch_size=2, features=["photo_id"]), mesh)
+        return [int(one) for inputs, *_ in batches for one in inputs["photo_id"]]
+
+    expected = [0, 1, 2, number, *range(4, 12)]
+    try:
+        jax.config.update("jax_enable_x64", True)
+        assert numbers() == expected
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    if number not in WRAPPED:
+        assert numbers() == expected
+    else:
+        match = f"^feature 'photo_id' holds {number}, which JAX would wrap to int32: leave it out of .*jax_enable_x64"
+        with pytest.raises(UsageError, match=match):
+            numbers()
+
+
+KERAS_PROCESSES_PROGRAM = """
+import json, sys
+import jax
+
+address, count, process, url, folder, big = sys.argv[1:]
+jax.distributed.initialize(address, int(count), int(process))
+import keras, numpy as np, reader
+
+keras.utils.set_random_seed(1)
+devices = [f"cpu:{device.id}" for device in jax.devices()]
+said = []
+for shape, order in (((4, 1), [0, 1, 2, 3]), ((2, 2), [0, 2, 1, 3])):  # the second's model axis crosses processes
+    mesh = keras.distribution.DeviceMesh(shape, ["batch", "model"], np.array(devices)[order])
+    layout = keras.distribution.LayoutMap(mesh)
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch", auto_shard_dataset=False)
+    )
+
+    def fit(data, **more):
+        model = keras.Sequential([keras.Input((16, 24, 3)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()])
+        model.add(keras.layers.Dense(3, kernel_initializer="zeros"))
+        model.compile(keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model.fit(data, shuffle=False, verbose=0, **more).history["loss"]
+
+    def train(host="auto", **options):
+        return reader.train_batches(url, "train", global_batch_size=20, host=host, **options)
+
+    batches = train()
+    said.append([fit(reader.keras.Stream(batches)), batches.host, batches.hosts, batches.position_at(1).hosts])
+    resume = reader.keras.Resume(f"{folder}/{shape[0]}", train(), every_steps=2)
+    losses = fit(resume.data, epochs=resume.epochs(2), initial_epoch=resume.initial_epoch, callbacks=[resume])
+    said[-1] += [losses, resume._position.hosts]
+    for host in [(0, 1), (1, 2), (0, 2)]:
+        if host != (batches.host, batches.hosts):
+            try:
+                fit(reader.keras.Stream(train(host)))
+                raise AssertionError(host)
+            except ValueError as error:
+                assert "so records would be read twice or not at all" in str(error), error
+ids = reader.train_batches(big, "train", global_batch_size=4, features=["photo_id"], host="auto")
+try:
+    fit(reader.keras.Stream(ids))
+except ValueError as error:
+    said.append(str(error))
+print(json.dumps(said))
 """
 
 
 @needs_jax
-def test_each_process_puts_its_own_part_of_a_batch_on_its_devices(info: reader.DatasetInfo, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROCESSES_PROGRAM)
-    with socket.create_server(("localhost", 0)) as server:
-        address = f"localhost:{server.getsockname()[1]}"
-    command = [sys.executable, "-W", "ignore", str(tmp_path / "program.py"), info.url, address]
-    flags = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": flags}
-    processes = [subprocess.Popen([*command, str(process)], cwd=ROOT, **pipes) for process in range(2)]
-    done = [process.communicate(timeout=200) for process in processes]
-    for process, (said, errors) in enumerate(done):
-        assert processes[process].returncode == 0, errors[-3000:]
-
-        def of_numpy(devices: int, **options: Any) -> str:
-            options = {"global_batch_size": 20, "features": ["number"], **options}
-            batches = reader.train_batches(info, "train", **options)
-            return str([inputs["number"].reshape(devices, -1).tolist() for inputs, _ in batches])
-
-        refused = "the batches are those of host {}, but this is process {} of the mesh's 2, which would read equal or "
-        assert said.splitlines() == [
-            *[
-                refused.format(host, process) + "missing records: give host='auto'"
-                for host in ("0 of 1", f"{1 - process} of 2")
-            ],
-            of_numpy(2, host=(process, 2)),
-            of_numpy(2),
-            "(20, 16, 24, 3) (20,)",
-        ]
-        assert errors.count("no host= is given, so each of 2 processes reads every record: give host='auto'") == 1
+@pytest.mark.soak
+def test_keras_on_jax_reads_in_each_process_the_rows_of_its_devices(info: reader.DatasetInfo, tmp_path: Path) -> None:
+    pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
+    columns: Any = [("photo_id", "int64", False, int64_feature, lambda record: (record + 5_000_000_000,))]
+    big = make_dataset(tmp_path / "1.0.0", {"train": [12]}, columns=columns)
+    arguments = info.url, str(tmp_path), big
+    done = in_processes(2, KERAS_PROCESSES_PROGRAM, tmp_path, *arguments, KERAS_BACKEND="jax")
+    of_processes = [json.loads(said.splitlines()[-1]) for said, _ in done]
+    for process, ((spread, crossing, wrapped), (_, errors)) in enumerate(zip(of_processes, done, strict=True)):
+        assert spread[1:4] == [process, 2, 2] and crossing[1:4] == [0, 1, 1]
+        assert spread[5:] == [2] and crossing[5:] == [1]
+        assert wrapped.startswith("feature 'photo_id' holds 50000000")
+        assert "no host= is given" not in errors
+    assert [one[::4] for one in of_processes[0][:2]] == [one[::4] for one in of_processes[1][:2]]  # losses
+    for number in range(2):
+        names = sorted(file.name for file in (tmp_path / ("4", "2")[number]).iterdir())
+        assert names == ["step-000000008.npz", "step-000000010.npz"]
 
 
 KERAS_PROGRAM = """

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import reader
+from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.example import image_example
 from tests.make import ROOT
 from tests.reading.shards import draw, make_dataset
@@ -90,6 +91,22 @@ def test_a_loss_that_is_nan_is_not_saved(url: str, tmp_path: Path, caplog: pytes
     trainings.fit(resume, callbacks=[Do(resume, 9, diverge)])
     assert "the loss is NaN after step 10: not saved" in caplog.text
     assert trainings.resume("diverged").step == 8
+
+
+def test_a_folder_that_another_process_trains_into_is_refused(url: str, tmp_path: Path) -> None:
+    pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
+    program = "import sys, reader.machine; reader.machine.lock_folder(sys.argv[1]); print(1, flush=True); input()"
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "1\n"
+        batches = reader.train_batches(url, "train", global_batch_size=BATCH)
+        with pytest.raises(UsageError, match="run: another process trains there; end it, or choose another"):
+            reader.keras.Resume(tmp_path / "run", batches)
+        second = reader.train_batches(url, "train", global_batch_size=BATCH, host=(1, 2))
+        assert reader.keras.Resume(tmp_path / "run", second).step == 0  # which only reads
+        other.communicate("\n")
+    assert [reader.keras.Resume(tmp_path / "run", batches).step for _ in range(2)] == [0, 0]
 
 
 def records(batches: Any) -> list[list[int]]:

@@ -193,3 +193,44 @@ def test_hosts_are_given_by_number_or_by_input_context(host: Any, expected: tupl
 def test_an_impossible_host_is_refused(host: Any) -> None:
     with pytest.raises(UsageError, match=r"^host must be \(index, count\) with 0 <= index < count, or 'auto', got .*$"):
         share_of_host(host)
+
+
+CHIEF = '{"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}, "task": {"type": "%s", "index": %s}}'
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "3"}, (1, 3)),  # torchrun, before init_process_group
+        ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1)),
+        ({"WORLD_SIZE": "3"}, (0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "3"}, (0, 1)),
+        ({"RANK": "x", "WORLD_SIZE": "3"}, (0, 1)),
+        ({"TF_CONFIG": CHIEF % ("chief", 0)}, (0, 3)),
+        ({"TF_CONFIG": CHIEF % ("worker", 0)}, (1, 3)),
+        ({"TF_CONFIG": CHIEF % ("worker", '"1"')}, (2, 3)),
+        ({"TF_CONFIG": CHIEF % ("ps", 0)}, (0, 1)),
+        ({"TF_CONFIG": CHIEF % ("evaluator", 0)}, (0, 1)),  # reads all of them
+        ({"TF_CONFIG": "{}"}, (0, 1)),
+        ({"TF_CONFIG": ""}, (0, 1)),
+        ({"TF_CONFIG": CHIEF % ("worker", 1), "RANK": "3", "WORLD_SIZE": "4"}, (3, 4)),  # torchrun on each of them
+    ],
+)
+def test_what_started_several_processes_tells_which_this_is(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: tuple[int, int]
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "TF_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert share_of_host("auto") == (*expected, 1)
+    assert share_of_host(None) == (0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "config", ["{", "[]", '{"cluster": 1}', '{"task": {"index": "x"}}', '{"cluster": {"chief": 1}}']
+)
+def test_a_tf_config_that_says_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, config: str) -> None:
+    monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(UsageError, match="TF_CONFIG is not a JSON object with a cluster: correct or unset it"):
+        share_of_host("auto")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import logging
+import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -17,6 +22,7 @@ import pytest
 
 import reader
 from beam_pipeline.schema.example import bytes_feature, int64_feature
+from tests.make import ROOT
 from tests.reading.shards import flipped, make_dataset, numbers_in
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'imageshards[tensorflow]'")
@@ -117,7 +123,7 @@ def test_the_options_leave_nothing_to_tune_and_split_no_files(info: reader.Datas
     ):
         options = dataset.options()
         assert options.autotune.enabled is False
-        assert options.experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
+        assert options.experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.FILE
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -141,6 +147,69 @@ def test_replicas_of_a_strategy_read_their_parts(info: reader.DatasetInfo, repli
             ]
             assert [np.concatenate(parts).tolist() for parts in steps] == expected
             assert {len(part) for parts in steps for part in parts} == {50 // replicas}
+
+
+WORKER_PROGRAM = """
+import json, os, sys
+url, index, ports = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+cluster = {"worker": [f"localhost:{port}" for port in ports]}
+os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+import keras, reader
+
+def build(kind, **options):
+    return getattr(reader, kind)(url, "train[:120]", global_batch_size=50, **options)
+
+def labels(dataset):
+    return [strategy.experimental_local_results(labels)[0].numpy().tolist() for _, labels, *_ in dataset]
+
+def kept(call):
+    try:
+        return call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+said = {}
+with strategy.scope():
+    model = keras.Sequential([keras.Input((16, 24, 3)), keras.layers.Flatten(), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+for kind in ("train_dataset", "eval_dataset"):
+    said[kind] = [
+        kept(lambda: build(kind)),
+        kept(lambda: labels(strategy.experimental_distribute_dataset(build(kind, host="auto")))),
+        kept(lambda: labels(strategy.experimental_distribute_dataset(build(kind, host=(0, 1))))),
+        kept(lambda: model.fit(build(kind, host=(0, 1)), verbose=0)),
+        labels(strategy.distribute_datasets_from_function(lambda context: build(kind, host=context))),
+        labels(build(kind, host="auto")),
+        len(labels(build(kind, host=(0, 1)))),
+    ]
+print(json.dumps(said))
+"""
+
+
+def test_workers_of_a_cluster_read_their_parts_or_nothing(info: reader.DatasetInfo, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(WORKER_PROGRAM)
+    with socket.create_server(("localhost", 0)) as one, socket.create_server(("localhost", 0)) as other:
+        ports = [str(server.getsockname()[1]) for server in (one, other)]
+    command = [sys.executable, "-W", "ignore", str(tmp_path / "program.py"), info.url]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow"}
+    workers = [
+        subprocess.Popen([*command, str(index), *ports], cwd=ROOT, env=environment, **pipes) for index in range(2)
+    ]
+    done = [worker.communicate(timeout=200) for worker in workers]
+    for index, (worker, (said, errors)) in enumerate(zip(workers, done, strict=True)):
+        assert worker.returncode == 0, errors[-3000:]
+        for kind, (refused, *split_again, by_context, by_hand, steps) in json.loads(said).items():
+            batches = getattr(reader, kind.replace("dataset", "batches"))
+            part = batches(info, "train[:120]", global_batch_size=50, host=(index, 2))
+            assert by_context == by_hand == [labels.tolist() for _, labels, *_ in part] and steps == len(part)
+            assert refused.startswith("UsageError: no host= is given, so each of 2 processes would read every record: ")
+            assert all(error.startswith(("NotFoundError", "InvalidArgumentError")) for error in split_again), (
+                split_again
+            )
+            assert all("Found an unshardable source dataset" in error for error in split_again), split_again
 
 
 def test_an_input_context_is_a_host_whose_replicas_take_a_batch_each(info: reader.DatasetInfo) -> None:

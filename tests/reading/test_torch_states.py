@@ -94,6 +94,26 @@ def test_training_goes_on_where_its_state_was_saved(
     assert [seen(batches), seen(batches)] == [stream[steps:end], stream[end : end + STEPS]]
 
 
+@with_workers
+@pytest.mark.parametrize("stops", [[13], [STEPS], [5, STEPS, STEPS + 8], [2 * STEPS - 1, 2 * STEPS]])
+def test_a_loop_that_counts_steps_trains_as_many_however_often_it_was_stopped(
+    info: reader.DatasetInfo, stream: list[list[int]], stops: list[int], workers: int
+) -> None:
+    read: list[list[int]] = []
+    state: dict[str, Any] | None = None
+    for stop in [*stops, 3 * STEPS]:
+        batches = stateful(dataset(info), workers)
+        if state is not None:
+            batches.load_state_dict(state)
+        while len(read) < stop:  # three epochs
+            for batch in batches:
+                read += seen([batch])
+                if len(read) == stop:
+                    state = batches.state_dict()
+                    break
+    assert read == stream[: 3 * STEPS]
+
+
 def test_after_the_end_of_an_iteration_the_state_is_the_next_ones_beginning(
     info: reader.DatasetInfo, stream: list[list[int]]
 ) -> None:
