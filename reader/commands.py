@@ -489,8 +489,8 @@ def _add_index(verbs: Any) -> None:
         "index",
         _index,
         "Index existing TFRecord files so they can be used as a dataset; the files stay where they are.",
-        "Every image is decoded once. A file's split is the word train, validation, val, test … in its name. With "
-        "--table, write the record tables that an earlier version of a dataset lacks.",
+        "Every image is decoded once. A file's split is the word train, validation, val, test … in its name, else in "
+        "the nearest folder. With --table, write the record tables that an earlier version of a dataset lacks.",
         "'gs://bucket/*.tfrec' --out indexed",
         "0 indexed, 1 a file can't be read, or holds no valid record",
     ).add_argument
@@ -502,7 +502,7 @@ def _add_index(verbs: Any) -> None:
         help="Only write the record tables of this version into its folder; reads every record.",
     )
     flag("--image_key", metavar="NAME", help="Feature of the encoded image (default: image or another common name).")
-    flag("--class_key", metavar="NAME", help="Feature of the class id (default: class, label or another common name).")
+    flag("--class_key", metavar="NAME", help="Feature of the class: an integer, or a one-hot list (default: label …).")
     flag("--labels_file", metavar="FILE", help="Class names, a line for each id in order (default: the records').")
 
 
@@ -522,7 +522,8 @@ def _index(given: argparse.Namespace) -> int:
     names = ("image_key", "class_key", "labels_file")
     indexed = index(given.pattern, given.out, **{name: getattr(given, name) for name in names})
     document = {"dataset": indexed.info.url, "records": indexed.records, "left_out": dict(indexed.left_out)}
-    _print(given, document, _describe(indexed.info))
+    lines = (_describe(indexed.info), *(f"  from {source}" for source in indexed.sources))
+    _print(given, {**document, "sources": list(indexed.sources)}, "\n".join(lines))
     return EXIT_OK
 
 
