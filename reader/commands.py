@@ -33,12 +33,12 @@ from beam_pipeline.errors import (
     UsageError,
 )
 from beam_pipeline.schema.manifest import FOREIGN_KEY
-from beam_pipeline.text import first_few, one_line, plural, print_line, size_text
+from beam_pipeline.text import first_few, name_text, one_line, plural, print_line, size_text
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
 from reader.select import parse_classes
 from reader.tools.copy import checked_sizes, copy, dataset_hash
-from reader.tools.rejects import rejects
+from reader.tools.rejects import find_rejects, rejects
 from reader.training.model_names import application_name
 from reader.training.options import AUGMENTS, PRESETS, TrainOptions, check_backend, read_run
 
@@ -174,19 +174,19 @@ def _add_info(verbs: Any) -> None:
         "info",
         _info,
         "Say what a dataset holds: counts, classes, shards, sizes.",
-        "With --hash, print one SHA-256 over every file instead, which reads every byte: equal hashes, equal datasets.",
+        "With --hash, print one SHA-256 over its files instead, which reads every byte: equal hashes, equal datasets.",
         "datasets/photos/1.0.0 --hash",
         "0 done, 1 the dataset or its storage can't be read, or a file is missing",
     ).add_argument
     flag("dataset", **_DATASET)
-    flag("--hash", action="store_true", help="Print one SHA-256 over all files but run.json and report.html.")
+    flag("--hash", action="store_true", help="Print one SHA-256 over the manifest and all files that it names.")
 
 
 def _info(given: argparse.Namespace) -> int:
     info = load_info(given.dataset)
     if given.hash:
         checked_sizes(info)  # without a file the hash would be of something else
-        digest = dataset_hash(info.url)
+        digest = dataset_hash(info)
         _print(given, {"hash": digest}, digest)
     else:
         _print(given, dict(info.manifest), _describe(info))
@@ -277,24 +277,26 @@ def _add_rejects(verbs: Any) -> None:
         "rejects",
         _rejects,
         "Say which images got no record and why, in groups of the same kind.",
-        "rejects.jsonl in the dataset's folder names them all.",
+        "rejects.jsonl in the dataset's folder names them all. Of a job that failed for its rejects, too.",
         "datasets/photos/1.0.0",
         "0 done, 1 the dataset or its storage can't be read",
     ).add_argument("dataset", **_DATASET)
 
 
 def _rejects(given: argparse.Namespace) -> int:
-    info = load_info(given.dataset)
-    groups = rejects(info)
+    info, file = find_rejects(given.dataset)
+    groups, images = rejects(info or file), info and info.manifest["images"]
     total = sum(group.count for group in groups)
-    lines = [f"{total:,} of {plural(info.manifest['images'], 'image')} {'was' if total == 1 else 'were'} rejected"]
+    of = plural(total, "image") if images is None else f"{total:,} of {plural(images, 'image')}"
+    lines = [f"{of} {'was' if total == 1 else 'were'} rejected"]
+    lines += ["not published: the job failed; --max_reject_fraction permits more rejects"] * (info is None)
     for group in groups:
         lines.append(f"{group.what}: {group.count:,} ({group.reason})")
         more = f" and {group.count - len(group.paths):,} more" if group.count > len(group.paths) else ""
-        lines += [f"  {', '.join(group.paths)}{more}"] * bool(group.paths)
+        lines += [f"  {', '.join(map(name_text, group.paths))}{more}"] * bool(group.paths)
     if any(group.paths for group in groups):
-        lines.append(f"all of them: {info.path(schema.REJECTS_FILE)}")
-    document = {"dataset": info.url, "images": info.manifest["images"], "rejected": total}
+        lines.append(f"all of them: {file}")
+    document = {"dataset": info.url if info else None, "images": images, "rejected": total}
     _print(given, {**document, "groups": list(map(dataclasses.asdict, groups))}, "\n".join(lines))
     return EXIT_OK
 

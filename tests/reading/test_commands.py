@@ -17,6 +17,8 @@ from beam_pipeline.schema.example import int64_feature
 from beam_pipeline.text import size_text
 from imageshards import main
 from reader.commands import parser
+from reader.tools.copy import dataset_hash
+from tests import make
 from tests.make import ROOT
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
@@ -174,6 +176,23 @@ def test_info_says_columns_sizes_and_where_an_index_finds_its_shards(
     ]
     assert main(["index", f"{source}/photos-*", "--out", str(tmp_path / "index")]) == 0
     assert f"  this is an index: the shards are in {source}\n" in capsys.readouterr().out
+
+
+def test_the_hash_is_that_of_the_dataset_s_own_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Finder, an editor and `index --table` add files; `verify` and `write` call it the same dataset."""
+    folder = Path(make_dataset(tmp_path / "1.0.0", {"train": [10, 10], "validation": [3]}))
+    expected = make.dataset_hash(folder)
+    for stray in (".DS_Store", "README.md", "index/.DS_Store", "notes/a.txt", "report.html", "Thumbs.db"):
+        (folder / stray).parent.mkdir(exist_ok=True)
+        (folder / stray).write_bytes(b"stray")
+    assert main(["info", str(folder), "--hash"]) == 0
+    assert capsys.readouterr().out == f"{expected}\n"
+    assert make.dataset_hash(folder) != expected
+    info = reader.load_info(folder)
+    for file, data in make.files(folder).items():
+        (folder / file).write_bytes(data + b" ")
+        assert (dataset_hash(info) == expected) == (data == b"stray" or file in schema.UNHASHED_FILES), file
+        (folder / file).write_bytes(data)
 
 
 def test_no_hash_of_a_dataset_that_lacks_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
