@@ -19,8 +19,8 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
 
 
-def name_text(name: str) -> str:
-    """A file's name in a line of its own: a line break in it is escaped, too."""
+def name_line(name: str) -> str:
+    """A `printable` name in one line: names of files and classes may hold line breaks, which would forge lines."""
     return printable(name).replace("\n", "\\n")
 
 

@@ -33,7 +33,7 @@ from beam_pipeline.errors import (
     UsageError,
 )
 from beam_pipeline.schema.manifest import FOREIGN_KEY
-from beam_pipeline.text import first_few, name_text, one_line, plural, print_line, size_text
+from beam_pipeline.text import first_few, name_line, one_line, plural, print_line, size_text
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
 from reader.select import parse_classes
@@ -293,7 +293,7 @@ def _rejects(given: argparse.Namespace) -> int:
     for group in groups:
         lines.append(f"{group.what}: {group.count:,} ({group.reason})")
         more = f" and {group.count - len(group.paths):,} more" if group.count > len(group.paths) else ""
-        lines += [f"  {', '.join(map(name_text, group.paths))}{more}"] * bool(group.paths)
+        lines += [f"  {', '.join(map(name_line, group.paths))}{more}"] * bool(group.paths)
     if any(group.paths for group in groups):
         lines.append(f"all of them: {file}")
     document = {"dataset": info.url if info else None, "images": images, "rejected": total}

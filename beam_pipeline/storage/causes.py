@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import random
 import re
 import threading
@@ -14,11 +15,14 @@ from typing import NamedTuple, TypeVar
 
 from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
 from beam_pipeline.storage import usage
+from beam_pipeline.text import printable
 
 T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+_SILENT_S = 3.0  # that a reader waits without a word
+_LOG = logging.getLogger(__name__)
 _RESUMES = "the same command resumes"
 
 
@@ -140,7 +144,12 @@ def _detail(error: BaseException) -> str:
 
 
 def retry(
-    request: Callable[[], T], url: str, deadline_s: float, is_anonymous: bool = False, billed: Mapping[str, int] = {}
+    request: Callable[[], T],
+    url: str,
+    deadline_s: float,
+    is_anonymous: bool = False,
+    billed: Mapping[str, int] = {},
+    first_s: float | None = None,
 ) -> T:
     """Call `request` until it succeeds, with jittered exponential backoff.
 
@@ -150,11 +159,12 @@ def retry(
         deadline_s: seconds of failures until it gives up.
         is_anonymous: whether it is sent without credentials.
         billed: arguments of `usage.count` for each attempt.
+        first_s: seconds without an answer until a reader gives up; None for a job, which the same command resumes.
 
     Raises:
         StorageError: a failure that isn't transient, such as a missing file, or `deadline_s` seconds of failures.
     """
-    start, pause_s = time.monotonic(), _FIRST_PAUSE_S
+    start, pause_s, is_told = time.monotonic(), _FIRST_PAUSE_S, first_s is None
     while True:
         usage.count(**billed)
         try:
@@ -163,11 +173,15 @@ def retry(
             raise
         except Exception as error:
             cause, failure = cause_of(error, is_anonymous), as_storage_error(url, error, is_anonymous)
+            limit_s, waited_s = deadline_s if first_s is None or status_of(error) else first_s, time.monotonic() - start
             if not cause.is_transient:
-                raise failure from error
-            if time.monotonic() - start + pause_s > deadline_s:
-                reason = f"{url}: no success for {deadline_s:.0f} s{failure.reason.removeprefix(url)}"
-                raise StorageError(reason, cause.fix, f"{_RESUMES}, --io_deadline waits longer") from error
+                raise (type(failure)(failure.reason, failure.fix) if first_s else failure) from error
+            if waited_s + pause_s > limit_s:
+                reason = f"{url}: no success for {limit_s:.0f} s{failure.reason.removeprefix(url)}"
+                resuming = f"{_RESUMES}, --io_deadline waits longer" if first_s is None else ""
+                raise StorageError(reason, cause.fix, resuming) from error
+            if not is_told and (is_told := waited_s > _SILENT_S):
+                _LOG.warning("%s; trying again for %.0f s", printable(failure.reason), limit_s - waited_s)
         time.sleep(pause_s * random.uniform(0.5, 1.5))
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 

@@ -18,11 +18,10 @@ from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from beam_pipeline.schema import example
 from beam_pipeline.schema.manifest import FOREIGN_KEY
-from beam_pipeline.text import first_few, name_text, plural
+from beam_pipeline.text import first_few, name_line, plural
 from reader.info import DatasetInfo, as_info
 
 KINDS = ("added", "gone", "changed", "moved", "relabelled", "other_split")
-_DRAWS = ("layout", "splits", "split_by", "stratify")  # flags that decide which split an image is in
 _NAMES = 20  # shown of each kind
 _READS_AT_ONCE = 8
 _BUCKET_ROWS = 200_000  # some 60 MB with what compares them
@@ -70,7 +69,7 @@ class Difference:
                 shown = [name for name in names if name not in moved]
                 more = f"  and {count - len(shown):,} more" + " (see those that moved)" * (len(shown) < len(names))
                 lines.append(f"{plural(count, 'image')} {words.get(kind, kind)}:")
-                lines += [*(f"  {name_text(name)}" for name in shown), *[more] * (count > len(shown))]
+                lines += [*(f"  {name_line(name)}" for name in shown), *[more] * (count > len(shown))]
         if self.leaked:
             images = plural(self.leaked, "moved image")
             lines.append(f"warning: {images} changed between train and another split, since {self.leaked_since}")
@@ -150,15 +149,14 @@ def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.Path
 
 def _drawn_by(flags: Mapping[str, Any], different: Mapping[str, Any]) -> str:
     """What puts an image of a version with these flags into another split when it moves."""
-    if changed := [f"--{flag}" for flag in _DRAWS if flag in different]:
+    if changed := [f"--{flag}" for flag in ("layout", "splits", "split_by", "stratify") if flag in different]:
         return f"{' and '.join(changed)} changed"
-    if flags["layout"] == "split_class_folders" or not flags["splits"]:
+    if not flags["splits"]:
         return "the input says which split it is in"
     if flags.get("stratify"):
         return "--stratify gives each class its exact shares, also of what moves into it: leave it out to keep splits"
-    if flags["split_by"]:
-        return f"what --split_by {flags['split_by']} takes of its path changed"
-    return "its path decides: --split_by name keeps an image in its split"
+    by = flags["split_by"]
+    return f"its path decides: {f'--split_by {by} takes another part' if by else '--split_by name keeps its split'}"
 
 
 def _different(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -212,14 +212,13 @@ def _splits(patterns: Pattern, files: Sequence[str]) -> tuple[dict[str, list[str
     each = [patterns] if isinstance(patterns, str | os.PathLike) else patterns
     levels = zip(*(storage.normalize(os.fspath(one)).split("/")[:-1] for one in each), strict=False)
     fixed = [names[0] for names in takewhile(lambda names: len({*names}) == 1 and not has_magic(names[0]), levels)]
-    found = {}
+    # The folder that all are in must be the word alone; no other one above decides: they may be anybody's.
+    outer, found = [folder for folder in fixed[-1:] if _SPLIT.fullmatch(folder.lower())], {}
     for file in files:
-        *inner, name = file.split("/")[len(fixed) :]
-        words = [(_SPLIT.search(name.lower()), "file name")]
-        words += [(_SPLIT.search(folder.lower()), f"folder {folder!r}") for folder in reversed(inner)]
-        # The folder that all are in must be the word alone; no other one above decides: they may be anybody's.
-        words += [(_SPLIT.fullmatch(folder.lower()), f"folder {folder!r}") for folder in fixed[-1:]]
-        found[file] = next(((word[1], why) for word, why in words if word), ("train", "no split in the name"))
+        *folders, name = file.split("/")[len(fixed) :]
+        places = [(name, "file name"), *((one, f"folder {one!r}") for one in reversed([*outer, *folders]))]
+        named = ((word[1], why) for place, why in places if (word := _SPLIT.search(place.lower())))
+        found[file] = next(named, ("train", "no split in the name"))
     unnamed = [file for file in files if found[file][1].startswith("no ")]
     if 0 < len(unnamed) < len(files) or len({file.rpartition("/")[0] for file in unnamed}) > 1:
         which = f"{len(unnamed):,} of {plural(len(files), 'file')} and their folders, all are train"

@@ -16,7 +16,7 @@ from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
 from beam_pipeline.schema.table import read_table
-from beam_pipeline.text import name_text, plural
+from beam_pipeline.text import name_line, plural
 from reader.example import Value, class_id, parse_example
 from reader.info import DatasetInfo, SplitInfo, as_info
 from reader.runs import InvalidRecordError
@@ -45,7 +45,7 @@ class Fault:
 
     def __str__(self) -> str:
         located = "" if self.record is None else f" record {self.record} at byte {self.offset}:"
-        return f"{name_text(self.file)}:{located} {self.what}"
+        return f"{name_line(self.file)}:{located} {self.what}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def test_the_command_prints_and_exits_as_it_says(folder: Path, capsys: pytest.Ca
         "1 image with other bytes:\n  ant/0001.jpg\n",
         "  bee/0005.jpg → bee/old/0005.jpg\n",
         "11 images relabelled:\n  ",
-        "changed between train and another split, since its path decides: --split_by name keeps an image in its split",
+        "changed between train and another split, since its path decides: --split_by name keeps its split",
         "ids of 2 classes differ: beetle none → 2, cat 2 → 3\n",
     ):
         assert line in text
@@ -139,10 +139,10 @@ def moved(folder: Path, flags: list[str], now: list[str]) -> str:
 @pytest.mark.parametrize(
     ("flags", "more", "cause"),
     [
-        ([], [], "its path decides: --split_by name keeps an image in its split"),
+        ([], [], "its path decides: --split_by name keeps its split"),
         (["--stratify"], [], "--stratify gives each class its exact shares, also of what moves into it"),
         (["--split_by", "name", "--stratify"], [], "--stratify gives each class its exact shares, also of what moves"),
-        (["--split_by", "[^/]+/(.*)"], [], r"what --split_by [^/]+/(.*) takes of its path changed"),
+        (["--split_by", "[^/]+/(.*)"], [], "its path decides: --split_by [^/]+/(.*) takes another part"),
         (["--split_by", "name"], ["--splits", "train=0.3,validation=0.7"], "--splits changed"),
     ],
 )

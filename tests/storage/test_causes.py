@@ -14,6 +14,7 @@ import google.auth.credentials
 import pytest
 from google.auth.exceptions import RefreshError, TransportError
 
+from beam_pipeline import storage
 from beam_pipeline.errors import StorageError
 from beam_pipeline.storage import causes, open_storage
 from tests.conftest import S3_KEYS, forget_clients
@@ -42,7 +43,7 @@ def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
     forget_clients()
 
 
-def line(scheme: str, server: Telling, deadline_s: float = 30, ask: str = "read") -> str:
+def line(scheme: str, server: Telling, deadline_s: float | None = 30, ask: str = "read") -> str:
     """What a request says that fails."""
     url = URLS[scheme].format(server=server.url)
     with pytest.raises(StorageError) as raised:
@@ -147,6 +148,41 @@ def test_no_network_is_one_line(scheme: str, reach: Reach) -> None:
     reach(server.url)  # where nobody listens any more
     said = line(scheme, server, 0.3)
     assert said.startswith("no success for 0 s: no connection (127.0.0.1:") and "; check the URL and the netw" in said
+
+
+@pytest.mark.parametrize("scheme", URLS)
+def test_a_reader_gives_up_soon_if_nobody_ever_answers_and_names_no_flag(
+    scheme: str, reach: Reach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name that doesn't resolve is silent for 15 s at most; a job's flag isn't the fix of a command without it."""
+    for name, seconds in {"FIRST_CONTACT_S": 0.3, "DEFAULT_DEADLINE_S": 0.9}.items():
+        monkeypatch.setattr(storage, name, seconds)
+    monkeypatch.setattr(causes, "_SILENT_S", 0.0)
+    with telling(Answer(503)) as server:
+        reach(server.url)
+        assert line(scheme, server, None).startswith("no success for 1 s: the server is busy"), "it has answered"
+        server.answers[:] = [Answer(403)]
+        assert "resumes" not in line(scheme, server, None)
+    forget_clients()
+    caplog.clear()
+    said = line(scheme, server, None)
+    assert said.startswith("no success for 0 s: no connection (127.0.0.1:")
+    assert said.endswith("; check the URL and the network")
+    (logged,) = caplog.messages
+    assert logged.startswith(URLS[scheme].format(server=server.url)) and "; trying again for 0 s" in logged
+    caplog.clear()
+    assert line(scheme, server, 0.3).endswith("; the same command resumes, --io_deadline waits longer")
+    assert not caplog.messages, "a job has its own progress line"
+
+
+def test_a_reader_that_had_an_answer_waits_through_an_outage(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"FIRST_CONTACT_S": 0.1, "DEFAULT_DEADLINE_S": 0.9}.items():
+        monkeypatch.setattr(storage, name, seconds)
+    with telling(Answer(200)) as server:
+        reach(server.url)
+        assert open_storage(URLS["s3"]).read(URLS["s3"]) == b"content"
+        server.answers[:] = [Answer(RESET)]
+        assert line("s3", server, None).startswith("no success for 1 s: no connection")
 
 
 def test_a_public_bucket_needs_no_credentials(reach: Reach, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
