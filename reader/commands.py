@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shlex
+import signal
 import sys
 import textwrap
 import warnings
@@ -362,7 +363,7 @@ def _add_bench(verbs: Any) -> None:
         _bench,
         "Measure how fast a dataset is read here, compared with decoding alone.",
         "Reads the same images in every way people read images, in turns; decoding alone is the same work on bytes in "
-        "memory. Figures worth quoting need the defaults.",
+        "memory. Figures worth quoting need the defaults, which take minutes: a line on stderr for each run.",
         "datasets/photos/1.0.0 --chart bench.png",
         "0 measured, 1 the dataset or its storage can't be read",
     ).add_argument
@@ -398,6 +399,8 @@ def _add_bench(verbs: Any) -> None:
 
 
 def _bench(given: argparse.Namespace) -> int:
+    with suppress(ValueError):  # outside the main thread; as Ctrl-C, SIGTERM removes the temporary folder
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     _import_tensorflow_quietly()
     from reader.tools import bench
 
@@ -434,8 +437,8 @@ def _drawn(flag: str, file: str) -> Iterator[None]:
 
 
 def _show_progress(line: str) -> None:
-    if sys.stderr.isatty():
-        print_line(line, sys.stderr, end="", wipe=True)
+    is_terminal = sys.stderr.isatty()  # elsewhere each line stays
+    print_line(line, sys.stderr, end="" if is_terminal else "\n", wipe=is_terminal)
 
 
 def _add_copy(verbs: Any) -> None:
