@@ -286,7 +286,7 @@ def _add_rejects(verbs: Any) -> None:
 
 def _rejects(given: argparse.Namespace) -> int:
     info, file = find_rejects(given.dataset)
-    groups, images = rejects(info or file), info and info.manifest["images"]
+    groups, images = rejects(info or file), info.manifest["images"] if info else None
     total = sum(group.count for group in groups)
     of = plural(total, "image") if images is None else f"{total:,} of {plural(images, 'image')}"
     lines = [f"{of} {'was' if total == 1 else 'were'} rejected"]

@@ -94,15 +94,14 @@ def index(
 ) -> IndexResult:
     """Index some TFRecord files into a folder; the files stay where they are. Every image is decoded once.
 
-    A file's split is the word train, validation, val, test … in its name, else in the nearest folder that the pattern
-    leaves open; files without one are `train`. Records that are corrupt or don't decode are left out, counted and
-    logged. After a corrupt length the rest of its file is lost.
+    A file's split is the word train, validation, val, test … in its name, else in the nearest folder, else `train`.
+    What is corrupt or doesn't decode is left out, counted and logged. After a corrupt length the rest of its file is
+    lost.
 
     Args:
         patterns: files, such as `gs://any/where/*.tfrec`, or a list of patterns; a file that several match counts once.
         out: a new local folder, or one that `index` made.
-        image_key, class_key: features that hold the encoded image, and the class id as an integer or a one-hot list;
-            None to look for the usual names.
+        image_key, class_key: features of the encoded image and the class, an integer or one-hot; None for usual names.
         labels_file: class names, each once, one a line, line number from 0 = id; None for the names in the records,
             else the ids.
 
@@ -115,9 +114,8 @@ def index(
     files = find_files(patterns)
     for file in filter(is_gzip, files):
         raise UsageError(
-            f"{file} is GZIP, so no record can be found by its offset: uncompress such files, zcat < "
-            f"{shlex.quote(file) if storage.is_local(file) else 'FILE'} > NEW, or read them with "
-            "imageshards.record_dataset"
+            f"{file} is GZIP, so no record can be found by its offset: uncompress such files (zcat < "
+            f"{shlex.quote(file)} > NEW), or read them with imageshards.record_dataset"
         )
     keys = find_keys(files, image_key, class_key)
     splits, sources = _splits(patterns, files)
@@ -253,32 +251,29 @@ def find_keys(files: Sequence[str], image_key: str | None, class_key: str | None
             first = first or one
     if first is None:
         raise errors[0] if errors else ImageShardsError(f"{files[0]}: no record in {len(files)} files")
-    features, (texts, numbers) = first.features, _fitting(first.features)
+    features = first.features
     there = {key: f"{key} ({type_name(value)}, {len(value)})" for key, value in sorted(features.items())}
-    flag, key, fitting, what = "--image_key", image_key, texts, "an image (one bytes value)"
+    flag, key, what = "--image_key", image_key, "an image (one bytes value)"
+    fitting = [key for key in there if only_bytes(features, key) is not None]
     if _keys_in(features, image_key, class_key).image:
-        flag, key, fitting, what = "--class_key", class_key, numbers, "a class id (one integer, or a one-hot list)"
-        lists = [key for key in there if type_name(features[key]) == "int64" and key not in numbers]
+        flag, key, what = "--class_key", class_key, "a class id (one integer, or a one-hot list)"
+        fitting = [key for key in there if class_id(features[key]) is not None]
+        lists = [key for key in there if type_name(features[key]) == "int64" and key not in fitting]
         what += f"; {there[lists[0]]} is a list, as detection sets have: an index needs one an image" if lists else ""
     isnt = f"{there.get(key, repr(key))} isn't" if key else "no feature is known to hold"
-    choices = ", ".join(there[key] for key in there if key in fitting)
+    choices = ", ".join(there[key] for key in fitting)
     fix = f"name it by {flag} among: {choices}" if choices else f"nor is another: {', '.join(there.values())}"
     raise UsageError(f"{first.name}: {isnt} {what}; {fix}; imageshards.record_dataset reads all features")
 
 
 def _keys_in(features: Mapping[str, Value], image_key: str | None, class_key: str | None) -> Keys:
     """The features that hold these things in one record, "" for those that it lacks."""
-    texts, numbers = _fitting(features)
+    texts = [key for key in features if only_bytes(features, key) is not None]
+    numbers = [key for key, value in features.items() if class_id(value) is not None]
     image = next((key for key in ([image_key] if image_key else IMAGE_KEYS) if key in texts), "")
     label = next((key for key in ([class_key] if class_key else CLASS_KEYS) if key in numbers), "")
     name = next((key for key in NAME_KEYS if key in texts and key != image), "")
     return Keys(image, label, name, len(features[label]) if label and len(features[label]) > 1 else 0)
-
-
-def _fitting(features: Mapping[str, Value]) -> tuple[list[str], list[str]]:
-    """The features of one bytes value, and those that are a class."""
-    texts = [key for key, value in features.items() if isinstance(value, list) and len(value) == 1]
-    return texts, [key for key, value in features.items() if class_id(value) is not None]
 
 
 # --- class names

@@ -54,8 +54,7 @@ def rejects(url: DatasetInfo | str | os.PathLike[str]) -> list[RejectGroup]:
     """The rejected images of a dataset by what is wrong with them, most first.
 
     Args:
-        url: what `load_info` returned, or the URL; also of a version that isn't published since its job failed for its
-            rejects.
+        url: what `load_info` returned, or the URL; also of a version whose job failed for its rejects.
 
     Raises:
         ImageShardsError: rejects.jsonl isn't the file that was published.

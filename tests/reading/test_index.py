@@ -442,8 +442,8 @@ def test_what_cannot_be_indexed_says_why(tmp_path: Path) -> None:
     short = tmp_path / "names.txt"
     short.write_text("ant\nbee\n")
     for pattern, where, more, message in (
-        (f"{packed}/a", out, {}, rf"a is GZIP, .*: uncompress such files, zcat < {packed}/a > NEW, or read them with"),
-        (f"{packed}/*", out, {}, rf"a is GZIP, .*: uncompress such files, zcat < {packed}/a > NEW, or read them with"),
+        (f"{packed}/a", out, {}, rf"a is GZIP, .*: uncompress such files \(zcat < {packed}/a > NEW\), or read"),
+        (f"{packed}/*", out, {}, rf"a is GZIP, .*: uncompress such files \(zcat < {packed}/a > NEW\), or read"),
         (
             f"{files}/a",
             out,
