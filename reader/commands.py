@@ -196,7 +196,7 @@ def _info(given: argparse.Namespace) -> int:
 
 def _describe(info: DatasetInfo) -> str:
     """A few lines on counts, classes, shards and sizes."""
-    return "\n".join([f"{info.name} {info.version} at {info.url}", *(f"  {line}" for line in _lines(info))])
+    return "\n".join([f"{info.name} {info.version} at {info.url}", *(f"  {name_line(line)}" for line in _lines(info))])
 
 
 def _lines(info: DatasetInfo) -> Iterator[str]:
@@ -294,11 +294,11 @@ def _rejects(given: argparse.Namespace) -> int:
     for group in groups:
         lines.append(f"{group.what}: {group.count:,} ({group.reason})")
         more = f" and {group.count - len(group.paths):,} more" if group.count > len(group.paths) else ""
-        lines += [f"  {', '.join(map(name_line, group.paths))}{more}"] * bool(group.paths)
+        lines += [f"  {', '.join(group.paths)}{more}"] * bool(group.paths)
     if any(group.paths for group in groups):
         lines.append(f"all of them: {file}")
     document = {"dataset": info.url if info else None, "images": images, "rejected": total}
-    _print(given, {**document, "groups": list(map(dataclasses.asdict, groups))}, "\n".join(lines))
+    _print(given, {**document, "groups": list(map(dataclasses.asdict, groups))}, "\n".join(map(name_line, lines)))
     return EXIT_OK
 
 
@@ -527,7 +527,7 @@ def _index(given: argparse.Namespace) -> int:
     names = ("image_key", "class_key", "labels_file")
     indexed = index(given.pattern, given.out, **{name: getattr(given, name) for name in names})
     document = {"dataset": indexed.info.url, "records": indexed.records, "left_out": dict(indexed.left_out)}
-    lines = (_describe(indexed.info), *(f"  from {source}" for source in indexed.sources))
+    lines = (_describe(indexed.info), *(f"  split {source}" for source in indexed.sources))
     _print(given, {**document, "sources": list(indexed.sources)}, "\n".join(lines))
     return EXIT_OK
 

@@ -69,7 +69,7 @@ class Difference:
                 shown = [name for name in names if name not in moved]
                 more = f"  and {count - len(shown):,} more" + " (see those that moved)" * (len(shown) < len(names))
                 lines.append(f"{plural(count, 'image')} {words.get(kind, kind)}:")
-                lines += [*(f"  {name_line(name)}" for name in shown), *[more] * (count > len(shown))]
+                lines += [*(f"  {name}" for name in shown), *[more] * (count > len(shown))]
         if self.leaked:
             images = plural(self.leaked, "moved image")
             lines.append(f"warning: {images} changed between train and another split, since {self.leaked_since}")
@@ -78,7 +78,7 @@ class Difference:
             ids = [f"{name} {' → '.join(pair)}" for name, pair in zip(self.classes, texts, strict=True)]
             lines.append(f"ids of {plural(len(ids), 'class')} differ: {first_few(ids, _NAMES)}")
         lines += [f"--{flag} was {before!r}, is {now!r}" for flag, (before, now) in self.configuration.items()]
-        return "\n".join(lines)
+        return "\n".join(map(name_line, lines))
 
 
 def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.PathLike[str]) -> Difference:

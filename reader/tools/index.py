@@ -40,7 +40,7 @@ from beam_pipeline.schema.manifest import (
 )
 from beam_pipeline.schema.table import COLUMNS, column_name, name_hash, numeric, table_bytes
 from beam_pipeline.storage.causes import translating_os_errors
-from beam_pipeline.text import first_few, plural, printable
+from beam_pipeline.text import first_few, name_line, plural
 from reader.example import Value, class_id, parse_example
 from reader.info import DatasetInfo, as_info, load_info
 from reader.runs import InvalidRecordError
@@ -221,7 +221,7 @@ def _splits(patterns: Pattern, files: Sequence[str]) -> tuple[dict[str, list[str
     if 0 < len(unnamed) < len(files) or len({file.rpartition("/")[0] for file in unnamed}) > 1:
         which = f"{len(unnamed):,} of {plural(len(files), 'file')} and their folders, all are train"
         fix = "if some are held out, name them or their folder val or test, or index them by themselves"
-        _LOG.warning("no split in the names of %s: %s; %s", which, printable(first_few(unnamed)), fix)
+        _LOG.warning("no split in the names of %s: %s; %s", which, name_line(first_few(unnamed)), fix)
     splits = {split: [file for file in files if found[file][0] == split] for split, _ in found.values()}
     why = {split: first_few(dict.fromkeys(found[file][1] for file in names)) for split, names in splits.items()}
     return splits, [f"{split}: {plural(len(names), 'file')} ({why[split]})" for split, names in splits.items()]
@@ -427,9 +427,9 @@ def _scan_file(keys: Keys, sampled: int, scanners: Scanners, path: str) -> _File
             else:
                 runs.append((offset, size, 1))
     for error in contents.errors:
-        _LOG.warning("left out: %s", printable(str(error)))
+        _LOG.warning("left out: %s", name_line(str(error)))
     if contents.left_out.total() > len(contents.errors):
-        _LOG.warning("%s: %d records are left out", printable(path), contents.left_out.total())
+        _LOG.warning("%s: %d records are left out", name_line(path), contents.left_out.total())
     return _File(path, storage.open_storage(path).size(path), scan.crc32c, contents, runs, columns)
 
 
@@ -450,7 +450,7 @@ def _read_block(path: str, keys: Keys, sampled: int, block: Iterable[Frame]) -> 
 
 def _raw_pixels(features: Mapping[str, Value], size: int) -> str:
     """That an image which doesn't decode is pixels, if two or three integers of its record multiply to its bytes."""
-    numbers = [int(one) for value in features.values() if type_name(value) == "int64" for one in value[:3]]
+    numbers = [int(one) for value in features.values() if type_name(value) == "int64" for one in value[:3] if one > 0]
     for chosen in chain(combinations(numbers[:12], 3), combinations(numbers[:12], 2)):
         if prod(chosen) in (size, size / 4):  # uint8, or float32
             return f"its {size:,} bytes are raw pixels, {' × '.join(map(str, chosen))}: write them as JPEG or PNG"

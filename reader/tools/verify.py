@@ -45,7 +45,7 @@ class Fault:
 
     def __str__(self) -> str:
         located = "" if self.record is None else f" record {self.record} at byte {self.offset}:"
-        return f"{name_line(self.file)}:{located} {self.what}"
+        return name_line(f"{self.file}:{located} {self.what}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from beam_pipeline.text import size_text
 from imageshards import main
 from reader.commands import parser
 from reader.tools.copy import dataset_hash
+from reader.tools.diff import KINDS, Difference
+from reader.tools.verify import Fault
 from tests import make
 from tests.make import ROOT
 from tests.reading.shards import make_dataset
@@ -196,6 +198,24 @@ def test_the_hash_is_that_of_the_dataset_s_own_files(tmp_path: Path, capsys: pyt
         (folder / file).write_bytes(data + b" ")
         assert (dataset_hash(info) == expected) == (data == b"stray" or file in schema.UNHASHED_FILES), file
         (folder / file).write_bytes(data)
+
+
+FORGED = "a/x\nOK: 3 records in 1 shard\ny.jpg"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        str(Fault(FORGED, 1, 2, "the CRC of the data is wrong")),
+        str(Fault("a.jpg", 1, 2, f"label {FORGED}")),
+        str(
+            Difference("a", "b", dict.fromkeys(KINDS, 1), {kind: [FORGED] for kind in KINDS} | {"moved": [("a", "b")]})
+        ),
+        str(Difference("a", "b", dict.fromkeys(KINDS, 0), {kind: [] for kind in KINDS}, {FORGED: (1, 2)})),
+    ],
+)
+def test_a_line_break_in_a_name_forges_no_line(text: str) -> None:
+    assert "OK: 3 records" in text and not any(line.startswith(("OK", "y.jpg")) for line in text.splitlines())
 
 
 def test_no_hash_of_a_dataset_that_lacks_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

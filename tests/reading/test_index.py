@@ -433,6 +433,16 @@ def test_an_index_of_remote_files(tmp_path: Path, gcs: servers.Gcs) -> None:
     assert images.shape == (75, *SIZE, 3)
 
 
+def test_gzip_files_can_be_uncompressed_as_the_error_says(tmp_path: Path) -> None:
+    """With no suffix, as TensorFlow's tutorial writes them."""
+    packed = write(tmp_path / "its files", "keras", {"a": 3}, "GZIP") / "a"
+    with pytest.raises(UsageError) as raised:
+        index(packed, tmp_path / "index")
+    command = re.findall(r"\((zcat < .*) > NEW\)", str(raised.value))[0]
+    subprocess.run(["bash", "-c", f"{command} > plain"], cwd=tmp_path, check=True)
+    assert index(tmp_path / "plain", tmp_path / "index").records == 3
+
+
 def test_what_cannot_be_indexed_says_why(tmp_path: Path) -> None:
     out = str(tmp_path / "index")
     packed = write(tmp_path / "gzip", "keras", {"a": 3}, "GZIP")
