@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ import pytest
 from google.auth.exceptions import RefreshError, TransportError
 
 from beam_pipeline.errors import StorageError
-from beam_pipeline.storage import causes, open_storage
+from beam_pipeline.storage import causes, objects, open_storage
 from tests.conftest import S3_KEYS, forget_clients
 from tests.servers import BODY, RESET, SHORT, SILENCE, Answer, Telling, telling
 
@@ -128,6 +129,29 @@ def test_a_listing_that_arrives_corrupt_is_asked_again(ask: str, corrupt: str, r
         (listed,) = islice(getattr(open_storage("s3://bucket/x", 30), ask)("s3://bucket/x"), 1)
         assert getattr(listed, "path", listed) == "1.jpg"
         assert "the listing is corrupt" in line("s3", server, 0.3, "names"), "and not for ever"
+
+
+UPLOAD = "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+COMPLETED = '<CompleteMultipartUploadResult><ETag>"e"</ETag></CompleteMultipartUploadResult>'
+FAILED = "<?xml version='1.0'?><Error><Code>{}</Code><Message>the server's own words</Message></Error>"
+
+
+@pytest.mark.parametrize("aborting", [Answer(204), Answer(404, "NoSuchUpload")], ids=["not done", "done"])
+def test_an_upload_whose_completion_is_answered_200_with_an_error_is_sent_again(
+    aborting: Answer, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # https://docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html
+    monkeypatch.setattr(objects, "CHUNK_BYTES", 1000)
+    begun = [Answer(BODY, words=UPLOAD), Answer(BODY, words=""), Answer(BODY, words="")]
+    failed = [Answer(BODY, words=FAILED.format("InternalError")), aborting]
+    with telling(*begun, *failed, *begun, Answer(BODY, words=COMPLETED)) as server:
+        reach(server.url)
+        assert open_storage("s3://bucket/x", 30).publish(io.BytesIO(bytes(1500)), "s3://bucket/x")
+        assert sum(request.startswith("PUT") for request in server.requests) == 4
+    with telling(*begun, Answer(BODY, words=FAILED.format("AccessDenied")), aborting) as server:
+        reach(server.url)
+        with pytest.raises(StorageError, match=r"^s3://bucket/x: "):
+            open_storage("s3://bucket/x", 0.2).publish(io.BytesIO(bytes(1500)), "s3://bucket/x")
 
 
 @pytest.mark.parametrize("scheme", URLS)
