@@ -223,12 +223,12 @@ def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], patterns[0]) and _matches(parts[1:], patterns[1:])
 
 
-def open_storage(url: str, deadline_s: float = DEFAULT_DEADLINE_S) -> Storage:
+def open_storage(url: str, deadline_s: float | None = None) -> Storage:
     """The storage of `url`; one per process, scheme and deadline.
 
     Args:
         url: any path or URL.
-        deadline_s: how long a remote request is retried.
+        deadline_s: how long a remote request of a job is retried, which an error says how to resume; None for readers.
 
     Raises:
         UsageError: no such scheme.
@@ -260,7 +260,7 @@ def wrapped(wrap: Callable[[Storage], Storage]) -> Iterator[None]:
 
 
 @functools.cache
-def storage_of(scheme: str | None, deadline_s: float) -> Storage:
+def storage_of(scheme: str | None, deadline_s: float | None) -> Storage:
     """The storage of a scheme, None for this machine; it reads the environment once."""
     if scheme is None:
         from beam_pipeline.storage.local import LocalStorage

@@ -51,7 +51,8 @@ NO_CREDENTIALS = Cause(
 _EXPIRED = "ExpiredToken|TokenRefreshRequired|RefreshError|ReauthFail|UnauthorizedSSOToken|TokenRetrieval"
 _REFUSED = "HTTP 401|InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed|Unauthenticated"
 _REGION = "AuthorizationHeaderMalformed|IllegalLocation|redirect without LOCATION"
-_INCOMPLETE = "Incomplete|JSONDecodeError|Header missing|object has no attribute 'get'"  # of a body that is no JSON object
+# The last of a body that is no JSON object.
+_INCOMPLETE = "Incomplete|JSONDecodeError|multipart response|Header missing|object has no attribute 'get'"
 _NO_CONNECTION = "HTTP error|Connect|ChunkedEnc|ProtocolError|SSLError"
 # The first row that matches is the cause.
 _CAUSES: tuple[Cause, ...] = (
@@ -141,7 +142,12 @@ def _detail(error: BaseException) -> str:
 
 
 def retry(
-    request: Callable[[], T], url: str, deadline_s: float, is_anonymous: bool = False, billed: Mapping[str, int] = {}
+    request: Callable[[], T],
+    url: str,
+    deadline_s: float,
+    is_anonymous: bool = False,
+    billed: Mapping[str, int] = {},
+    has_job: bool = True,
 ) -> T:
     """Call `request` until it succeeds, with jittered exponential backoff.
 
@@ -151,6 +157,7 @@ def retry(
         deadline_s: seconds of failures until it gives up.
         is_anonymous: whether it is sent without credentials.
         billed: arguments of `usage.count` for each attempt.
+        has_job: whether the error says how to resume.
 
     Raises:
         StorageError: a failure that isn't transient, such as a missing file, or `deadline_s` seconds of failures.
@@ -165,10 +172,10 @@ def retry(
         except Exception as error:
             cause, failure = cause_of(error, is_anonymous), as_storage_error(url, error, is_anonymous)
             if not cause.is_transient:
-                raise failure from error
+                raise type(failure)(failure.reason, failure.fix, failure.resuming * has_job) from error
             if time.monotonic() - start + pause_s > deadline_s:
                 reason = f"{url}: no success for {deadline_s:.0f} s{failure.reason.removeprefix(url)}"
-                raise StorageError(reason, cause.fix, f"{_RESUMES}, --io_deadline waits longer") from error
+                raise StorageError(reason, cause.fix, f"{_RESUMES}, --io_deadline waits longer" * has_job) from error
         time.sleep(pause_s * random.uniform(0.5, 1.5))
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 

@@ -27,7 +27,7 @@ from obstore.store import GCSStore
 
 from beam_pipeline.errors import MissingFileError, StorageError
 from beam_pipeline.storage import ListedFile, bucket_and_name, usage
-from beam_pipeline.storage.causes import Incomplete, retry, status_of
+from beam_pipeline.storage.causes import Incomplete, status_of
 from beam_pipeline.storage.objects import CHUNK_BYTES, FREE, LIST_OR_WRITE, PAGE_NAMES, READ, ObjectStorage, refuses
 from beam_pipeline.text import one_line
 
@@ -40,7 +40,7 @@ _INNER_RETRY_S = 60.0  # of the chunks of one upload session
 class GoogleStorage(ObjectStorage):
     """Objects of Google Cloud Storage."""
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, deadline_s: float | None) -> None:
         super().__init__("gs", deadline_s)
         # Else each client asks for the bucket's metadata, for tracing, which needs more permissions than a job has.
         os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
@@ -76,7 +76,7 @@ class GoogleStorage(ObjectStorage):
             finally:
                 idle.append(client)
 
-        return retry(send, url, self._deadline_s, self._is_anonymous, billed)
+        return self._retry(send, url, self._is_anonymous, billed)
 
     # --- reading and listing
 

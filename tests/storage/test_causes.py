@@ -43,7 +43,7 @@ def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
     forget_clients()
 
 
-def line(scheme: str, server: Telling, deadline_s: float = 30, ask: str = "read") -> str:
+def line(scheme: str, server: Telling, deadline_s: float | None = 30, ask: str = "read") -> str:
     """What a request says that fails."""
     url = URLS[scheme].format(server=server.url)
     with pytest.raises(StorageError) as raised:
@@ -136,7 +136,7 @@ COMPLETED = '<CompleteMultipartUploadResult><ETag>"e"</ETag></CompleteMultipartU
 FAILED = "<?xml version='1.0'?><Error><Code>{}</Code><Message>the server's own words</Message></Error>"
 
 
-@pytest.mark.parametrize("aborting", [Answer(204), Answer(404, "NoSuchUpload")], ids=["not done", "done"])
+@pytest.mark.parametrize("aborting", [Answer(BODY, words=""), Answer(404, "NoSuchUpload")], ids=["not done", "done"])
 def test_an_upload_whose_completion_is_answered_200_with_an_error_is_sent_again(
     aborting: Answer, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,10 +144,11 @@ def test_an_upload_whose_completion_is_answered_200_with_an_error_is_sent_again(
     monkeypatch.setattr(objects, "CHUNK_BYTES", 1000)
     begun = [Answer(BODY, words=UPLOAD), Answer(BODY, words=""), Answer(BODY, words="")]
     failed = [Answer(BODY, words=FAILED.format("InternalError")), aborting]
-    with telling(*begun, *failed, *begun, Answer(BODY, words=COMPLETED)) as server:
+    empty = [*begun, Answer(BODY, words=""), aborting]
+    with telling(*empty, *begun, *failed, *begun, Answer(BODY, words=COMPLETED)) as server:
         reach(server.url)
         assert open_storage("s3://bucket/x", 30).publish(io.BytesIO(bytes(1500)), "s3://bucket/x")
-        assert sum(request.startswith("PUT") for request in server.requests) == 4
+        assert sum(request.startswith("PUT") for request in server.requests) == 6
     with telling(*begun, Answer(BODY, words=FAILED.format("AccessDenied")), aborting) as server:
         reach(server.url)
         with pytest.raises(StorageError, match=r"^s3://bucket/x: "):
@@ -162,6 +163,18 @@ def test_retries_end_at_the_deadline_with_one_line(scheme: str, status: int, rea
         begin = time.monotonic()
         assert line(scheme, server, 0.6).startswith(f"no success for 1 s: {ENDED[status]}")
     assert time.monotonic() - begin < 20, "a silent server answers in a minute"
+
+
+@pytest.mark.parametrize("scheme", URLS)
+@pytest.mark.parametrize("answer", [Answer(503), Answer(403, "AccessDenied")])
+def test_only_a_job_is_told_how_to_resume(
+    scheme: str, answer: Answer, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "DEFAULT_DEADLINE_S", 0.2)
+    with telling(answer) as server:
+        reach(server.url)
+        assert "the same command resumes" in line(scheme, server, 0.2)
+        assert "resume" not in (said := line(scheme, server, None)) and "deadline" not in said
 
 
 @pytest.mark.parametrize("scheme", URLS)
