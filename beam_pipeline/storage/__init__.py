@@ -31,7 +31,7 @@ from beam_pipeline.errors import MissingFileError, StorageError, UsageError
 Data = bytes | memoryview
 Reads = Literal["always", "if unknown", "never"]
 DEFAULT_DEADLINE_S = 600.0
-FIRST_CONTACT_S = 15.0  # for the first answer: a wrong URL or a missing network should not take ten minutes
+FIRST_CONTACT_S = 15.0  # until the first answer: a wrong URL or a missing network should not take ten minutes
 _PIECE_BYTES = 16 << 20
 _BUFFER_BYTES = 8 << 20
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*)://")
@@ -229,7 +229,7 @@ def open_storage(url: str, deadline_s: float | None = None) -> Storage:
 
     Args:
         url: any path or URL.
-        deadline_s: how long a job retries a remote request; None for a reader: ten minutes, 15 s without any answer.
+        deadline_s: how long a remote request of a job is retried, which an error says how to resume; None for readers.
 
     Raises:
         UsageError: no such scheme.
@@ -239,7 +239,7 @@ def open_storage(url: str, deadline_s: float | None = None) -> Storage:
     if scheme == "":
         raise UsageError(f"{url}: {why_unusable(url)}")
     try:
-        store = storage_of(scheme, *((DEFAULT_DEADLINE_S, FIRST_CONTACT_S) if deadline_s is None else (deadline_s,)))
+        store = storage_of(scheme, deadline_s)
     except ImportError as error:
         fix = "pip install 'imageshards[reader]' or 'imageshards[pipeline]'"
         raise StorageError(f"{url}: {error}", fix) from None
@@ -261,7 +261,7 @@ def wrapped(wrap: Callable[[Storage], Storage]) -> Iterator[None]:
 
 
 @functools.cache
-def storage_of(scheme: str | None, deadline_s: float, first_s: float | None = None) -> Storage:
+def storage_of(scheme: str | None, deadline_s: float | None) -> Storage:
     """The storage of a scheme, None for this machine; it reads the environment once."""
     if scheme is None:
         from beam_pipeline.storage.local import LocalStorage
@@ -270,10 +270,10 @@ def storage_of(scheme: str | None, deadline_s: float, first_s: float | None = No
     if scheme == "gs":
         from beam_pipeline.storage.gs import GoogleStorage
 
-        return GoogleStorage(deadline_s, first_s)
+        return GoogleStorage(deadline_s)
     from beam_pipeline.storage.objects import ObjectStorage
 
-    return ObjectStorage(scheme, deadline_s, first_s)
+    return ObjectStorage(scheme, deadline_s)
 
 
 def pieces(store: Storage, url: str, size: int) -> Iterator[bytes]:

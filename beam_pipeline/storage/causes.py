@@ -45,6 +45,7 @@ _CREDENTIALS = {
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or az login and AZURE_USE_AZURE_CLI=true",
 }
 _NO_BUCKET = Cause("there is no such bucket", "NoSuchBucket|ContainerNotFound|bucket does not exist", "check its name")
+_NO_UPLOAD = Cause("the upload is gone", "NoSuchUpload", is_transient=True)  # completed, though an error was answered
 _MISSING = Cause("missing", "")
 NO_CREDENTIALS = Cause(
     "credentials are missing",
@@ -54,7 +55,8 @@ NO_CREDENTIALS = Cause(
 _EXPIRED = "ExpiredToken|TokenRefreshRequired|RefreshError|ReauthFail|UnauthorizedSSOToken|TokenRetrieval"
 _REFUSED = "HTTP 401|InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed|Unauthenticated"
 _REGION = "AuthorizationHeaderMalformed|IllegalLocation|redirect without LOCATION"
-_INCOMPLETE = "Incomplete|JSONDecodeError|Header missing|'bytes' object has no attribute"  # an empty body's `get`
+# The last of a body that is no JSON object.
+_INCOMPLETE = "Incomplete|JSONDecodeError|multipart response|Header missing|object has no attribute 'get'"
 _NO_CONNECTION = "HTTP error|Connect|ChunkedEnc|ProtocolError|SSLError"
 # The first row that matches is the cause.
 _CAUSES: tuple[Cause, ...] = (
@@ -67,7 +69,7 @@ _CAUSES: tuple[Cause, ...] = (
     Cause("permission denied", "HTTP 403|AccessDenied|errno (EACCES|EPERM)", "give this account the right to it"),
     Cause("", "errno (ENOSPC|EDQUOT)", "make room"),
     Cause("the store's client can't take this name", "InvalidPathError|Could not parse path|surrogates", "rename it"),
-    Cause("the server is busy or failing", r"HTTP (408|429|5\d\d)|SlowDown", is_transient=True),
+    Cause("the server is busy or failing", r"HTTP (408|429|5\d\d)|SlowDown|returned error response", is_transient=True),
     Cause("no answer in time", "TimedOut|timed out|Timeout", is_transient=True),
     Cause("the answer is incomplete", _INCOMPLETE, is_transient=True),
     Cause("the listing is corrupt", "invalid list response", "check the URL and the network", is_transient=True),
@@ -85,7 +87,7 @@ def cause_of(error: BaseException, is_anonymous: bool = False) -> Cause:
     facts = f"{'anonymous ' * is_anonymous}HTTP {status} errno {number} {kinds} {text}"
     rows = _CAUSES
     if isinstance(error, FileNotFoundError | NotADirectoryError) or status == 404:
-        rows = (_NO_BUCKET, NO_CREDENTIALS, _MISSING)
+        rows = (_NO_BUCKET, NO_CREDENTIALS, _NO_UPLOAD, _MISSING)
     elif status and status < 500 and status not in (408, 429):
         rows = tuple(row for row in _CAUSES if not row.is_transient)
     return next(row for row in rows if re.search(row.pattern, facts))
