@@ -180,7 +180,7 @@ def retry(
                 raise (type(failure)(failure.reason, failure.fix) if first_s else failure) from error
             if waited_s + pause_s > limit_s:
                 reason = f"{url}: no success for {limit_s:.0f} s{failure.reason.removeprefix(url)}"
-                resuming = f"{_RESUMES}, --io_deadline waits longer" if first_s is None else ""
+                resuming = f"{_RESUMES}, --io_deadline waits longer" * (first_s is None)
                 raise StorageError(reason, cause.fix, resuming) from error
             if not is_told and (is_told := waited_s > _SILENT_S):
                 _LOG.warning("%s; trying again for %.0f s", printable(failure.reason), limit_s - waited_s)

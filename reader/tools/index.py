@@ -450,11 +450,9 @@ def _read_block(path: str, keys: Keys, sampled: int, block: Iterable[Frame]) -> 
 
 def _raw_pixels(features: Mapping[str, Value], size: int) -> str:
     """That an image which doesn't decode is pixels, if two or three integers of its record multiply to its bytes."""
-    numbers = [
-        int(one) for value in features.values() if type_name(value) == "int64" for one in value[:3] if int(one) > 0
-    ]
+    numbers = [int(one) for value in features.values() if type_name(value) == "int64" for one in value[:3]]
     for chosen in chain(combinations(numbers[:12], 3), combinations(numbers[:12], 2)):
-        if prod(chosen) in (size, size / 4):  # uint8, or float32
+        if size and prod(chosen) in (size, size / 4):  # uint8, or float32
             return f"its {size:,} bytes are raw pixels, {' × '.join(map(str, chosen))}: write them as JPEG or PNG"
     return ""
 
