@@ -36,7 +36,6 @@ _LONGEST_SIDE = 16_384
 _DECIMAL = re.compile(r"\d+(\.\d*)?|\.\d+")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
-_FIRST_CONTACT_S = 15.0
 
 
 def wrong(flag: str, value: object, fix: object) -> UsageError:
@@ -446,7 +445,7 @@ class Config:
     @property
     def first_contact_s(self) -> float:
         """Deadline of the first requests: a wrong URL or a missing network should not take ten minutes."""
-        return min(self.io_deadline, _FIRST_CONTACT_S)
+        return min(self.io_deadline, storage.FIRST_CONTACT_S)
 
     @property
     def split_fractions(self) -> dict[str, Fraction] | None:

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shlex
+import signal
 import sys
 import textwrap
 import warnings
@@ -33,12 +34,12 @@ from beam_pipeline.errors import (
     UsageError,
 )
 from beam_pipeline.schema.manifest import FOREIGN_KEY
-from beam_pipeline.text import first_few, one_line, plural, print_line, size_text
+from beam_pipeline.text import first_few, name_line, one_line, plural, print_line, size_text
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
 from reader.select import parse_classes
 from reader.tools.copy import checked_sizes, copy, dataset_hash
-from reader.tools.rejects import rejects
+from reader.tools.rejects import find_rejects, rejects
 from reader.training.model_names import application_name
 from reader.training.options import AUGMENTS, PRESETS, TrainOptions, check_backend, read_run
 
@@ -174,19 +175,19 @@ def _add_info(verbs: Any) -> None:
         "info",
         _info,
         "Say what a dataset holds: counts, classes, shards, sizes.",
-        "With --hash, print one SHA-256 over every file instead, which reads every byte: equal hashes, equal datasets.",
+        "With --hash, print one SHA-256 over its files instead, which reads every byte: equal hashes, equal datasets.",
         "datasets/photos/1.0.0 --hash",
         "0 done, 1 the dataset or its storage can't be read, or a file is missing",
     ).add_argument
     flag("dataset", **_DATASET)
-    flag("--hash", action="store_true", help="Print one SHA-256 over all files but run.json and report.html.")
+    flag("--hash", action="store_true", help="Print one SHA-256 over the manifest and all files that it names.")
 
 
 def _info(given: argparse.Namespace) -> int:
     info = load_info(given.dataset)
     if given.hash:
         checked_sizes(info)  # without a file the hash would be of something else
-        digest = dataset_hash(info.url)
+        digest = dataset_hash(info)
         _print(given, {"hash": digest}, digest)
     else:
         _print(given, dict(info.manifest), _describe(info))
@@ -195,7 +196,7 @@ def _info(given: argparse.Namespace) -> int:
 
 def _describe(info: DatasetInfo) -> str:
     """A few lines on counts, classes, shards and sizes."""
-    return "\n".join([f"{info.name} {info.version} at {info.url}", *(f"  {line}" for line in _lines(info))])
+    return "\n".join([f"{info.name} {info.version} at {info.url}", *(f"  {name_line(line)}" for line in _lines(info))])
 
 
 def _lines(info: DatasetInfo) -> Iterator[str]:
@@ -277,25 +278,27 @@ def _add_rejects(verbs: Any) -> None:
         "rejects",
         _rejects,
         "Say which images got no record and why, in groups of the same kind.",
-        "rejects.jsonl in the dataset's folder names them all.",
+        "rejects.jsonl in the dataset's folder names them all. Of a job that failed for its rejects, too.",
         "datasets/photos/1.0.0",
         "0 done, 1 the dataset or its storage can't be read",
     ).add_argument("dataset", **_DATASET)
 
 
 def _rejects(given: argparse.Namespace) -> int:
-    info = load_info(given.dataset)
-    groups = rejects(info)
+    info, file = find_rejects(given.dataset)
+    groups, images = rejects(info or file), info.manifest["images"] if info else None
     total = sum(group.count for group in groups)
-    lines = [f"{total:,} of {plural(info.manifest['images'], 'image')} {'was' if total == 1 else 'were'} rejected"]
+    of = plural(total, "image") if images is None else f"{total:,} of {plural(images, 'image')}"
+    lines = [f"{of} {'was' if total == 1 else 'were'} rejected"]
+    lines += ["not published: the job failed; --max_reject_fraction permits more rejects"] * (info is None)
     for group in groups:
         lines.append(f"{group.what}: {group.count:,} ({group.reason})")
         more = f" and {group.count - len(group.paths):,} more" if group.count > len(group.paths) else ""
         lines += [f"  {', '.join(group.paths)}{more}"] * bool(group.paths)
     if any(group.paths for group in groups):
-        lines.append(f"all of them: {info.path(schema.REJECTS_FILE)}")
-    document = {"dataset": info.url, "images": info.manifest["images"], "rejected": total}
-    _print(given, {**document, "groups": list(map(dataclasses.asdict, groups))}, "\n".join(lines))
+        lines.append(f"all of them: {file}")
+    document = {"dataset": info.url if info else None, "images": images, "rejected": total}
+    _print(given, {**document, "groups": list(map(dataclasses.asdict, groups))}, "\n".join(map(name_line, lines)))
     return EXIT_OK
 
 
@@ -360,7 +363,7 @@ def _add_bench(verbs: Any) -> None:
         _bench,
         "Measure how fast a dataset is read here, compared with decoding alone.",
         "Reads the same images in every way people read images, in turns; decoding alone is the same work on bytes in "
-        "memory. Figures worth quoting need the defaults.",
+        "memory. Figures worth quoting need the defaults, which take minutes: a line on stderr for each run.",
         "datasets/photos/1.0.0 --chart bench.png",
         "0 measured, 1 the dataset or its storage can't be read",
     ).add_argument
@@ -396,6 +399,8 @@ def _add_bench(verbs: Any) -> None:
 
 
 def _bench(given: argparse.Namespace) -> int:
+    with suppress(ValueError):  # outside the main thread; as Ctrl-C, SIGTERM removes the temporary folder
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     _import_tensorflow_quietly()
     from reader.tools import bench
 
@@ -432,8 +437,8 @@ def _drawn(flag: str, file: str) -> Iterator[None]:
 
 
 def _show_progress(line: str) -> None:
-    if sys.stderr.isatty():
-        print_line(line, sys.stderr, end="", wipe=True)
+    is_terminal = sys.stderr.isatty()  # elsewhere each line stays
+    print_line(line, sys.stderr, end="" if is_terminal else "\n", wipe=is_terminal)
 
 
 def _add_copy(verbs: Any) -> None:
@@ -489,8 +494,8 @@ def _add_index(verbs: Any) -> None:
         "index",
         _index,
         "Index existing TFRecord files so they can be used as a dataset; the files stay where they are.",
-        "Every image is decoded once. A file's split is the word train, validation, val, test … in its name. With "
-        "--table, write the record tables that an earlier version of a dataset lacks.",
+        "Every image is decoded once. A file's split is the word train, validation, val, test … in its name, else in "
+        "the nearest folder. With --table, write the record tables that an earlier version of a dataset lacks.",
         "'gs://bucket/*.tfrec' --out indexed",
         "0 indexed, 1 a file can't be read, or holds no valid record",
     ).add_argument
@@ -502,7 +507,7 @@ def _add_index(verbs: Any) -> None:
         help="Only write the record tables of this version into its folder; reads every record.",
     )
     flag("--image_key", metavar="NAME", help="Feature of the encoded image (default: image or another common name).")
-    flag("--class_key", metavar="NAME", help="Feature of the class id (default: class, label or another common name).")
+    flag("--class_key", metavar="NAME", help="Feature of the class: an integer, or a one-hot list (default: label …).")
     flag("--labels_file", metavar="FILE", help="Class names, a line for each id in order (default: the records').")
 
 
@@ -522,7 +527,8 @@ def _index(given: argparse.Namespace) -> int:
     names = ("image_key", "class_key", "labels_file")
     indexed = index(given.pattern, given.out, **{name: getattr(given, name) for name in names})
     document = {"dataset": indexed.info.url, "records": indexed.records, "left_out": dict(indexed.left_out)}
-    _print(given, document, _describe(indexed.info))
+    lines = (_describe(indexed.info), *(f"  split {source}" for source in indexed.sources))
+    _print(given, {**document, "sources": list(indexed.sources)}, "\n".join(lines))
     return EXIT_OK
 
 

@@ -71,9 +71,18 @@ class ImageFinder:
         features = parse_example(record)
         image, label = (features.get(key, []) for key in self._keys)
         is_image = isinstance(image, list) and len(image) > 0
-        if not is_image or isinstance(label, list) or label.dtype != np.int64 or not len(label):
+        number = class_id(label)
+        if not is_image or number is None:
             raise ValueError(f"no {self._keys[0]!r} or no {self._keys[1]!r} among {', '.join(features)}")
-        return memoryview(image[0]), int(label[0])
+        return memoryview(image[0]), number
+
+
+def class_id(value: Value) -> int | None:
+    """The class in a feature: its one integer, or where the one 1 of a one-hot list is; None if it is neither."""
+    if isinstance(value, list) or len(value) < 2:
+        return None if isinstance(value, list) or value.dtype != np.int64 or not len(value) else int(value[0])
+    position = int(value.argmax())
+    return position if value[position] == 1 and np.count_nonzero(value) == 1 else None
 
 
 def _entry_head(key: str) -> bytes:

@@ -16,7 +16,7 @@ import google_crc32c
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
-from beam_pipeline.text import first_few, printable
+from beam_pipeline.text import first_few, name_line
 from reader.example import Value, parse_example
 from reader.runs import frame_bounds
 
@@ -196,7 +196,7 @@ def read_examples(url: str, skip: Callable[[CorruptRecordError], object] | None 
 
 def log_skipped(error: CorruptRecordError) -> None:
     """Log a record that `read_examples` skips."""
-    logging.getLogger(__name__).warning("skipped: %s", printable(str(error)))
+    logging.getLogger(__name__).warning("skipped: %s", name_line(str(error)))
 
 
 def infer_features(

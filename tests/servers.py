@@ -221,6 +221,7 @@ class Telling(ThreadingHTTPServer):
         self.answers = list(answers)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.requests: list[str] = []
+        self.lock = threading.Lock()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Clients that go away are no news here."""
@@ -240,8 +241,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        answers, count = self.server.answers, len(self.server.requests)
-        self.server.requests.append(f"{self.command} {self.path}")
+        answers = self.server.answers
+        with self.server.lock:  # parts of an upload come at the same time
+            count = len(self.server.requests)
+            self.server.requests.append(f"{self.command} {self.path}")
         status, code, words = answers[min(count, len(answers) - 1)]
         if status == SILENCE:
             time.sleep(60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import tarfile
@@ -70,6 +71,8 @@ def test_the_guide_for_contributors_names_every_target_of_the_makefile() -> None
     assert [one for one in targets if one != "help" and f"make {one}" not in guide] == []
 
 
+# As the Hub numbers them: not in the order of their names, 2 before 10, and one without an image.
+HUB_NAMES = ["zebra", *(f"kind {number}" for number in range(1, 12)), "apple/pie", "never seen"]
 FAQ = ROOT / "docs" / "faq.md"
 ANSWERS = blocks(FAQ)
 
@@ -103,10 +106,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, file in enumerate(pictures[:9]):
         (folder / "flat" / f"{('cat', 'dog')[number % 2]}_{number:03}.jpg").write_bytes(file.read_bytes())
     (folder / "parquet").mkdir()
-    table = [
-        {"image": {"bytes": file.read_bytes(), "path": None}, "label": n % 2} for n, file in enumerate(pictures[:9])
-    ]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), folder / "parquet" / "0000.parquet")
+    table = pyarrow.Table.from_pylist(
+        [{"image": {"bytes": file.read_bytes(), "path": None}, "label": n % 13} for n, file in enumerate(pictures[:26])]
+    )
+    features = {"label": {"names": HUB_NAMES, "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), folder / "parquet" / "0000.parquet")
     return folder
 
 
@@ -125,8 +130,17 @@ def test_what_was_unpacked_is_the_dataset_that_the_answers_promise(folder: Path)
         for name in ("imagenet", "flat", "unpacked", "photos")
     }
     assert found["imagenet"] == {"train": 8, "validation": 3}
-    assert sum(found["flat"].values()) == sum(found["unpacked"].values()) == 9
+    assert sum(found["flat"].values()) == 9 and sum(found["unpacked"].values()) == 26
     assert sum(found["photos"].values()) == 61
+
+
+def test_classes_from_the_hub_keep_their_ids(folder: Path) -> None:
+    info = imageshards.load_info(folder / "datasets" / "unpacked")
+    assert list(info.classes) == [name.replace("/", "-") for name in HUB_NAMES]
+    features = ["filename"]
+    for inputs, labels, weights in imageshards.eval_batches(info, "all", global_batch_size=26, features=features):
+        rows = [int(name.decode().rpartition("-")[2].partition(".")[0]) for name in inputs["filename"][weights > 0]]
+        assert labels[weights > 0].tolist() == [row % 13 for row in rows] and sorted(rows) == list(range(26))
 
 
 # --- docs/dataflow.md

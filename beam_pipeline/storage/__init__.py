@@ -31,6 +31,7 @@ from beam_pipeline.errors import MissingFileError, StorageError, UsageError
 Data = bytes | memoryview
 Reads = Literal["always", "if unknown", "never"]
 DEFAULT_DEADLINE_S = 600.0
+FIRST_CONTACT_S = 15.0  # until the first answer: a wrong URL or a missing network should not take ten minutes
 _PIECE_BYTES = 16 << 20
 _BUFFER_BYTES = 8 << 20
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*)://")
@@ -223,12 +224,12 @@ def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], patterns[0]) and _matches(parts[1:], patterns[1:])
 
 
-def open_storage(url: str, deadline_s: float = DEFAULT_DEADLINE_S) -> Storage:
+def open_storage(url: str, deadline_s: float | None = None) -> Storage:
     """The storage of `url`; one per process, scheme and deadline.
 
     Args:
         url: any path or URL.
-        deadline_s: how long a remote request is retried.
+        deadline_s: how long a remote request of a job is retried, which an error says how to resume; None for readers.
 
     Raises:
         UsageError: no such scheme.
@@ -260,7 +261,7 @@ def wrapped(wrap: Callable[[Storage], Storage]) -> Iterator[None]:
 
 
 @functools.cache
-def storage_of(scheme: str | None, deadline_s: float) -> Storage:
+def storage_of(scheme: str | None, deadline_s: float | None) -> Storage:
     """The storage of a scheme, None for this machine; it reads the environment once."""
     if scheme is None:
         from beam_pipeline.storage.local import LocalStorage

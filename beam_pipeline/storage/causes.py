@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import random
 import re
 import threading
@@ -14,11 +15,14 @@ from typing import NamedTuple, TypeVar
 
 from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
 from beam_pipeline.storage import usage
+from beam_pipeline.text import printable
 
 T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+_SILENT_S = 3.0  # that a reader waits without a word
+_LOG = logging.getLogger(__name__)
 _RESUMES = "the same command resumes"
 
 
@@ -41,6 +45,7 @@ _CREDENTIALS = {
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or az login and AZURE_USE_AZURE_CLI=true",
 }
 _NO_BUCKET = Cause("there is no such bucket", "NoSuchBucket|ContainerNotFound|bucket does not exist", "check its name")
+_NO_UPLOAD = Cause("the upload is gone", "NoSuchUpload", is_transient=True)  # completed, though an error was answered
 _MISSING = Cause("missing", "")
 NO_CREDENTIALS = Cause(
     "credentials are missing",
@@ -50,7 +55,8 @@ NO_CREDENTIALS = Cause(
 _EXPIRED = "ExpiredToken|TokenRefreshRequired|RefreshError|ReauthFail|UnauthorizedSSOToken|TokenRetrieval"
 _REFUSED = "HTTP 401|InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed|Unauthenticated"
 _REGION = "AuthorizationHeaderMalformed|IllegalLocation|redirect without LOCATION"
-_INCOMPLETE = "Incomplete|JSONDecodeError|Header missing|'bytes' object has no attribute"  # an empty body's `get`
+# The last of a body that is no JSON object.
+_INCOMPLETE = "Incomplete|JSONDecodeError|multipart response|Header missing|object has no attribute 'get'"
 _NO_CONNECTION = "HTTP error|Connect|ChunkedEnc|ProtocolError|SSLError"
 # The first row that matches is the cause.
 _CAUSES: tuple[Cause, ...] = (
@@ -63,7 +69,7 @@ _CAUSES: tuple[Cause, ...] = (
     Cause("permission denied", "HTTP 403|AccessDenied|errno (EACCES|EPERM)", "give this account the right to it"),
     Cause("", "errno (ENOSPC|EDQUOT)", "make room"),
     Cause("the store's client can't take this name", "InvalidPathError|Could not parse path|surrogates", "rename it"),
-    Cause("the server is busy or failing", r"HTTP (408|429|5\d\d)|SlowDown", is_transient=True),
+    Cause("the server is busy or failing", r"HTTP (408|429|5\d\d)|SlowDown|returned error response", is_transient=True),
     Cause("no answer in time", "TimedOut|timed out|Timeout", is_transient=True),
     Cause("the answer is incomplete", _INCOMPLETE, is_transient=True),
     Cause("the listing is corrupt", "invalid list response", "check the URL and the network", is_transient=True),
@@ -81,7 +87,7 @@ def cause_of(error: BaseException, is_anonymous: bool = False) -> Cause:
     facts = f"{'anonymous ' * is_anonymous}HTTP {status} errno {number} {kinds} {text}"
     rows = _CAUSES
     if isinstance(error, FileNotFoundError | NotADirectoryError) or status == 404:
-        rows = (_NO_BUCKET, NO_CREDENTIALS, _MISSING)
+        rows = (_NO_BUCKET, NO_CREDENTIALS, _NO_UPLOAD, _MISSING)
     elif status and status < 500 and status not in (408, 429):
         rows = tuple(row for row in _CAUSES if not row.is_transient)
     return next(row for row in rows if re.search(row.pattern, facts))
@@ -140,7 +146,12 @@ def _detail(error: BaseException) -> str:
 
 
 def retry(
-    request: Callable[[], T], url: str, deadline_s: float, is_anonymous: bool = False, billed: Mapping[str, int] = {}
+    request: Callable[[], T],
+    url: str,
+    deadline_s: float,
+    is_anonymous: bool = False,
+    billed: Mapping[str, int] = {},
+    first_s: float | None = None,
 ) -> T:
     """Call `request` until it succeeds, with jittered exponential backoff.
 
@@ -150,11 +161,12 @@ def retry(
         deadline_s: seconds of failures until it gives up.
         is_anonymous: whether it is sent without credentials.
         billed: arguments of `usage.count` for each attempt.
+        first_s: seconds without an answer until a reader gives up; None for a job, which the same command resumes.
 
     Raises:
         StorageError: a failure that isn't transient, such as a missing file, or `deadline_s` seconds of failures.
     """
-    start, pause_s = time.monotonic(), _FIRST_PAUSE_S
+    start, pause_s, is_told = time.monotonic(), _FIRST_PAUSE_S, first_s is None
     while True:
         usage.count(**billed)
         try:
@@ -163,11 +175,15 @@ def retry(
             raise
         except Exception as error:
             cause, failure = cause_of(error, is_anonymous), as_storage_error(url, error, is_anonymous)
+            limit_s, waited_s = deadline_s if first_s is None or status_of(error) else first_s, time.monotonic() - start
             if not cause.is_transient:
-                raise failure from error
-            if time.monotonic() - start + pause_s > deadline_s:
-                reason = f"{url}: no success for {deadline_s:.0f} s{failure.reason.removeprefix(url)}"
-                raise StorageError(reason, cause.fix, f"{_RESUMES}, --io_deadline waits longer") from error
+                raise (type(failure)(failure.reason, failure.fix) if first_s else failure) from error
+            if waited_s + pause_s > limit_s:
+                reason = f"{url}: no success for {limit_s:.0f} s{failure.reason.removeprefix(url)}"
+                resuming = f"{_RESUMES}, --io_deadline waits longer" * (first_s is None)
+                raise StorageError(reason, cause.fix, resuming) from error
+            if not is_told and (is_told := waited_s > _SILENT_S):
+                _LOG.warning("%s; trying again for %.0f s", printable(failure.reason), limit_s - waited_s)
         time.sleep(pause_s * random.uniform(0.5, 1.5))
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 

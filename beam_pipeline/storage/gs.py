@@ -27,12 +27,12 @@ from obstore.store import GCSStore
 
 from beam_pipeline.errors import MissingFileError, StorageError
 from beam_pipeline.storage import ListedFile, bucket_and_name, usage
-from beam_pipeline.storage.causes import Incomplete, retry, status_of
+from beam_pipeline.storage.causes import Incomplete, status_of
 from beam_pipeline.storage.objects import CHUNK_BYTES, FREE, LIST_OR_WRITE, PAGE_NAMES, READ, ObjectStorage, refuses
 from beam_pipeline.text import one_line
 
 T = TypeVar("T")
-_FIELDS = "nextPageToken,prefixes,items(name,size,md5Hash,crc32c,generation)"
+_FIELDS = "kind,nextPageToken,prefixes,items(name,size,md5Hash,crc32c,generation)"
 _ONE_REQUEST_BYTES = 8 << 20  # google-cloud-storage sends more in chunks
 _INNER_RETRY_S = 60.0  # of the chunks of one upload session
 
@@ -40,7 +40,7 @@ _INNER_RETRY_S = 60.0  # of the chunks of one upload session
 class GoogleStorage(ObjectStorage):
     """Objects of Google Cloud Storage."""
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, deadline_s: float | None) -> None:
         super().__init__("gs", deadline_s)
         # Else each client asks for the bucket's metadata, for tracing, which needs more permissions than a job has.
         os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
@@ -76,7 +76,7 @@ class GoogleStorage(ObjectStorage):
             finally:
                 idle.append(client)
 
-        return retry(send, url, self._deadline_s, self._is_anonymous, billed)
+        return self._retry(send, url, self._is_anonymous, billed)
 
     # --- reading and listing
 
@@ -111,6 +111,8 @@ class GoogleStorage(ObjectStorage):
             what = {"prefix": prefix, "delimiter": delimiter, "page_token": token, "page_size": PAGE_NAMES}
             listing = client.list_blobs(bucket, fields=_FIELDS, **what, **self._more)
             page = next(listing.pages)
+            if page.raw_page.get("kind") != "storage#objects":  # an error by a gateway, with status 200
+                raise Incomplete(f"it is no listing: {str(page.raw_page)[:100]}")
             return list(page), page.prefixes, listing.next_page_token
 
         while True:
@@ -192,6 +194,8 @@ def _blob(client: Client, url: str) -> Blob:
 
 def _listed(path: str, blob: Blob) -> ListedFile:
     """A composite object has no MD5, https://cloud.google.com/storage/docs/composite-objects."""
+    if blob.size is None:
+        raise Incomplete("it is no object's metadata")
     crc32c = int.from_bytes(base64.b64decode(blob.crc32c)) if blob.crc32c else None
     etag = "" if crc32c is None else f"crc32c:{crc32c:08x}"
     if blob.md5_hash:

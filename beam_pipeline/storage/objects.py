@@ -18,7 +18,17 @@ from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedErr
 from obstore.store import AzureStore, HTTPStore, S3Store
 
 from beam_pipeline.errors import StorageError, UsageError
-from beam_pipeline.storage import Data, ListedFile, Storage, bucket_and_name, join, usage, why_unusable
+from beam_pipeline.storage import (
+    DEFAULT_DEADLINE_S,
+    FIRST_CONTACT_S,
+    Data,
+    ListedFile,
+    Storage,
+    bucket_and_name,
+    join,
+    usage,
+    why_unusable,
+)
 from beam_pipeline.storage.causes import NO_CREDENTIALS, Incomplete, cause_of, retry, status_of
 
 T = TypeVar("T")
@@ -45,9 +55,10 @@ def _first_user() -> int:
 class ObjectStorage(Storage):
     """Objects of s3, az or http; several machines may write them, so updates are conditional on the version seen."""
 
-    def __init__(self, scheme: str, deadline_s: float) -> None:
+    def __init__(self, scheme: str, deadline_s: float | None) -> None:
         self._scheme = scheme
-        self._deadline_s = deadline_s
+        self._first_s = FIRST_CONTACT_S if deadline_s is None else None
+        self._deadline_s = deadline_s = DEFAULT_DEADLINE_S if deadline_s is None else deadline_s
         self._is_anonymous = False  # turned on when there are no credentials
         # For connecting, and for a silent server, no longer than the deadline.
         connect_s, silence_s = self._timeouts = max(0.1, min(10.0, deadline_s)), max(0.1, min(60.0, deadline_s))
@@ -83,12 +94,17 @@ class ObjectStorage(Storage):
         """Send a request until it succeeds; without credentials if there are none, for public buckets."""
         is_anonymous = self._is_anonymous
         try:
-            return retry(lambda: request(*self._object(url, is_anonymous)), url, self._deadline_s, is_anonymous, billed)
+            return self._retry(lambda: request(*self._object(url, is_anonymous)), url, is_anonymous, billed)
         except StorageError as error:
             if is_anonymous or cause_of(error.__cause__ or error) is not NO_CREDENTIALS:
                 raise
         self._is_anonymous = True
         return self._ask(url, request, billed)
+
+    def _retry(self, request: Callable[[], T], url: str, is_anonymous: bool, billed: dict[str, int]) -> T:
+        result = retry(request, url, self._deadline_s, is_anonymous, billed, self._first_s)
+        self._first_s = self._first_s and self._deadline_s  # from now on there is a server
+        return result
 
     # --- reading
 
@@ -136,25 +152,62 @@ class ObjectStorage(Storage):
             return [_listed(meta["path"][len(prefix) :], meta) for meta in files]
 
         if delimiter:
-            page = self._ask(url, lambda store, _: obstore.list_with_delimiter(store, prefix or None), LIST_OR_WRITE)
+            page = self._ask(url, lambda store, _: self._complete(store, url, prefix), LIST_OR_WRITE)
             yield files_of(page["objects"]), [f"{folder[len(prefix) :]}/" for folder in page["common_prefixes"]]
             return
+        for objects in self._listing(url, prefix):
+            yield files_of(objects), []
+
+    def _listing(self, url: str, prefix: str, after: str | None = None) -> Iterator[Sequence[Any]]:
+        """Every object of a prefix, in pages; `after`: behind this name."""
         listing: Iterator[Sequence[Any]] | None = None
-        last: str | None = None
+        last, before_last = after, after
 
         def next_page(store: Any, _: str) -> Sequence[Any]:
             nonlocal listing
             pages, listing = listing, None  # dropped if it fails: the retry lists from the last name on
             pages = pages or iter(obstore.list(store, prefix or None, offset=last, chunk_size=PAGE_NAMES))
             page = next(pages, ())
-            listing = pages
-            if page or last is None:  # the empty page at the end takes no request
+            if page or last == after:  # the empty page at the end takes no request
                 usage.count(**LIST_OR_WRITE)
+            if not page and self._scheme == "s3":  # obstore takes any XML for a listing, an error's for an empty one
+                if last == after:
+                    self._check_empty(url, after)
+                else:  # an answer that has the last name is a listing
+                    usage.count(**LIST_OR_WRITE)
+                    pages = iter(obstore.list(store, prefix or None, offset=before_last, chunk_size=PAGE_NAMES))
+                    page = next(pages, ())
+                    if not page and self.stat(f"s3://{bucket_and_name(url)[0]}/{last}"):
+                        raise Incomplete(f"the listing lacks {last!r}, which is there")
+                    page = [meta for meta in page if meta["path"] > last]
+            listing = pages
             return page
 
         while page := self._ask(url, next_page, FREE):
-            yield files_of(page), []
-            last = page[-1]["path"]
+            yield page
+            before_last, last = page[-2]["path"] if len(page) > 1 else last, page[-1]["path"]
+
+    def _complete(self, store: Any, url: str, prefix: str) -> Any:
+        """The objects and folders directly in a folder."""
+        page = obstore.list_with_delimiter(store, prefix or None)
+        names = [*(meta["path"] for meta in page["objects"]), *(f"{folder}/" for folder in page["common_prefixes"])]
+        if self._scheme != "s3":
+            return page
+        if not names:
+            self._check_empty(url)
+        elif len(names) % PAGE_NAMES == 0:  # an error may have been taken for the last page: look behind these
+            last = max(names)
+            end = f"{last}\U0010ffff" if last.endswith("/") else last
+            for objects in self._listing(url, prefix, last[:-1]):
+                if any(meta["path"] > end for meta in objects):
+                    raise Incomplete(f"the listing ends at {last!r}, which isn't the last name")
+        return page
+
+    def _check_empty(self, url: str, after: str | None = None) -> None:
+        """Raise `Incomplete` if a folder is listed as empty, but the folder above it has it, or it has more names."""
+        parent, _, name = url.rpartition("/")
+        if after or (bucket_and_name(url)[1] and f"{name}/" in self.names(parent)):
+            raise Incomplete("the listing is empty, but the folder isn't")
 
     # --- writing
 

@@ -25,7 +25,6 @@ from beam_pipeline.text import one_line
 
 _FILE = Path(__file__).with_name("prices.json")
 _DEFAULT = "default"
-_FIRST_CONTACT_S = 15.0
 _lock = threading.Lock()
 _used, _process, _cpu_s = Usage(), os.getpid(), 0.0
 
@@ -114,7 +113,7 @@ def load_prices(file: str = "") -> Prices:
         UsageError: it can't be read, or isn't a file of prices.
     """
     try:
-        data = storage.open_storage(file, _FIRST_CONTACT_S).read(file) if file else _FILE.read_bytes()
+        data = storage.open_storage(file, storage.FIRST_CONTACT_S).read(file) if file else _FILE.read_bytes()
         prices = msgspec.json.decode(data, type=Prices)
         for region in (_DEFAULT, *prices.regions):
             rates = prices.at(region)

@@ -147,9 +147,3 @@ def only_bytes(features: Mapping[str, Value], key: str) -> bytes | None:
     """The one value of a feature of bytes; None if it isn't that."""
     value = features.get(key)
     return value[0] if isinstance(value, list) and len(value) == 1 else None
-
-
-def only_integer(features: Mapping[str, Value], key: str) -> int | None:
-    """The one value of a feature of integers; None if it isn't that."""
-    value = features.get(key, [])
-    return None if isinstance(value, list) or value.dtype != np.int64 or len(value) != 1 else int(value[0])

@@ -184,18 +184,18 @@ def _digest(
     return bytes(digest.digest())
 
 
-def dataset_hash(url: str | os.PathLike[str]) -> str:
-    """SHA-256 of a version's folder as 64 hexadecimal digits; reads every byte, a piece at a time.
+def dataset_hash(url: DatasetInfo | str | os.PathLike[str]) -> str:
+    """SHA-256 of a version as 64 hexadecimal digits; reads every byte, a piece at a time.
 
-    Over, for each file in order of its relative path as UTF-8: path, NUL, size in decimal, NUL, content; without
-    run.json and report.html. Raises StorageError.
+    Over the manifest and each file in its folder that the manifest names, in order of the relative path as UTF-8: path,
+    NUL, size in decimal, NUL, content. Raises StorageError.
     """
-    folder = storage.normalize(os.fspath(url))
-    store, digest = storage.open_storage(folder), hashlib.sha256()
-    files = {schema.relative_path_bytes(file.path): file for file in store.files(folder)}
+    info, digest = as_info(url), hashlib.sha256()
+    shards = {shard.file for split in info.splits.values() for shard in split.shards}
+    named = {schema.MANIFEST_FILE, *info.manifest["files"], *info.tables, *shards}
+    files = {schema.relative_path_bytes(file.path): file for file in info.storage.files(info.url) if file.path in named}
     for path, file in sorted(files.items()):
-        if file.path not in schema.UNHASHED_FILES:
-            digest.update(path + b"\0" + str(file.bytes).encode() + b"\0")
-            for piece in storage.pieces(store, storage.join(folder, file.path), file.bytes):
-                digest.update(piece)
+        digest.update(path + b"\0" + str(file.bytes).encode() + b"\0")
+        for piece in storage.pieces(info.storage, info.path(file.path), file.bytes):
+            digest.update(piece)
     return digest.hexdigest()

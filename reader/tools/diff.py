@@ -18,10 +18,10 @@ from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from beam_pipeline.schema import example
 from beam_pipeline.schema.manifest import FOREIGN_KEY
-from beam_pipeline.text import first_few, plural
+from beam_pipeline.text import first_few, name_line, plural
 from reader.info import DatasetInfo, as_info
 
-KINDS = ("added", "gone", "changed", "relabelled", "moved", "other_split")
+KINDS = ("added", "gone", "changed", "moved", "relabelled", "other_split")
 _NAMES = 20  # shown of each kind
 _READS_AT_ONCE = 8
 _BUCKET_ROWS = 200_000  # some 60 MB with what compares them
@@ -43,6 +43,7 @@ class Difference:
         classes: name → (id before, id now), None for none, of the classes whose ids differ.
         configuration: flag → (value before, value now).
         leaked: moved images that were in split train and are in another now, or the other way round.
+        leaked_since: why they did.
     """
 
     a: str
@@ -52,6 +53,7 @@ class Difference:
     classes: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
     configuration: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     leaked: int = 0
+    leaked_since: str = ""
 
     def __bool__(self) -> bool:
         return any(self.counts.values()) or bool(self.classes or self.configuration)
@@ -60,24 +62,23 @@ class Difference:
         if not self:
             return f"{self.a} and {self.b} hold the same images"
         words = {"changed": "with other bytes", "other_split": "in another split"}
-        lines = []
+        lines, moved = [], {now for _, now in self.names["moved"]}  # named once
         for kind in KINDS:
             if count := self.counts[kind]:
-                names = [name if isinstance(name, str) else " → ".join(name) for name in self.names[kind]]
+                names = [" → ".join(name) if kind == "moved" else name for name in self.names[kind]]
+                shown = [name for name in names if name not in moved]
+                more = f"  and {count - len(shown):,} more" + " (see those that moved)" * (len(shown) < len(names))
                 lines.append(f"{plural(count, 'image')} {words.get(kind, kind)}:")
-                lines += [f"  {name}" for name in names]
-                lines += [f"  and {count - len(names):,} more"] * (count > len(names))
+                lines += [*(f"  {name}" for name in shown), *[more] * (count > len(shown))]
         if self.leaked:
-            lines.append(
-                f"warning: {plural(self.leaked, 'moved image')} changed between train and another split, since "
-                "its path decides: --split_by name keeps an image in its split"
-            )
+            images = plural(self.leaked, "moved image")
+            lines.append(f"warning: {images} changed between train and another split, since {self.leaked_since}")
         if self.classes:
             texts = [["none" if number is None else str(number) for number in pair] for pair in self.classes.values()]
             ids = [f"{name} {' → '.join(pair)}" for name, pair in zip(self.classes, texts, strict=True)]
             lines.append(f"ids of {plural(len(ids), 'class')} differ: {first_few(ids, _NAMES)}")
         lines += [f"--{flag} was {before!r}, is {now!r}" for flag, (before, now) in self.configuration.items()]
-        return "\n".join(lines)
+        return "\n".join(map(name_line, lines))
 
 
 def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.PathLike[str]) -> Difference:
@@ -133,15 +134,29 @@ def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.Path
             found["added"].add(added, added)
     names = {kind: found[kind].names(0 if kind == "gone" else 1, versions, splits) for kind in KINDS}
     moved = list(zip(found["moved"].names(0, versions, splits), names["moved"], strict=True))
+    configuration = _different(*({**info.manifest["configuration"], "labels": None} for info in versions))
     return Difference(
         versions[0].url,
         versions[1].url,
         {kind: found[kind].count for kind in KINDS},
         {**names, "moved": moved},
         _different(*({name: number for number, name in enumerate(info.classes)} for info in versions)),
-        _different(*({**info.manifest["configuration"], "labels": None} for info in versions)),  # class ids say it
+        configuration,  # without the labels: class ids say it
         leaked,
+        _drawn_by(versions[1].manifest["configuration"], configuration) if leaked else "",
     )
+
+
+def _drawn_by(flags: Mapping[str, Any], different: Mapping[str, Any]) -> str:
+    """What puts an image of a version with these flags into another split when it moves."""
+    if changed := [f"--{flag}" for flag in ("layout", "splits", "split_by", "stratify") if flag in different]:
+        return f"{' and '.join(changed)} changed"
+    if not flags["splits"]:
+        return "the input says which split it is in"
+    if flags.get("stratify"):
+        return "--stratify gives each class its exact shares, also of what moves into it: leave it out to keep splits"
+    by = flags["split_by"]
+    return f"its path decides: {f'--split_by {by} takes another part' if by else '--split_by name keeps its split'}"
 
 
 def _different(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

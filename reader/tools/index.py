@@ -12,12 +12,15 @@ import io
 import logging
 import os
 import re
+import shlex
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from glob import has_magic
+from itertools import chain, combinations, islice, takewhile
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,20 +39,23 @@ from beam_pipeline.schema.manifest import (
     seal_manifest,
 )
 from beam_pipeline.schema.table import COLUMNS, column_name, name_hash, numeric, table_bytes
-from beam_pipeline.text import printable
-from reader.example import Value, parse_example
+from beam_pipeline.storage.causes import translating_os_errors
+from beam_pipeline.text import first_few, name_line, plural
+from reader.example import Value, class_id, parse_example
 from reader.info import DatasetInfo, as_info, load_info
 from reader.runs import InvalidRecordError
-from reader.tfrecord_files import FileScan, Frame, PathLike, Pattern, find_files, is_gzip, read_examples
-from reader.tools.checks import Scanners, check_image, only_bytes, only_integer, type_name
+from reader.tfrecord_files import Example, FileScan, Frame, PathLike, Pattern, find_files, is_gzip, read_examples
+from reader.tools.checks import Scanners, check_image, only_bytes, type_name
 
 _LOG = logging.getLogger("reader")
 
 VERSION = "1.0.0"
 
-_SPLIT = re.compile(r"(?:^|[^a-z0-9])(train|training|validation|valid|val|dev|eval|test)(?![a-z])")
+_SPLIT_WORDS = "train|training|validation|valid|val|dev|evaluation|eval|testing|test|holdout"
+_SPLIT = re.compile(rf"(?:^|[^a-z0-9])({_SPLIT_WORDS})(?![a-z])")
 _SAMPLED_IMAGES = 512  # that mean and std come from: as many as the write side samples
 _MAX_CLASSES = 1_000_000
+_NOT_ONE_HOT = "not_one_hot"  # why the index fails, where other reasons leave a record out
 _KEPT_ERRORS = 10  # of a file's records that are left out
 
 # Names in use for the image, its class id and its class name: ours and the TFRecord tutorial's, TFDS', TF-Slim's and
@@ -69,11 +75,13 @@ class IndexResult:
         records: in the index.
         left_out: how many records aren't, by reason: `corrupt_record`, `not_an_example`, `no_image_or_class`,
             `decode_error`.
+        sources: a line for each split: how many files it has, and what named it.
     """
 
     info: DatasetInfo
     records: int
     left_out: Mapping[str, int]
+    sources: Sequence[str]
 
 
 def index(
@@ -86,13 +94,14 @@ def index(
 ) -> IndexResult:
     """Index some TFRecord files into a folder; the files stay where they are. Every image is decoded once.
 
-    A file's split is the word train, validation, val, test … in its name; files without one are `train`. Records that
-    are corrupt or don't decode are left out, counted and logged. After a corrupt length the rest of its file is lost.
+    A file's split is the word train, validation, val, test … in its name, else in the nearest folder, else `train`.
+    What is corrupt or doesn't decode is left out, counted and logged. After a corrupt length the rest of its file is
+    lost.
 
     Args:
         patterns: files, such as `gs://any/where/*.tfrec`, or a list of patterns; a file that several match counts once.
         out: a new local folder, or one that `index` made.
-        image_key, class_key: features that hold the encoded image and the class id; None to look for the usual names.
+        image_key, class_key: features of the encoded image and the class, an integer or one-hot; None for usual names.
         labels_file: class names, each once, one a line, line number from 0 = id; None for the names in the records,
             else the ids.
 
@@ -105,14 +114,11 @@ def index(
     files = find_files(patterns)
     for file in filter(is_gzip, files):
         raise UsageError(
-            f"{file} is GZIP, so no record can be found by its offset: read it with imageshards.record_dataset, or "
-            "write it without compression"
+            f"{file} is GZIP, so no record can be found by its offset: uncompress such files (zcat < "
+            f"{shlex.quote(file)} > NEW), or read them with imageshards.record_dataset"
         )
     keys = find_keys(files, image_key, class_key)
-    splits: dict[str, list[str]] = {}
-    for file in files:
-        word = _SPLIT.search(file.rpartition("/")[2].lower())
-        splits.setdefault(word[1] if word else "train", []).append(file)
+    splits, sources = _splits(patterns, files)
     sampled = -(-_SAMPLED_IMAGES // len(splits.get("train", files)))
     with Scanners(len(files)) as scanners:
         scan = partial(_scan_file, keys, sampled, scanners)
@@ -120,8 +126,9 @@ def index(
     total = _sum(one for found in scans.values() for one in found)
     if not total.records:
         raise ImageShardsError(str(total.errors[0]) if total.errors else f"{files[0]}: no record in {len(files)} files")
+    total.classes[max(0, keys.one_hot - 1)] += 0  # a list has its last class, even if no record is of it
     _write(folder, scans, total, _class_names(files[0], total, given, labels_file), keys)
-    return IndexResult(load_info(str(folder)), total.records, dict(total.left_out))
+    return IndexResult(load_info(str(folder)), total.records, dict(total.left_out), sources)
 
 
 def _folder(out: str) -> Path:
@@ -180,7 +187,7 @@ def _table_of(info: DatasetInfo, scanners: Scanners, shard: Shard) -> bytes:
             name = only_bytes(features, schema.FILENAME_KEY) or b""
             row = [
                 len(record) + schema.FRAME_BYTES,
-                only_integer(features, info.class_key),
+                class_id(features.get(info.class_key, [])),
                 name_hash(os.fsdecode(name)),
             ]
             found.append([*row, *(features[numbers[column]][0] for column in types if column in numbers)])
@@ -195,44 +202,78 @@ def _table_of(info: DatasetInfo, scanners: Scanners, shard: Shard) -> bytes:
     return table_bytes(types, columns)
 
 
+# --- which split a file is in
+
+
+def _splits(patterns: Pattern, files: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Split → its files, and a line for each split that says what named it."""
+    each = [patterns] if isinstance(patterns, str | os.PathLike) else patterns
+    levels = zip(*(storage.normalize(os.fspath(one)).split("/")[:-1] for one in each), strict=False)
+    fixed = [names[0] for names in takewhile(lambda names: len({*names}) == 1 and not has_magic(names[0]), levels)]
+    # The folder that all are in must be the word alone; no other one above decides: they may be anybody's.
+    outer, found = [folder for folder in fixed[-1:] if _SPLIT.fullmatch(folder.lower())], {}
+    for file in files:
+        *folders, name = file.split("/")[len(fixed) :]
+        places = [(name, "file name"), *((one, f"folder {one!r}") for one in reversed([*outer, *folders]))]
+        named = ((word[1], why) for place, why in places if (word := _SPLIT.search(place.lower())))
+        found[file] = next(named, ("train", "no split in the name"))
+    unnamed = [file for file in files if found[file][1].startswith("no ")]
+    if 0 < len(unnamed) < len(files) or len({file.rpartition("/")[0] for file in unnamed}) > 1:
+        which = f"{len(unnamed):,} of {plural(len(files), 'file')} and their folders, all are train"
+        fix = "if some are held out, name them or their folder val or test, or index them by themselves"
+        _LOG.warning("no split in the names of %s: %s; %s", which, name_line(first_few(unnamed)), fix)
+    splits = {split: [file for file in files if found[file][0] == split] for split, _ in found.values()}
+    why = {split: first_few(dict.fromkeys(found[file][1] for file in names)) for split, names in splits.items()}
+    return splits, [f"{split}: {plural(len(names), 'file')} ({why[split]})" for split, names in splits.items()]
+
+
 # --- which features hold the image, its class id and its class name
 
 
 class Keys(NamedTuple):
-    """Which features hold an image, its class id, and its class name ("" if none does)."""
+    """Which features hold an image, its class, and its class name ("" if none does)."""
 
     image: str
     label: str
     name: str
+    one_hot: int = 0  # values of the list that the class is; 0 if it is an integer
 
 
 def find_keys(files: Sequence[str], image_key: str | None, class_key: str | None) -> Keys:
     """The keys of image and class in the first record that has both."""
-    first: tuple[str, dict[str, Value]] | None = None
+    first: Example | None = None
     errors: list[CorruptRecordError] = []
     for file in files:
-        for _, _, features in islice(read_examples(file, errors.append), _SEARCHED_RECORDS):
-            image, label, name = _keys_in(features, image_key, class_key)
-            if image and label:
-                return Keys(image, label, name)
-            first = first or (file, features)
+        for one in islice(read_examples(file, errors.append), _SEARCHED_RECORDS):
+            keys = _keys_in(one.features, image_key, class_key)
+            if keys.image and keys.label:
+                return keys
+            first = first or one
     if first is None:
         raise errors[0] if errors else ImageShardsError(f"{files[0]}: no record in {len(files)} files")
-    file, features = first
-    image, *_ = _keys_in(features, image_key, class_key)
-    missing = "a class id (one int64 value)" if image else "an image (one bytes value)"
-    flag = "--class_key" if image else "--image_key"
-    there = ", ".join(f"{key} ({type_name(value)}, {len(value)})" for key, value in sorted(features.items()))
-    raise UsageError(f"{file}: no feature is known to hold {missing}; name it by {flag} among: {there or 'nothing'}")
+    features = first.features
+    there = {key: f"{key} ({type_name(value)}, {len(value)})" for key, value in sorted(features.items())}
+    flag, key, what = "--image_key", image_key, "an image (one bytes value)"
+    fitting = [key for key in there if only_bytes(features, key) is not None]
+    if _keys_in(features, image_key, class_key).image:
+        flag, key, what = "--class_key", class_key, "a class id (one integer, or a one-hot list)"
+        fitting = [key for key in there if class_id(features[key]) is not None]
+        lists = [key for key in there if type_name(features[key]) == "int64" and key not in fitting]
+        what += f"; {there[lists[0]]} is a list, as detection sets have: an index needs one an image" if lists else ""
+    isnt = f"{there.get(key, repr(key))} isn't" if key else "no feature is known to hold"
+    choices = ", ".join(there[key] for key in fitting)
+    fix = f"name it by {flag} among: {choices}" if choices else f"nor is another: {', '.join(there.values())}"
+    raise UsageError(f"{first.name}: {isnt} {what}; {fix}; imageshards.record_dataset reads all features")
 
 
 def _keys_in(features: Mapping[str, Value], image_key: str | None, class_key: str | None) -> Keys:
     """The features that hold these things in one record, "" for those that it lacks."""
     texts = [key for key in features if only_bytes(features, key) is not None]
-    numbers = [key for key in features if only_integer(features, key) is not None]
+    numbers = [key for key, value in features.items() if class_id(value) is not None]
     image = next((key for key in ([image_key] if image_key else IMAGE_KEYS) if key in texts), "")
     label = next((key for key in ([class_key] if class_key else CLASS_KEYS) if key in numbers), "")
-    return Keys(image, label, next((key for key in NAME_KEYS if key in texts and key != image), ""))
+    name = next((key for key in NAME_KEYS if key in texts and key != image), "")
+    return Keys(image, label, name, len(features[label]) if label and len(features[label]) > 1 else 0)
 
 
 # --- class names
@@ -259,7 +300,10 @@ def _class_names(file: str, total: _Contents, given: list[str] | None, labels_fi
 def _read_names(labels_file: str) -> list[str]:
     """The lines of a labels file, without empty ones at its end."""
     try:
-        text = storage.open_storage(labels_file).read(storage.normalize(labels_file)).decode("utf-8-sig")
+        url = storage.normalize(labels_file)  # a local one may be a pipe, which our storage doesn't read
+        with translating_os_errors(url):
+            data = Path(url).read_bytes() if storage.is_local(url) else storage.open_storage(url).read(url)
+        text = data.decode("utf-8-sig")
     except (StorageError, UnicodeDecodeError) as error:
         why = error.reason if isinstance(error, StorageError) else "not UTF-8"
         raise UsageError(f"--labels_file {labels_file}: {why}; give a text file, one class a line") from None
@@ -314,15 +358,19 @@ class _Contents:
             features = parse_example(record)
         except ValueError as error:
             return "not_an_example", str(error)
-        encoded, label = only_bytes(features, keys.image), only_integer(features, keys.label)
+        encoded, value = only_bytes(features, keys.image), features.get(keys.label, [])
+        label = class_id(value)
         if encoded is None:
             return "no_image_or_class", f"its {keys.image!r} isn't one image"
+        if keys.one_hot and np.any(value) and (label is None or len(value) != keys.one_hot):
+            found = f"{np.count_nonzero(value)} of {plural(len(value), 'value')} of {keys.label!r} aren't 0"
+            return _NOT_ONE_HOT, f"{found}, and another record has one 1 in {keys.one_hot}: give another --class_key"
         if label is None or label < 0:
             return "no_image_or_class", f"its {keys.label!r} isn't one class id"
         try:
             image = check_image(encoded, with_sums=is_sampled)
         except InvalidRecordError as error:
-            return "decode_error", str(error)
+            return "decode_error", _raw_pixels(features, len(encoded)) or str(error)
         self.classes[label] += 1
         self.labels.append(label)
         if name := only_bytes(features, keys.name):
@@ -379,9 +427,9 @@ def _scan_file(keys: Keys, sampled: int, scanners: Scanners, path: str) -> _File
             else:
                 runs.append((offset, size, 1))
     for error in contents.errors:
-        _LOG.warning("left out: %s", printable(str(error)))
+        _LOG.warning("left out: %s", name_line(str(error)))
     if contents.left_out.total() > len(contents.errors):
-        _LOG.warning("%s: %d records are left out", printable(path), contents.left_out.total())
+        _LOG.warning("%s: %d records are left out", name_line(path), contents.left_out.total())
     return _File(path, storage.open_storage(path).size(path), scan.crc32c, contents, runs, columns)
 
 
@@ -390,12 +438,23 @@ def _read_block(path: str, keys: Keys, sampled: int, block: Iterable[Frame]) -> 
     contents, spans = _Contents(), []
     for number, offset, record in block:
         reason, details = contents.take(record, keys, number < sampled)
+        if reason == _NOT_ONE_HOT:
+            raise UsageError(f"{path}: record {number}: {details}")
         if reason:
             contents.left_out[reason] += 1
             contents.errors.append(CorruptRecordError(path, number, offset, details))
         else:
             spans.append((offset, len(record) + schema.FRAME_BYTES))  # type: ignore[arg-type]
     return contents, spans
+
+
+def _raw_pixels(features: Mapping[str, Value], size: int) -> str:
+    """That an image which doesn't decode is pixels, if two or three integers of its record multiply to its bytes."""
+    numbers = [int(one) for value in features.values() if type_name(value) == "int64" for one in value[:3]]
+    for chosen in chain(combinations(numbers[:12], 3), combinations(numbers[:12], 2)):
+        if size and prod(chosen) in (size, size / 4):  # uint8, or float32
+            return f"its {size:,} bytes are raw pixels, {' × '.join(map(str, chosen))}: write them as JPEG or PNG"
+    return ""
 
 
 def _sum(files: Iterable[_File]) -> _Contents:
@@ -438,7 +497,7 @@ def _manifest(
         "format_version": FORMAT_VERSION,
         "name": _dataset_name(every[0].path),
         "version": VERSION,
-        FOREIGN_KEY: {"image": keys.image, "class": keys.label},
+        FOREIGN_KEY: {"image": keys.image, "class": keys.label, **({"one_hot": keys.one_hot} if keys.one_hot else {})},
         "configuration": {"compression": "none", "image_format": image_format, "one_hot": False},
         "classes": classes,
         "features": _features(total),
@@ -521,5 +580,5 @@ def _mean_and_std(moments: npt.NDArray[np.int64]) -> tuple[list[str], list[str]]
 def _dataset_name(file: str) -> str:
     """A name that TFDS would take, from what a file's name begins with."""
     words = re.match(r"[a-z][a-z0-9_]*", file.rpartition("/")[2].lower().replace("-", "_"))
-    name = re.sub(r"_?(train|training|validation|valid|val|dev|eval|test)?(_?\d+.*)?$", "", words[0]) if words else ""
+    name = re.sub(rf"_?({_SPLIT_WORDS})?(_?\d+.*)?$", "", words[0]) if words else ""
     return name.strip("_") or "foreign"

@@ -9,8 +9,8 @@ import os
 import re
 from dataclasses import dataclass, field
 
-from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError
+from beam_pipeline import schema, storage
+from beam_pipeline.errors import ImageShardsError, NotPublishedError
 from beam_pipeline.schema import RejectReason
 from reader.info import DatasetInfo, as_info
 
@@ -54,19 +54,19 @@ def rejects(url: DatasetInfo | str | os.PathLike[str]) -> list[RejectGroup]:
     """The rejected images of a dataset by what is wrong with them, most first.
 
     Args:
-        url: what `load_info` returned, or the URL.
+        url: what `load_info` returned, or the URL; also of a version whose job failed for its rejects.
 
     Raises:
         ImageShardsError: rejects.jsonl isn't the file that was published.
     """
-    info, groups = as_info(url), dict[str, RejectGroup]()
-    if schema.REJECTS_FILE not in info.manifest["files"]:
+    (info, path), groups = find_rejects(url), dict[str, RejectGroup]()
+    if info and schema.REJECTS_FILE not in info.manifest["files"]:
         by_reason = info.manifest["rejects"]["by_reason"].items()
         groups = {reason: RejectGroup(reason.replace("_", " "), reason, count) for reason, count in by_reason}
-    elif info.manifest["rejects"]["by_reason"]:
-        path, digest = info.path(schema.REJECTS_FILE), hashlib.sha256()
+    elif info is None or info.manifest["rejects"]["by_reason"]:
+        digest = hashlib.sha256()
         try:
-            with info.storage.open(path) as lines:
+            with storage.open_storage(path).open(path) as lines:
                 for line in lines:
                     digest.update(line)
                     one = json.loads(line)
@@ -74,12 +74,28 @@ def rejects(url: DatasetInfo | str | os.PathLike[str]) -> list[RejectGroup]:
                     group = groups.setdefault(what, RejectGroup(what, one["reason"]))
                     group.count += 1
                     group.paths = sorted([*group.paths, one["path"]])[:_SHOWN]
-            is_published = digest.hexdigest() == info.manifest["files"][schema.REJECTS_FILE]
+            is_published = info is None or digest.hexdigest() == info.manifest["files"][schema.REJECTS_FILE]
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             is_published = False
         if not is_published:
             raise ImageShardsError(f"{path} isn't the file that was published; run the job with --repair")
     return sorted(groups.values(), key=lambda group: (-group.count, group.what))
+
+
+def find_rejects(url: DatasetInfo | str | os.PathLike[str]) -> tuple[DatasetInfo | None, str]:
+    """A dataset and its rejects.jsonl; no dataset if a job failed for its rejects, which left the file in its state."""
+    given = url.removesuffix(f"/{schema.REJECTS_FILE}") if isinstance(url, str) else url
+    try:
+        return (info := as_info(given)), info.path(schema.REJECTS_FILE)
+    except NotPublishedError:
+        folder = storage.normalize(os.fspath(given))  # type: ignore[arg-type]
+        store, state, (parent, _, name) = storage.open_storage(folder), schema.STATE_FOLDER, folder.rpartition("/")
+        unpublished = [f"{folder}/{state}/{one}" for one in schema.newest_first(store.names(f"{folder}/{state}"))]
+        for place in (folder, f"{parent}/{state}/{name}", *unpublished):
+            file = f"{place}/{schema.REJECTS_FILE}"
+            if f"/{state}/" in file and store.stat(file):
+                return None, file
+        raise
 
 
 def in_words(reason: str, detail: str) -> str:

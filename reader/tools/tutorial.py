@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from beam_pipeline import schema, storage
+from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader.info import DatasetInfo
 from reader.pixels import ImageDecoder
 
@@ -108,6 +109,8 @@ def _parser(info: DatasetInfo, size: int, is_float: bool = False) -> Callable[[T
     import tensorflow as tf
 
     keys = {info.image_key: tf.io.FixedLenFeature([], tf.string), info.class_key: tf.io.FixedLenFeature([], tf.int64)}
+    if "one_hot" in info.manifest.get(FOREIGN_KEY, {}):  # a list, and nobody looks at the classes
+        del keys[info.class_key]
 
     def parse(record: Tensor) -> tuple[Tensor, Tensor]:
         parsed = tf.io.parse_single_example(record, keys)
@@ -116,6 +119,6 @@ def _parser(info: DatasetInfo, size: int, is_float: bool = False) -> Callable[[T
         if (size, size) != info.image.min_size or info.image.min_size != info.image.max_size:
             image = tf.cast(tf.round(tf.image.resize(image, [size, size])), tf.uint8)
         image = tf.ensure_shape(image, [size, size, info.image.channels])
-        return tf.cast(image, tf.float32) / 255.0 if is_float else image, parsed[info.class_key]
+        return tf.cast(image, tf.float32) / 255.0 if is_float else image, parsed.get(info.class_key, 0)
 
     return parse

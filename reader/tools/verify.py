@@ -16,12 +16,12 @@ from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
 from beam_pipeline.schema.table import read_table
-from beam_pipeline.text import plural
-from reader.example import Value, parse_example
+from beam_pipeline.text import name_line, plural
+from reader.example import Value, class_id, parse_example
 from reader.info import DatasetInfo, SplitInfo, as_info
 from reader.runs import InvalidRecordError
 from reader.tfrecord_files import FileScan, Frame
-from reader.tools.checks import Scanners, check_image, only_bytes, only_integer, type_name
+from reader.tools.checks import Scanners, check_image, only_bytes, type_name
 
 DECODE = ("all", "sample", "none")
 _MAX_FAULTS = 100  # of a shard
@@ -45,7 +45,7 @@ class Fault:
 
     def __str__(self) -> str:
         located = "" if self.record is None else f" record {self.record} at byte {self.offset}:"
-        return f"{self.file}:{located} {self.what}"
+        return name_line(f"{self.file}:{located} {self.what}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,5 +322,5 @@ def _check_record(info: DatasetInfo, features: Mapping[str, Value], decode: bool
 
 def _class_id(features: Mapping[str, Value], info: DatasetInfo) -> int:
     """A record's class, -1 if it isn't one integer."""
-    label = only_integer(features, info.class_key)
+    label = class_id(features.get(info.class_key, []))
     return -1 if label is None else label

@@ -21,7 +21,6 @@ from reader.position import integer
 from reader.preprocess import PhotoError, why
 from reader.training.run import Run, as_run
 
-_FIRST_CONTACT_S = 15.0  # in which a store must answer: a wrong URL should not take ten minutes
 _REMOTE_READS = 16  # photos of a bucket that are read at once
 _BATCHES_AHEAD = 2  # that are prepared while the model has another
 
@@ -93,7 +92,7 @@ def _find(given: str) -> Iterator[_Photo]:
     url = storage.normalize(given)
     if fault := "it is empty" if not given else storage.why_unusable(url, is_file=True):
         raise UsageError(f"{given!r}: {fault}")
-    store = storage.open_storage(url, _FIRST_CONTACT_S)
+    store = storage.open_storage(url)
     is_bucket = not (storage.is_local(url) or storage.bucket_and_name(url)[1])
     if not is_bucket and (file := store.stat(url)) is not None:
         yield _Photo(given, url, file.bytes)

@@ -210,9 +210,11 @@ def test_display_data_shows_the_input_and_what_decides_bytes(folder: Path, tmp_p
     assert shown["dataset"] == f"{tmp_path}/photos/1.0.0"
 
 
-def test_the_program_of_the_document_runs_as_written(
+def test_the_program_of_the_document_runs_as_written_after_the_readme(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert "--output datasets --name photos" in (make.ROOT / "README.md").read_text()
+    make.published(photos, tmp_path / "datasets")
     shutil.copytree(photos, tmp_path / "photos")
     (tmp_path / "photos" / "bee" / "7.jpg").write_bytes((photos / "bee" / "0000.jpg").read_bytes()[:300])
     monkeypatch.chdir(tmp_path)
@@ -221,4 +223,4 @@ def test_the_program_of_the_document_runs_as_written(
     exec(compile(program.replace("config = Config(", config), "transforms.md", "exec"), {})
     *sizes, url = (line for line in capsys.readouterr().out.splitlines() if "RejectLine" not in line)
     assert sorted(line[:6] for line in sizes) == ["('ant'", "('bee'", "('cat'"]
-    assert url == f"{tmp_path}/datasets/photos/1.0.0"
+    assert url == f"{tmp_path}/datasets/piped/1.0.0"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -192,7 +195,8 @@ def test_an_original_that_does_not_decode_is_one_line(
     few = ["--images", "4", "--batch_size", "4", "--image_size", "32", "--repeats", "1", "--against", str(originals)]
     assert main(["bench", folder, *few, "--chart", str(tmp_path / "x.png")]) == 1
     text = f"error: {originals}/ant/0001.jpg: the image doesn't decode"
-    assert capsys.readouterr().err.startswith(text)
+    progress, error = capsys.readouterr().err.splitlines()
+    assert progress == "warm-up: individual files" and error.startswith(text)
 
 
 @contextmanager
@@ -217,7 +221,7 @@ def test_temporary_files_that_cannot_be_written_are_one_line(
     with no_file_over(100_000 if is_original else 100):
         code = main(["bench", folder, *few])
     err = capsys.readouterr().err
-    assert code == 1 and err.count("\n") == 1
+    assert code == 1 and err.count("error: ") == 1
     assert err.endswith(
         "a temporary file can't be written (File too large); free space there, or set TMPDIR to another folder\n"
     )
@@ -241,6 +245,20 @@ def test_a_bench_that_fails_or_is_interrupted_leaves_no_empty_picture(
 
     monkeypatch.setattr(bench, "measure", interrupt)
     assert main(["bench", folder, *FEW, "--chart", str(picture)]) == 1 and left() == mine
+
+
+def test_it_tells_each_run_in_a_pipe_and_removes_its_temporary_files_when_it_is_ended(
+    folder: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "imageshards", "bench", folder, "--image_size", "32", "--repeats", "99"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=make.ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline() for _ in range(2)]
+        assert lines[0] == "warm-up: individual files\n" and list(tmp_path.iterdir()) != []
+        process.terminate()
+        assert process.stderr.read().endswith("error: interrupted\n")
+    assert process.returncode == 1 and list(tmp_path.iterdir()) == []
 
 
 def test_a_trace_s_title_says_when_the_pass_ended() -> None:

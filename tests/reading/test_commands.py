@@ -17,6 +17,10 @@ from beam_pipeline.schema.example import int64_feature
 from beam_pipeline.text import size_text
 from imageshards import main
 from reader.commands import parser
+from reader.tools.copy import dataset_hash
+from reader.tools.diff import KINDS, Difference
+from reader.tools.verify import Fault
+from tests import make
 from tests.make import ROOT
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
@@ -125,7 +129,9 @@ def test_only_training_needs_a_framework(folder: str, tmp_path: Path) -> None:
         f"train {folder} --out {tmp_path}/out",
     )
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 2]", done.stderr
-    assert done.stderr == "error: Keras is not installed: pip install 'imageshards[train]'\n"
+    *runs, error = done.stderr.splitlines()
+    assert error == "error: Keras is not installed: pip install 'imageshards[train]'"
+    assert all(run.startswith(("warm-up: ", "repeat 1 of 1: ")) for run in runs)
     assert "PyTorch is not installed: pip install 'imageshards[torch]'\n" in done.stdout
     assert "\nno chart: Matplotlib is not installed\n" in done.stdout and not (tmp_path / "c.png").exists()
     done = run_without("simplejpeg,PIL", LINES, tmp_path, f"info {folder}", f"verify {folder}", f"show {folder}")
@@ -143,7 +149,8 @@ def test_nothing_prints_lines_of_tensorflow(folder: str, tmp_path: Path, verb: s
     }
     command = [sys.executable, "-m", "reader", verb, folder, *few[verb]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]) == (0, [])
+    ours = ("warning: ", "warm-up: ", "repeat 1 of 1: ")
+    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith(ours)]) == (0, [])
 
 
 def test_another_missing_module_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +181,41 @@ def test_info_says_columns_sizes_and_where_an_index_finds_its_shards(
     ]
     assert main(["index", f"{source}/photos-*", "--out", str(tmp_path / "index")]) == 0
     assert f"  this is an index: the shards are in {source}\n" in capsys.readouterr().out
+
+
+def test_the_hash_is_that_of_the_dataset_s_own_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Finder, an editor and `index --table` add files; `verify` and `write` call it the same dataset."""
+    folder = Path(make_dataset(tmp_path / "1.0.0", {"train": [10, 10], "validation": [3]}))
+    expected = make.dataset_hash(folder)
+    for stray in (".DS_Store", "README.md", "index/.DS_Store", "notes/a.txt", "report.html", "Thumbs.db"):
+        (folder / stray).parent.mkdir(exist_ok=True)
+        (folder / stray).write_bytes(b"stray")
+    assert main(["info", str(folder), "--hash"]) == 0
+    assert capsys.readouterr().out == f"{expected}\n"
+    assert make.dataset_hash(folder) != expected
+    info = reader.load_info(folder)
+    for file, data in make.files(folder).items():
+        (folder / file).write_bytes(data + b" ")
+        assert (dataset_hash(info) == expected) == (data == b"stray" or file in schema.UNHASHED_FILES), file
+        (folder / file).write_bytes(data)
+
+
+FORGED = "a/x\nOK: 3 records in 1 shard\ny.jpg"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        str(Fault(FORGED, 1, 2, "the CRC of the data is wrong")),
+        str(Fault("a.jpg", 1, 2, f"label {FORGED}")),
+        str(
+            Difference("a", "b", dict.fromkeys(KINDS, 1), {kind: [FORGED] for kind in KINDS} | {"moved": [("a", "b")]})
+        ),
+        str(Difference("a", "b", dict.fromkeys(KINDS, 0), {kind: [] for kind in KINDS}, {FORGED: (1, 2)})),
+    ],
+)
+def test_a_line_break_in_a_name_forges_no_line(text: str) -> None:
+    assert "OK: 3 records" in text and not any(line.startswith(("OK", "y.jpg")) for line in text.splitlines())
 
 
 def test_no_hash_of_a_dataset_that_lacks_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

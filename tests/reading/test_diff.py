@@ -116,12 +116,48 @@ def test_the_command_prints_and_exits_as_it_says(folder: Path, capsys: pytest.Ca
         "1 image with other bytes:\n  ant/0001.jpg\n",
         "  bee/0005.jpg → bee/old/0005.jpg\n",
         "11 images relabelled:\n  ",
-        "changed between train and another split, since its path decides: --split_by name keeps an image in its split",
+        "changed between train and another split, since its path decides: --split_by name keeps its split",
         "ids of 2 classes differ: beetle none → 2, cat 2 → 3\n",
     ):
         assert line in text
     assert imageshards.main(["diff", str(folder / "1.0.0"), str(folder / "1.1.0"), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["counts"]["relabelled"] == 11
+
+
+def moved(folder: Path, flags: list[str], now: list[str]) -> str:
+    """What `diff` prints of two versions between which half of a class moved into another one."""
+    images = make.class_folders(folder / "in", {"ant": 40, "bee": 40})
+    for file in (images / "ant").iterdir():
+        file.rename(images / "ant" / f"ant-{file.name}")
+    assert make.job(images, folder / "out", *flags).code == 0
+    for file in sorted((images / "ant").iterdir())[:30]:
+        file.rename(images / "bee" / (file.name if "name" in flags else f"moved.{file.name}"))
+    assert make.job(images, folder / "out", *now, "--version", "1.1.0").code == 0
+    return str(reader.diff(folder / "out/photos/1.0.0", folder / "out/photos/1.1.0"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "more", "cause"),
+    [
+        ([], [], "its path decides: --split_by name keeps its split"),
+        (["--stratify"], [], "--stratify gives each class its exact shares, also of what moves into it"),
+        (["--split_by", "name", "--stratify"], [], "--stratify gives each class its exact shares, also of what moves"),
+        (["--split_by", "[^/]+/(.*)"], [], "its path decides: --split_by [^/]+/(.*) takes another part"),
+        (["--split_by", "name"], ["--splits", "train=0.3,validation=0.7"], "--splits changed"),
+    ],
+)
+def test_what_moved_is_named_once_and_the_cause_of_a_leak_is_the_true_one(
+    tmp_path: Path, flags: list[str], more: list[str], cause: str
+) -> None:
+    flags = ["--splits", "train=0.5,validation=0.5", *flags]
+    lines = moved(tmp_path, flags, [*flags, *more]).splitlines()
+    names = [line for line in lines if line.startswith("  ") and ".jpg" in line]
+    now = [name.split(" → ")[-1].strip() for name in names]
+    assert len(now) == len(set(now)) and all("→" in name for name in names[:20])
+    assert "30 images moved:" in lines and "30 images relabelled:" in lines
+    assert "  and 30 more (see those that moved)" in lines
+    (warning,) = (line for line in lines if line.startswith("warning: "))
+    assert f"between train and another split, since {cause}" in warning
 
 
 @pytest.mark.parametrize("is_cut", [False, True])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import struct
 import subprocess
 import sys
@@ -75,6 +77,66 @@ def test_the_files_may_lie_in_the_folder_of_the_index_and_move_with_it(tmp_path:
     info = reader.load_info(str(tmp_path / "there"))
     assert [shard.file for shard in info.splits["train"].shards] == ["part-0", "part-1"]
     assert len(list(reader.eval_dataset(info, "train", global_batch_size=73))) == 1
+
+
+# --- which split a file is in
+
+
+NO_SPLIT = "no split in the name"
+SPLITS: dict[str, Any] = {  # files, pattern(s) below their folder, split → what is said of it
+    "Kaggle's": (
+        ["train/00-8x8-1.tfrec", "val/00-8x8-1.tfrec", "test/00-8x8-1.tfrec"],
+        ["*/*.tfrec"],
+        {"train": "folder 'train'", "val": "folder 'val'", "test": "folder 'test'"},
+    ),
+    "inner folders first": (
+        ["train_set_v2/tf/a", "train_set_v2/val/a"],
+        ["**"],
+        {"train": "folder 'train_set_v2'", "val": "folder 'val'"},
+    ),
+    "of two patterns": (
+        ["Training/a", "Testing/a"],
+        ["Training/*", "Testing/*"],
+        {"training": "folder 'Training'", "testing": "folder 'Testing'"},
+    ),
+    "names first": (["val/train-0", "val/holdout-0"], ["val/*"], {"train": "file name", "holdout": "file name"}),
+    "of one folder": (["k/val/0", "k/val/1"], ["k/val/*"], {"val": "folder 'val'"}),
+    "of one file": (["k/test/0"], ["k/test/0"], {"test": "folder 'test'"}),
+    "anybody's": (["test/data/a", "test/data/b"], ["test/data/*"], {"train": NO_SPLIT}),
+    "not the word alone": (["test_7/a"], ["test_7/*"], {"train": NO_SPLIT}),
+}
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_a_split_is_read_from_the_file_name_outwards(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, patterns, expected = SPLITS[kind]
+    for file in files:
+        write((tmp_path / "k" / file).parent, "keras", {Path(file).name: 1})
+    indexed = index([tmp_path / "k" / one for one in patterns], tmp_path / "index")
+    assert set(indexed.info.splits) == set(expected)
+    each = len(files) // len(expected)
+    assert set(indexed.sources) == {f"{name}: {each} file{'s'[: each - 1]} ({why})" for name, why in expected.items()}
+    assert sum(split.records for split in indexed.info.splits.values()) == len(files)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("files", [["train/a", "held_out/a"], ["Zug/a", "Prüfung/a"], ["a-train", "b"]])
+def test_files_that_name_no_split_are_named_where_that_may_merge_what_was_held_out(
+    tmp_path: Path, files: list[str], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in files:
+        write((tmp_path / "k" / file).parent, "keras", {Path(file).name: 1})
+    unnamed = [str(tmp_path / "k" / file) for file in sorted(files) if "train" not in file]
+    assert main(["index", f"{tmp_path}/k/{'*/*' if '/' in files[0] else '*'}", "--out", f"{tmp_path}/index"]) == 0
+    (said,) = caplog.messages
+    which = f"{len(unnamed)} of 2 files and their folders, all are train: {', '.join(unnamed)}; if some are held out, "
+    assert said == f"no split in the names of {which}name them or their folder val or test, or index them by themselves"
+    assert "no split in the name" in capsys.readouterr().out.splitlines()[-1]
+
+
+# --- features
 
 
 def test_other_features_come_along(tmp_path: Path) -> None:
@@ -161,6 +223,91 @@ def test_the_lines_of_a_labels_file_are_class_names(tmp_path: Path, capsys: pyte
         names.unlink() if text is None else names.write_bytes(text)
         assert main(["index", f"{files}/a", "--out", str(tmp_path / "other"), "--labels_file", str(names)]) == 2
         assert capsys.readouterr().err == f"error: --labels_file {names}: {message}\n"
+    reading, writing = os.pipe()  # the shell's <(printf ...)
+    os.write(writing, b"ant\nbee\ncow\n")
+    os.close(writing)
+    pipe = f"/dev/fd/{reading}"
+    assert index(f"{files}/a", tmp_path / "index", labels_file=pipe).info.classes == ("ant", "bee", "cow")
+
+
+ONE_HOT = {  # label of record n → its class
+    "float32": (lambda number: [float(place == number % 3) for place in range(4)], lambda number: number % 3),
+    "int64": (lambda number: [int(place == number % 3) for place in range(4)], lambda number: number % 3),
+    "an integer": (lambda number: number % 3, lambda number: number % 3),
+    "gaps": (lambda number: number % 2 * 7, lambda number: number % 2 * 7),
+}
+
+
+@pytest.mark.parametrize("kind", ONE_HOT)
+def test_one_hot_labels_are_class_ids_to_every_reader(tmp_path: Path, kind: str) -> None:
+    label, expected = ONE_HOT[kind]
+    write_examples(tmp_path / "a", *(example(image=draw(number, SIZE), label=label(number)) for number in range(7)))
+    info = index(tmp_path / "a", tmp_path / "index").info
+    assert info.num_classes == {"an integer": 3, "gaps": 8}.get(kind, 4)
+    ids = [expected(number) for number in range(7)]
+    assert [record["label"] for record in reader.records(info, "train")] == list(map(str, ids))
+    ((_, labels, _),) = reader.eval_dataset(info, "train", global_batch_size=7)
+    assert labels.numpy().tolist() == ids
+    chosen = list(reader.eval_batches(info, "train", global_batch_size=7, classes=[info.classes[ids[1]]]))
+    assert sum(weights.sum() for _, _, weights in chosen) == ids.count(ids[1])
+    assert verify(info)
+    copied = reader.copy(info, tmp_path / "copied").folder
+    assert reader.bench(copied, images=7, batch_size=7, image_size=8, repeats=1).rows
+    names = tmp_path / "names.txt"
+    names.write_text("".join(f"name {number}\n" for number in range(9)))
+    assert index(tmp_path / "a", tmp_path / "index", labels_file=names).info.num_classes == 9
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([[0, 1, 0], [0, 0, 1, 0]], "record 1: 1 of 4 values of 'label' aren't 0, and another record has one 1 in 3"),
+        ([[0.0, 1.0], [1.0, 1.0]], "record 1: 2 of 2 values of 'label' aren't 0, and another record has one 1 in 2"),
+        ([[0, 1], 1], "record 1: 1 of 1 value of 'label' aren't 0, and another record has one 1 in 2"),
+        (
+            [[0.2, 0.8]],
+            "record 0: no feature is known to hold a class id (one integer, or a one-hot list); nor is anoth",
+        ),
+        ([0.5], "record 0: no feature is known to hold a class id"),
+    ],
+)
+def test_a_list_that_is_not_one_hot_in_each_record_is_no_class(tmp_path: Path, labels: list[Any], said: str) -> None:
+    write_examples(tmp_path / "a", *(example(image=draw(0, SIZE), label=label) for label in labels))
+    with pytest.raises(UsageError, match=re.escape(f"{tmp_path}/a: {said}")):
+        index(tmp_path / "a", tmp_path / "index")
+
+
+@pytest.mark.parametrize("labels", [[[0, 1], [0, 0]], [[0.0, 1.0], [0.0, 0.0]], [0, -1]])
+def test_a_record_without_a_class_is_left_out(tmp_path: Path, labels: list[Any]) -> None:
+    write_examples(tmp_path / "a", *(example(image=draw(0, SIZE), label=label) for label in labels))
+    assert index(tmp_path / "a", tmp_path / "index").left_out == {"no_image_or_class": 1}
+
+
+def test_a_detection_set_is_called_one_and_no_flag_is_answered_by_itself(tmp_path: Path) -> None:
+    boxes: dict[str, Any] = {"image__object__class__label": [3, 5], "image__object__bbox__xmin": [0.1, 0.2]}
+    write_examples(tmp_path / "a", example(image__encoded=draw(0, SIZE), image__height=12, **boxes))
+    needs = "a class id (one integer, or a one-hot list); image/object/class/label (int64, 2) is a list, as det"
+    for key, begin in (
+        (None, "no feature is known to hold"),
+        ("image/object/class/label", "image/object/class/label ("),
+    ):
+        with pytest.raises(UsageError) as raised:
+            index(tmp_path / "a", tmp_path / "index", class_key=key)
+        said = str(raised.value)
+        assert said.startswith(f"{tmp_path}/a: record 0: {begin}") and needs in said
+        assert "; name it by --class_key among: image/height (int64, 1); imageshards.record_dataset reads" in said
+    with pytest.raises(UsageError, match=r"'jpg' isn't an image .*; name it by --image_key among: image/encoded"):
+        index(tmp_path / "a", tmp_path / "index", image_key="jpg")
+
+
+@pytest.mark.parametrize("depth", [np.uint8, np.float32])
+def test_raw_pixels_are_called_that(tmp_path: Path, depth: Any) -> None:
+    pixels = np.full((20, 30, 3), 7, depth).tobytes()
+    shape = {"height": 20, "width": 30, "depth": 3}
+    write_examples(tmp_path / "a", example(image_raw=pixels, label=1, **shape), example(image_raw=pixels, label=0))
+    what = rf"record 0 at byte 0: its {len(pixels):,} bytes are raw pixels, .*: write them as JPEG or PNG"
+    with pytest.raises(ImageShardsError, match=what):
+        index(tmp_path / "a", tmp_path / "index")
 
 
 def test_what_is_corrupt_or_does_not_decode_is_left_out_and_counted(
@@ -190,7 +337,8 @@ def test_what_is_corrupt_or_does_not_decode_is_left_out_and_counted(
     assert "  left out: corrupt_record 2, decode_error 1, not_an_example 1\n" in capsys.readouterr().out
     assert main(["index", f"{files}/*", "--out", info.url, "--json"]) == 0
     left_out = {"corrupt_record": 2, "decode_error": 1, "not_an_example": 1}
-    assert json.loads(capsys.readouterr().out) == {"dataset": info.url, "records": 226, "left_out": left_out}
+    told = {"dataset": info.url, "records": 226, "left_out": left_out}
+    assert json.loads(capsys.readouterr().out) == {**told, "sources": ["train: 2 files (no split in the name)"]}
     make.flip_byte(files / "a", 50)
     (fault,) = verify(info).faults
     assert (fault.record, fault.what) == (0, "the CRC of the data is wrong")
@@ -285,6 +433,16 @@ def test_an_index_of_remote_files(tmp_path: Path, gcs: servers.Gcs) -> None:
     assert images.shape == (75, *SIZE, 3)
 
 
+def test_gzip_files_can_be_uncompressed_as_the_error_says(tmp_path: Path) -> None:
+    """With no suffix, as TensorFlow's tutorial writes them."""
+    packed = write(tmp_path / "its files", "keras", {"a": 3}, "GZIP") / "a"
+    with pytest.raises(UsageError) as raised:
+        index(packed, tmp_path / "index")
+    command = re.findall(r"\((zcat < .*) > NEW\)", str(raised.value))[0]
+    subprocess.run(["bash", "-c", f"{command} > plain"], cwd=tmp_path, check=True)
+    assert index(tmp_path / "plain", tmp_path / "index").records == 3
+
+
 def test_what_cannot_be_indexed_says_why(tmp_path: Path) -> None:
     out = str(tmp_path / "index")
     packed = write(tmp_path / "gzip", "keras", {"a": 3}, "GZIP")
@@ -294,9 +452,14 @@ def test_what_cannot_be_indexed_says_why(tmp_path: Path) -> None:
     short = tmp_path / "names.txt"
     short.write_text("ant\nbee\n")
     for pattern, where, more, message in (
-        (f"{packed}/a", out, {}, r"a is GZIP, .* read it with imageshards\.record_dataset"),
-        (f"{packed}/*", out, {}, r"a is GZIP, .* read it with imageshards\.record_dataset"),
-        (f"{files}/a", out, {"class_key": "label"}, r"--class_key among: class \(int64, 1\), image \(bytes, 1\)"),
+        (f"{packed}/a", out, {}, rf"a is GZIP, .*: uncompress such files \(zcat < {packed}/a > NEW\), or read"),
+        (f"{packed}/*", out, {}, rf"a is GZIP, .*: uncompress such files \(zcat < {packed}/a > NEW\), or read"),
+        (
+            f"{files}/a",
+            out,
+            {"class_key": "label"},
+            r"record 0: label \(bytes, 1\) isn't a class id .*--class_key among: class \(int64, 1\), one_hot_class",
+        ),
         (f"{files}/b*", out, {}, r"no file matches .*: .*files holds a"),
         (f"{files}/a", "gs://bucket/x", {}, "--out gs://bucket/x: give a local folder"),
         (f"{files}/a", dataset, {}, "a dataset is published there"),

@@ -10,7 +10,7 @@ import pytest
 
 import reader
 from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.errors import ImageShardsError, NotPublishedError
 from beam_pipeline.schema.manifest import seal_manifest
 from imageshards import main
 from reader.tools.rejects import in_words
@@ -75,6 +75,53 @@ def test_json_has_the_same(version: Path, capsys: pytest.CaptureFixture[str]) ->
     }  # fmt: skip
     assert sum(group["count"] for group in document["groups"]) == 15
     assert [group.what for group in reader.rejects(version)] == [group["what"] for group in document["groups"]]
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a dataset whose job failed for its rejects; one name would forge a line."""
+    folder = tmp_path_factory.mktemp("failed")
+    images = make.class_folders(folder / "in", {"cat": 1})
+    for number in range(1, 600):  # more than are sampled: a sample would stop the job before
+        (images / "cat" / f"{number}.jpg").hardlink_to(images / "cat" / "0000.jpg")
+    for name in ("a.jpg", "x\n0 of 22 images were rejected\ny.jpg"):
+        (images / "cat" / name).write_bytes(b"some text")
+    said = make.job(images, folder / "out", "--max_reject_fraction", "0.001").err
+    assert f"nothing is published; see {folder}/out/photos/_state/1.0.0/rejects.jsonl" in said
+    return folder / "out" / "photos"
+
+
+@pytest.mark.parametrize("place", [".", "1.0.0", "_state/1.0.0", "_state/1.0.0/rejects.jsonl", "1.0.0/rejects.jsonl"])
+def test_those_of_a_job_that_failed_for_them_are_shown(
+    failed: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rejects", str(failed / place)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "2 images were rejected",
+        "not published: the job failed; --max_reject_fraction permits more rejects",
+        "text: 2 (not_an_image)",
+        "  cat/a.jpg, cat/x\\n0 of 22 images were rejected\\ny.jpg",
+        f"all of them: {failed}/_state/1.0.0/rejects.jsonl",
+    ]
+    assert main(["rejects", str(failed / place), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["dataset"], document["images"], document["rejected"]) == (None, None, 2)
+    assert [group.count for group in reader.rejects(str(failed / place))] == [2]
+
+
+def test_the_file_of_a_published_version_stands_for_the_version(
+    version: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rejects", f"{version}/rejects.jsonl"]) == 0
+    assert capsys.readouterr().out.startswith("15 of 19 images were rejected\n")
+
+
+@pytest.mark.parametrize("place", ["out/photos", "out/photos/1.0.0", "nowhere", "in", "out"])
+def test_without_any_the_fix_is_that_of_a_dataset_which_is_not_published(tmp_path: Path, place: str) -> None:
+    make.class_folders(tmp_path / "in", {"cat": 2})
+    (tmp_path / "out" / "photos" / "1.0.0").mkdir(parents=True)
+    with pytest.raises(NotPublishedError):
+        reader.rejects(tmp_path / place)
 
 
 def test_no_reject_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

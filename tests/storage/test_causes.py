@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ import pytest
 from google.auth.exceptions import RefreshError, TransportError
 
 from beam_pipeline.errors import StorageError
-from beam_pipeline.storage import causes, open_storage
+from beam_pipeline.storage import causes, objects, open_storage
 from tests.conftest import S3_KEYS, forget_clients
 from tests.servers import BODY, RESET, SHORT, SILENCE, Answer, Telling, telling
 
@@ -42,7 +43,7 @@ def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
     forget_clients()
 
 
-def line(scheme: str, server: Telling, deadline_s: float = 30, ask: str = "read") -> str:
+def line(scheme: str, server: Telling, deadline_s: float | None = 30, ask: str = "read") -> str:
     """What a request says that fails."""
     url = URLS[scheme].format(server=server.url)
     with pytest.raises(StorageError) as raised:
@@ -130,6 +131,30 @@ def test_a_listing_that_arrives_corrupt_is_asked_again(ask: str, corrupt: str, r
         assert "the listing is corrupt" in line("s3", server, 0.3, "names"), "and not for ever"
 
 
+UPLOAD = "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+COMPLETED = '<CompleteMultipartUploadResult><ETag>"e"</ETag></CompleteMultipartUploadResult>'
+FAILED = "<?xml version='1.0'?><Error><Code>{}</Code><Message>the server's own words</Message></Error>"
+
+
+@pytest.mark.parametrize("aborting", [Answer(BODY, words=""), Answer(404, "NoSuchUpload")], ids=["not done", "done"])
+def test_an_upload_whose_completion_is_answered_200_with_an_error_is_sent_again(
+    aborting: Answer, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # https://docs.aws.amazon.com/AmazonS3/latest/API/API_CompleteMultipartUpload.html
+    monkeypatch.setattr(objects, "CHUNK_BYTES", 1000)
+    begun = [Answer(BODY, words=UPLOAD), Answer(BODY, words=""), Answer(BODY, words="")]
+    failed = [Answer(BODY, words=FAILED.format("InternalError")), aborting]
+    empty = [*begun, Answer(BODY, words=""), aborting]
+    with telling(*empty, *begun, *failed, *begun, Answer(BODY, words=COMPLETED)) as server:
+        reach(server.url)
+        assert open_storage("s3://bucket/x", 30).publish(io.BytesIO(bytes(1500)), "s3://bucket/x")
+        assert sum(request.startswith("PUT") for request in server.requests) == 6
+    with telling(*begun, Answer(BODY, words=FAILED.format("AccessDenied")), aborting) as server:
+        reach(server.url)
+        with pytest.raises(StorageError, match=r"^s3://bucket/x: "):
+            open_storage("s3://bucket/x", 0.2).publish(io.BytesIO(bytes(1500)), "s3://bucket/x")
+
+
 @pytest.mark.parametrize("scheme", URLS)
 @pytest.mark.parametrize("status", ENDED)
 def test_retries_end_at_the_deadline_with_one_line(scheme: str, status: int, reach: Reach) -> None:
@@ -141,12 +166,59 @@ def test_retries_end_at_the_deadline_with_one_line(scheme: str, status: int, rea
 
 
 @pytest.mark.parametrize("scheme", URLS)
+@pytest.mark.parametrize("answer", [Answer(503), Answer(403, "AccessDenied")])
+def test_only_a_job_is_told_how_to_resume(
+    scheme: str, answer: Answer, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "DEFAULT_DEADLINE_S", 0.2)
+    with telling(answer) as server:
+        reach(server.url)
+        assert "the same command resumes" in line(scheme, server, 0.2)
+        assert "resume" not in (said := line(scheme, server, None)) and "deadline" not in said
+
+
+@pytest.mark.parametrize("scheme", URLS)
 def test_no_network_is_one_line(scheme: str, reach: Reach) -> None:
     with telling(Answer(200)) as server:
         pass
     reach(server.url)  # where nobody listens any more
     said = line(scheme, server, 0.3)
     assert said.startswith("no success for 0 s: no connection (127.0.0.1:") and "; check the URL and the netw" in said
+
+
+@pytest.mark.parametrize("scheme", URLS)
+def test_a_reader_gives_up_soon_if_nobody_ever_answers_and_names_no_flag(
+    scheme: str, reach: Reach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name that doesn't resolve is silent for 15 s at most; a job's flag isn't the fix of a command without it."""
+    for name, seconds in {"FIRST_CONTACT_S": 0.3, "DEFAULT_DEADLINE_S": 0.9}.items():
+        monkeypatch.setattr(objects, name, seconds)
+    monkeypatch.setattr(causes, "_SILENT_S", 0.0)
+    with telling(Answer(503)) as server:
+        reach(server.url)
+        assert line(scheme, server, None).startswith("no success for 1 s: the server is busy"), "it has answered"
+        server.answers[:] = [Answer(403)]
+        assert "resumes" not in line(scheme, server, None)
+    forget_clients()
+    caplog.clear()
+    said = line(scheme, server, None)
+    assert said.startswith("no success for 0 s: no connection (127.0.0.1:")
+    assert said.endswith("; check the URL and the network")
+    (logged,) = caplog.messages
+    assert logged.startswith(URLS[scheme].format(server=server.url)) and "; trying again for 0 s" in logged
+    caplog.clear()
+    assert line(scheme, server, 0.3).endswith("; the same command resumes, --io_deadline waits longer")
+    assert not caplog.messages, "a job has its own progress line"
+
+
+def test_a_reader_that_had_an_answer_waits_through_an_outage(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"FIRST_CONTACT_S": 0.1, "DEFAULT_DEADLINE_S": 0.9}.items():
+        monkeypatch.setattr(objects, name, seconds)
+    with telling(Answer(200)) as server:
+        reach(server.url)
+        assert open_storage(URLS["s3"]).read(URLS["s3"]) == b"content"
+        server.answers[:] = [Answer(RESET)]
+        assert line("s3", server, None).startswith("no success for 1 s: no connection")
 
 
 def test_a_public_bucket_needs_no_credentials(reach: Reach, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

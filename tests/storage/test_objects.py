@@ -247,6 +247,6 @@ def test_operations_count_as_a_bill_counts_them(bucket: Bucket, tmp_path: Path) 
         store.publish(file, f"{url}/large")
     assert used() == (1 if url.startswith("gs") else 4, 0, 0, 17 << 20), "S3 bills parts, their beginning and their end"
     assert len(list(store.files(url))) == 2
-    assert used() == (1, 0, 0, 0)
+    assert used() == (1 if url.startswith("gs") else 2, 0, 0, 0), "another request confirms that the listing has ended"
     store.delete(f"{url}/a")
     assert used() == (0, 0, 0, 0)
