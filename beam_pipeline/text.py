@@ -19,6 +19,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
 
 
+def name_line(name: str) -> str:
+    """A `printable` name in one line: names of files and classes may hold line breaks, which would forge lines."""
+    return printable(name).replace("\n", "\\n")
+
+
 def print_line(text: str, stream: TextIO | None = None, end: str = "\n", wipe: bool = False) -> None:
     """Print `printable` text; a closed stream, or one without Unicode, doesn't fail the command.
 

@@ -19,6 +19,7 @@ import simplejpeg
 from PIL import Image
 
 from beam_pipeline.errors import UsageError
+from beam_pipeline.images.memory import LARGE
 from beam_pipeline.images.resize import Box, resize_into
 from beam_pipeline.text import one_line
 from reader.augment import Augment, RandomResizedCrop, check_augment
@@ -138,6 +139,8 @@ class _Scratch(threading.local):
 
     def array(self, shape: tuple[int, ...]) -> Pixels:
         size = math.prod(shape)
+        if size > LARGE:  # which threads that wait shouldn't keep
+            return np.empty(shape, np.uint8)
         if size > len(self._buffer):
             self._buffer = np.empty(size, np.uint8)
         return self._buffer[:size].reshape(shape)
@@ -229,7 +232,8 @@ def _decode_with_pillow(encoded: Encoded, channels: int, scale: int) -> Pixels:
             image.draft(image.mode, (image.width // scale, image.height // scale))
         if image.mode.startswith("I"):  # grey of 16 bits, which Pillow's `convert` would clip at 255
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        pixels: Pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+        mode = "L" if channels == 1 else "RGB"
+        pixels: Pixels = np.asarray(image if image.mode == mode else image.convert(mode))  # which copies it anyhow
     except MemoryError:
         raise  # not the image's fault
     except Exception as error:  # Pillow raises a dozen types for corrupt images

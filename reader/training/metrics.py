@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
+from beam_pipeline.text import name_line
+
 MAX_CLASSES = 1000  # of a confusion matrix
 
 
@@ -81,5 +83,11 @@ def confusion_csv(counts: npt.NDArray[Any], classes: Sequence[str]) -> bytes:
 
 def _csv(rows: Sequence[Sequence[Any]]) -> bytes:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(map(_cell, row) for row in rows)
     return text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    """A value that no spreadsheet computes and no terminal obeys: https://owasp.org/www-community/attacks/CSV_Injection."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return "'" * is_formula + name_line(value) if isinstance(value, str) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 import time
@@ -123,8 +124,8 @@ def epoch_line(line: dict[str, Any], epochs: int) -> str:
 
 def verdict(speed: Speed, info: DatasetInfo, recipe: Recipe) -> str:
     """What limits a run, and the change that would help most."""
-    if not speed.seconds:
-        return "no step was timed"
+    if recipe.steps == 1 or speed.images <= recipe.batch_size:  # of which the first batch of an epoch is waited for
+        return "too few steps were timed to say what limits it: lower --batch_size or raise --epochs"
     waited = f"waited {speed.wait_share:.0%} of the time for input"
     if speed.wait_share < _NO_WAIT:
         return f"{waited}: the device is the limit"
@@ -140,6 +141,17 @@ def verdict(speed: Speed, info: DatasetInfo, recipe: Recipe) -> str:
             f"{stored} would help most"
         )
     return f"{waited}: decoding is the limit; more CPU cores would help most (there are {cpu_count()})"
+
+
+def no_better(counts: Any, recipe: Recipe) -> str:
+    """What counts [class, predicted class] say of a model that is no better, beyond chance, than one answer; or ""."""
+    of_class = counts.sum(1)
+    accuracy, largest, images = counts.trace() / counts.sum(), of_class.max() / counts.sum(), float(counts.sum())
+    if accuracy > largest + 2 * math.sqrt(largest * (1 - largest) / images):  # two standard errors
+        return ""
+    answer = f"always answering {recipe.classes[of_class.argmax()]!r} ({largest:.3f})"
+    fix = "raise --epochs" if recipe.options.weights != "none" else "try --preset finetune"
+    return f"validation accuracy {accuracy:.3f} is no better than {answer}, but for chance: {fix}"
 
 
 class ProgressLine:
