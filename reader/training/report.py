@@ -144,14 +144,16 @@ def verdict(speed: Speed, info: DatasetInfo, recipe: Recipe) -> str:
 
 
 def no_better(counts: Any, recipe: Recipe) -> str:
-    """What counts [class, predicted class] say of a model that is no better, beyond chance, than one answer; or ""."""
-    of_class = counts.sum(1)
-    accuracy, largest, images = counts.trace() / counts.sum(), of_class.max() / counts.sum(), float(counts.sum())
-    if accuracy > largest + 2 * math.sqrt(largest * (1 - largest) / images):  # two standard errors
+    """A warning if counts [class, predicted class] are, within two standard errors, those of one answer; else ""."""
+    images, of_class = float(counts.sum()), counts.sum(1)
+    accuracy, largest = counts.trace() / images, of_class.max() / images
+    if accuracy == 1 or accuracy > largest + 2 * math.sqrt(largest * (1 - largest) / images):
         return ""
-    answer = f"always answering {recipe.classes[of_class.argmax()]!r} ({largest:.3f})"
-    fix = "raise --epochs" if recipe.options.weights != "none" else "try --preset finetune"
-    return f"validation accuracy {accuracy:.3f} is no better than {answer}, but for chance: {fix}"
+    answer = (
+        f"always answering {recipe.classes[of_class.argmax()]!r} ({largest:.3f}), as far as {images:,.0f} images tell"
+    )
+    fix = "try --preset finetune" if recipe.options.weights == "none" else "raise --epochs"
+    return f"validation accuracy {accuracy:.3f} is no better than {answer}: {fix}"
 
 
 class ProgressLine:
