@@ -70,10 +70,7 @@ class DiskCache:
 
     def get(self, path: str, start: int, stop: int) -> bytes | None:
         try:
-            # A FIFO isn't waited for.
-            with open(
-                self._file(path), "rb", 0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
-            ) as file:
+            with open(self._file(path), "rb", 0, opener=lambda at, how: os.open(at, how | os.O_NONBLOCK)) as file:
                 data = os.pread(file.fileno(), stop - start, start)
         except OSError:
             return None

@@ -592,10 +592,7 @@ _BATCH_SIZE: dict[str, Any] = {
     "default": 64,
     "help": "Images that the model gets at once (default: %(default)s).",
 }
-_MODEL: dict[str, Any] = {
-    "metavar": "MODULE:FUNCTION",
-    "help": "Import this module, as in training, if the model has layers of your own; no other is.",
-}
+_MODEL: dict[str, Any] = {"metavar": "MODULE:FUNCTION", "help": "Import this module, if the layers are your own."}
 
 
 def _add_evaluate(verbs: Any) -> None:

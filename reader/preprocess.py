@@ -13,10 +13,10 @@ import functools
 import io
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
-from msgspec import Meta, ValidationError, convert, defstruct
+from msgspec import convert, defstruct
 
 from beam_pipeline import images
 from beam_pipeline.errors import ImageShardsError, Reject, UsageError
@@ -32,15 +32,9 @@ from reader.tools.rejects import in_words
 
 _MEMORY = MemoryBudget(LEAST_BOUND)  # that large photos of all threads share
 _OWN_SIZES = ("shorter", "longer")  # resize modes that leave each image its own size
-# What of an image is valid in a manifest, beyond its type.
-_KINDS: dict[str, Any] = {
-    "size": tuple[Annotated[int, Meta(ge=1)], Annotated[int, Meta(ge=1)]] | None,
-    "resize_mode": Literal[geometry.RESIZE_MODES],
-    "resample": Literal[tuple(RESAMPLING)],
-    "format": Literal[tuple(images.FORMATS)],
-    "jpeg_subsampling": Literal[tuple(images.SUBSAMPLING)],
-}
-_Options = defstruct("_Options", [*(get_type_hints(ImageOptions) | _KINDS).items()])
+_CHOICES: dict[str, Any] = {"resize_mode": geometry.RESIZE_MODES, "resample": RESAMPLING, "format": images.FORMATS}
+_KINDS = get_type_hints(ImageOptions) | {name: Literal[tuple(values)] for name, values in _CHOICES.items()}
+_Options = defstruct("_Options", [*_KINDS.items()])
 # Limits for photos of a third-party dataset, the writer's defaults; what isn't kept as it is becomes a PNG.
 _INDEX = ImageOptions(None, "stretch", "bilinear", None, 3, "png", 90, "4:2:0", False, MAX_PIXELS, 256 << 20, False)
 
@@ -67,7 +61,7 @@ class Preprocessing:
     ) -> None:
         stored, channels = dataset["image"], dataset["image"]["channels"]
         self.options = None if is_index else _options(dataset["configuration"], channels)
-        self._limits = self.options or _INDEX._replace(channels=channels)
+        self.limits = self.options or _INDEX._replace(channels=channels)
         is_fixed = self.options is not None and self.options.resize_mode not in _OWN_SIZES
         size = self.options.size if self.options and is_fixed else None
         # A photo may be larger than all that are stored.
@@ -93,16 +87,11 @@ class Preprocessing:
         other = [f"{name} {was} (here {here[name]})" for name, was in lossy.items() if here.get(name, was) != was]
         return f"the dataset was written with {', '.join(other)}: pixels may differ from it" if other else ""
 
-    def check_size(self, byte_count: int) -> None:
-        """Raise `Reject` if a file is larger than the writer takes."""
-        images.check_size(byte_count, self._limits)
-
     def _stored(self, data: bytes, reserve: memory.Reserve) -> bytes:
         """What the writer would store of a photo. Raises `Reject`."""
-        if self.options is not None:
-            return images.convert(data, self.options, reserve).data
-        self.check_size(len(data))
-        return _upright(data, self._limits, reserve)
+        if self.options is None:
+            return _upright(data, self.limits, reserve)
+        return images.convert(data, self.options, reserve).data
 
     def decode(self, data: bytes) -> Pixels:
         """A photo's file as uint8 `shape`. Raises PhotoError."""
@@ -155,19 +144,18 @@ def decode(
 def _options(flags: Mapping[str, Any], channels: int) -> ImageOptions:
     """The image options of a dataset. Raises ImageShardsError if one is missing or invalid."""
     try:
-        options = ImageOptions.of(flags)
+        options = ImageOptions.of({**flags, "channels": channels})
         convert(options._asdict(), _Options)
+        return options
     except KeyError as flag:
         raise ImageShardsError(f"the dataset's manifest doesn't say which {flag} it was written with") from None
-    except ValidationError as error:
+    except ValueError as error:
         raise ImageShardsError(f"the dataset's manifest has an invalid image option: {one_line(error)}") from None
-    if options.channels != channels:
-        raise ImageShardsError(f"the dataset's manifest says channels {options.channels} and {channels} of its images")
-    return options
 
 
 def _upright(data: bytes, limits: ImageOptions, reserve: memory.Reserve) -> bytes:
     """A photo as a third-party record would hold it: unchanged, or as PNG if it is turned, or no JPEG or PNG."""
+    images.check_size(len(data), limits)
     name, size = formats.recognise(data), None
     try:
         image = formats.open_image(data, name)

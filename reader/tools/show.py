@@ -79,11 +79,8 @@ def show(
             mixed and augmentation needs `image_size`.
         ImageShardsError: a shard is missing or truncated, or one of these records is corrupt.
     """
-    if isinstance(augment, str):
-        if augment not in BY_NAME:
-            raise UsageError(f"augment={augment!r}: give one of {', '.join(BY_NAME)}, or a function")
-        augment = BY_NAME[augment]
-    return grid(choose(as_info(info), split, count, seed, augment, image_size, epochs, classes))
+    function: Any = BY_NAME.get(augment, augment) if isinstance(augment, str) else augment
+    return grid(choose(as_info(info), split, count, seed, function, image_size, epochs, classes))
 
 
 def choose(

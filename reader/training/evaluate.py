@@ -200,7 +200,7 @@ def _warnings(run: Run, info: DatasetInfo, split: str) -> Iterator[str]:
 
 
 class _Found:
-    """Reads all batches, and keeps sums, the mistakes and the worst one's pixels: half a kilobyte a mistake."""
+    """Reads all batches, and keeps sums, the mistakes, 256 bytes each, and the pixels of the worst."""
 
     def __init__(self, run: Run, batches: EvalBatches) -> None:
         self._names = run.classes
@@ -227,10 +227,9 @@ class _Found:
             file = "" if files is None else files[row].decode(errors="replace")
             names = self._names[labels[row]], self._names[predicted[row]]
             self.mistakes.append(Mistake(round(float(best[row]), 6), self.images + row, file, *names))
-            key = self.mistakes[-1].probability, -(self.images + row)
-            if len(self.worst) < _SHOWN_MISTAKES or key > self.worst[0][:2]:
-                keep = heapq.heappush if len(self.worst) < _SHOWN_MISTAKES else heapq.heapreplace
-                keep(self.worst, (*key, images[row].copy()))
+            heapq.heappush(self.worst, (self.mistakes[-1].probability, -self.mistakes[-1].record, images[row].copy()))
+            if len(self.worst) > _SHOWN_MISTAKES:
+                heapq.heappop(self.worst)
         self.images += len(labels)
 
     def result(self, dataset: str, split: str, out: str, warnings: tuple[str, ...]) -> Evaluation:

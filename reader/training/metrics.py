@@ -82,12 +82,9 @@ def confusion_csv(counts: npt.NDArray[Any], classes: Sequence[str]) -> bytes:
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(map(_cell, row) for row in rows)
+    # No spreadsheet computes a name, and no terminal obeys it: https://owasp.org/www-community/attacks/CSV_Injection
+    text, formulas = io.StringIO(), ("=", "+", "-", "@", "\t", "\r")
+    for row in rows:
+        cells = ("'" * one.startswith(formulas) + name_line(one) if isinstance(one, str) else one for one in row)
+        csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue().encode()
-
-
-def _cell(value: Any) -> Any:
-    """A value that no spreadsheet computes and no terminal obeys: https://owasp.org/www-community/attacks/CSV_Injection."""
-    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return "'" * is_formula + name_line(value) if isinstance(value, str) else value

@@ -34,21 +34,17 @@ MODULES = {name: module for module, names in _APPLICATIONS.items() for name in n
 
 
 def users_module(written: str, is_first: bool = True) -> ModuleType:
-    """Import the module of a user's `package.module:function`, which may be in the current folder.
-
-    It is looked for there first; or last, where other people's files may be. Raises UsageError.
-    """
+    """The module of a user's `package.module:function`; the current folder is searched first, or last."""
     module, _, name = written.partition(":")
     if os.getcwd() not in sys.path:  # `python -m` looks there, the command doesn't
         sys.path.insert(0 if is_first else len(sys.path), os.getcwd())
     try:
-        found = import_module(module)
-        getattr(found, name)
+        getattr(found := import_module(module), name)
+        return found
     except Exception as error:  # whatever the module does
         raise UsageError(
             f"--model {written!r}: {type(error).__name__}: {one_line(error)}; give package.module:function"
         ) from error
-    return found
 
 
 def application_name(given: str) -> str:

@@ -285,8 +285,9 @@ class Recipe:
 def check_backend(backend: str) -> None:
     """Raises UsageError if Keras can't train on a backend here."""
     if backend not in ("tensorflow", "jax"):
-        fix = "set one of them, or take the Keras recipe of docs/reader.md, which runs on any backend"
-        raise UsageError(f"KERAS_BACKEND={backend}: train runs on tensorflow or jax: {fix}")
+        raise UsageError(
+            f"KERAS_BACKEND={backend}: train runs on tensorflow or jax; for others see docs/reader.md#keras"
+        )
 
 
 def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> Recipe:

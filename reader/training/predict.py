@@ -13,6 +13,7 @@ import numpy as np
 
 from beam_pipeline import storage
 from beam_pipeline.errors import Reject, StorageError, UsageError
+from beam_pipeline.images import check_size
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.text import name_line, one_line, plural
 from reader.machine import cpu_count
@@ -134,7 +135,7 @@ def _prepared(run: Run, photo: _Photo) -> Pixels | str:
     """A photo as the model takes it, or why it can't be."""
     store = storage.open_storage(photo.url)
     try:
-        run.preprocessing.check_size(photo.bytes)
+        check_size(photo.bytes, run.preprocessing.limits)
         return run.decode(store.read(photo.url))
     except Reject as reject:
         return why(reject)

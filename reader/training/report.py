@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import sys
 import time
@@ -147,13 +146,10 @@ def no_better(counts: Any, recipe: Recipe) -> str:
     """A warning if counts [class, predicted class] are, within two standard errors, those of one answer; else ""."""
     images, of_class = float(counts.sum()), counts.sum(1)
     accuracy, largest = counts.trace() / images, of_class.max() / images
-    if accuracy == 1 or accuracy > largest + 2 * math.sqrt(largest * (1 - largest) / images):
-        return ""
-    answer = (
-        f"always answering {recipe.classes[of_class.argmax()]!r} ({largest:.3f}), as far as {images:,.0f} images tell"
-    )
+    answer = f"always answering {recipe.classes[of_class.argmax()]!r} ({largest:.3f})"
     fix = "try --preset finetune" if recipe.options.weights == "none" else "raise --epochs"
-    return f"validation accuracy {accuracy:.3f} is no better than {answer}: {fix}"
+    line = f"validation accuracy {accuracy:.3f} is, within chance, no better than {answer}: {fix}"
+    return line if accuracy < min(1, largest + 2 * (largest * (1 - largest) / images) ** 0.5) else ""
 
 
 class ProgressLine:

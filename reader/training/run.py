@@ -76,8 +76,8 @@ class Run:
         takes = (None, *self.preprocessing.shape), (None, len(classes))
         has = getattr(model, "input_shape", None), getattr(model, "output_shape", None)
         if has != takes:
-            says = f"{RUN_FILE} and {LABELS_FILE} say {takes[0]} to {takes[1]}"
-            raise ImageShardsError(f"{url}: its model is from {has[0]} to {has[1]}, {says}: restore what train wrote")
+            says = f"by {RUN_FILE} and {LABELS_FILE} {takes}"
+            raise ImageShardsError(f"{url}: the shapes of its model are {has}, {says}: restore what train wrote")
         self._lock = threading.Lock()  # Keras builds its function in the first call
 
     def decode(self, photo: bytes) -> Pixels:
@@ -123,14 +123,14 @@ def load_run(run: str | os.PathLike[str], *, model: str | None = None) -> Run:
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{given}: no {RUN_FILE} in it: give the folder that imageshards train wrote to") from None
     except (ValueError, RecursionError) as error:
-        why, fix = one_line(error), "it was edited, or written by an earlier version: train again"
-        raise UsageError(f"{given}: its {RUN_FILE} doesn't say how photos are prepared ({why}): {fix}") from None
+        fix = f"it was written by an earlier version, or edited ({one_line(error)}): train again"
+        raise UsageError(f"{given}: its {RUN_FILE} doesn't say how photos are prepared: {fix}") from None
     if not document["finished"]:
         raise ImageShardsError(f"{given}: this training isn't finished: run the same imageshards train command again")
     try:
         classes = tuple(store.read(storage.join(url, LABELS_FILE)).decode().split("\n")[:-1])
     except UnicodeDecodeError:
-        raise UsageError(f"{given}: its {LABELS_FILE} isn't UTF-8: save it so, a line for each class") from None
+        raise UsageError(f"{given}: its {LABELS_FILE} isn't UTF-8: save it as such, a line for each class") from None
     trained = document["configuration"]["model"]
     return Run(given, document, classes, _load(given, store.read(storage.join(url, MODEL_FILE)), trained, model))
 

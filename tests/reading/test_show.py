@@ -110,9 +110,7 @@ def test_python_takes_the_words_of_the_command(folder: str) -> None:
         drawn = [reader.show(folder, count=2, augment=one, image_size=16) for one in (name, function)]
         assert drawn[0].tobytes() == drawn[1].tobytes()
     for wrong in ("rotate", "none", ""):
-        with pytest.raises(
-            UsageError, match=rf"^augment='{wrong}': give one of flip, flip_crop, random_resized_crop, or"
-        ):
+        with pytest.raises(UsageError, match=rf"^augment='{wrong}': give a function"):
             reader.show(folder, augment=wrong, image_size=16)
 
 

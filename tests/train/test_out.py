@@ -407,27 +407,27 @@ def test_a_verdict_needs_more_than_one_step(
         (
             [[9, 0, 0], [35, 0, 0], [34, 0, 1]],
             "none",
-            "0.127 is no better than always answering 'b' (0.443), as far as",
+            "0.127 is, within chance, no better than always answering 'b' (0.443)",
         ),
         (
             [[2, 4, 4], [4, 4, 4], [4, 4, 4]],
             "none",
-            "0.294 is no better than always answering 'b' (0.353), as far as 34",
+            "0.294 is, within chance, no better than always answering 'b' (0.353)",
         ),
         (
             [[3, 4, 4], [4, 5, 4], [4, 4, 4]],
             "x.h5",
-            "0.333 is no better than always answering 'b' (0.361), as far as 36",
+            "0.333 is, within chance, no better than always answering 'b' (0.361)",
         ),
         (
             [[4, 1, 3], [2, 5, 3], [3, 3, 4]],
             "none",
-            "0.464 is no better than always answering 'b' (0.357), as far as 28",
+            "0.464 is, within chance, no better than always answering 'b' (0.357)",
         ),
         (
             [[99, 0, 0], [1, 0, 0], [0, 0, 0]],
             "none",
-            "0.990 is no better than always answering 'a' (0.990), as far as 1",
+            "0.990 is, within chance, no better than always answering 'a' (0.990)",
         ),
         ([[1, 0, 0], [0, 1, 0], [0, 0, 0]], "none", ""),
         ([[8, 1, 1], [1, 9, 2], [1, 1, 10]], "none", ""),

@@ -175,7 +175,7 @@ def broken_run(run: Path, folder: Path, change: Any) -> Path:
         ("predict RUN ONE --top x", 2, "--top: invalid int value: 'x'; see --help"),
         ("predict RUN ONE --batch_size 0", 2, "batch_size must be at least 1, got 0"),
         ("predict nope ONE", 2, "nope: no run.json in it: give the folder that imageshards train wrote to"),
-        ("predict old ONE", 2, "old: its run.json doesn't say how photos are prepared (Object missing required"),
+        ("predict old ONE", 2, "old: its run.json doesn't say how photos are prepared: it was written by an earlier"),
         ("predict unfinished ONE", 1, "unfinished: this training isn't finished: run the same imageshards train"),
         ("predict corrupt ONE", 1, "corrupt/model.keras can't be loaded: ValueError: File not found: filepath=corr"),
         ("evaluate RUN nope", 1, "CWD/nope holds no manifest.json, so no dataset is published there"),
@@ -260,6 +260,25 @@ def test_an_evaluation_counts_every_record_once(
     for picture in ("mistakes.png", "confusion.png"):
         with Image.open(tmp_path / picture) as image:
             assert min(image.size) > 100
+
+
+def test_every_mistake_is_told_and_the_most_confident_are_drawn(
+    run: Path, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(evaluating, "_SHOWN_MISTAKES", 2)
+    make.before(monkeypatch, evaluating, "_picture", lambda *given: drawn.extend(given))
+    result = reader.evaluate(run, original, split="train", out=tmp_path, batch_size=4)
+    assert len(result.mistakes) == round(result.images * (1 - result.accuracy)) > 2
+    order = [(-one.probability, one.record) for one in result.mistakes]
+    assert order == sorted(order)
+    told = json.loads((tmp_path / "metrics.json").read_text())["mistakes"]
+    assert told == [one._asdict() for one in result.mistakes]
+    assert "Mistake(" not in repr(result)
+    stored = reader.records(original, "train", image_size=16)
+    assert [one.file for one in drawn[0]] == [one.file for one in result.mistakes[:2]]
+    for one, pixels in zip(*drawn, strict=True):
+        assert np.array_equal(pixels, stored[one.record]["image"])
 
 
 def test_classes_may_be_left_out_and_the_rest_keep_their_names(run: Path, original: Path, tmp_path: Path) -> None:

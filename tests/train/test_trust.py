@@ -33,7 +33,7 @@ import keras
 
 print("{name} is imported")
 
-@keras.saving.register_keras_serializable("mine")
+@keras.saving.register_keras_serializable("trusted_layers")
 class Registered(keras.layers.Dense):
     pass
 
@@ -55,27 +55,28 @@ ODD = (None, "", "x", "../x", -1, 0, 7, 2.5, 10**30, True, [], {}, ["x"], [0, 0]
 
 @pytest.fixture(scope="module")
 def home(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with mine.py and the runs of its models, as their owner has them; not to be changed."""
+    """A folder with trusted_layers.py and the runs of its models, as their owner has them; not to be changed."""
     folder = tmp_path_factory.mktemp("home")
-    (folder / "mine.py").write_text(MINE.format(name="mine"))
+    sys.modules.pop("trusted_layers", None)  # another test's
+    (folder / "trusted_layers.py").write_text(MINE.format(name="trusted_layers"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "path", [*sys.path])
         for name in ("plain", "registered", "own"):
             train(
                 str(original),
-                TrainOptions(out=f"runs/{name}", model=f"mine:{name}", image_size=16, batch_size=8, epochs=1),
+                TrainOptions(out=f"runs/{name}", model=f"trusted_layers:{name}", image_size=16, batch_size=8, epochs=1),
             )
     yield folder
-    sys.modules.pop("mine", None)
+    sys.modules.pop("trusted_layers", None)
 
 
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process: mine isn't imported, nothing of it is registered, and the current folder isn't searched."""
+    """As in another process: nothing of trusted_layers is known, and the current folder isn't searched."""
     import keras
 
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.delitem(sys.modules, "trusted_layers", raising=False)
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one and Path(one) != Path.cwd()])
     keras.saving.get_custom_objects().clear()
 
@@ -85,15 +86,15 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     ("run", "flags", "code", "is_imported"),
     [
         ("plain", "", 0, False),
-        ("plain", "--model mine:plain", 0, False),
+        ("plain", "--model trusted_layers:plain", 0, False),
         ("plain", "--model nowhere:x", 0, False),
         ("registered", "", 1, False),
-        ("registered", "--model mine:registered", 0, True),
+        ("registered", "--model trusted_layers:registered", 0, True),
         ("own", "", 1, False),
-        ("own", "--model mine:own", 0, True),
-        ("own", "--model mine:none", 2, True),
+        ("own", "--model trusted_layers:own", 0, True),
+        ("own", "--model trusted_layers:none", 2, True),
         ("own", "--model nowhere:x", 2, False),
-        ("own", "--model .mine:own", 2, False),
+        ("own", "--model .trusted_layers:own", 2, False),
         ("own", "--model own", 2, False),
     ],
 )
@@ -115,10 +116,10 @@ def test_a_module_is_imported_only_if_it_is_needed_and_given(
     what = [str(photos / "ant" / "0001.jpg")] if verb == "predict" else [str(original), "--out", str(tmp_path)]
     assert main([verb, f"runs/{run}", *what, *flags.split()]) == code
     shown = capsys.readouterr()
-    assert ("mine is imported" in shown.out) == is_imported
+    assert ("trusted_layers is imported" in shown.out) == is_imported
     assert shown.err.count("\n") == (code > 0)
     if code == 1:
-        own = f"give --model mine:{run} (model='mine:{run}' to load_run) to import it\n"
+        own = f"give --model trusted_layers:{run} (model='trusted_layers:{run}' to load_run) to import it\n"
         assert shown.err.startswith(f"error: runs/{run}/model.keras can't be loaded: ") and shown.err.endswith(own)
     if code == 2:
         assert shown.err.endswith("; give package.module:function\n")
@@ -131,16 +132,16 @@ def test_a_stranger_s_run_runs_no_file_beside_it(
     """Not even if the user gives the name of a module of theirs that is elsewhere."""
     for name in ("plain", "own"):
         shutil.copytree(home / "runs" / name, tmp_path / name, ignore=shutil.ignore_patterns("checkpoints"))
-        (tmp_path / name / "mine.py").write_text(MINE.format(name="evil"))
+        (tmp_path / name / "trusted_layers.py").write_text(MINE.format(name="evil"))
         (tmp_path / name / "evil.py").write_text("raise SystemExit('evil is imported')")
         file = tmp_path / name / "run.json"
-        file.write_text(file.read_text().replace("mine:", "evil:"))
+        file.write_text(file.read_text().replace("trusted_layers:", "evil:"))
         monkeypatch.chdir(tmp_path / name)
         assert main(["predict", ".", str(photos / "ant" / "0001.jpg")]) == (name != "plain")
         assert "evil is imported" not in "".join(capsys.readouterr())
     monkeypatch.setattr(sys, "path", [*sys.path, str(home)])
-    assert main(["predict", ".", str(photos / "ant" / "0001.jpg"), "--model", "mine:own"]) == 0
-    assert capsys.readouterr().out.startswith("mine is imported\n")
+    assert main(["predict", ".", str(photos / "ant" / "0001.jpg"), "--model", "trusted_layers:own"]) == 0
+    assert capsys.readouterr().out.startswith("trusted_layers is imported\n")
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -151,9 +152,9 @@ def test_a_config_whose_model_is_a_module_is_repeated_if_the_user_names_it_too(
     with pytest.raises(UsageError) as caught:
         TrainOptions.of_run("runs/own/run.json")
     assert str(caught.value) == (
-        "--config 'runs/own/run.json': it names 'mine:own', a module to import: give --model, too"
+        "--config 'runs/own/run.json': it names 'trusted_layers:own', a module to import: give --model, too"
     )
-    assert TrainOptions.of_run("runs/own/run.json", model="mine:own").image_size == 16
+    assert TrainOptions.of_run("runs/own/run.json", model="trusted_layers:own").image_size == 16
 
 
 # --- edited by hand
@@ -203,19 +204,43 @@ def test_an_odd_value_in_run_json_is_one_line_or_does_no_harm(
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("run.json", b"[" * 100_000, "its run.json doesn't say how photos are prepared (maximum recursion depth"),
-        ("run.json", b'{"x":' * 100_000, "its run.json doesn't say how photos are prepared (maximum recursion depth"),
-        ("run.json", b"\xff", "its run.json doesn't say how photos are prepared ('utf-8' codec"),
-        ("run.json", b"", "its run.json doesn't say how photos are prepared (Expecting value"),
-        ("run.json", b"null", "its run.json doesn't say how photos are prepared (Expected `object`, got `null`)"),
-        ("classes.txt", b"caf\xe9\nb\nc\n", "its classes.txt isn't UTF-8: save it so, a line for each class"),
+        (
+            "run.json",
+            b"[" * 100_000,
+            "written by an earlier version, or edited (maximum recursion depth",
+        ),
+        (
+            "run.json",
+            b'{"x":' * 100_000,
+            "written by an earlier version, or edited (maximum recursion depth",
+        ),
+        (
+            "run.json",
+            b"\xff",
+            "written by an earlier version, or edited ('utf-8' codec",
+        ),
+        (
+            "run.json",
+            b"",
+            "written by an earlier version, or edited (Expecting value",
+        ),
+        (
+            "run.json",
+            b"null",
+            "written by an earlier version, or edited (Expected `object`, got `null`)",
+        ),
+        (
+            "classes.txt",
+            b"caf\xe9\nb\nc\n",
+            "its classes.txt isn't UTF-8: save it as such, a line for each class",
+        ),
         (
             "classes.txt",
             b"ant\nbee\n",
-            "its model is from (None, 16, 16, 3) to (None, 3), run.json and classes.txt say",
+            "the shapes of its model are ((None, 16, 16, 3), (None, 3)), by run.json and",
         ),
-        ("classes.txt", b"a\nb\nc\nd\n", "its model is from (None, 16, 16, 3) to (None, 3), run.json and classes.txt"),
-        ("classes.txt", b"", "its model is from (None, 16, 16, 3) to (None, 3), run.json and classes.txt say"),
+        ("classes.txt", b"a\nb\nc\nd\n", "the shapes of its model are ((None, 16, 16, 3), (None, 3)), by run.json and"),
+        ("classes.txt", b"", "the shapes of its model are ((None, 16, 16, 3), (None, 3)), by run.json and"),
         ("classes.txt", None, "classes.txt is missing"),
         ("model.keras", None, "model.keras is missing"),
         ("model.keras", b"", "model.keras can't be loaded: "),
