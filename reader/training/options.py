@@ -285,9 +285,7 @@ class Recipe:
 def check_backend(backend: str) -> None:
     """Raises UsageError if Keras can't train on a backend here."""
     if backend not in ("tensorflow", "jax"):
-        raise UsageError(
-            f"KERAS_BACKEND={backend}: train runs on tensorflow or jax; for others see docs/reader.md#keras"
-        )
+        raise UsageError(f"KERAS_BACKEND={backend}: train runs on tensorflow or jax; others: see docs/reader.md#keras")
 
 
 def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> Recipe:
@@ -310,7 +308,7 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     there = [name for name, count in zip(chosen.classes, counts, strict=True) if count]
     if len(there) < 2:
         fix = "name two with --classes" if options.classes else "is --input of imageshards write one level too high?"
-        raise UsageError(f"{info.url}: {chosen.train} has only class {first_few(there)}, training needs two: {fix}")
+        raise UsageError(f"{info.url}: {chosen.train} has one class, {first_few(there)}; training needs two: {fix}")
     if options.early_stopping and chosen.evaluation is None:
         raise UsageError("--early_stopping needs validation: give --eval_split")
     records = chosen.images

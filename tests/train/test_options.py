@@ -258,19 +258,19 @@ def test_images_that_belong_together_are_warned_of_if_a_part_is_held_out(
 @pytest.mark.parametrize(
     ("classes", "train", "options", "message"),
     [
-        (["cat"], 200, {}, "train has only class cat, training needs two: is --input of imageshards write one level"),
-        (["cat"], 200, {"eval_split": "none"}, "train has only class cat"),
-        (["cat", "dog"], 1, {}, "train has only class cat"),  # dog has images in val only
+        (["cat"], 200, {}, "train has one class, cat; training needs two: is --input of imageshards write one level"),
+        (["cat"], 200, {"eval_split": "none"}, "train has one class, cat"),
+        (["cat", "dog"], 1, {}, "train has one class, cat"),  # dog has images in val only
         (
             ["cat", "dog"],
             9,
             {"classes": "dog"},
-            "train has only class dog, training needs two: name two with --classes",
+            "train has one class, dog; training needs two: name two with --classes",
         ),
-        (["cat", "dog"], 9, {"classes": "dog=pet,cat=pet"}, "train has only class pet"),
-        (["cat", "dog"], 1, {"classes": "dog=a,cat=b"}, "train has only class b"),
-        (["cat", "dog"], 9, {"train_split": "one"}, "one has only class cat"),
-        (["cat", "dog"], 9, {"train_split": "one[:1]"}, "one[:1] has only class cat"),
+        (["cat", "dog"], 9, {"classes": "dog=pet,cat=pet"}, "train has one class, pet"),
+        (["cat", "dog"], 1, {"classes": "dog=a,cat=b"}, "train has one class, b"),
+        (["cat", "dog"], 9, {"train_split": "one"}, "one has one class, cat"),
+        (["cat", "dog"], 9, {"train_split": "one[:1]"}, "one[:1] has one class, cat"),
         (["cat", "dog"], 9, {"train_split": "one+train"}, None),
         (["cat", "dog"], 2, {}, None),
         (["cat", "dog", "cow"], 9, {"classes": "dog,cow"}, None),
@@ -295,7 +295,7 @@ def test_one_class_is_refused(
 def test_a_part_of_an_index_that_is_in_the_order_of_its_classes_is_refused_too(tmp_path: Path) -> None:
     info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [9]}, size=(16, 16), classes=["a", "b"], tables=True))
     info = dataclasses.replace(info, manifest=Manifest(info.url, {**info.manifest, FOREIGN_KEY: {}}))
-    with pytest.raises(UsageError, match=r"train\[:1\] has only class a, training needs two"):
+    with pytest.raises(UsageError, match=r"train\[:1\] has one class, a; training needs two"):
         make_recipe(info, TrainOptions(train_split="train[:1]"))
     assert make_recipe(info, TrainOptions(train_split="train[:2]")).data.images == 2
 
