@@ -19,7 +19,6 @@ import simplejpeg
 from PIL import Image
 
 from beam_pipeline.errors import UsageError
-from beam_pipeline.images.memory import LARGE
 from beam_pipeline.images.resize import Box, resize_into
 from beam_pipeline.text import one_line
 from reader.augment import Augment, RandomResizedCrop, check_augment
@@ -32,6 +31,7 @@ Encoded = bytes | memoryview
 MAX_PIXELS = 178_956_970  # as Pillow: a forged header must not take all memory
 
 _LONGEST_SIDE = 16_384  # as the writer
+_KEPT_BYTES = 100 << 20  # of scratch memory
 RESIZE_MODES = ("stretch", "crop", "pad")
 
 # Colour spaces whose pixels libjpeg-turbo and Pillow agree on, by channels wanted; CMYK differs by 1.
@@ -139,7 +139,7 @@ class _Scratch(threading.local):
 
     def array(self, shape: tuple[int, ...]) -> Pixels:
         size = math.prod(shape)
-        if size > LARGE:  # which threads that wait shouldn't keep
+        if size > _KEPT_BYTES:  # a thread that waits for the next image shouldn't hold it
             return np.empty(shape, np.uint8)
         if size > len(self._buffer):
             self._buffer = np.empty(size, np.uint8)

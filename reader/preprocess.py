@@ -156,7 +156,7 @@ def _options(flags: Mapping[str, Any], channels: int) -> ImageOptions:
 def _upright(data: bytes, limits: ImageOptions, reserve: memory.Reserve) -> bytes:
     """A photo as a third-party record would hold it: unchanged, or as PNG if it is turned, or no JPEG or PNG."""
     images.check_size(len(data), limits)
-    name, size = formats.recognise(data), None
+    name, size, channels = formats.recognise(data), None, limits.channels
     try:
         image = formats.open_image(data, name)
         size = image.size
@@ -170,7 +170,7 @@ def _upright(data: bytes, limits: ImageOptions, reserve: memory.Reserve) -> byte
         if orientation == 1 and name in ("JPEG", "PNG"):
             return data
         out = io.BytesIO()
-        turned = geometry.upright(image.convert("L" if limits.channels == 1 else "RGB"), orientation)
+        turned = geometry.upright(image.convert("L" if channels == 1 else "RGB"), orientation)
         turned.info = {}
         turned.save(out, "PNG", compress_level=1)
         return out.getvalue()
