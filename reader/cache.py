@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beam_pipeline import schema
+from beam_pipeline import schema, storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.manifest import open_manifest
 from beam_pipeline.text import first_few, size_text
@@ -70,7 +70,7 @@ class DiskCache:
 
     def get(self, path: str, start: int, stop: int) -> bytes | None:
         try:
-            with self._file(path).open("rb", buffering=0) as file:
+            with open(self._file(path), "rb", 0, opener=lambda at, how: os.open(at, how | os.O_NONBLOCK)) as file:
                 data = os.pread(file.fileno(), stop - start, start)
         except OSError:
             return None
@@ -83,7 +83,7 @@ class DiskCache:
             if shutil.disk_usage(self._folder).free < RESERVE_BYTES + len(data):
                 raise OSError(errno.ENOSPC, f"less than {size_text(RESERVE_BYTES)} of the disk would be left")
             self._file(path).parent.mkdir(parents=True, exist_ok=True)
-            with open(os.open(self._file(path), os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+            with open(os.open(self._file(path), os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644), "wb") as file:
                 file.seek(start)
                 file.write(data)
         except OSError as error:
@@ -130,7 +130,7 @@ def open_cache(info: DatasetInfo, table: RunTable, cache: str | os.PathLike[str]
         folder = _folder(info, cache)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"cache={cache!r}: {error.strerror}; give a folder that can be written") from None
+        raise UsageError(f"cache={cache!r}: {error.strerror or error}; give a folder that can be written") from None
     return DiskCache(folder, _names(info))
 
 
@@ -146,8 +146,8 @@ def _folder(info: DatasetInfo, cache: str) -> Path:
     names = sorted(os.listdir(folder)) if folder.exists() else []
     identity = info.manifest["self_sha256"]
     if schema.MANIFEST_FILE in names:
-        manifest = folder / schema.MANIFEST_FILE
-        if open_manifest(manifest.read_bytes(), str(manifest))["self_sha256"] != identity:
+        manifest = str(folder / schema.MANIFEST_FILE)
+        if open_manifest(storage.open_storage(manifest).read(manifest), manifest)["self_sha256"] != identity:
             raise UsageError(f"cache={cache!r}: it holds another dataset; give a folder for caches")
         return folder
     others = [name for name in names if not _FOLDER.fullmatch(name)]

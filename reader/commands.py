@@ -598,6 +598,7 @@ _BATCH_SIZE: dict[str, Any] = {
     "default": 64,
     "help": "Images that the model gets at once (default: %(default)s).",
 }
+_MODEL: dict[str, Any] = {"metavar": "MODULE:FUNCTION", "help": "Import this module, if the layers are your own."}
 
 
 def _add_evaluate(verbs: Any) -> None:
@@ -606,9 +607,9 @@ def _add_evaluate(verbs: Any) -> None:
         "evaluate",
         _evaluate,
         "Count what a trained model gets right and wrong on a dataset, class by class.",
-        "Every record is read exactly once, as in training. OUT gets metrics.json, per_class.csv (precision and recall "
-        "of each class), confusion.csv, confusion.png and mistakes.png: the 25 most confident mistakes with their file "
-        "names.",
+        "Every record is read exactly once, as in training. OUT gets metrics.json (all numbers, every mistake), "
+        "per_class.csv (precision and recall of each class), confusion.csv, confusion.png and, if there are mistakes, "
+        "mistakes.png: the 25 most confident with their file names.",
         "runs/photos-1 datasets/photos/1.0.0 --split test",
         "0 evaluated, 1 the training isn't finished, or the dataset or its storage can't be read",
     ).add_argument
@@ -618,6 +619,7 @@ def _add_evaluate(verbs: Any) -> None:
     flag("--split", metavar="SPLIT", help=text)
     flag("--classes", **_CLASSES)
     flag("--batch_size", **_BATCH_SIZE)
+    flag("--model", **_MODEL)
     flag("--out", metavar="OUT", help="Folder or URL for the files (default: RUN/evaluation).")
 
 
@@ -628,7 +630,7 @@ def _evaluate(given: argparse.Namespace) -> int:
     from reader.training.run import load_run
 
     flags = {name: getattr(given, name) for name in ("split", "classes", "batch_size", "out")}
-    result = evaluate(load_run(given.training), info, **flags)
+    result = evaluate(load_run(given.training, model=given.model), info, **flags)
     for line in result.warnings:
         print_line(f"warning: {line}", sys.stderr)
     _print(given, result.document(), str(result))
@@ -652,6 +654,7 @@ def _add_predict(verbs: Any) -> None:
     flag("photos", metavar="PHOTO", nargs="+", help="File or folder, or its URL.")
     flag("--top", metavar="N", type=int, default=3, help="How many classes of each photo (default: %(default)s).")
     flag("--batch_size", **_BATCH_SIZE)
+    flag("--model", **_MODEL)
 
 
 def _predict(given: argparse.Namespace) -> int:
@@ -659,7 +662,7 @@ def _predict(given: argparse.Namespace) -> int:
     from reader.training.predict import predict
     from reader.training.run import load_run
 
-    run, code = load_run(given.training), EXIT_OK
+    run, code = load_run(given.training, model=given.model), EXIT_OK
     predictions = predict(run, given.photos, top=given.top, batch_size=given.batch_size)
     if run.preprocessing.doubt:
         print_line(f"warning: {run.preprocessing.doubt}", sys.stderr)

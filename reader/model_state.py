@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Meta, Struct, convert
 
 # What `PackedState` raises of bytes that `pack_state` didn't return.
-CORRUPT = (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
+CORRUPT = (ValueError, KeyError, TypeError, OSError, EOFError, RecursionError, zipfile.BadZipFile, zlib.error)
 
 _NUMBER = re.compile(r"_\d+")  # Keras numbers layers through the process
 

@@ -31,6 +31,7 @@ Encoded = bytes | memoryview
 MAX_PIXELS = 178_956_970  # as Pillow: a forged header must not take all memory
 
 _LONGEST_SIDE = 16_384  # as the writer
+_KEPT_BYTES = 100 << 20  # of scratch memory
 RESIZE_MODES = ("stretch", "crop", "pad")
 
 # Colour spaces whose pixels libjpeg-turbo and Pillow agree on, by channels wanted; CMYK differs by 1.
@@ -138,6 +139,8 @@ class _Scratch(threading.local):
 
     def array(self, shape: tuple[int, ...]) -> Pixels:
         size = math.prod(shape)
+        if size > _KEPT_BYTES:  # a thread that waits for the next image shouldn't hold it
+            return np.empty(shape, np.uint8)
         if size > len(self._buffer):
             self._buffer = np.empty(size, np.uint8)
         return self._buffer[:size].reshape(shape)
@@ -229,7 +232,8 @@ def _decode_with_pillow(encoded: Encoded, channels: int, scale: int) -> Pixels:
             image.draft(image.mode, (image.width // scale, image.height // scale))
         if image.mode.startswith("I"):  # grey of 16 bits, which Pillow's `convert` would clip at 255
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        pixels: Pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+        mode = "L" if channels == 1 else "RGB"
+        pixels: Pixels = np.asarray(image if image.mode == mode else image.convert(mode))  # which copies it anyhow
     except MemoryError:
         raise  # not the image's fault
     except Exception as error:  # Pillow raises a dozen types for corrupt images

@@ -13,23 +13,30 @@ import functools
 import io
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
+from msgspec import convert, defstruct
 
 from beam_pipeline import images
 from beam_pipeline.errors import ImageShardsError, Reject, UsageError
-from beam_pipeline.images import ImageOptions, formats, geometry
+from beam_pipeline.images import ImageOptions, formats, geometry, memory
 from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget
+from beam_pipeline.images.resize import RESAMPLING
 from beam_pipeline.schema import RejectReason
 from beam_pipeline.schema.manifest import FOREIGN_KEY
+from beam_pipeline.text import one_line
 from reader.info import DatasetInfo, ImageInfo, as_info
 from reader.pixels import MAX_PIXELS, ImageDecoder, Pixels, UndecodableImageError, target_size
 from reader.tools.rejects import in_words
 
 _MEMORY = MemoryBudget(LEAST_BOUND)  # that large photos of all threads share
 _OWN_SIZES = ("shorter", "longer")  # resize modes that leave each image its own size
-_MOST_BYTES = 256 << 20  # of a photo for a third-party dataset; the writer's default
+_CHOICES: dict[str, Any] = {"resize_mode": geometry.RESIZE_MODES, "resample": RESAMPLING, "format": images.FORMATS}
+_KINDS = get_type_hints(ImageOptions) | {name: Literal[tuple(values)] for name, values in _CHOICES.items()}
+_Options = defstruct("_Options", [*_KINDS.items()])
+# Limits for photos of a third-party dataset, the writer's defaults; what isn't kept as it is becomes a PNG.
+_INDEX = ImageOptions(None, "stretch", "bilinear", None, 3, "png", 90, "4:2:0", False, MAX_PIXELS, 256 << 20, False)
 
 
 class PhotoError(ImageShardsError, ValueError):
@@ -52,15 +59,13 @@ class Preprocessing:
     def __init__(
         self, dataset: Mapping[str, Any], is_index: bool, image_size: tuple[int, int], resize_mode: str = "crop"
     ) -> None:
-        try:
-            self.options = None if is_index else ImageOptions.of(dataset["configuration"])
-        except KeyError as flag:
-            raise ImageShardsError(f"the dataset's manifest doesn't say which {flag} it was written with") from None
+        stored, channels = dataset["image"], dataset["image"]["channels"]
+        self.options = None if is_index else _options(dataset["configuration"], channels)
+        self.limits = self.options or _INDEX._replace(channels=channels)
         is_fixed = self.options is not None and self.options.resize_mode not in _OWN_SIZES
         size = self.options.size if self.options and is_fixed else None
-        stored, self._channels = dataset["image"], dataset["image"]["channels"]
         # A photo may be larger than all that are stored.
-        image = ImageInfo(stored["format"], self._channels, size, size, (), ())
+        image = ImageInfo(stored["format"], channels, size, size, (), ())
         self._decode = ImageDecoder(image, image_size, resize_mode, is_foreign=is_index)
         self._codec: Mapping[str, str] = dataset["codec"]
 
@@ -82,25 +87,18 @@ class Preprocessing:
         other = [f"{name} {was} (here {here[name]})" for name, was in lossy.items() if here.get(name, was) != was]
         return f"the dataset was written with {', '.join(other)}: pixels may differ from it" if other else ""
 
-    def check_size(self, byte_count: int) -> None:
-        """Raise `Reject` if a file is larger than the writer takes."""
-        most = self.options.max_image_bytes if self.options else _MOST_BYTES
-        if byte_count > most:
-            raise Reject(RejectReason.TOO_MANY_BYTES, f"{byte_count} bytes, more than {most}")
-
-    def stored(self, data: bytes) -> bytes:
+    def _stored(self, data: bytes, reserve: memory.Reserve) -> bytes:
         """What the writer would store of a photo. Raises `Reject`."""
-        self.check_size(len(data))
         if self.options is None:
-            return _upright(data, self._channels)
-        with contextlib.ExitStack() as held:
-            return images.convert(data, self.options, lambda size: held.enter_context(_MEMORY.held(size))).data
+            return _upright(data, self.limits, reserve)
+        return images.convert(data, self.options, reserve).data
 
     def decode(self, data: bytes) -> Pixels:
         """A photo's file as uint8 `shape`. Raises PhotoError."""
         pixels = np.empty(self.shape, np.uint8)
         try:
-            self._decode(self.stored(data), pixels, 0)
+            with contextlib.ExitStack() as held:  # until it is decoded again: it may be as large as the photo
+                self._decode(self._stored(data, lambda size: held.enter_context(_MEMORY.held(size))), pixels, 0)
         except Reject as reject:
             raise PhotoError(why(reject)) from None
         except UndecodableImageError as error:
@@ -143,14 +141,29 @@ def decode(
     return Preprocessing(info.manifest, FOREIGN_KEY in info.manifest, size, resize_mode).decode(data)
 
 
-def _upright(data: bytes, channels: int) -> bytes:
+def _options(flags: Mapping[str, Any], channels: int) -> ImageOptions:
+    """The image options of a dataset. Raises ImageShardsError if one is missing or invalid."""
+    try:
+        options = ImageOptions.of({**flags, "channels": channels})
+        convert(options._asdict(), _Options)
+        return options
+    except KeyError as flag:
+        raise ImageShardsError(f"the dataset's manifest doesn't say which {flag} it was written with") from None
+    except ValueError as error:
+        raise ImageShardsError(f"the dataset's manifest has an invalid image option: {one_line(error)}") from None
+
+
+def _upright(data: bytes, limits: ImageOptions, reserve: memory.Reserve) -> bytes:
     """A photo as a third-party record would hold it: unchanged, or as PNG if it is turned, or no JPEG or PNG."""
-    name, size = formats.recognise(data), None
+    images.check_size(len(data), limits)
+    name, size, channels = formats.recognise(data), None, limits.channels
     try:
         image = formats.open_image(data, name)
         size = image.size
         if size[0] * size[1] > MAX_PIXELS:
             raise Reject(RejectReason.TOO_MANY_PIXELS, f"{size[0]}x{size[1]} pixels, more than {MAX_PIXELS}")
+        is_kept = name == "JPEG" and formats.orientation(image) == 1
+        memory.reserve_memory(image, size, data, limits._replace(format="jpeg") if is_kept else limits, reserve)
         if name != "JPEG":  # metadata may follow the pixels; a TIFF is turned as it is loaded
             formats.load(image, allow_truncated=False)
         orientation = formats.orientation(image)

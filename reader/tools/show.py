@@ -15,8 +15,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
+from beam_pipeline.text import name_line
 from reader import order
-from reader.augment import Augment
+from reader.augment import BY_NAME, Augment
 from reader.example import ImageFinder
 from reader.info import DatasetInfo, as_info
 from reader.pixels import Encoded, ImageDecoder, Pixels, decode_pixels, stored_shape, target_size
@@ -52,7 +53,7 @@ def show(
     *,
     count: int = 20,
     seed: int = 0,
-    augment: Augment | None = None,
+    augment: Augment | str | None = None,
     image_size: int | tuple[int, int] | None = None,
     epochs: int = 4,
     classes: Classes = None,
@@ -67,7 +68,8 @@ def show(
         split: TFDS split string.
         count: how many images.
         seed: decides which, and is augmentation's.
-        augment: `f(image, seed)`, of `reader.augment` or your own; None shows the stored images only.
+        augment: `f(image, seed)`, of `reader.augment` or your own, or what `--augment` of `imageshards train` takes;
+            None shows the stored images only.
         image_size: side or (height, width) in pixels of the augmented images; None for the stored size.
         epochs: how many of them are shown.
         classes: show these only; as of `train_batches`.
@@ -77,7 +79,8 @@ def show(
             mixed and augmentation needs `image_size`.
         ImageShardsError: a shard is missing or truncated, or one of these records is corrupt.
     """
-    return grid(choose(as_info(info), split, count, seed, augment, image_size, epochs, classes))
+    function: Any = BY_NAME.get(augment, augment) if isinstance(augment, str) else augment
+    return grid(choose(as_info(info), split, count, seed, function, image_size, epochs, classes))
 
 
 def choose(
@@ -151,7 +154,7 @@ def grid(records: Sequence[Shown]) -> Image.Image:
 
 def tiled(tiles: Sequence[tuple[Image.Image, str, str]], in_group: int = 1) -> Image.Image:
     """One image of many, each above its title and its details; those of a group are in the same row."""
-    tiles = [(_small(image), title, details) for image, title, details in tiles]
+    tiles = [(_small(image), name_line(title), name_line(details)) for image, title, details in tiles]
     columns = max(1, round((len(tiles) / in_group**2) ** 0.5 * 1.2)) * in_group
     rows = -(-len(tiles) // columns)
     tile_height = max(image.height for image, *_ in tiles)

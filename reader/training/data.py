@@ -116,13 +116,13 @@ def _every_tenth_run(info: DatasetInfo, split: str, classes: Classes) -> tuple[S
     return train, evaluation, unit
 
 
-def class_counts(info: DatasetInfo, data: Data) -> list[int]:
-    """How many images of each class are trained on: of a part of a split, by the record tables."""
+def class_counts(info: DatasetInfo, data: Data, at_most: bool = False) -> list[int]:
+    """How many images of each class are trained on: of a part of a split, by the record tables; or `at_most`."""
     new = np.array(range(info.num_classes) if data.selected is None else data.selected.labels)
     known, count = new >= 0, len(data.classes)
     old = np.sum([info.splits[part.split].class_counts for part in info.ranges(data.train)], axis=0)
     counts = np.bincount(new[known], old[known], count).astype(np.int64)
-    if counts.sum() == data.images:
+    if at_most or counts.sum() == data.images:
         return list(map(int, counts))
     counts, begin = np.zeros(count, np.int64), 0
     mask = np.ones(info.records(data.train), np.bool_) if data.selected is None else data.selected.mask()

@@ -118,9 +118,9 @@ def _of_tensorflow(options: TrainOptions) -> Devices:
             return Devices("tpu", count, f"a TPU of {plural(count, 'core')} (TensorFlow)", strategy=strategy)
         except (ValueError, OSError, URLError, RuntimeError, tf.errors.OpError) as error:
             why = one_line(error).partition(". Failed in initialization")[0][:200]
+            missing.append("no TPU" if isinstance(error, tf.errors.NotFoundError) else f"no TPU: {why}")
         if wanted == "tpu":
             raise _absent("tpu", why)
-        missing.append(f"no TPU: {why}")
     if wanted == "cpu":
         tf.config.set_visible_devices([], "GPU")
     gpus = tf.config.list_logical_devices("GPU")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import heapq
 import io
-import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import json
 from PIL import Image
 
 from beam_pipeline import schema, storage
@@ -33,7 +33,7 @@ from reader.training.out_folder import CLASS_TABLE, CONFUSION_FILE, CONFUSION_TA
 from reader.training.run import Run, as_run
 
 _SPLITS = "test", *EVAL_SPLITS
-_MISTAKES, _SHOWN_CLASSES, _TOP = 25, 20, 5
+_SHOWN_MISTAKES, _SHOWN_CLASSES, _TOP = 25, 20, 5
 _PICTURE = "mistakes.png"
 _TILE = 160  # pixels
 
@@ -65,7 +65,7 @@ class Evaluation:
         accuracy, loss: share of correct predictions, and mean cross-entropy.
         top5: share of images whose class is among the five most probable; None for five classes or fewer.
         classes: of each class its images, precision and recall; none for more than 1,000 classes.
-        mistakes: the most confident, first the worst.
+        mistakes: all of them, first the most confident.
         out: where the files are.
         warnings: why the numbers may say less than they seem to.
     """
@@ -77,7 +77,7 @@ class Evaluation:
     loss: float
     top5: float | None
     classes: tuple[ClassMetrics, ...]
-    mistakes: tuple[Mistake, ...]
+    mistakes: tuple[Mistake, ...] = field(repr=False)
     out: str
     warnings: tuple[str, ...]
 
@@ -89,7 +89,7 @@ class Evaluation:
     def document(self) -> dict[str, Any]:
         """As metrics.json holds it."""
         lists = {name: [one._asdict() for one in getattr(self, name)] for name in ("classes", "mistakes")}
-        return asdict(self) | lists
+        return vars(self) | lists
 
     def _table(self) -> Iterator[str]:
         """The classes, those of the lowest recall first."""
@@ -115,8 +115,8 @@ def evaluate(
 ) -> Evaluation:
     """Count what a trained model gets right and wrong on every record of a split, each exactly once.
 
-    Writes metrics.json, per_class.csv, confusion.csv, confusion.png, and mistakes.png: the 25 most confident mistakes
-    as the model saw them.
+    Writes metrics.json, per_class.csv, confusion.csv, confusion.png, and, if there are any, mistakes.png: the 25 most
+    confident mistakes as the model saw them.
 
     Args:
         run: what `load_run` returned, or the folder or URL that `imageshards train` wrote to.
@@ -162,7 +162,7 @@ def _default_split(run: Run, info: DatasetInfo, classes: Classes) -> tuple[str, 
     if named := next((name for name in _SPLITS if name in info.splits), None):
         return named, None
     if run.configuration["dataset"] == info.manifest["self_sha256"]:
-        train, evaluation = run.configuration.get("train_split", "train"), run.configuration["eval_split"]
+        train, evaluation = run.configuration.get("train_split", "train"), run.configuration.get("eval_split")
         data = choose_data(info, train, evaluation, classes)
         if data.evaluation:
             return data.evaluation, data.validated if data.held_out else None
@@ -200,13 +200,14 @@ def _warnings(run: Run, info: DatasetInfo, split: str) -> Iterator[str]:
 
 
 class _Found:
-    """Reads all batches, and keeps sums and the worst mistakes: memory doesn't grow with the records."""
+    """Reads all batches, and keeps sums, the mistakes, 256 bytes each, and the pixels of the worst."""
 
     def __init__(self, run: Run, batches: EvalBatches) -> None:
         self._names = run.classes
         self.counts = np.zeros((len(run.classes),) * 2, np.int64) if len(run.classes) <= MAX_CLASSES else None
         self.images, self.loss, self.correct, self.in_top = 0, 0.0, 0, 0
-        self._worst: list[tuple[float, int, tuple[Mistake, npt.NDArray[np.uint8]]]] = []
+        self.mistakes: list[Mistake] = []
+        self.worst: list[tuple[float, int, npt.NDArray[np.uint8]]] = []
         ids = np.array([run.classes.index(name) for name in batches.classes])
         for inputs, labels, weights in batches:
             images = inputs["image"] if isinstance(inputs, Mapping) else inputs
@@ -223,40 +224,38 @@ class _Found:
         self.correct += int((predicted == labels).sum())
         self.in_top += int(((probabilities > of_label[:, None]).sum(axis=1) < _TOP).sum())
         for row in np.flatnonzero(predicted != labels).tolist():
-            key = float(best[row]), -(self.images + row)
-            if len(self._worst) < _MISTAKES or key > self._worst[0][:2]:
-                file = "" if files is None else files[row].decode(errors="replace")
-                names = self._names[labels[row]], self._names[predicted[row]]
-                mistake = Mistake(round(key[0], 6), -key[1], file, *names), images[row].copy()
-                (heapq.heappush if len(self._worst) < _MISTAKES else heapq.heapreplace)(self._worst, (*key, mistake))
+            file = "" if files is None else files[row].decode(errors="replace")
+            names = self._names[labels[row]], self._names[predicted[row]]
+            self.mistakes.append(Mistake(round(float(best[row]), 6), self.images + row, file, *names))
+            heapq.heappush(self.worst, (self.mistakes[-1].probability, -self.mistakes[-1].record, images[row].copy()))
+            if len(self.worst) > _SHOWN_MISTAKES:
+                heapq.heappop(self.worst)
         self.images += len(labels)
 
     def result(self, dataset: str, split: str, out: str, warnings: tuple[str, ...]) -> Evaluation:
         """All that was found."""
-        self.mistakes = [mistake for *_, mistake in sorted(self._worst, reverse=True)]
+        self.mistakes.sort(key=lambda one: (-one.probability, one.record))
         classes = () if self.counts is None else tuple(class_metrics(self.counts, self._names))
         top5 = self.in_top / self.images if len(self._names) > _TOP else None
         shares = self.correct / self.images, self.loss / self.images, top5
-        return Evaluation(
-            dataset, split, self.images, *shares, classes, tuple(one for one, _ in self.mistakes), out, warnings
-        )
+        return Evaluation(dataset, split, self.images, *shares, classes, tuple(self.mistakes), out, warnings)
 
     def files(self, result: Evaluation) -> dict[str, bytes]:
         """Name → content."""
-        document = json.dumps(result.document(), indent=1)
-        files = {"metrics.json": f"{document}\n".encode()}
+        files = {"metrics.json": json.format(json.encode(result.document()), indent=1) + b"\n"}
         if self.counts is not None:
             files[CLASS_TABLE] = classes_csv(result.classes)
             files[CONFUSION_TABLE] = confusion_csv(self.counts, self._names)
             files[CONFUSION_FILE] = pictures.confusion(self.counts, self._names, result.split)
         if self.mistakes:
-            files[_PICTURE] = _picture(self.mistakes)
+            pixels = [pixels for *_, pixels in sorted(self.worst, reverse=True)]
+            files[_PICTURE] = _picture(self.mistakes[: len(pixels)], pixels)
         return files
 
 
-def _picture(mistakes: list[tuple[Mistake, npt.NDArray[np.uint8]]]) -> bytes:
+def _picture(mistakes: list[Mistake], images: list[npt.NDArray[np.uint8]]) -> bytes:
     tiles = []
-    for one, pixels in mistakes:
+    for one, pixels in zip(mistakes, images, strict=True):
         image = Image.fromarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)).copy())
         times = max(1, _TILE // max(image.size))
         image = image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)

@@ -323,6 +323,8 @@ class _Training:
             checkpoint.restore_best(out, best["step"], self._evaluated.full)
         number = int((best or lines[-1])["epoch"])
         counts = self._confusion()
+        if counts is not None and self._devices.is_first and (line := report.no_better(counts, self._recipe)):
+            report.warn(line)
         verdict = report.verdict(self._speed, self._info, self._recipe)
         self._write_model(out_folder.MODEL_FILE)
         if self._devices.is_first:

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
+from beam_pipeline.text import name_line
+
 MAX_CLASSES = 1000  # of a confusion matrix
 
 
@@ -80,6 +82,9 @@ def confusion_csv(counts: npt.NDArray[Any], classes: Sequence[str]) -> bytes:
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    # No spreadsheet computes a name, and no terminal obeys it: https://owasp.org/www-community/attacks/CSV_Injection
+    text, formulas = io.StringIO(), ("=", "+", "-", "@", "\t", "\r")
+    for row in rows:
+        cells = ("'" * one.startswith(formulas) + name_line(one) if isinstance(one, str) else one for one in row)
+        csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue().encode()

@@ -9,6 +9,7 @@ from importlib import import_module
 from types import ModuleType
 
 from beam_pipeline.errors import UsageError
+from beam_pipeline.text import one_line
 
 SMALL_CNN = "small_cnn"
 # Module of `keras.applications` → its models. A test compares them.
@@ -32,11 +33,18 @@ _APPLICATIONS = {
 MODULES = {name: module for module, names in _APPLICATIONS.items() for name in names.split()}
 
 
-def import_users(module: str) -> ModuleType:
-    """Import a user's module, which may be in the current folder: `python -m` finds it there, the command doesn't."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    return import_module(module)
+def users_module(written: str, is_first: bool = True) -> ModuleType:
+    """The module of a user's `package.module:function`; the current folder is searched first, or last."""
+    module, _, name = written.partition(":")
+    if os.getcwd() not in sys.path:  # `python -m` looks there, the command doesn't
+        sys.path.insert(0 if is_first else len(sys.path), os.getcwd())
+    try:
+        getattr(found := import_module(module), name)
+        return found
+    except Exception as error:  # whatever the module does
+        raise UsageError(
+            f"--model {written!r}: {type(error).__name__}: {one_line(error)}; give package.module:function"
+        ) from error
 
 
 def application_name(given: str) -> str:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
-from beam_pipeline.text import plural
+from beam_pipeline.schema.manifest import FOREIGN_KEY
+from beam_pipeline.text import first_few, plural
 from reader.info import DatasetInfo
 from reader.select import parse_classes
 from reader.training import data
@@ -171,6 +172,8 @@ class TrainOptions:
         """The options that repeat the run of a run.json (`--config`), and those given. Raises UsageError."""
         known = {option.name for option in fields(cls)}
         configuration = {name: value for name, value in read_run(file)["configuration"].items() if name != "dataset"}
+        if "model" not in options and ":" in str(own := configuration.get("model")):  # the file may be a stranger's
+            raise UsageError(f"--config {os.fspath(file)!r}: it names {own!r}, a module to import: give --model, too")
         if unknown := sorted(configuration.keys() - known):
             raise UsageError(f"--config {os.fspath(file)!r}: another version of imageshards wrote it: {unknown[0]}")
         return cls(**{**configuration, **options})
@@ -195,7 +198,7 @@ def read_run(file: str | os.PathLike[str]) -> dict[str, Any]:
             return dict(run)
     except FileNotFoundError:
         why = "there is no such file"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise UsageError(f"--config {os.fspath(file)!r}: {why or 'it is no run.json of a run'}; give OUT/run.json")
 
@@ -282,7 +285,7 @@ class Recipe:
 def check_backend(backend: str) -> None:
     """Raises UsageError if Keras can't train on a backend here."""
     if backend not in ("tensorflow", "jax"):
-        raise UsageError(f"KERAS_BACKEND={backend}: train runs on tensorflow or jax")
+        raise UsageError(f"KERAS_BACKEND={backend}: train runs on tensorflow or jax; others: see docs/reader.md#keras")
 
 
 def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> Recipe:
@@ -300,6 +303,12 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     if options.balance == "classes" and options.class_weights == "balanced":
         raise UsageError("--balance classes reads all classes equally often: leave out --class_weights balanced")
     chosen = choose_data(info, options.train_split, options.eval_split, options.classes)
+    mixed = FOREIGN_KEY not in info.manifest or chosen.train in info.splits  # a part of our splits has all classes
+    counts = class_counts(info, chosen, at_most=mixed)
+    there = [name for name, count in zip(chosen.classes, counts, strict=True) if count]
+    if len(there) < 2:
+        fix = "name two with --classes" if options.classes else "is --input of imageshards write one level too high?"
+        raise UsageError(f"{info.url}: {chosen.train} has one class, {first_few(there)}; training needs two: {fix}")
     if options.early_stopping and chosen.evaluation is None:
         raise UsageError("--early_stopping needs validation: give --eval_split")
     records = chosen.images
@@ -319,8 +328,8 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
         phases.append(Phase("fine_tuning", more, rate * _FINE_TUNING_RATE))
     side = options.image_size or _side(info, model)
     decay = options.weight_decay if options.weight_decay is not None else _DECAY.get(options.optimizer, 0.0)
-    counts = class_counts(info, chosen) if options.class_weights == "balanced" else None
-    return Recipe(options, model, batch, side, steps, decay, tuple(phases), chosen, counts)
+    weighed = class_counts(info, chosen) if options.class_weights == "balanced" else None
+    return Recipe(options, model, batch, side, steps, decay, tuple(phases), chosen, weighed)
 
 
 def _peak_rate(optimizer: str, model: str, batch: int) -> float:
@@ -351,11 +360,9 @@ def _side(info: DatasetInfo, model: str) -> int:
 def warnings(info: DatasetInfo, recipe: Recipe) -> Iterator[str]:
     """What will probably make the result disappoint."""
     records, updates = recipe.data.images, recipe.steps * recipe.epochs
-    if len(recipe.classes) < 2:
-        has = "the dataset has" if recipe.options.classes is None else "--classes leaves"
-        yield f"{has} one class: every prediction is correct"
     if recipe.batch_size > records:
-        yield f"--batch_size {recipe.batch_size}: train has {plural(records, 'image')}, so images repeat within a batch"
-    if updates < _LEAST_UPDATES:
+        has = f"{recipe.data.train} has {plural(records, 'image')}, so images repeat within a batch"
+        yield f"--batch_size {recipe.batch_size}: {has}: give at most {records}"
+    elif updates < _LEAST_UPDATES:
         yield f"only {plural(updates, 'update')}: raise --epochs or lower --batch_size"
     yield from data.warnings(info, recipe.data)

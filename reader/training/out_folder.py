@@ -133,7 +133,7 @@ class OutFolder:
         try:
             run = json.loads(data)
             convert(run, _FinishedRun if convert(run, _Run).finished else _Run)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._not_ours(RUN_FILE) from None
         self._store.delete_temporaries(self.url)  # of a process that was killed
         return dict(run)
@@ -147,7 +147,7 @@ class OutFolder:
         try:
             lines = [json.loads(line) for line in (self.read(METRICS_FILE) or b"").splitlines()]
             convert(lines, list[Line])
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._not_ours(METRICS_FILE) from None
         return lines
 

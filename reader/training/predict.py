@@ -13,8 +13,9 @@ import numpy as np
 
 from beam_pipeline import storage
 from beam_pipeline.errors import Reject, StorageError, UsageError
+from beam_pipeline.images import check_size
 from beam_pipeline.images.formats import EXTENSIONS
-from beam_pipeline.text import one_line, plural
+from beam_pipeline.text import name_line, one_line, plural
 from reader.machine import cpu_count
 from reader.pixels import Pixels
 from reader.position import integer
@@ -46,7 +47,7 @@ class Prediction:
 
     def __str__(self) -> str:
         shares = (f"{label} {share:.3f}" for label, share in self.probabilities.items())
-        return f"{self.file}: {self.error or ', '.join(shares)}"
+        return f"{name_line(self.file)}: {self.error or ', '.join(shares)}"
 
 
 class _Photo(NamedTuple):
@@ -133,7 +134,7 @@ def _prepared(run: Run, photo: _Photo) -> Pixels | str:
     """A photo as the model takes it, or why it can't be."""
     store = storage.open_storage(photo.url)
     try:
-        run.preprocessing.check_size(photo.bytes)
+        check_size(photo.bytes, run.preprocessing.limits)
         return run.decode(store.read(photo.url))
     except Reject as reject:
         return why(reject)

@@ -123,8 +123,8 @@ def epoch_line(line: dict[str, Any], epochs: int) -> str:
 
 def verdict(speed: Speed, info: DatasetInfo, recipe: Recipe) -> str:
     """What limits a run, and the change that would help most."""
-    if not speed.seconds:
-        return "no step was timed"
+    if recipe.steps == 1 or speed.images <= recipe.batch_size:  # of which the first batch of an epoch is waited for
+        return "too few steps were timed to say what limits it: lower --batch_size or raise --epochs"
     waited = f"waited {speed.wait_share:.0%} of the time for input"
     if speed.wait_share < _NO_WAIT:
         return f"{waited}: the device is the limit"
@@ -140,6 +140,16 @@ def verdict(speed: Speed, info: DatasetInfo, recipe: Recipe) -> str:
             f"{stored} would help most"
         )
     return f"{waited}: decoding is the limit; more CPU cores would help most (there are {cpu_count()})"
+
+
+def no_better(counts: Any, recipe: Recipe) -> str:
+    """A warning if counts [class, predicted class] are, within two standard errors, those of one answer; else ""."""
+    images, of_class = float(counts.sum()), counts.sum(1)
+    accuracy, largest = counts.trace() / images, of_class.max() / images
+    answer = f"always answering {recipe.classes[of_class.argmax()]!r} ({largest:.3f})"
+    fix = "try --preset finetune" if recipe.options.weights == "none" else "raise --epochs"
+    line = f"validation accuracy {accuracy:.3f} is, within chance, no better than {answer}: {fix}"
+    return line if accuracy < min(1, largest + 2 * (largest * (1 - largest) / images) ** 0.5) else ""
 
 
 class ProgressLine:

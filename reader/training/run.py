@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -19,10 +19,26 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line
 from reader.pixels import Pixels
 from reader.preprocess import Preprocessing
-from reader.training.model_names import import_users
+from reader.training.model_names import users_module
 from reader.training.out_folder import LABELS_FILE, MODEL_FILE, RUN_FILE
 
 Floats = npt.NDArray[np.float32]
+
+
+class _Configuration(Struct):
+    """What is read of a training's configuration."""
+
+    model: str
+    image_size: int
+    dataset: str
+    train_split: str = "train"
+    eval_split: str | None = None
+    classes: dict[str, str] | None = None
+
+
+class _Image(Struct):
+    format: str
+    channels: Literal[1, 3]
 
 
 class _Dataset(Struct):
@@ -30,7 +46,7 @@ class _Dataset(Struct):
 
     is_index: bool
     configuration: dict[str, Any]
-    image: dict[str, Any]
+    image: _Image
     codec: dict[str, str]
 
 
@@ -38,7 +54,7 @@ class _Document(Struct):
     """What is read of run.json."""
 
     finished: bool
-    configuration: dict[str, Any]
+    configuration: _Configuration
     dataset: _Dataset
 
 
@@ -53,14 +69,15 @@ class Run:
         preprocessing: from the content of a photo's file to pixels.
     """
 
-    def __init__(self, url: str, document: _Document, classes: tuple[str, ...], model: Any) -> None:
-        self.url, self.classes, self.model, self.configuration = url, classes, model, document.configuration
-        side, dataset = document.configuration["image_size"], document.dataset
-        self.preprocessing = Preprocessing(
-            {"configuration": dataset.configuration, "image": dataset.image, "codec": dataset.codec},
-            dataset.is_index,
-            (side, side),
-        )
+    def __init__(self, url: str, document: dict[str, Any], classes: tuple[str, ...], model: Any) -> None:
+        self.url, self.classes, self.model, self.configuration = url, classes, model, document["configuration"]
+        side, dataset = self.configuration["image_size"], document["dataset"]
+        self.preprocessing = Preprocessing(dataset, dataset["is_index"], (side, side))
+        takes = (None, *self.preprocessing.shape), (None, len(classes))
+        has = getattr(model, "input_shape", None), getattr(model, "output_shape", None)
+        if has != takes:
+            says = f"by {RUN_FILE} and {LABELS_FILE} {takes}"
+            raise ImageShardsError(f"{url}: the shapes of its model are {has}, {says}: restore what train wrote")
         self._lock = threading.Lock()  # Keras builds its function in the first call
 
     def decode(self, photo: bytes) -> Pixels:
@@ -80,7 +97,7 @@ class Run:
         return shares
 
 
-def load_run(run: str | os.PathLike[str]) -> Run:
+def load_run(run: str | os.PathLike[str], *, model: str | None = None) -> Run:
     """The model of a finished training, with all that it needs to know of new photos.
 
         run = imageshards.load_run("runs/photos-1")
@@ -88,9 +105,11 @@ def load_run(run: str | os.PathLike[str]) -> Run:
 
     Args:
         run: folder or URL that `imageshards train` wrote to.
+        model: `package.module:function` of your own model, whose module is imported only if the model has layers that
+            Keras doesn't know. What the run itself names is never imported: the run may be a stranger's.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is none, or `model` can't be imported.
         ImageShardsError: the training isn't finished, or its model can't be loaded.
     """
     given = os.fspath(run)
@@ -99,33 +118,37 @@ def load_run(run: str | os.PathLike[str]) -> Run:
         raise UsageError(f"{given}: {why}")
     store = storage.open_storage(url)
     try:
-        document = convert(json.loads(store.read(storage.join(url, RUN_FILE))), _Document)
+        document = json.loads(store.read(storage.join(url, RUN_FILE)))
+        convert(document, _Document)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{given}: no {RUN_FILE} in it: give the folder that imageshards train wrote to") from None
-    except ValueError:
-        fix = "it was written by an earlier version: train again"
+    except (ValueError, RecursionError) as error:
+        fix = f"it was written by an earlier version, or edited ({one_line(error)}): train again"
         raise UsageError(f"{given}: its {RUN_FILE} doesn't say how photos are prepared: {fix}") from None
-    if not document.finished:
+    if not document["finished"]:
         raise ImageShardsError(f"{given}: this training isn't finished: run the same imageshards train command again")
-    classes = tuple(store.read(storage.join(url, LABELS_FILE)).decode().split("\n")[:-1])
-    return Run(given, document, classes, _load(given, store.read(storage.join(url, MODEL_FILE)), document))
+    try:
+        classes = tuple(store.read(storage.join(url, LABELS_FILE)).decode().split("\n")[:-1])
+    except UnicodeDecodeError:
+        raise UsageError(f"{given}: its {LABELS_FILE} isn't UTF-8: save it as such, a line for each class") from None
+    trained = document["configuration"]["model"]
+    return Run(given, document, classes, _load(given, store.read(storage.join(url, MODEL_FILE)), trained, model))
 
 
-def _load(given: str, data: bytes, document: _Document) -> Any:
-    module, missing = str(document.configuration["model"]).rpartition(":")[0], ""
-    if module:  # your own model may have layers of its own, which are known once it is imported
-        try:
-            import_users(module)
-        except ImportError:
-            missing = f"; maybe it needs the module {module}, which can't be imported here"
+def _load(given: str, data: bytes, trained: str, model: str | None, known: dict[str, Any] | None = None) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, MODEL_FILE)
         path.write_bytes(data)
         try:
-            return keras.saving.load_model(path, compile=False)
+            return keras.saving.load_model(path, known, compile=False)
         except Exception as error:  # Keras and a user's layers raise what they like
+            if model is not None and known is None:
+                own = {name: one for name, one in vars(users_module(model, False)).items() if isinstance(one, type)}
+                return _load(given, data, trained, model, own)
             reason = f"{type(error).__name__}: {one_line(error).replace(folder, given)[:300]}"
-            raise ImageShardsError(f"{given}/{MODEL_FILE} can't be loaded: {reason}{missing}") from error
+            hint = f"; if you trust the module, give --model {trained} (model={trained!r} to load_run) to import it"
+            hint = hint if model is None and ":" in trained else ""
+            raise ImageShardsError(f"{given}/{MODEL_FILE} can't be loaded: {reason}{hint}") from error
 
 
 def as_run(run: Run | str | os.PathLike[str]) -> Run:

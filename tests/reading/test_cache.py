@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 import reader
 from beam_pipeline.errors import UsageError
+from reader.cache import DiskCache
 from tests import make, servers
 from tests.reading.shards import make_dataset, numbers_in
 
@@ -112,6 +115,42 @@ def test_a_disk_that_refuses_writes_is_no_error(
         path.mkdir()
     assert bucket.epoch(tmp_path / "cache") == bucket.epoch(None)
     assert caplog.text.count("takes no more (Is a directory): the rest is read again each epoch") == 1
+
+
+@pytest.mark.parametrize("kind", ["pipe", "pipe with a reader", "folder", "link to a pipe", "device"])
+def test_a_shard_that_is_no_file_is_never_waited_for(kind: str, tmp_path: Path) -> None:
+    path, other, descriptors = tmp_path / "shard", tmp_path / "other", len(os.listdir("/proc/self/fd"))
+    reading = -1
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(other if "link" in kind else path)
+        if "link" in kind:
+            path.symlink_to(other)
+        if "reader" in kind:
+            reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    cache, found = DiskCache(tmp_path, {"a": "shard"}), []
+
+    def use() -> None:
+        cache.put("a", 0, b"x" * 100)
+        found.append(cache.get("a", 0, 100))
+
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(20)
+    if reading >= 0:
+        os.close(reading)
+    assert found == [None]
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_pipe_in_the_folder_of_caches_is_told(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    os.mkfifo(tmp_path / "cache" / "manifest.json")
+    with pytest.raises(UsageError, match=r"^cache='.*/cache': .*/manifest.json is missing; give a folder that can be"):
+        bucket.epoch(str(tmp_path / "cache"))
 
 
 def test_an_index_of_files_anywhere_is_cached(bucket: Bucket, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ import reader
 from beam_pipeline.config import Config
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.images import ImageOptions
+from beam_pipeline.images.memory import MemoryBudget
 from beam_pipeline.schema import canonical_json
+from reader import preprocess
+from reader.pixels import ImageDecoder
 from tests import make
-from tests.images import kinds
+from tests.images import kinds, test_memory
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
 
@@ -129,6 +133,39 @@ def test_for_third_party_shards_what_is_no_image_is_told(index: Any) -> None:
         if name != "floats.tif":  # Pillow makes something of it
             with pytest.raises(ValueError, match=r" \(\w+\)$"):
                 reader.decode(data, index)
+
+
+BOMBS = {
+    "webp": test_memory.webp_claiming(10_000, 10_000),
+    "rgba.png": kinds.png(13_300, 13_300, 8, 6, [b""]),
+    "la.png": kinds.png(13_300, 13_300, 8, 4, [b""]),
+    "palette.png": kinds.png(13_300, 13_300, 8, 3, [b""], kinds.png_chunk(b"PLTE", bytes(768))),
+    "rgb.png": kinds.png(13_300, 13_300, 8, 2, [b""]),
+    "gif": (gif := make.encoded(Image.new("P", (8, 8)), "GIF"))[:6] + struct.pack("<HH", 13_300, 13_300) + gif[10:],
+    "bmp": b"BM" + struct.pack("<IIIIiiHHII", 54, 0, 54, 40, 13_300, 13_300, 1, 24, 0, 0) + bytes(16),
+    "tile.tiff": test_memory.tiff_claiming(40_000),
+    "progressive.jpg": test_memory.claiming(make.encoded(make.picture(64, 64), progressive=True, subsampling=0)),
+    "cmyk.jpg": test_memory.claiming(make.encoded(kinds.cmyk(make.picture(64, 64))), 13_300, 13_300),
+    "turned.jpg": test_memory.claiming(make.encoded(make.picture(64, 64), exif=kinds.turned(6)), 13_300, 13_300),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_for_third_party_shards_a_photo_takes_no_more_memory_than_in_the_writer(kind: str, index: Any) -> None:
+    with pytest.raises(ValueError, match=r"^too many pixels, .* permits 1024 MiB \(too_many_pixels\)$"):
+        reader.decode(BOMBS[kind], index)
+
+
+@pytest.mark.parametrize(("format", "mebibytes"), [("JPEG", 109), ("PNG", 183)])
+def test_for_third_party_shards_large_photos_wait_for_each_other_until_they_are_decoded(
+    format: str, mebibytes: int, index: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo, held = make.encoded(Image.new("RGB", (4800, 4000)), format), []
+    budget = MemoryBudget(1 << 30)
+    monkeypatch.setattr(preprocess, "_MEMORY", budget)
+    make.before(monkeypatch, ImageDecoder, "__call__", lambda *_: held.append(budget._reserved >> 20))
+    assert reader.decode(photo, index, 16).shape == (16, 16, 3)
+    assert (held, budget._reserved) == ([mebibytes], 0)
 
 
 def test_decoding_needs_neither_beam_nor_a_framework(every_kind: Path, original: Path, tmp_path: Path) -> None:

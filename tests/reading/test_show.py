@@ -15,7 +15,7 @@ from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
 from imageshards import main
 from reader.augment import BY_NAME
-from reader.tools.show import choose
+from reader.tools.show import choose, tiled
 from reader.training.options import AUGMENTS
 from tests.reading.shards import CLASSES, make_dataset, numbers_in
 
@@ -103,6 +103,20 @@ def test_the_command_names_the_augmentations_of_training(folder: str, tmp_path: 
         assert main([*command, name]) == 0
     with Image.open(path) as drawn:
         assert drawn.width == 3 * 168 + 8
+
+
+def test_python_takes_the_words_of_the_command(folder: str) -> None:
+    for name, function in BY_NAME.items():
+        drawn = [reader.show(folder, count=2, augment=one, image_size=16) for one in (name, function)]
+        assert drawn[0].tobytes() == drawn[1].tobytes()
+    for wrong in ("rotate", "none", ""):
+        with pytest.raises(UsageError, match=rf"^augment='{wrong}': give a function"):
+            reader.show(folder, augment=wrong, image_size=16)
+
+
+@pytest.mark.parametrize("break_", ["\n", "\r", "\x1b[2J", "\x00"])
+def test_a_name_with_a_line_break_is_drawn_in_one_line(break_: str) -> None:
+    assert tiled([(Image.new("RGB", (9, 9)), f"a{break_}b", f"c{break_}d.jpg")]).height < 70
 
 
 def test_the_command_writes_a_png(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,8 @@ def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_auto_falls_back_and_says_why(failing: str) -> None:
     with use_devices(TrainOptions()) as there:
         assert (there.kind, there.count, there.strategy) == ("cpu", 1, None)
-        assert there.description == f"the CPU (TensorFlow; no TPU: {failing}; no GPU)"
+        why = "" if failing == "TPUs not found in the cluster" else f": {failing}"  # what TensorFlow says without a TPU
+        assert there.description == f"the CPU (TensorFlow; no TPU{why}; no GPU)"
 
 
 def test_a_tpu_that_was_asked_for_is_an_error_of_one_line(failing: str) -> None:
@@ -108,7 +109,7 @@ def test_a_backend_that_can_not_train_is_refused(monkeypatch: pytest.MonkeyPatch
 def test_the_command_refuses_such_a_backend_before_it_imports_any(dataset: str, backend: str) -> None:
     command = [sys.executable, "-m", "reader", "train", dataset]
     done = subprocess.run(command, env={**os.environ, "KERAS_BACKEND": backend}, capture_output=True, text=True)
-    message = f"error: KERAS_BACKEND={backend}: train runs on tensorflow or jax\n"
+    message = f"error: KERAS_BACKEND={backend}: train runs on tensorflow or jax; others: see docs/reader.md#keras\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 

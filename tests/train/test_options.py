@@ -217,7 +217,11 @@ def test_a_size_that_does_not_follow_is_asked_for(tmp_path: Path, name: str, siz
         ({"train": [40], "val": [3]}, {"eval_split": "train"}, "on images that were trained on says little"),
         ({"train": [40], "val": [3]}, {"eval_split": "val+train[:50%]"}, "on images that were trained on says little"),
         ({"train": [40], "val": [3]}, {"epochs": 2}, "only 10 updates: raise --epochs"),
-        ({"train": [3], "val": [3]}, {"batch_size": 8}, "--batch_size 8: train has 3 images, so images repeat"),
+        (
+            {"train": [3], "val": [3]},
+            {"batch_size": 8},
+            "--batch_size 8: train has 3 images, so images repeat within a batch: give at most 3",
+        ),
     ],
 )
 def test_what_will_disappoint_is_warned_of(
@@ -251,12 +255,49 @@ def test_images_that_belong_together_are_warned_of_if_a_part_is_held_out(
     )
 
 
-def test_one_class_is_warned_of(tmp_path: Path) -> None:
-    url = make_dataset(tmp_path / "1.0.0", {"train": [200], "val": [3]}, size=(16, 16), classes=["cat"])
-    info = load_info(url)
-    assert list(warnings(info, make_recipe(info, TrainOptions()))) == [
-        "the dataset has one class: every prediction is correct"
-    ]
+@pytest.mark.parametrize(
+    ("classes", "train", "options", "message"),
+    [
+        (["cat"], 200, {}, "train has one class, cat; training needs two: is --input of imageshards write one level"),
+        (["cat"], 200, {"eval_split": "none"}, "train has one class, cat"),
+        (["cat", "dog"], 1, {}, "train has one class, cat"),  # dog has images in val only
+        (
+            ["cat", "dog"],
+            9,
+            {"classes": "dog"},
+            "train has one class, dog; training needs two: name two with --classes",
+        ),
+        (["cat", "dog"], 9, {"classes": "dog=pet,cat=pet"}, "train has one class, pet"),
+        (["cat", "dog"], 1, {"classes": "dog=a,cat=b"}, "train has one class, b"),
+        (["cat", "dog"], 9, {"train_split": "one"}, "one has one class, cat"),
+        (["cat", "dog"], 9, {"train_split": "one[:1]"}, "one[:1] has one class, cat"),
+        (["cat", "dog"], 9, {"train_split": "one+train"}, None),
+        (["cat", "dog"], 2, {}, None),
+        (["cat", "dog", "cow"], 9, {"classes": "dog,cow"}, None),
+    ],
+)
+@pytest.mark.parametrize("is_index", [False, True])
+def test_one_class_is_refused(
+    tmp_path: Path, classes: list[str], train: int, options: dict[str, Any], message: str | None, is_index: bool
+) -> None:
+    splits = {"train": [train], "val": [3], "one": [1]}
+    info = load_info(make_dataset(tmp_path / "1.0.0", splits, size=(16, 16), classes=classes, tables=True))
+    if is_index:
+        info = dataclasses.replace(info, manifest=Manifest(info.url, {**info.manifest, FOREIGN_KEY: {}}))
+    if message is None:
+        assert len(make_recipe(info, TrainOptions(**options)).classes) >= 2
+        return
+    with pytest.raises(UsageError) as caught:
+        make_recipe(info, TrainOptions(**options))
+    assert str(caught.value).startswith(f"{info.url}: {message}")
+
+
+def test_a_part_of_an_index_that_is_in_the_order_of_its_classes_is_refused_too(tmp_path: Path) -> None:
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [9]}, size=(16, 16), classes=["a", "b"], tables=True))
+    info = dataclasses.replace(info, manifest=Manifest(info.url, {**info.manifest, FOREIGN_KEY: {}}))
+    with pytest.raises(UsageError, match=r"train\[:1\] has one class, a; training needs two"):
+        make_recipe(info, TrainOptions(train_split="train[:1]"))
+    assert make_recipe(info, TrainOptions(train_split="train[:2]")).data.images == 2
 
 
 def test_good_defaults_are_not_warned_of(info: DatasetInfo) -> None:

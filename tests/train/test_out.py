@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -383,6 +384,64 @@ def test_the_verdict_on_a_slow_model_is_the_device(
     result, _ = trained(dataset, tmp_path / "out", model="slow:model", epochs=2)
     assert result.epochs[1]["wait_share"] < 0.05
     assert result.verdict.endswith("the device is the limit")
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "epochs", "is_known"),
+    [(40, 5, False), (5000, 1, False), (20, 1, False), (20, 2, True), (8, 1, True)],
+)
+def test_a_verdict_needs_more_than_one_step(
+    batch_size: int, epochs: int, is_known: bool, dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, _ = trained(dataset, tmp_path / "out", epochs=epochs, batch_size=batch_size)
+    assert result.verdict.startswith("waited " if is_known else "too few steps were timed to say what limits it: ")
+    warned = [line for line in capsys.readouterr().err.splitlines() if "--batch_size" in line]
+    assert len(warned) == 1, "a large batch and few updates are one warning"
+    large = "warning: --batch_size 5000: train has 40 images, so images repeat within a batch: give at most 40"
+    assert (warned == [large]) == (batch_size == 5000)
+
+
+@pytest.mark.parametrize(
+    ("counts", "weights", "message"),
+    [
+        (
+            [[9, 0, 0], [35, 0, 0], [34, 0, 1]],
+            "none",
+            "0.127 is, within chance, no better than always answering 'b' (0.443)",
+        ),
+        (
+            [[2, 4, 4], [4, 4, 4], [4, 4, 4]],
+            "none",
+            "0.294 is, within chance, no better than always answering 'b' (0.353)",
+        ),
+        (
+            [[3, 4, 4], [4, 5, 4], [4, 4, 4]],
+            "x.h5",
+            "0.333 is, within chance, no better than always answering 'b' (0.361)",
+        ),
+        (
+            [[4, 1, 3], [2, 5, 3], [3, 3, 4]],
+            "none",
+            "0.464 is, within chance, no better than always answering 'b' (0.357)",
+        ),
+        (
+            [[99, 0, 0], [1, 0, 0], [0, 0, 0]],
+            "none",
+            "0.990 is, within chance, no better than always answering 'a' (0.990)",
+        ),
+        ([[1, 0, 0], [0, 1, 0], [0, 0, 0]], "none", ""),
+        ([[8, 1, 1], [1, 9, 2], [1, 1, 10]], "none", ""),
+        ([[500, 100, 0], [300, 300, 0], [0, 0, 0]], "none", ""),
+    ],
+)
+def test_a_model_that_is_no_better_than_one_answer_is_told(counts: Any, weights: str, message: str) -> None:
+    recipe: Any = SimpleNamespace(classes=("a", "b", "c"), options=SimpleNamespace(weights=weights))
+    fix = "try --preset finetune" if weights == "none" else "raise --epochs"
+    line = report.no_better(np.array(counts, np.float32), recipe)
+    assert line.startswith(f"validation accuracy {message}" if message else "") and line.endswith(
+        f": {fix}" if message else ""
+    )
+    assert bool(line) == bool(message)
 
 
 def test_a_corrupt_record_is_told_as_the_reader_says_it(dataset: str, tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ def test_a_run_is_repeated_by_its_run_json(dataset: str, tmp_path: Path) -> None
     trained(
         dataset, tmp_path / "one", ema=0.9, optimizer="sgd", weight_decay=1e-4, classes="cat,dog", select="accuracy"
     )
-    options = TrainOptions.of_run(tmp_path / "one/run.json", out=str(tmp_path / "two"), device="cpu")
+    own = {"model": "tests.train.runs:linear"}  # which a file alone isn't trusted to name
+    options = TrainOptions.of_run(tmp_path / "one/run.json", out=str(tmp_path / "two"), device="cpu", **own)
     reader.train(dataset, options)
     for file in ("model.keras", "last.keras"):
         assert all(
