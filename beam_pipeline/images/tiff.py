@@ -8,8 +8,6 @@ from __future__ import annotations
 import io
 import re
 import struct
-from collections.abc import Iterator
-from itertools import islice
 
 from PIL import ImagePalette, TiffTags
 from PIL import TiffImagePlugin as plugin
@@ -40,7 +38,7 @@ def open_tiff(data: bytes) -> TiffImageFile:
     """
     data, tags = _picture(data)
     bits, samples = _number(tags, plugin.BITSPERSAMPLE), _number(tags, plugin.SAMPLESPERPIXEL)
-    colours = _number(tags, plugin.PHOTOMETRIC_INTERPRETATION, -1)
+    colours, values = _number(tags, plugin.PHOTOMETRIC_INTERPRETATION, -1), _number(tags, plugin.SAMPLEFORMAT)
     channels = _CHANNELS.search(str(tags.get(plugin.IMAGEDESCRIPTION, "")))
     if channels and int(channels[1]) > samples:
         raise _unsupported(f"TIFF of {channels[1]} channels, each in pages of its own")
@@ -53,7 +51,7 @@ def open_tiff(data: bytes) -> TiffImageFile:
     inverted = (tags.prefix, colours, bits, samples) == (b"MM", WHITE_IS_ZERO, 16, 1)  # Pillow reads it of "II" only
     if inverted:
         data = _with_tag(data, tags, plugin.PHOTOMETRIC_INTERPRETATION, _BLACK_IS_ZERO)
-    what = f"TIFF of {samples} x {bits}-bit {_VALUES.get(_number(tags, plugin.SAMPLEFORMAT), 'values')}"
+    what = f"TIFF of {samples} x {bits}-bit {_VALUES.get(values, 'values')}"
     what += f" ({_COLOURS.get(colours, f'photometric {colours}')}{' in planes' if planar else ''})"
     try:
         image = TiffImageFile(io.BytesIO(data))
@@ -61,10 +59,10 @@ def open_tiff(data: bytes) -> TiffImageFile:
         if planar or "unknown" in str(error):
             raise _unsupported(what) from None
         raise
+    if image.mode in ("I", "F") or (bits, values) == (8, _SIGNED):
+        raise _unsupported(f"{what}: which value is white?")
     if inverted:
         image.tag_v2[plugin.PHOTOMETRIC_INTERPRETATION] = WHITE_IS_ZERO
-    if image.mode in ("I", "F") or (bits, _number(tags, plugin.SAMPLEFORMAT)) == (8, _SIGNED):
-        raise _unsupported(f"{what}: which value is white?")
     if image.mode in ("P", "PA") and max(tags[plugin.COLORMAP]) < 256:  # of 8 bits, where 16 should be
         image.palette = ImagePalette.raw("RGB;L", bytes(tags[plugin.COLORMAP]))
     if not _is_readable(image, bits, planar):
@@ -80,19 +78,15 @@ def _is_readable(image: TiffImageFile, bits: int, planar: bool) -> bool:
     tags, raw = image.tag_v2, bool(image.tile) and image.tile[0].codec_name == "raw"
     extra = _number(tags, plugin.EXTRASAMPLES, -1)
     is_plain = raw and (bits, _number(tags, plugin.FILLORDER)) == (8, 1) and extra != _PREMULTIPLIED
-    if planar and image.mode == "RGBA" and extra < 0 and (not is_plain or plugin.TILEWIDTH in tags):
-        return False
-    if planar and (image.mode in ("LA", "PA", "LAB") or (raw and len(image.getbands()) == 1)):
+    unknown_alpha = image.mode == "RGBA" and extra < 0 and (not is_plain or plugin.TILEWIDTH in tags)
+    one_band = raw and len(image.getbands()) == 1
+    if planar and (image.mode in ("LA", "PA", "LAB") or unknown_alpha or one_band):
         return False
     is_ycbcr = image.mode == "RGB" and tags.get(plugin.PHOTOMETRIC_INTERPRETATION) == YCBCR
     if raw and (is_ycbcr or (planar and not is_plain)):
-        pixels = "RGBX" if is_ycbcr else f"{image.mode};16N" if bits == 16 else image.mode
-        box = 0, 0, tags[plugin.IMAGEWIDTH], tags[plugin.IMAGELENGTH]
-        image.tile = [
-            image.tile[0]._replace(
-                codec_name="libtiff", extents=box, offset=0, args=(pixels, "raw", False, tags.offset)
-            )
-        ]
+        pixels = "RGBX" if is_ycbcr else image.mode + ";16N" * (bits == 16)
+        box, args = (0, 0, tags[plugin.IMAGEWIDTH], tags[plugin.IMAGELENGTH]), (pixels, "raw", False, tags.offset)
+        image.tile = [image.tile[0]._replace(codec_name="libtiff", extents=box, offset=0, args=args)]
         image.use_load_libtiff = True
     return True
 
@@ -101,35 +95,29 @@ def _picture(data: bytes) -> tuple[bytes, Tags]:
     """The file, beginning with the page that holds the picture, and that page's tags."""
     if data.startswith(b"MM\0+"):
         raise _unsupported("big-endian BigTIFF")
-    first = _tags(data)
-    if _DNG_VERSION in first:
+    pages = [_tags(data)]
+    if _DNG_VERSION in pages[0]:
         raise _unsupported("DNG")
-    offsets = first.get(_SUB_IFDS, ())
-    children = [_tags(data, offset) for offset in (offsets if isinstance(offsets, tuple) else (offsets,))[:_PAGES]]
+    offsets = pages[0].get(_SUB_IFDS, ())
+    offsets = (offsets if isinstance(offsets, tuple) else (offsets,))[:_PAGES]
+    children = [_tags(data, offset) for offset in offsets if offset in range(len(data))]
     page = max((child for child in children if not _is_copy(child)), key=_area, default=None)
-    if not _is_copy(first) and (page is None or _area(page) <= _area(first)):
-        return data, first
-    if page is None:
-        page = next((page for page in islice(_following(data, first), _PAGES) if not _is_copy(page)), None)
-    if page is None:
-        raise _unsupported("TIFF whose first page is a thumbnail")
-    size = "Q" if _is_big(data) else "I"
-    return _changed(data, struct.calcsize(size), _order(page) + size, page.offset), page
+    if not _is_copy(pages[0]) and (page is None or _area(page) <= _area(pages[0])):
+        return data, pages[0]
+    while page is None or _is_copy(page):
+        if not pages[-1].next or len(pages) > _PAGES:
+            raise _unsupported("TIFF whose first page is a thumbnail")
+        pages.append(page := _tags(data, pages[-1].next))
+    offset = struct.pack(_offset_format(data), page.offset)
+    return data[: len(offset)] + offset + data[2 * len(offset) :], page
 
 
 def _tags(data: bytes, offset: int = 0) -> Tags:
     """The tags of the page at an offset; of the first one without."""
-    tags = Tags(data[: 16 if _is_big(data) else 8])
-    file = io.BytesIO(data)
+    tags, file = Tags(data[: 2 * struct.calcsize(_offset_format(data))]), io.BytesIO(data)
     file.seek(offset or tags.next)
     tags.load(file)
     return tags
-
-
-def _following(data: bytes, tags: Tags) -> Iterator[Tags]:
-    while tags.next:
-        tags = _tags(data, tags.next)
-        yield tags
 
 
 def _is_copy(tags: Tags) -> bool:
@@ -148,23 +136,16 @@ def _number(tags: Tags, tag: int, default: int = 1) -> int:
 
 
 def _with_tag(data: bytes, tags: Tags, tag: int, value: int) -> bytes:
-    """The file with another value of a tag that has one value."""
-    entry = struct.pack(f"{_order(tags)}HH{'Q' if _is_big(data) else 'I'}", tag, tags.tagtype[tag], 1)
-    kind = "I" if tags.tagtype[tag] == TiffTags.LONG else "H"
-    return _changed(data, data.index(entry, tags.offset) + len(entry), _order(tags) + kind, value)
+    """The file with another value of a tag that has one."""
+    kind, offset = tags.tagtype[tag], _offset_format(data)
+    entry = f"{offset[0]}HH{offset[1]}{'I' if kind == TiffTags.LONG else 'H'}"
+    old, new = (struct.pack(entry, tag, kind, 1, number) for number in (tags[tag], value))
+    return data[: tags.offset] + data[tags.offset :].replace(old, new, 1)
 
 
-def _changed(data: bytes, at: int, kind: str, value: int) -> bytes:
-    return data[:at] + struct.pack(kind, value) + data[at + struct.calcsize(kind) :]
-
-
-def _order(tags: Tags) -> str:
-    return "<" if tags.prefix == b"II" else ">"
-
-
-def _is_big(data: bytes) -> bool:
-    """Whether offsets have 8 bytes (BigTIFF)."""
-    return data[2] == 43
+def _offset_format(data: bytes) -> str:
+    """How `struct` reads an offset: of 8 bytes in a BigTIFF."""
+    return ("<" if data[:1] == b"I" else ">") + ("Q" if data[2] == 43 else "I")
 
 
 def _unsupported(what: str) -> Reject:
