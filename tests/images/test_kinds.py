@@ -141,7 +141,7 @@ ROWS: dict[str, list[tuple[Any, ...] | Callable[[], None]]] = {
     "HEIC without the extra": [without_extra],
     "JPEG of 12 bits, JPEG 2000 and XL, PSD, SVG, PDF, ICO, camera raw, PNG of iPhone apps (`CgBI`)": [unsupported],
     "TIFF of signed or 32-bit integers or floats; of gray with alpha, palette with alpha, or Lab in planes; of 16-bit "
-    "gray with alpha; with channels as pages (ImageJ, OME), only a thumbnail, WebP inside": [unsupported],  # test_tiff.py
+    "gray with alpha; with channels as pages (ImageJ, OME), only a thumbnail, WebP inside": [unsupported],  # test_tiff
     "BMP of 2 bits, of JPEG or PNG inside, of rare masks: 4444, 10 bits a channel, RGBX, ARGB": [],  # test_bmp.py
     "a JPEG for `jpeg` that fits already": [],  # test_containers.py
     "a file that ends early": [cut_off],
