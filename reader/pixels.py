@@ -232,8 +232,9 @@ def _decode_with_pillow(encoded: Encoded, channels: int, scale: int) -> Pixels:
     try:
         if scale > 1:
             image.draft(image.mode, (image.width // scale, image.height // scale))
-        image, mode = in_8_bits(image), "L" if channels == 1 else "RGB"
-        pixels: Pixels = np.asarray(image if image.mode == mode else image.convert(mode))  # which copies it anyhow
+        picture, mode = in_8_bits(image), "L" if channels == 1 else "RGB"
+        is_ready = picture.mode == mode  # `convert` would copy it
+        pixels: Pixels = np.asarray(picture if is_ready else picture.convert(mode))
     except MemoryError:
         raise  # not the image's fault
     except Exception as error:  # Pillow raises a dozen types for corrupt images
