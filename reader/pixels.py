@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
-from PIL import Image
+from PIL import Image, ImageFile
 
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import Reject, UsageError
+from beam_pipeline.images import colour, formats
 from beam_pipeline.images.resize import Box, resize_into
 from beam_pipeline.text import one_line
 from reader.augment import Augment, RandomResizedCrop, check_augment
@@ -37,6 +38,7 @@ RESIZE_MODES = ("stretch", "crop", "pad")
 _SAME_AS_PILLOW = {1: {"Gray"}, 3: {"YCbCr", "RGB", "Gray"}}
 _COLOUR = {1: "GRAY", 3: "RGB"}
 _JPEG = b"\xff\xd8"
+_AS_WRITTEN = (b"II", b"MM", b"BM")  # how TIFF and BMP begin, some of which Pillow alone reads wrongly
 
 
 class UndecodableImageError(InvalidRecordError):
@@ -180,7 +182,7 @@ def stored_shape(encoded: Encoded, channels: int) -> tuple[int, int, int]:
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(encoded)
     except ValueError:
-        width, height = _opened(encoded).size
+        width, height = open_image(encoded).size
     if height * width > MAX_PIXELS:
         raise UndecodableImageError(f"the image has {height}x{width} pixels, more than {MAX_PIXELS}")
     return height, width, channels
@@ -223,29 +225,43 @@ def _scale(encoded: Encoded, box: Box, out: Pixels) -> int:
 
 
 def _decode_with_pillow(encoded: Encoded, channels: int, scale: int) -> Pixels:
-    image = _opened(encoded)
+    image = open_image(encoded)
     try:
         if scale > 1:
             image.draft(image.mode, (image.width // scale, image.height // scale))
-        if image.mode.startswith("I"):  # grey of 16 bits, which Pillow's `convert` would clip at 255
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        pixels: Pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+        pixels: Pixels = np.asarray(in_8_bits(image).convert("L" if channels == 1 else "RGB"))
     except MemoryError:
         raise  # not the image's fault
     except Exception as error:  # Pillow raises a dozen types for corrupt images
-        raise _undecodable(error) from None
+        raise undecodable(error) from None
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def _opened(encoded: Encoded) -> Image.Image:
+def open_image(encoded: Encoded) -> ImageFile.ImageFile:
+    """An image whose header was read; a TIFF or BMP as the writer reads it. Raises UndecodableImageError."""
     try:
-        return Image.open(io.BytesIO(encoded))
+        if encoded[:2] not in _AS_WRITTEN:
+            return Image.open(io.BytesIO(encoded))
+        data = bytes(encoded)
+        image = formats.open_image(data, formats.recognise(data))
     except Exception as error:
-        raise _undecodable(error) from None
+        raise undecodable(error) from None
+    if image.width * image.height > MAX_PIXELS:
+        raise undecodable(Image.DecompressionBombError())
+    return image
 
 
-def _undecodable(error: Exception) -> UndecodableImageError:
-    return UndecodableImageError(f"the image doesn't decode ({type(error).__name__})")
+def in_8_bits(image: Image.Image) -> Image.Image:
+    """An image of 16 bits as the writer reads it, which `convert` would clip at 255. Raises Reject."""
+    return colour.to_bytes(image, b"") if image.mode[0] in "IF" else image
+
+
+def undecodable(error: Exception) -> UndecodableImageError:
+    """What an error in decoding means."""
+    if isinstance(error, Image.DecompressionBombError):
+        return UndecodableImageError(f"the image has over {MAX_PIXELS:,} pixels")
+    what = ": ".join(error.args) if isinstance(error, Reject) else type(error).__name__
+    return UndecodableImageError(f"the image doesn't decode ({what})")
 
 
 def call_user(function: Callable[..., Any], *arguments: Any) -> Any:

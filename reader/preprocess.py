@@ -24,7 +24,7 @@ from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget
 from beam_pipeline.schema import RejectReason
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader.info import DatasetInfo, ImageInfo, as_info
-from reader.pixels import MAX_PIXELS, ImageDecoder, Pixels, UndecodableImageError, target_size
+from reader.pixels import MAX_PIXELS, ImageDecoder, Pixels, UndecodableImageError, in_8_bits, target_size
 from reader.tools.rejects import in_words
 
 _MEMORY = MemoryBudget(LEAST_BOUND)  # that large photos of all threads share
@@ -157,7 +157,7 @@ def _upright(data: bytes, channels: int) -> bytes:
         if orientation == 1 and name in ("JPEG", "PNG"):
             return data
         out = io.BytesIO()
-        turned = geometry.upright(image.convert("L" if channels == 1 else "RGB"), orientation)
+        turned = geometry.upright(in_8_bits(image).convert("L" if channels == 1 else "RGB"), orientation)
         turned.info = {}
         turned.save(out, "PNG", compress_level=1)
         return out.getvalue()

@@ -138,9 +138,10 @@ class _Child:
         match answer:
             case {"reject": [str(reason), str(detail)]}:
                 return Reject(RejectReason(reason), detail)
-            case {"image": [[int(), int()] as size, [str(), int(), int()] as source, passthrough, sums]}:
+            case {"image": [[int(), int()] as size, [str(), int(), int()] as source, passthrough, sums, bits]}:
                 if passthrough in (None, *PASSTHROUGH):
-                    return EncodedImage(encoded, size[0], size[1], SourceInfo(*source), passthrough, _parse_sums(sums))
+                    origin = SourceInfo(*source)
+                    return EncodedImage(encoded, size[0], size[1], origin, passthrough, _parse_sums(sums), bits)
         raise ValueError("no answer of `serve`")
 
 
@@ -196,4 +197,5 @@ def _answer(data: bytes, options: ImageOptions, reserve: Reserve, with_sums: boo
     except Reject as reject:
         return {"reject": [reject.reason, reject.detail]}, b""
     sums = image.sums and [image.sums.count, image.sums.totals, image.sums.squares]
-    return {"image": [[image.height, image.width], image.source, image.passthrough, sums]}, image.data
+    size = [image.height, image.width]
+    return {"image": [size, image.source, image.passthrough, sums, image.bits_used]}, image.data

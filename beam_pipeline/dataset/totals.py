@@ -218,6 +218,7 @@ class DatasetTotals:
             shard_bytes=sum(shard.bytes for shards in self._shards.values() for shard in shards),
             used=total.used,
             dollars=dollars(total.used, run.prices),
+            bits_used=total.bits_used,
             base=taken_from_base(self._config, total),
         )
 

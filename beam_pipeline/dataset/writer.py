@@ -258,6 +258,8 @@ def count_image(counts: Counts, converted: Converted[EncodedImage], class_id: in
     add_counts(counts.source_formats, {source.format: 1})
     if image.passthrough is not None:
         add_counts(counts.passed_through, {image.passthrough: 1})
+    if image.bits_used is not None:
+        add_counts(counts.bits_used, {image.bits_used: 1})
     counts.add_sizes((image.height, image.width), (source.height, source.width))
 
 

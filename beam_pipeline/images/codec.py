@@ -101,6 +101,7 @@ class EncodedImage(NamedTuple):
         source: the file that it was made from.
         passthrough: one of `PASSTHROUGH` if `data` holds the source's compressed pixels; None if encoded again.
         sums: of its pixels before they were encoded, if asked for.
+        bits_used: `colour.bits_used` of its source.
     """
 
     data: bytes
@@ -109,6 +110,7 @@ class EncodedImage(NamedTuple):
     source: SourceInfo
     passthrough: str | None = None
     sums: ChannelSums | None = None
+    bits_used: int | None = None
 
 
 def codec_versions() -> dict[str, str]:
@@ -157,7 +159,7 @@ def convert(
         image = formats.open_image(terminated, name)
         size = image.size
         _check_pixels(size, options)
-        pixels, source, passthrough_bytes = _render(image, data, options, reserve)
+        pixels, source, passthrough_bytes, bits_used = _render(image, data, options, reserve)
         sums = channel_sums(pixels) if with_sums else None
         stored = passthrough_bytes or encode(pixels, options)
     except Reject:
@@ -166,7 +168,7 @@ def convert(
         raise formats.why_broken(data, name, size, error) from None
     unchanged, without_metadata = PASSTHROUGH
     passthrough = (unchanged if passthrough_bytes == data else without_metadata) if passthrough_bytes else None
-    return EncodedImage(stored, pixels.height, pixels.width, source, passthrough, sums)
+    return EncodedImage(stored, pixels.height, pixels.width, source, passthrough, sums, bits_used)
 
 
 def _check_pixels(size: tuple[int, int], options: ImageOptions) -> None:
@@ -177,8 +179,8 @@ def _check_pixels(size: tuple[int, int], options: ImageOptions) -> None:
 
 def _render(
     image: ImageFile.ImageFile, data: bytes, options: ImageOptions, reserve: memory.Reserve | None
-) -> tuple[Image.Image, SourceInfo, bytes | None]:
-    """Decode, convert and resize; also returns the source's own bytes if they can be stored instead of the pixels."""
+) -> tuple[Image.Image, SourceInfo, bytes | None, int | None]:
+    """Decode, convert and resize; also returns the source's own bytes if they can be stored, and `bits_used`."""
     jpeg = image.format == "JPEG"
     if not jpeg:  # metadata may follow the pixels; Pillow turns a TIFF as it loads it
         memory.reserve_memory(image, image.size, data, options, reserve)
@@ -198,13 +200,15 @@ def _render(
         scale = geometry.shrink_on_load(image, plan, "L" if only_luma else "RGB")
         memory.reserve_memory(image, size, data, options, reserve)
         formats.load(image, options.allow_truncated)
-    pixels = geometry.resize(colour.to_bytes(image, data), plan, scale, options.resample)
+    pixels = colour.to_bytes(image, data)
+    bits_used = colour.bits_used(image, pixels, data)
+    pixels = geometry.resize(pixels, plan, scale, options.resample)
     pixels = colour.to_channels(pixels, conversion, options.background or _WHITE, options.channels)
     pixels = geometry.upright(pixels, orientation)
     if plan.canvas != plan.size:
         around = colour.in_channels(options.background or _BLACK, options.channels)
         pixels = geometry.pad(pixels, geometry.upright_size(plan.canvas, orientation), around)
-    return pixels, source, passthrough_bytes
+    return pixels, source, passthrough_bytes, bits_used
 
 
 def channel_sums(pixels: Image.Image) -> ChannelSums:

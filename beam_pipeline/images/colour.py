@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import io
 import itertools
+import struct
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageChops, ImageCms, ImageFile
+from PIL import Image, ImageChops, ImageCms, TiffImagePlugin
 
 from beam_pipeline.errors import Reject
+from beam_pipeline.images.tiff import WHITE_IS_ZERO
 from beam_pipeline.schema import RejectReason
 
 STORED_MODES = {1: "L", 3: "RGB"}  # channels → Pillow's mode
@@ -27,12 +29,11 @@ _SAME_COLOUR = 2
 _PROFILE_SPACES = {b"RGB ": "RGB", b"GRAY": "L", b"CMYK": "CMYK"}
 _SRGB = ImageCms.createProfile("sRGB")
 _BAND_PIXELS = 1 << 18
+_BMP_WITH_ALPHA, _16_BITS_BY_MASKS = 56, b"\x10\0\x03"  # from which length of the header on; bits, compression
 _PNG_DEPTH_BYTE = 24  # of the file: signature 8, length 4, "IHDR" 4, width 4, height 4
-_TIFF_BITS, _TIFF_PHOTOMETRIC = 258, 262
-_WHITE_IS_ZERO = 0
 
 
-def to_bytes(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
+def to_bytes(image: Image.Image, data: bytes) -> Image.Image:
     """A decoded image as `L`, `LA`, `RGB`, `RGBA` or `CMYK`, 8 bits a channel.
 
     Of 16 and 12 bits the highest 8 are kept, as Pillow does for colour: black, white and order are preserved.
@@ -42,6 +43,9 @@ def to_bytes(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
     """
     mode = image.mode
     key = image.info.get("transparency")
+    if image.format == "BMP" and mode == "RGB" and (alpha := _alpha_of_16_bits(image, data)):
+        image.putalpha(alpha)
+        return _without_opaque_alpha(image)
     if mode in ("L", "RGB"):
         return image if key is None else _with_transparent_colour(image, key, data)
     if mode == "CMYK":
@@ -49,7 +53,7 @@ def to_bytes(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
         return ImageChops.invert(image) if image.format == "JPEG" and "adobe" not in image.info else image
     if mode in ("LA", "RGBA"):
         return _without_opaque_alpha(image)
-    if mode.startswith("I;16"):
+    if mode.startswith("I;16") or (mode, image.format) == ("I", "PPM"):  # PPM only in third-party records
         return _from_16_bits(image, key)
     if mode in ("I", "F"):
         raise Reject(RejectReason.UNSUPPORTED, f"{image.format} of 32 bits a channel: which value is white?")
@@ -58,12 +62,12 @@ def to_bytes(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
     return image.convert("L" if mode == "1" else "RGB")
 
 
-def _from_16_bits(image: ImageFile.ImageFile, key: int | None) -> Image.Image:
+def _from_16_bits(image: Image.Image, key: int | None) -> Image.Image:
     """`L`, or `LA` if one value is transparent; in bands of rows, or a large image would be in memory three times."""
     tags = getattr(image, "tag_v2", {})
-    bits = tags.get(_TIFF_BITS, (16,))[0]  # 12 bits are values up to 4095
+    bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]  # 12 bits are values up to 4095
     white = (1 << bits) - 1
-    inverted = tags.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO
+    inverted = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO
     result = Image.new("L" if key is None else "LA", image.size)
     rows = max(1, _BAND_PIXELS // image.width)
     for top in range(0, image.height, rows):
@@ -74,6 +78,24 @@ def _from_16_bits(image: ImageFile.ImageFile, key: int | None) -> Image.Image:
             high.putalpha(Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8)))
         result.paste(high, (0, top))
     return result
+
+
+def bits_used(image: Image.Image, pixels: Image.Image, data: bytes) -> int | None:
+    """12 if all values of a PNG or TIFF of 16 bits, `to_bytes` of which are `pixels`, are below 4096; else 16."""
+    tags = getattr(image, "tag_v2", {})
+    if (data[_PNG_DEPTH_BYTE] if image.format == "PNG" else tags.get(TiffImagePlugin.BITSPERSAMPLE, (8,))[0]) != 16:
+        return None
+    return 16 if any(any(pixels.getchannel(name).histogram()[16:]) for name in pixels.getbands() if name != "A") else 12
+
+
+def _alpha_of_16_bits(image: Image.Image, data: bytes) -> Image.Image | None:
+    """The bit of alpha of a BMP, which Pillow ignores."""
+    if data[14] < _BMP_WITH_ALPHA or data[28:31] != _16_BITS_BY_MASKS:
+        return None
+    (start, height, mask), width = struct.unpack_from("<I8xi40xI", data, 10), image.width
+    values = np.frombuffer(data, "<u2", image.height * (width + 1 & ~1), start).reshape(image.height, -1)
+    alpha = np.where(values[:, :width] & mask, 255, 0).astype(np.uint8)
+    return Image.fromarray(alpha if height < 0 else alpha[::-1]) if mask else None
 
 
 def _with_transparent_colour(image: Image.Image, key: int | Rgb, data: bytes) -> Image.Image:
@@ -88,8 +110,10 @@ def _with_transparent_colour(image: Image.Image, key: int | Rgb, data: bytes) ->
 
 
 def _without_opaque_alpha(image: Image.Image) -> Image.Image:
-    least: Any = image.getchannel("A").getextrema()[0]
-    return image.convert(image.mode[:-1]) if least == 255 else image
+    """The alpha of a BMP that is 0 everywhere is none: many programs leave these bytes empty."""
+    extrema: Any = image.getchannel("A").getextrema()
+    is_none = extrema[0] == 255 or (extrema[1] == 0 and image.format == "BMP")
+    return image.convert(image.mode[:-1]) if is_none else image
 
 
 def to_channels(pixels: Image.Image, conversion: Conversion | None, background: Rgb, channels: int) -> Image.Image:

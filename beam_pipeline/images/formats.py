@@ -21,12 +21,11 @@ from PIL import (
     ImageFile,
     JpegImagePlugin,
     PngImagePlugin,
-    TiffImagePlugin,
     WebPImagePlugin,
 )
 
 from beam_pipeline.errors import Reject
-from beam_pipeline.images import containers
+from beam_pipeline.images import containers, tiff
 from beam_pipeline.schema import RejectReason
 
 # Suffixes of the formats that are read.
@@ -53,7 +52,7 @@ _READERS: dict[str, Callable[[IO[bytes]], ImageFile.ImageFile]] = {
     "HEIF": _heif,
     "JPEG": JpegImagePlugin.JpegImageFile,  # of several pictures (MPO) the first
     "PNG": PngImagePlugin.PngImageFile,
-    "TIFF": TiffImagePlugin.TiffImageFile,
+    "TIFF": lambda file: tiff.open_tiff(file.read()),
     "WEBP": WebPImagePlugin.WebPImageFile,
 }
 
@@ -71,7 +70,8 @@ _SIGNATURES = re.compile(
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _AVIF_BRANDS = (b"avif", b"avis")
 _FIRST_BYTES = 512
-_ORIENTATION, _DNG_VERSION = 0x0112, 50706
+_ORIENTATION = 0x0112
+_BMP_BITS, _BMP_COLOURS = 28, 46  # bytes of the file: bits a pixel, and how many colours the palette has
 # Pillow's words for truncated files, and for kinds that it can't read.
 _TRUNCATED = re.compile(r"truncated", re.IGNORECASE)
 _UNSUPPORTED = re.compile(r"unsupported|cannot handle|unknown (pixel|raw) mode|data organization", re.IGNORECASE)
@@ -115,13 +115,16 @@ def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
     """Read a file's header; `name` is its format by `recognise`.
 
     Raises:
-        Reject: `unsupported`: raw camera data, or HEIF without its extra.
+        Reject: `unsupported`: raw camera data, a TIFF or PNG of a kind that isn't read, or HEIF without its extra.
         Exception: whatever Pillow raises for a corrupt file.
     """
+    if name == "PNG" and data[12:16] == b"CgBI":
+        raise Reject(RejectReason.UNSUPPORTED, "iPhone PNG (CgBI)")
     image = _READERS[name](io.BytesIO(containers.plain_png(data) if name == "PNG" else data))
+    if name == "BMP" and image.mode == "1" and data[_BMP_BITS] > 1:
+        # Pillow takes a palette of black and white for 1 bit a pixel; of three colours it doesn't.
+        image = _READERS[name](io.BytesIO(data[:_BMP_COLOURS] + b"\3\0\0\0" + data[_BMP_COLOURS + 4 :]))
     if name == "TIFF":
-        if _DNG_VERSION in image.tag_v2:  # type: ignore[attr-defined]
-            raise Reject(RejectReason.UNSUPPORTED, f"DNG, {len(data)} bytes")  # Pillow would open its thumbnail
         for key in ("icc_profile", "xmp"):  # a tag may be of any type
             if not isinstance(image.info.get(key, b""), bytes):
                 del image.info[key]

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from PIL import ImageFile
+from PIL import TiffImagePlugin as plugin
 
 from beam_pipeline.errors import Reject
 from beam_pipeline.images import containers, formats, geometry
 from beam_pipeline.images.colour import STORED_MODES
+from beam_pipeline.images.tiff import YCBCR
 from beam_pipeline.schema import RejectReason
 
 if TYPE_CHECKING:
@@ -47,9 +49,7 @@ _WITH_ALPHA = 8
 _HUFFMAN_OPTIMISATION = 6  # libjpeg keeps all coefficients
 _ENCODED = {"jpeg": 2, "png": 6}
 
-_TIFF_BITS, _TIFF_COLOURS, _TIFF_ORIENTATION, _TIFF_SAMPLES = 258, 262, 274, 277
-_TIFF_ROWS, _TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT = 278, 322, 323
-_YCBCR = 6  # libtiff converts it to RGBA
+_TIFF_ORIENTATION = 274
 
 
 class MemoryBudget:
@@ -147,9 +147,11 @@ def _tiff_buffers(image: Any) -> int:
     turned = _COPY * image.width * image.height if tags.get(_TIFF_ORIENTATION, 1) != 1 else 0
     if not image.tile or image.tile[0].codec_name != "libtiff":
         return turned
-    bits = 32 if tags.get(_TIFF_COLOURS) == _YCBCR else max(tags.get(_TIFF_BITS, (1,))) * tags.get(_TIFF_SAMPLES, 1)
-    across = max(image.width, tags.get(_TIFF_TILE_WIDTH, 0))
-    down = tags.get(_TIFF_TILE_HEIGHT) or min(image.height, tags.get(_TIFF_ROWS, image.height))
+    bits = max(tags.get(plugin.BITSPERSAMPLE, (1,))) * tags.get(plugin.SAMPLESPERPIXEL, 1)
+    if tags.get(plugin.PHOTOMETRIC_INTERPRETATION) == YCBCR:  # libtiff converts it to RGBA
+        bits = 32
+    across = max(image.width, tags.get(plugin.TILEWIDTH, 0))
+    down = tags.get(plugin.TILELENGTH) or min(image.height, tags.get(plugin.ROWSPERSTRIP, image.height))
     return turned + int(across * down * bits) // 8
 
 

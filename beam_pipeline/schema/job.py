@@ -181,7 +181,7 @@ class Counts(Struct):
         source_bytes: read.
         rejects: reason → images.
         class_counts: class id → records.
-        source_formats, passed_through: format, and `EncodedImage.passthrough` → records.
+        source_formats, passed_through, bits_used: format, and these of `EncodedImage` → records.
         min_size, …: least or greatest height and width of records and of their sources; None without records.
         in_base, taken: images whose path the base has, and those that were taken from it.
         used: by the process that wrote the shard, since it finished its last one.
@@ -193,6 +193,7 @@ class Counts(Struct):
     class_counts: dict[int, int] = {}
     source_formats: dict[str, int] = {}
     passed_through: dict[str, int] = {}
+    bits_used: dict[int, int] = {}
     min_size: Size | None = None
     max_size: Size | None = None
     source_min_size: Size | None = None
@@ -223,6 +224,7 @@ class Counts(Struct):
         add_counts(self.class_counts, other.class_counts)
         add_counts(self.source_formats, other.source_formats)
         add_counts(self.passed_through, other.passed_through)
+        add_counts(self.bits_used, other.bits_used)
         for size, source_size in (
             (other.min_size, other.source_min_size),
             (other.max_size, other.source_max_size),
@@ -332,6 +334,7 @@ class Run(Struct, frozen=True):
     used: Usage = msgspec.field(default_factory=Usage)
     prices: UnitPrices = UnitPrices()
     dollars: dict[str, float] = {}
+    bits_used: dict[int, int] = {}
     base: TakenImages | UnsetType = UNSET
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +18,7 @@ from beam_pipeline.text import size_text
 from reader.example import Value
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
-from reader.pixels import UndecodableImageError, decode_pixels
+from reader.pixels import UndecodableImageError, decode_pixels, in_8_bits, open_image, undecodable
 from reader.runs import Integers, InvalidRecordError, Run, RunReader
 
 T = TypeVar("T")
@@ -28,7 +27,7 @@ R = TypeVar("R")
 _FILES_AT_ONCE = 8
 _LARGE_PIXELS = 1 << 24  # of a JPEG that Pillow decodes too: an array beside its image would double what it takes
 _MEMORY = MemoryBudget(LEAST_BOUND)  # of all images that Pillow decodes at a time
-_GREY_MODES = ("1", "L", "I", "I;16", "F")
+_GREY_MODES = ("1", "L", "I", "I;16", "I;16B")
 
 
 class Scanners:
@@ -113,29 +112,25 @@ def check_image(encoded: bytes, channels: int = 3, with_sums: bool = False) -> C
     except ValueError:
         height, width, colour = 0, 0, ""
     if colour and height * width < _LARGE_PIXELS:
-        pixels = decode_pixels(encoded, channels)
-        sums = channel_sums(Image.fromarray(pixels)) if with_sums else None
+        decoded = decode_pixels(encoded, channels)
+        sums = channel_sums(Image.fromarray(decoded)) if with_sums else None
         return CheckedImage("jpeg", colour == "Gray", height, width, sums)
+    image = open_image(encoded)
+    kind, is_grey = "jpeg" if colour else str(image.format).lower(), image.mode in _GREY_MODES
     try:
-        image: Image.Image = (opened := Image.open(io.BytesIO(encoded)))
-        kind, is_grey = "jpeg" if colour else str(opened.format).lower(), opened.mode in _GREY_MODES
-        needed = to_decode(opened, encoded, opened.width * opened.height)
+        needed = to_decode(image, encoded, image.width * image.height)
         if needed > LEAST_BOUND:
             takes = f"takes {size_text(needed)} of memory to decode, more than {size_text(LEAST_BOUND)}"
-            raise UndecodableImageError(f"the image of {opened.height}x{opened.width} pixels {takes}")
+            raise UndecodableImageError(f"the image of {image.height}x{image.width} pixels {takes}")
         with _MEMORY.held(needed):
             image.load()
-            if image.mode.startswith("I"):  # 16 bits, which `convert` would clip at 255
-                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            if image.mode not in ("L", "RGB"):
-                image = image.convert("RGB")
-            return CheckedImage(kind, is_grey, image.height, image.width, channel_sums(image) if with_sums else None)
+            pixels = in_8_bits(image)
+            pixels = pixels if pixels.mode in ("L", "RGB") else pixels.convert("RGB")
+            return CheckedImage(kind, is_grey, image.height, image.width, channel_sums(pixels) if with_sums else None)
     except (InvalidRecordError, MemoryError):
         raise
-    except Image.DecompressionBombError as error:
-        raise UndecodableImageError("the image has over 178,956,970 pixels") from error
     except Exception as error:  # Pillow raises a dozen types for corrupt images
-        raise UndecodableImageError(f"the image doesn't decode ({type(error).__name__})") from None
+        raise undecodable(error) from None
 
 
 def type_name(value: Value) -> str:
