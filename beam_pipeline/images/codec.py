@@ -197,9 +197,17 @@ def _render(
         if options.format == "jpeg" and orientation == 1 and conversion is None and plan.changes_nothing(size):
             passthrough_bytes = containers.jpeg_without_metadata(data, options.channels)
         only_luma = options.channels == 1 and conversion is None and passthrough_bytes is None
-        scale = geometry.shrink_on_load(image, plan, "L" if only_luma else "RGB")
+        mode = "L" if only_luma else "RGB"
+        scale = geometry.shrink_on_load(image, plan, mode)
         memory.reserve_memory(image, size, data, options, reserve)
-        formats.load(image, options.allow_truncated)
+        try:
+            formats.load(image, options.allow_truncated)
+        except Exception:
+            image.close()  # its memory
+            complete = formats.terminated(data, lambda copy: geometry.shrink_on_load(copy, plan, mode))
+            if complete is None:
+                raise
+            return _render(formats.open_image(complete, "JPEG"), complete, options, None)
     pixels = colour.to_bytes(image, data)
     bits_used = colour.bits_used(image, pixels, data)
     pixels = geometry.resize(pixels, plan, scale, options.resample)

@@ -39,7 +39,7 @@ def to_bytes(image: Image.Image, data: bytes) -> Image.Image:
     Of 16 and 12 bits the highest 8 are kept, as Pillow does for colour: black, white and order are preserved.
 
     Raises:
-        Reject: `unsupported`, pixels without a known white (32-bit integers, floats).
+        Reject: `unsupported`, pixels without a known white (32-bit integers, floats, inks of a corrupt JPEG).
     """
     mode = image.mode
     key = image.info.get("transparency")
@@ -50,6 +50,8 @@ def to_bytes(image: Image.Image, data: bytes) -> Image.Image:
         return image if key is None else _with_transparent_colour(image, key, data)
     if mode == "CMYK":
         # Pillow always reads 0 as full ink, which only Adobe's marker says: https://www.itu.int/rec/T-REC-T.872
+        if "APP14" in getattr(image, "app", {}) and "adobe_transform" not in image.info:
+            raise Reject(RejectReason.UNSUPPORTED, "JPEG of inks with a corrupt Adobe marker: is 0 full ink?")
         return ImageChops.invert(image) if image.format == "JPEG" and "adobe" not in image.info else image
     if mode in ("LA", "RGBA"):
         return _without_opaque_alpha(image)

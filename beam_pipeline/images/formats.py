@@ -6,8 +6,10 @@ Pillow's classes are called directly: `Image.open` has its own size limit, and a
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import logging
+import random
 import re
 import warnings
 from collections.abc import Callable
@@ -71,6 +73,13 @@ _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b
 _AVIF_BRANDS = (b"avif", b"avis")
 _FIRST_BYTES = 512
 _ORIENTATION = 0x0112
+_EOI = b"\xff\xd9"
+_LAST_BYTES = {"JPEG": _EOI, "PNG": b"IEND\xaeB`\x82"}
+# What compressed data may go on with: noise, more than a last MCU can take, that begins with other bits each time.
+_FILLS = tuple(bytes([32 * n + 13]) + random.Random(n).randbytes(1000).replace(b"\xff", b"") for n in range(8))
+_LAST_CODES = 16  # bytes
+_BAND_ROWS = 64
+_RESTART = re.compile(rb"\xff([\xd0-\xd7])")
 _BMP_BITS, _BMP_COLOURS = 28, 46  # bytes of the file: bits a pixel, and how many colours the palette has
 # Pillow's words for truncated files, and for kinds that it can't read.
 _TRUNCATED = re.compile(r"truncated", re.IGNORECASE)
@@ -120,7 +129,12 @@ def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
     """
     if name == "PNG" and data[12:16] == b"CgBI":
         raise Reject(RejectReason.UNSUPPORTED, "iPhone PNG (CgBI)")
-    image = _READERS[name](io.BytesIO(containers.plain_png(data) if name == "PNG" else data))
+    try:
+        image = _READERS[name](io.BytesIO(containers.plain_png(data) if name == "PNG" else data))
+    except Exception:
+        if name != "JPEG":
+            raise
+        image = _READERS[name](io.BytesIO(containers.plain_jpeg(data)))
     if name == "BMP" and image.mode == "1" and data[_BMP_BITS] > 1:
         # Pillow takes a palette of black and white for 1 bit a pixel; of three colours it doesn't.
         image = _READERS[name](io.BytesIO(data[:_BMP_COLOURS] + b"\3\0\0\0" + data[_BMP_COLOURS + 4 :]))
@@ -166,12 +180,55 @@ def load(image: ImageFile.ImageFile, allow_truncated: bool) -> None:
             raise error from None  # no row was decoded
 
 
+def terminated(data: bytes, prepare: Callable[[ImageFile.ImageFile], object]) -> bytes | None:
+    """A JPEG that lacks only its EOI, with it; None if any of its picture is missing, or something follows it.
+
+    What follows the last code of a complete picture changes no pixel. What follows an incomplete one does, since a
+    decoder takes it for codes; so it does if the last bytes are cut off, unless they don't belong to the picture.
+
+    Args:
+        data: the file.
+        prepare: sets the scale at which an opened image is decoded.
+    """
+    data = data.rstrip(b"\xff")  # of a cut marker
+    begin = containers.last_scan(data)
+    if begin is None:
+        return None
+
+    def is_complete(end: int) -> bool:
+        for source in (data, containers.with_strong_details(data)):
+            pictures = (_picture(source[:end], begin, fill, prepare) for fill in _FILLS)
+            first = next(pictures)
+            if any(other != first for other in pictures):
+                return False
+        return True
+
+    if is_complete(len(data)) and (not is_complete(max(begin, len(data) - _LAST_CODES)) or is_complete(begin)):
+        return data + _EOI
+    return None
+
+
+def _picture(data: bytes, begin: int, fill: bytes, prepare: Callable[[ImageFile.ImageFile], object]) -> bytes:
+    """A digest of the pixels that a JPEG has if the data of its last scan goes on with `fill`."""
+    restarts = _RESTART.findall(data, begin)
+    following = restarts[-1][0] - 0xCF if restarts else 0
+    # Each restart marker in turn: a decoder skips to the one that it expects.
+    parts = (fill + bytes([0xFF, 0xD0 + (following + number) % 8]) for number in range(8))
+    image = open_image(data.rstrip(b"\xff") + b"".join(parts) + _EOI, "JPEG")
+    prepare(image)
+    image.load()
+    digest = hashlib.sha256()
+    for top in range(0, image.height, _BAND_ROWS):  # a copy of all pixels would take memory
+        digest.update(image.crop((0, top, image.width, min(top + _BAND_ROWS, image.height))).tobytes())
+    return digest.digest()
+
+
 def why_broken(data: bytes, name: str, size: tuple[int, int] | None, error: Exception) -> Reject:
     """The reject for an error of Pillow's, without its text, which may hold memory addresses."""
     detail = f"{name}{f' of {size[0]}x{size[1]} pixels' if size else ''}, {len(data)} bytes"
     if isinstance(error, MemoryError):
         return Reject(RejectReason.OUT_OF_MEMORY, detail)
-    if _TRUNCATED.search(str(error)):
+    if _TRUNCATED.search(str(error)) and not data.endswith(_LAST_BYTES.get(name, ())):
         return Reject(RejectReason.TRUNCATED, detail)
     if _UNSUPPORTED.search(str(error)):
         return Reject(RejectReason.UNSUPPORTED, detail)
