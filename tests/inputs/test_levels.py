@@ -40,7 +40,7 @@ def each(above: str, below: str) -> list[str]:
         (tree("Train", "Val"), "its folders are splits, not classes: Train, Val; "),
         (each("seg_train seg_test", "sea ice"), "its folders are splits, not classes: seg_test, seg_train; "),
         (each("A B", "cat dog"), f"all 2 class folders hold the sub-folders 'cat', 'dog': {SPLITS} --split_folders "
-         f"A=a,B=b; {FLAG}"),
+         f"A=SPLIT,B=SPLIT; {FLAG}"),
         (each("A B C", "cat dog"), "all 3 class folders hold the sub-folders 'cat', 'dog': are they splits? "),
         (each("A B", "a b c d e"), "all 2 class folders hold the sub-folders 'a', 'b', 'c' and 2 more: "),
         (each("A", "cat dog") + each("B", "cat"), "all 2 class folders hold the sub-folders 'cat', 'dog': "),
@@ -152,7 +152,7 @@ def test_split_folders_are_mapped_and_two_may_be_one_split(tmp_path: Path) -> No
         (None, "--input: folder 'Testing' can't be a split: give --split_folders Testing=test,Training=train"),
         ("Training=train", "--split_folders: folder 'Testing' has no split: add Testing=SPLIT, or move it away"),
         ("Training=train,Testing=test,Val=val",
-         "--split_folders 'Val=val': --input has no folder 'Val', only 'Testing', 'Training'"),
+         "--split_folders: folder 'Val' isn't there: leave it out"),
     ],
 )  # fmt: skip
 def test_a_folder_without_a_split_and_a_split_without_a_folder_are_named(
