@@ -29,8 +29,9 @@ from beam_pipeline.schema.manifest import Column, Dtype
 # Flags of early development versions that manifests may have → what a job does now.
 REMOVED = {"progressive": False, "icc": "srgb", "keep_metadata": False}
 # Flags newer than some manifests: at these values they aren't in a configuration, so that it stays equal.
-ADDED = {"stratify": False}
+ADDED = {"stratify": False, "split_folders": None}
 BY_NAME = "name"  # a value of --split_by
+ANY = "any"  # a value of --extensions
 _LONGEST_NAME = 100  # of a dataset: file names, with split, number and an index's suffix, stay below 255 bytes
 _LONGEST_SIDE = 16_384
 _DECIMAL = re.compile(r"\d+(\.\d*)?|\.\d+")
@@ -95,11 +96,11 @@ def _base(value: str) -> str:
 
 
 def _extensions(value: str | Iterable[str]) -> frozenset[str]:
-    """`jpg,.PNG` or a list of suffixes: in lower case, without dots."""
+    """`jpg,.PNG` or a list of suffixes: in lower case, without dots; or `any`."""
     parts = value.split(",") if isinstance(value, str) else value
     suffixes = frozenset(part.strip().lower().removeprefix(".") for part in parts)
     if not suffixes or not all(suffix and not set(suffix) & set("./* ") for suffix in suffixes):
-        raise ValueError("write suffixes such as jpg,jpeg,png")
+        raise ValueError("write suffixes such as jpg,jpeg,png, or any")
     return suffixes
 
 
@@ -109,6 +110,14 @@ def _pairs(value: object) -> list[tuple[str, Any]]:
         return [(str(name), share) for name, share in value.items()]
     parts = (part.partition("=") for part in str(value).split(","))
     return [(name.strip(), share.strip()) for name, _, share in parts]
+
+
+def _split_folders(value: str | Mapping[str, str]) -> dict[str, str]:
+    """`Training=train,Testing=test` or a mapping: folder → split."""
+    pairs = _pairs(value)
+    if len(dict(pairs)) < len(pairs) or not all(name and NAME_PATTERN.fullmatch(str(split)) for name, split in pairs):
+        raise ValueError("write Training=train,Testing=test: each folder once, each split of a-z, 0-9 and _")
+    return dict(sorted(pairs))
 
 
 def _splits(value: str | Mapping[str, Any]) -> dict[str, Fraction]:
@@ -286,15 +295,22 @@ class Config:
         "changes, MINOR (1.1.0) for other images, PATCH (1.0.1) for corrections (default: 1.0.0)", "N.N.N")
     manifest: Url = Flag(
         _URLS, "", _file, "CSV or JSONL file for --layout manifest, with columns path and label. Columns split, "
-        "bytes and md5 are optional. Any other column becomes a feature of the records, of the type in its name: "
+        "bytes (only http:// and https:// URLs need it) and md5 are optional. Any other column becomes a feature of "
+        "the records, of the type in its name: "
         "age:int64, score:float32, caption:bytes, tags:bytes[]. Paths are relative to --input (the file's folder) or "
         "full URLs", "FILE")
     labels_file: Url = Flag(
         _URLS, "", _file, "class names in the order of their ids, one a line (default: sorted folder names)", "FILE")
+    folders_are_classes: Switch = Flag(
+        _URLS, False, _switch, "the folders are the classes, although they look like splits or like a folder above "
+        "the classes: by their names, or since they hold the same sub-folders")
 
     layout: Text = Flag(
         _CLASSES, "class_folders", ("class_folders", "split_class_folders", "manifest"),
         "where class and split come from: DIR/CLASS/image.jpg, DIR/SPLIT/CLASS/image.jpg, or the rows of --manifest")
+    split_folders: Flag[str | Mapping[str, str] | None, dict[str, str] | None] = Flag(
+        _CLASSES, None, _split_folders, "the split of each folder of --layout split_class_folders, such as "
+        "Training=train,Testing=test (default: the folders' names)", "FOLDERS")
     splits: Flag[str | Mapping[str, Any] | None, dict[str, Fraction] | None] = Flag(
         _CLASSES, None, _splits, "the share of each split, such as train=0.9,validation=0.1 or train=90,validation=10; "
         "one share may be 'rest'. "
@@ -309,7 +325,8 @@ class Config:
         "moves a few others")
 
     extensions: Flag[str | Iterable[str], frozenset[str]] = Flag(
-        _IMAGES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images", "LIST")
+        _IMAGES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images, or any: also "
+        "files without one", "LIST")
     duplicates: Text = Flag(
         _IMAGES, "keep", ("keep", "report", "drop", "fail"),
         "exact duplicates of an image: keep them all, report them in duplicates.jsonl, drop all but one, or fail")
@@ -418,6 +435,9 @@ class Config:
         if (known := self.known_splits) and (unknown := sorted(counts.keys() - known)):
             part = f"{unknown[0]}={counts[unknown[0]]}"
             raise wrong("--num_shards", part, f"there is no split {unknown[0]!r}, only {', '.join(known)}")
+        if self.split_folders and self.layout != "split_class_folders":
+            folders = ",".join(map("=".join, self.split_folders.items()))
+            raise wrong("--split_folders", folders, "it goes with --layout split_class_folders")
         for flag in ("overwrite", "restart"):
             if self.repair and getattr(self, flag):
                 raise UsageError(f"--repair and --{flag} can't be used together: leave out one")
@@ -455,6 +475,8 @@ class Config:
     @property
     def known_splits(self) -> tuple[str, ...]:
         """Names of the splits; empty if the input may have other splits than the flags."""
+        if self.split_folders:
+            return tuple(sorted({*self.split_folders.values()}))
         return tuple(self.split_fractions or ()) if self.layout == "class_folders" or self.splits else ()
 
     @property

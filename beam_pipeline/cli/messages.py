@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from itertools import pairwise
+
 from msgspec import UNSET
 
 from beam_pipeline.cli import cost
@@ -80,7 +84,7 @@ def _skipped(skipped: Skipped) -> list[str]:
         lines.append(f"{plural(outside, 'image')} skipped: not inside a class folder")
     for hidden, noun in ((skipped.hidden_images, "image"), (skipped.hidden_folders, "folder")):
         if hidden:
-            lines.append(f"{plural(hidden, noun)} skipped: hidden, its name begins with a dot")
+            lines.append(f"{plural(hidden, noun)} skipped: hidden, or in a system's folder")
     return lines
 
 
@@ -100,6 +104,9 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
         images = plural(sum(bits.values()), "16-bit image")
         fix = "without a value above 4095: scale files of 10 or 12 bits to 16 first"
         lines.append(f"{low:,} of {images} stored nearly black, {fix}")
+    if manifest.moved_ids:
+        lines.append(manifest.moved_ids)
+    lines += _class_names(classes, is_sorted=config.labels is None)
     if empty:
         named = first_few([repr(classes[number]) for number in empty])
         lines.append(f"no records of {plural(len(empty), 'class')}: {named}")
@@ -109,7 +116,7 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
             named = first_few([f"{classes[number]!r} {count[number]}" for number in few])
             fix = "; --stratify gives each class its share" if config.split_fractions and not config.stratify else ""
             lines.append(f"fewer than {_FEW} records of {plural(len(few), 'class')} in split {split!r}: {named}{fix}")
-    lines += [f"split {split!r} got no images" for split in config.split_fractions or {} if split not in splits]
+    lines += [f"split {split!r} got no images" for split in config.known_splits if split not in splits]
     for split, content in splits.items():
         wanted = config.num_shards.get(split) if isinstance(config.num_shards, dict) else config.num_shards
         shards = len(content["shards"])
@@ -118,4 +125,19 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
             lines.append(f"--num_shards {wanted}: split {split!r} {only}")
     if config.compression == "gzip":
         lines.append("gzip shards have no index and no TFDS metadata: read them with imageshards.record_dataset")
+    return lines
+
+
+def _class_names(classes: list[str], is_sorted: bool) -> list[str]:
+    """What may be wrong with the names of classes, and with the order that these give."""
+    lines, alike = [], dict[str, list[str]]()
+    for name in classes:  # Dog and dog; 1, 01 and 1.0
+        key = re.sub(r"^0+(?=\d)|(?<=\d)\.0+$", "", unicodedata.normalize("NFKC", name).casefold())
+        alike.setdefault(key, []).append(repr(name))
+    if several := [" and ".join(names) for names in alike.values() if len(names) > 1]:
+        lines.append(f"classes {first_few(several)} differ only in how a name is written: merge them if they are one")
+    numbers = [name for name in classes if re.fullmatch("[0-9]+", name)]
+    if is_sorted and (late := [name for before, name in pairwise(numbers) if int(name) < int(before)]):
+        what = f"classes are numbers, sorted as text: {late[0]!r} is class {classes.index(late[0])}"
+        lines.append(f"{what}; --labels_file sets their order")
     return lines

@@ -13,7 +13,7 @@ from typing import Any
 from beam_pipeline import storage
 from beam_pipeline.cli.service import Service, ServiceError, credentials
 from beam_pipeline.cli.watch import find_running_job
-from beam_pipeline.config import Config, wrong
+from beam_pipeline.config import ANY, Config, wrong
 from beam_pipeline.conversion.decoder import versions
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
@@ -172,7 +172,7 @@ def _heic(config: Config) -> str:
         files = storage.open_storage(config.input, config.first_contact_s).files(config.input)
         paths = (file.path for file in files)
     first = next((path for path in islice(paths, _HEIC_SAMPLE) if path.lower().endswith(_HEIC)), None)
-    if first is not None and config.extensions & {"heic", "heif"}:
+    if first is not None and config.extensions & {"heic", "heif", ANY}:
         fix = "pip install 'imageshards[heic]' here, or leave heic and heif out of --extensions"
         raise wrong("--input", config.input, f"{first!r} is HEIC, which can't be decoded without pillow-heif; {fix}")
     few = f"the first {_HEIC_SAMPLE:,} files"

@@ -16,7 +16,7 @@ from beam_pipeline import storage
 from beam_pipeline.cli import cost, notebook
 from beam_pipeline.cli.messages import plan_text
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.base import choose_base
+from beam_pipeline.dataset.base import choose_base, moved_ids
 from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.dataset.compare import Comparison, check_same, compare, needs_job, read_run
 from beam_pipeline.dataset.preconditions import check_unpublished, no_empty_folders, read_manifest, resolve
@@ -124,7 +124,8 @@ def _write(config: Config, job: Job | None, command: Sequence[str]) -> Manifest 
         manifest, run = run_concurrently(partial(read_manifest, config), partial(read_run, config))
         if manifest is None:
             raise ImageShardsError(f"the job has ended, but {config.dataset_url} isn't published: see its log")
-        return dataclasses.replace(manifest, outcome=PUBLISHED, run=run)
+        ids = moved_ids(config, manifest.classes)
+        return dataclasses.replace(manifest, outcome=PUBLISHED, run=run, moved_ids=ids)
 
 
 def _compare_and_repair(config: Config, job: Job | None, manifest: Manifest) -> Manifest | None:

@@ -61,6 +61,25 @@ def choose_base(config: Config) -> tuple[Config, str]:
     return dataclasses.replace(config, base="none", base_sha256=""), why_not
 
 
+def moved_ids(config: Config, classes: Sequence[str]) -> str:
+    """The first class whose id differs from the newest earlier version with the same MAJOR; "" without one."""
+    folder, major = join(config.output, config.name), config.version.partition(".")[0]
+    with contextlib.suppress(StorageError):  # the new version is published whatever the earlier one holds
+        names = storage.open_storage(folder, config.first_contact_s).names(folder)
+        versions = [
+            name for name in schema.newest_first({*names, f"{config.version}/"}) if name.startswith(f"{major}.")
+        ]
+        for version in versions[versions.index(config.version) + 1 :]:
+            if manifest := _manifest(join(folder, version), config.first_contact_s):
+                ids = {name: number for number, name in enumerate(classes)}
+                for number, name in enumerate(manifest.classes):
+                    if number != (now := ids.get(name)):
+                        is_now = "is gone" if now is None else f"is {now}"
+                        return f"class ids changed against {version}: {name!r} was {number}, {is_now}: raise MAJOR"
+                break
+    return ""
+
+
 def _manifest(url: str, deadline_s: float) -> Content | None:
     """The manifest of a version; None if it isn't published, or only by a newer release."""
     file = join(url, schema.MANIFEST_FILE)

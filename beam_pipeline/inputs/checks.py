@@ -10,15 +10,21 @@ from itertools import islice
 from beam_pipeline import storage
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.errors import UsageError
-from beam_pipeline.inputs.folders import HIDDEN_FOLDERS, ListingSummary, class_folders, list_images, why_skipped
+from beam_pipeline.inputs.folders import (
+    HIDDEN_FOLDERS,
+    ListingSummary,
+    class_folders,
+    expected,
+    list_images,
+    why_skipped,
+)
 from beam_pipeline.inputs.manifest_rows import row_refs
-from beam_pipeline.inputs.references import class_name
+from beam_pipeline.inputs.references import check_forms, class_name
 from beam_pipeline.text import first_few, plural
 
 _MOST_FILES_READ = 1000  # of a listing, for an input without class folders
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 _UNPACK_EACH = 'for f in *.tar; do mkdir "${f%.tar}" && tar -xf "$f" -C "${f%.tar}"; done'
-_SPLIT_NAMES = frozenset({"train", "val", "valid", "validation", "dev", "test"})
 
 
 def check_input(config: Config) -> None:
@@ -46,9 +52,6 @@ def check_input(config: Config) -> None:
         why = _how_to_unpack(config.input) if is_archive else _why_no_classes(config, summary)
         raise wrong("--input", config.input, why)
     labels = sorted({folder.label for folder in folders})
-    if config.layout == "class_folders" and "train" in labels and len(labels) > 1 and _SPLIT_NAMES.issuperset(labels):
-        what = f"its folders are splits, not classes: {', '.join(labels)}; give --layout split_class_folders"
-        raise wrong("--input", config.input, what)
     if config.labels is not None and (unknown := set(labels) - set(config.labels)):
         lacks = first_few([repr(label) for label in sorted(unknown)])
         what = f"it lacks {lacks}; add a line for each class or move its folder away"
@@ -57,7 +60,7 @@ def check_input(config: Config) -> None:
         what = (
             f"no image in {plural(len(folders), 'class folder')} ("
             f"{plural(summary.suffixes.total(), 'file')} without an image suffix, {summary.hidden} hidden); "
-            f"images end in {', '.join(sorted(config.extensions))}"
+            f"images end in {', '.join(sorted(config.extensions))}, or give --extensions any"
         )
         if tars := summary.suffixes[".tar"]:
             what = f"{plural(tars, '.tar file')} in its folders instead of images; unpack each: {_UNPACK_EACH}"
@@ -75,7 +78,7 @@ def _how_to_unpack(url: str) -> str:
 def _why_no_classes(config: Config, summary: ListingSummary) -> str:
     """The expected layout, what is there instead, and the likely reason."""
     of_splits = config.layout == "split_class_folders"
-    wanted = "DIR/SPLIT/CLASS/image.jpg" if of_splits else "DIR/CLASS/image.jpg"
+    wanted = expected(config)
     store = storage.open_storage(config.input, config.io_deadline)
     if tars := summary.suffixes[".tar"]:
         return f"{plural(tars, '.tar file')} instead of class folders; unpack each: {_UNPACK_EACH}"
@@ -112,4 +115,5 @@ def read_labels(url: str, deadline_s: float) -> tuple[str, ...]:
     label, times = Counter(labels).most_common(1)[0]
     if times > 1:
         raise wrong("--labels_file", url, f"class {label!r} is repeated; write each class once, one a line")
+    check_forms(labels)
     return labels

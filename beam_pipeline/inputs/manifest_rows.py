@@ -2,8 +2,8 @@
 
 Columns `path` and `label` are required; `split`, `bytes` and `md5` are optional; every other column is a feature of the
 record, named `name:int64`, `name:float32` or `name:bytes`, with `[]` for a list; without a type it is bytes. An empty
-cell is 0, empty bytes or an empty list. The first JSONL row names the columns. Lines end with LF, CR LF or CR. A row
-that can't be read raises a UsageError that names its line.
+cell is NaN, empty bytes or an empty list, and an error for int64. The first JSONL row names the columns. Lines end with
+LF, CR LF or CR. A row that can't be read raises a UsageError that names its line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from beam_pipeline import storage
 from beam_pipeline.config import Config, feature_columns, name_and_type
 from beam_pipeline.errors import UsageError
-from beam_pipeline.inputs.references import ImageRef, class_name, image_url, ref_maker
+from beam_pipeline.inputs.references import ImageRef, class_name, image_url, labels_spelling, ref_maker
 from beam_pipeline.schema import BOX_NAME, NAME_PATTERN, example, is_utf8, relative_path_bytes
 from beam_pipeline.schema.manifest import Column
 from beam_pipeline.schema.table import order_key
@@ -32,7 +32,9 @@ _UNKNOWN_SIZE = -1
 _BEFORE_A_PATH = re.compile("^([.]/(?!/)|file://(?=/))")
 _MD5 = re.compile("[0-9a-f]{32}")
 _BOX_ROWS = 100  # that are read to detect boxes
-_NUMBER_SEPARATORS = re.compile(r"[;,|\s]+")
+_NUMBER_SEPARATORS = re.compile(r"\s*[;,|]\s*|\s+")
+_MISSING_LABEL = re.compile(r"[+-]?nan|<na>", re.IGNORECASE)  # as pandas writes it
+_LIKE = {"path": "file|path|image|img|url|uri", "label": "class|categor|target|species"}  # what else it may be called
 
 
 def read_header(url: str, deadline_s: float) -> tuple[str, ...]:
@@ -50,7 +52,9 @@ def read_header(url: str, deadline_s: float) -> tuple[str, ...]:
     header = tuple(first)
     missing = [name for name in ("path", "label") if name not in header]
     if missing:
-        raise UsageError(f"--manifest {url!r}: no column {missing[0]!r} among {', '.join(map(repr, header))}; add it")
+        like = next((name for name in header if re.search(_LIKE[missing[0]], name.lower()) and name not in _LIKE), None)
+        fix = f"rename {like!r} to {missing[0]}" if like else "add it"
+        raise UsageError(f"--manifest {url!r}: no column {missing[0]!r} among {', '.join(map(repr, header))}; {fix}")
     feature_columns(header, url)
     return header
 
@@ -168,6 +172,7 @@ class _RowParser:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._make = ref_maker(config)
+        self._spelled = labels_spelling(config)
         self._known = frozenset(config.header)
         headings = {name_and_type(heading)[0]: heading for heading in config.header}
         self._features = [(headings[column.name], column, _encoder(column)) for column in config.columns]
@@ -182,7 +187,7 @@ class _RowParser:
         elif unknown := sorted(cells.keys() - self._known):
             raise ValueError(f"column {unknown[0]!r} is not in the first row: name every column there")
         url = image_url(self._config, self._path(cells.get("path") or ""))
-        label = class_name(cells.get("label"), "label")
+        label = self._label(cells.get("label"))
         split = _read(cells, "split", "split", _SPLIT, _to_split) if "split" in header else None
         size = _read(cells, "bytes", "bytes", "size in bytes", _to_size)
         etag = _read(cells, "md5", "md5", "MD5 of 32 hexadecimal digits", _to_etag)
@@ -193,8 +198,20 @@ class _RowParser:
         if size == _UNKNOWN_SIZE and storage.is_local(url):
             file = storage.open_storage(url).stat(url)
             size, etag = (file.bytes, etag or file.etag) if file else (0, etag)
+        elif size == _UNKNOWN_SIZE and storage.scheme_of(url) == "http":
+            raise ValueError(f"{url} needs its size, which http:// and https:// don't list: give it in a column bytes")
         # Relative even if the row holds the full URL.
         return self._make(url.removeprefix(f"{self._config.input}/"), size, etag, label, split, features)
+
+    def _label(self, cell: Any) -> str:
+        """A row's class; a text that probably means none or several is one only if the labels file lists it."""
+        label = self._spelled(class_name(cell, "label"))
+        if self._config.labels is None and _MISSING_LABEL.fullmatch(label):
+            raise ValueError(f"label {label!r} is a missing value: correct it, or list that class in --labels_file")
+        if self._config.labels is None and set(label) & set(";|"):
+            fix = "an image has one: give the others in a column such as tags[], or list that class in --labels_file"
+            raise ValueError(f"label {label!r} looks like several; {fix}")
+        return label
 
     def _path(self, cell: Any) -> str:
         """A row's path, normalised: a local file under several names would be several images."""
@@ -258,7 +275,7 @@ def _to_etag(cell: Any) -> str:
 
 def _digits(cell: Any) -> str:
     """A number's text, in ASCII digits; Python would also read `1_000` and other scripts' digits."""
-    text = "0" if cell in (None, "") else str(cell)
+    text = str(cell)
     if "_" in text or not text.isascii():
         raise ValueError
     return text
@@ -272,7 +289,7 @@ def _to_int(cell: Any) -> int:
 
 
 def _to_float(cell: Any) -> float:
-    number = float(_digits(cell))
+    number = float(_digits(cell)) if cell is not None and str(cell).strip() else math.nan
     if math.isinf(number):  # 1e400
         raise ValueError
     return number
@@ -306,7 +323,7 @@ def _list_values(cell: Any, dtype: str) -> Sequence[Any]:
         return list(json.loads(text))
     if not text:
         return []
-    return text.split(";") if dtype == "bytes" else [part for part in _NUMBER_SEPARATORS.split(text) if part]
+    return text.split(";") if dtype == "bytes" else _NUMBER_SEPARATORS.split(text)
 
 
 def folder_to_list(config: Config, ref: ImageRef) -> str | None:

@@ -141,10 +141,25 @@ def class_name(value: object, what: str = "class folder") -> str:
     Raises:
         UsageError: readers of the dataset would change it.
     """
-    name = value if isinstance(value, str) else str(value) if isinstance(value, int | float) else ""
+    name = str(value) if isinstance(value, str | int | float) and value == value else ""  # NaN is no name
     if name != name.strip() or len(name.splitlines()) != 1 or not is_utf8(name):
         raise UsageError(f"{what} {value!r}: write a name in UTF-8 without line breaks or white space around it")
     return name
+
+
+def labels_spelling(config: Config) -> Callable[[str], str]:
+    """A function from a class name to the same in the labels file's Unicode form."""
+    listed = {normal_path_bytes(label): label for label in config.labels or ()}
+    return lambda name: listed.get(normal_path_bytes(name), name)
+
+
+def check_forms(names: Iterable[str]) -> None:
+    """Raise a UsageError if two class names differ by their Unicode form alone, as Linux and macOS write file names."""
+    seen: dict[bytes, str] = {}
+    for name in sorted(names):
+        if (other := seen.setdefault(normal_path_bytes(name), name)) != name:
+            fault = f"classes {other!a} and {name!a} are one name in two Unicode forms"
+            raise UsageError(f"{fault}: rename one, or merge the two")
 
 
 # --- `--stratify`: exact shares within each class, by the rank of an image's split hash among those of its class

@@ -15,7 +15,7 @@ from beam_pipeline.dataset.progress import report
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.inputs import folders, limits, manifest_rows
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary
-from beam_pipeline.inputs.references import ImageRef, sample_size
+from beam_pipeline.inputs.references import ImageRef, check_forms, sample_size
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import (
     PAGE_REFS,
@@ -186,7 +186,7 @@ def _repeated(config: Config, *rows: ImageRef) -> UsageError:
     first, second = (f"label {row.label!r}" + ("split" in config.header) * f" in {row.split}" for row in ordered)
     return UsageError(
         f"--manifest {config.manifest!r}: path {rows[0].path!r} is given twice, with {first} and with {second}: "
-        "keep one of the two"
+        "keep one of the two; several boxes are one row, with lists such as 0.1;0.5 in columns such as xmin:float32[]"
     )
 
 
@@ -201,6 +201,7 @@ def complete(summary: ListingSummary, config: Config) -> ListingSummary:
     if not summary.images:
         raise ImageShardsError("the input has no image: nothing is written")
     limits.check(summary.images, config.most_references)
+    check_forms(summary.class_counts)
     unknown = sorted(summary.class_counts.keys() - set(config.labels)) if config.labels is not None else []
     if unknown:
         raise UsageError(f"--labels_file {config.labels_file!r}: class {unknown[0]!r} is not in it: add a line for it")

@@ -255,6 +255,7 @@ class Manifest(dict[str, Any]):
         outcome: `published`, `repaired`, or `already published` if nothing was written.
         run: content of run.json: how the job went that published it; empty if that can't be read, or wasn't.
         checked: what was compared of a version that was published already, in one line.
+        moved_ids: the first class that has another id than in the version before, in one line.
         etags_differ: an image has another etag or mtime than when it was published, and contents were not compared.
     """
 
@@ -264,6 +265,7 @@ class Manifest(dict[str, Any]):
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
     checked: str = ""
     etags_differ: bool = False
+    moved_ids: str = ""
 
     def __post_init__(self) -> None:
         self.update(self.data)

@@ -130,19 +130,22 @@ def table_fields(read: Callable[[int], bytes], guess: int) -> tuple[dict[str, Fi
         if not data.startswith(_MAGIC) or size > _MOST_HEADER_BYTES:
             raise ValueError("it isn't a record table")
         header = (data if begin + size <= len(data) else read(begin + size))[begin : begin + size].decode()
-        (records,) = set(_RECORDS.findall(header))  # of every column
-        columns = _columns(_RECORDS.sub("0", header))
+        # A name with a quote may hold what the pattern looks for.
+        counted = header if '"' in header or "\\" in header else _RECORDS.sub("0", header)
+        columns = _columns(counted)
+        found = {shape[0] for _, _, shape in columns} if counted is header else set(_RECORDS.findall(header))
+        (records,) = found  # of every column
     except (struct.error, SyntaxError, KeyError, TypeError, ValueError) as error:
         raise ValueError("it isn't a record table") from error
     fields, offset = {}, begin + size
     for name, dtype, shape in columns:
-        fields[name] = Field(dtype, (int(records), *shape), offset)
+        fields[name] = Field(dtype, (int(records), *shape[1:]), offset)
         offset += fields[name].bytes
     return fields, offset
 
 
 @functools.lru_cache(maxsize=64)  # parsing takes 100 µs, and the tables of a dataset differ in the number of records
 def _columns(header: str) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-    """Name, type and shape of a record's value, of each column."""
+    """Name, type and shape of each column."""
     dtype: Any = np.lib.format.descr_to_dtype(ast.literal_eval(header)["descr"])
-    return [(name, dtype[name].base, dtype[name].shape[1:]) for name in dtype.names]
+    return [(name, dtype[name].base, dtype[name].shape) for name in dtype.names]

@@ -86,7 +86,7 @@ def cause_of(error: BaseException, is_anonymous: bool = False) -> Cause:
     text = re.sub(r"\w+://([^/\s]*)\S*", r"\1", str(error))  # an object's name might match a pattern
     facts = f"{'anonymous ' * is_anonymous}HTTP {status} errno {number} {kinds} {text}"
     rows = _CAUSES
-    if isinstance(error, FileNotFoundError | NotADirectoryError) or status == 404:
+    if isinstance(error, FileNotFoundError | NotADirectoryError) or status in (404, 410):
         rows = (_NO_BUCKET, NO_CREDENTIALS, _NO_UPLOAD, _MISSING)
     elif status and status < 500 and status not in (408, 429):
         rows = tuple(row for row in _CAUSES if not row.is_transient)

@@ -126,7 +126,13 @@ def test_every_flag_is_read_as_python_would_give_it() -> None:
     }  # fmt: skip
     arguments: list[str] = []
     expected: dict[str, object] = {}
-    for name in FLAGS.keys() - {"manifest", "target_shard_bytes", "overwrite", "restart"}:  # which exclude others
+    for name in FLAGS.keys() - {
+        "manifest",
+        "split_folders",
+        "target_shard_bytes",
+        "overwrite",
+        "restart",
+    }:  # which exclude others
         switch = FLAGS[name].default is False
         expected[name] = True if switch else special.get(name, "1")
         arguments += [f"--{name}"] if switch else [f"--{name}", str(expected[name])]

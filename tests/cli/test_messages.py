@@ -102,3 +102,33 @@ def test_warnings_are_of_few_shards_and_of_classes_with_few_images_in_a_split_th
         "fewer than 5 records of 2 classes in split 'validation': 'a' 4, 'b' 0; --stratify gives each class its share"
     ]
     assert warnings(config(splits=None), manifest(splits={"train": split([1, 2])})) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("Dog dog eel", "classes 'Dog' and 'dog' differ only in how a name is written: merge them if they are one"),
+        ("1 01 1.0 2", "classes '1' and '01' and '1.0' differ only in how"),
+        ("\uff41 a", "classes '\uff41' and 'a' differ only in how"),
+        ("Straße strasse", "classes 'Straße' and 'strasse' differ only in how"),
+        ("0 1 10 11 2", "classes are numbers, sorted as text: '2' is class 4; --labels_file sets their order"),
+        ("10 9 other", "classes are numbers, sorted as text: '9' is class 1; "),
+        ("0 1 2 9", ""),
+        ("00 01 02 10", ""),
+        ("v1.0 v2 1.1 1.10", ""),
+        ("n01 n10 n2", ""),
+    ],
+)
+def test_names_that_may_be_one_class_and_numbers_out_of_order_are_a_warning(names: str, told: str) -> None:
+    classes = names.split()
+    one = manifest(classes=classes, splits={"train": split([9] * len(classes), 1)})
+    lines = warnings(config(splits=None), one)
+    assert [line[: len(told)] for line in lines] == [told] * bool(told)
+    labels = warnings(dataclasses.replace(config(splits=None), labels=tuple(classes)), one)
+    assert labels == [line for line in lines if "sorted as text" not in line], "the user gave this order"
+
+
+def test_a_split_folder_without_images_and_ids_that_moved_are_a_warning() -> None:
+    of_splits = config(splits=None, layout="split_class_folders", split_folders="A=train,B=validation,C=test")
+    moved = dataclasses.replace(manifest(), moved_ids="class ids changed")
+    assert warnings(of_splits, moved) == ["class ids changed", "split 'test' got no images"]

@@ -295,3 +295,27 @@ def test_a_job_that_is_killed_goes_on_with_and_without_the_base(grown: Path, mon
         make.before(patch, JobState, "put", fail_sometimes)
         assert [write(grown).code, write(grown, "--base", "none").code] == [1, 1]
     versions(grown)
+
+
+@pytest.mark.parametrize(
+    ("version", "change", "told"),
+    [
+        ("1.1.0", "aal", "'ant' was 0, is 1"),
+        ("1.1.0", "bug", "'cat' was 2, is 3"),
+        ("1.0.1", "-bee", "'bee' was 1, is gone"),
+        ("1.1.0", "dog", ""),  # the last
+        ("2.0.0", "aal", ""),
+    ],
+)
+def test_ids_that_differ_from_the_version_before_ask_for_a_raised_major(
+    grown: Path, version: str, change: str, told: str
+) -> None:
+    if change.startswith("-"):
+        shutil.rmtree(grown / "in" / change[1:])
+    else:
+        shutil.copytree(grown / "in" / "ant", grown / "in" / change)
+    for flags in ((), ("--seed", 5, "--overwrite")):  # with a base, and without
+        finished = write(grown, *flags, version=version)
+        assert finished.code == 0
+        lines = [line for line in finished.err.splitlines() if "class ids" in line]
+        assert lines == [f"warning: class ids changed against 1.0.0: {told}: raise MAJOR"] * bool(told)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ AS_MANY = "write as many, and quotes around a cell with a comma"
 NO_OBJECT = 'no JSON object: write {"path": …, "label": …} in one line, or call a CSV file .csv'
 NO_FILE = "correct it, or remove the row"
 NO_UTF8 = "not UTF-8: save the file as UTF-8"
+KEEP_ONE = (
+    "keep one of the two; several boxes are one row, with lists such as 0.1;0.5 in columns such as xmin:float32[]"
+)
 
 
 def rows(path: Path, images: object = None) -> list[ImageRef]:
@@ -70,6 +74,15 @@ EMPTY = "it is empty; give a CSV or JSONL file with rows"
     [
         ("m.csv", "label,x\n", "no column 'path' among 'label', 'x'; add it"),
         *(
+            ("m.csv", f"x,{name},label\n", f"no column 'path' among 'x', {name!r}, 'label'; rename {name!r} to path")
+            for name in ("filename", "image", "file", "img_path", "Image_ID", "url")
+        ),
+        *(
+            ("m.csv", f"path,{name}\n", f"no column 'label' among 'path', {name!r}; rename {name!r} to label")
+            for name in ("class", "category", "target")
+        ),
+        ("m.csv", "path,age:int64\n", "no column 'label' among 'path', 'age:int64'; add it"),
+        *(
             ("m.csv", f"path,label,{column}\n", f"column '{column}' {RESERVED}")
             for column in ("image", "class:int64", "size:int64[]", "split:int64", ":int64", "")
         ),
@@ -103,7 +116,7 @@ def test_csv_rows(tmp_path: Path) -> None:
         "\ufeffpath,label,bytes,md5,age:int64,box:float32[],tags[],note\r\n"
         f'a/1.jpg,cat,10,{MD5.upper()},7,"0.5;1.5",x;y z,"quoted, with\nline break"\r\n'
         "\r\n"
-        "./a/2.jpg,dog,,,,,,\r\n",
+        "./a/2.jpg,dog,,,0,,,\r\n",
     )
     first, second = rows(path)
     assert first[:5] == ("a/1.jpg", 10, f"md5:{MD5}", "cat", "train")
@@ -118,7 +131,7 @@ def test_jsonl_rows_are_the_same(tmp_path: Path) -> None:
     table = [
         {"path": "a/1.jpg", "label": "cat", "split": "train", "bytes": 10, "age:int64": -7, "box:float32[]": [0.5, 1],
          "tags[]": ["é", "y z"]},
-        {"path": "a/2.jpg", "label": 3, "split": "test", "age:int64": None, "box:float32[]": []},
+        {"path": "a/2.jpg", "label": 3, "split": "test", "age:int64": 0, "box:float32[]": []},
     ]  # fmt: skip
     first, second = rows(written(tmp_path, "\n\n".join(json.dumps(row) for row in table), "m.jsonl"))
     assert first[:5] == ("a/1.jpg", 10, "", "cat", "train")
@@ -164,7 +177,8 @@ def refused(path: Path) -> str:
         ("split", "split (a-z, 0-9 and _, a letter first)", ["Train", ""]),
         ("bytes", "size in bytes", ["many", "-5", "9" * 19]),
         ("md5", "MD5 of 32 hexadecimal digits", ["zz", "١" * 32]),
-        ("n:int64", "int64", ["1.5", str(1 << 63)]),
+        ("n:int64", "int64", ["1.5", str(1 << 63), "", " ", "nan"]),
+        ("n:int64[]", "int64[]", ["1;;3", ";1", "1;", "1; ;3", ";"]),
         ("x:float32", "float32", ["1e39", "0x10", "1_000"]),
         ("x:float32[]", "float32[]", ["1;b"]),
     ],
@@ -177,7 +191,16 @@ def test_cells_that_cannot_be_read_are_named(tmp_path: Path, column: str, kind: 
         assert refused(written(tmp_path, f"\n{line}\n", "m.jsonl")) == what
 
 
-FIRST = {"csv": "path,label", "jsonl": '{"path":"x","label":"b","n:float32":1,"t":"","bytes":1,"md5":""}'}
+FIRST = {
+    "csv": "path,label",
+    "jsonl": '{"path":"x","label":"b","n:float32":1,"t":"","bytes":1,"md5":"","y:int64":1,"z:int64[]":[]}',
+}
+MISSING = "a missing value: correct it, or list that class in --labels_file"
+SEVERAL = (
+    "looks like several; an image has one: give the others in a column such as tags[], or list that class in "
+    "--labels_file"
+)
+NO_SIZE = "needs its size, which http:// and https:// don't list: give it in a column bytes"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +216,19 @@ FIRST = {"csv": "path,label", "jsonl": '{"path":"x","label":"b","n:float32":1,"t
         ("jsonl", '{"path":["a"],"label":"b"}', f"no file can have the path ['a']: {NO_FILE}"),
         ("jsonl", '{"path":"a\\u0000.jpg","label":"cat"}', f"no file can have the path 'a\\x00.jpg': {NO_FILE}"),
         ("jsonl", '{"path":"a\\ud800","label":"b"}', f"no file can have the path 'a\\ud800': {NO_FILE}"),
+        *(("csv", f"a.jpg,{nan}", f"label {nan!r} is {MISSING}") for nan in ("nan", "NaN", "-nan", "<NA>")),
+        *(("csv", f"a.jpg,{two}", f"label {two!r} {SEVERAL}") for two in ("cat;dog", "Mass|Nodule", "cat;")),
+        *(("csv", f"{url},cat", f"{url} {NO_SIZE}") for url in ("http://x.test/1.jpg", "https://x.test/1.jpg")),
         ("jsonl", '{"path":"a.jpg"}', f"label None: {NO_LABEL}"),
+        ("jsonl", '{"path":"a.jpg","label":NaN}', f"label nan: {NO_LABEL}"),
+        ("jsonl", '{"path":"a.jpg","label":null}', f"label None: {NO_LABEL}"),
+        ("jsonl", '{"path":"a.jpg","label":"b","y:int64":null}', "column 'y' holds None, no int64: correct it"),
+        ("jsonl", '{"path":"a.jpg","label":"b"}', "column 'y' holds None, no int64: correct it"),
+        (
+            "jsonl",
+            '{"path":"a.jpg","label":"b","y:int64":2,"z:int64[]":[1,null]}',
+            "column 'z' holds [1, None], no int64[]: correct it",
+        ),
         ("jsonl", '{"path":"a.jpg","label":["cat"]}', f"label ['cat']: {NO_LABEL}"),
         ("jsonl", '{"path":"a","path":"b","label":"b"}', "column 'path' is repeated: keep one"),
         ("jsonl", '{"path":"a","label":"b","new":1}', "column 'new' is not in the first row: name every column there"),
@@ -207,6 +242,37 @@ FIRST = {"csv": "path,label", "jsonl": '{"path":"x","label":"b","n:float32":1,"t
 )
 def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, form: str, row: str, what: str) -> None:
     assert refused(written(tmp_path, f"{FIRST[form]}\n{row}\n", f"m.{form}")) == what
+
+
+@pytest.mark.parametrize("cell", ["", " ", None, "nan"])
+def test_an_empty_float_is_nan_and_empty_text_stays_empty(tmp_path: Path, cell: str | None) -> None:
+    nan = float("nan")
+    expected = (example.float_feature(1, nan, 3), example.bytes_feature(b""), example.float_feature(nan))
+    tables = {
+        "m.jsonl": [{"path": "a", "label": "b", "l:float32[]": [1, cell, 3], "t": "", "w:float32": cell}],
+        "n.jsonl": [{"path": "a", "label": "b", "l:float32[]": [1, cell, 3], "t": None, "w:float32": cell}],
+    }
+    for name, table in tables.items():
+        (ref,) = rows(written(tmp_path, "".join(map(json.dumps, table)), name))
+        assert ref.features == expected
+    if cell is not None:
+        (ref,) = rows(written(tmp_path, f"path,label,l:float32[],t,w:float32\na,b,1;{cell};3,,{cell}\n"))
+        assert ref.features == expected
+
+
+def test_a_labels_file_may_list_odd_classes_and_gives_the_form_of_their_letters(tmp_path: Path) -> None:
+    nfc, nfd = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    path = written(tmp_path, f"path,label\na,nan\nb,cat;dog\nc,{nfd}\nd,{nfc}\n")
+    places = {"input": str(tmp_path), "output": "/out", "manifest": str(path), "labels": ("nan", "cat;dog", nfc)}
+    found = [ref.label for ref in row_refs(Config(name="x", layout="manifest", header=("path", "label"), **places))]
+    assert found == ["nan", "cat;dog", nfc, nfc]
+
+
+def test_one_class_in_two_unicode_forms_ends_a_job_with_exit_2(photos: Path, tmp_path: Path) -> None:
+    forms = [unicodedata.normalize(form, "café") for form in ("NFC", "NFD")]
+    table = [{"path": name, "label": forms[number % 2]} for number, name in enumerate(sorted(make.files(photos)))]
+    what = "classes 'cafe\\u0301' and 'caf\\xe9' are one name in two Unicode forms: rename one, or merge the two"
+    refused_job(photos, tmp_path, table, what)
 
 
 def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
@@ -312,13 +378,13 @@ def test_rows_without_a_file_and_with_another_md5_or_size_are_rejects(photos: Pa
 @pytest.mark.parametrize("more", [{"bytes": 5}, {"md5": "0" * 32}, {"n:int64": 3}, {}], ids=lambda more: "".join(more))
 def test_a_path_given_twice_is_an_error_that_names_both(photos: Path, tmp_path: Path, more: dict) -> None:
     names = sorted(make.files(photos))
-    table = [{"path": name, "label": "x", **dict.fromkeys(more)} for name in names]
+    table = [{"path": name, "label": "x", **{name: 0 if "int" in name else None for name in more}} for name in names]
     both = [*table, {"path": f"file://{photos}/{names[0]}", "label": "x", **more}]
-    what = f"FILE: path {names[0]!r} is given twice, with label 'x' and with label 'x': keep one of the two"
+    what = f"FILE: path {names[0]!r} is given twice, with label 'x' and with label 'x': {KEEP_ONE}"
     refused_job(photos, tmp_path, both, what)
     if not more:
         dealt = [{**row, "split": "train"} for row in table]
-        what = "with label 'x' in train and with label 'y' in validation: keep one of the two"
+        what = f"with label 'x' in train and with label 'y' in validation: {KEEP_ONE}"
         both = [*dealt, {**dealt[0], "label": "y", "split": "validation"}]
         refused_job(photos, tmp_path, both, f"FILE: path {names[0]!r} is given twice, {what}")
 

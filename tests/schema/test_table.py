@@ -67,7 +67,8 @@ def index_lines(version: Path) -> list[str]:
 
 @pytest.mark.parametrize("records", [0, 1, 1000])
 def test_a_column_is_one_range_of_the_file(records: int) -> None:
-    types = {"bytes": "<u4", "source_md5": "(16,)u1", "column:größe" + "x" * 20_000: "<f4"}
+    odd = dict.fromkeys(("column:x', (7", 'column:", (7', "column:\\', (7", "column:'\"', (7\n"), "<i8")
+    types = {"bytes": "<u4", "source_md5": "(16,)u1", "column:größe" + "x" * 20_000: "<f4"} | odd
     rng = np.random.default_rng(0)
     columns = {name: rng.integers(0, 255, (records, *np.dtype(kind).shape)).ravel() for name, kind in types.items()}
     data = table.table_bytes(types, columns)
@@ -76,7 +77,11 @@ def test_a_column_is_one_range_of_the_file(records: int) -> None:
         values = columns[name].astype(np.dtype(kind).base)
         assert read[name].ravel().tolist() == values.tolist() and values.tobytes() in data
         assert read[name].shape == (records, *np.dtype(kind).shape)
-    assert len(data) < 100_000 + 24 * records
+        fields, size = table.table_fields(lambda stop: data[:stop], 64)
+        field = fields[name]
+        assert (size, field.shape) == (len(data), (records, *np.dtype(kind).shape))
+        assert data[field.offset : field.offset + field.bytes] == values.tobytes()
+    assert len(data) < 100_000 + 56 * records
 
 
 def test_the_codes_are_those_of_what_is_read() -> None:

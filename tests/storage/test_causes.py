@@ -15,7 +15,7 @@ import google.auth.credentials
 import pytest
 from google.auth.exceptions import RefreshError, TransportError
 
-from beam_pipeline.errors import StorageError
+from beam_pipeline.errors import MissingFileError, StorageError
 from beam_pipeline.storage import causes, objects, open_storage
 from tests.conftest import S3_KEYS, forget_clients
 from tests.servers import BODY, RESET, SHORT, SILENCE, Answer, Telling, telling
@@ -318,6 +318,14 @@ def test_errors_of_packages_that_may_be_absent_are_told_by_their_names(name: str
     error = type(name, (Exception,), {})("nothing found")
     with pytest.raises(StorageError, match=rf"^gs://b/x: {said}"):
         causes.retry(Mock(side_effect=error), "gs://b/x", 600)
+
+
+def test_a_web_file_that_is_gone_is_missing_at_once() -> None:
+    for status in (404, 410):
+        with telling(Answer(status, "gone")) as server:
+            url = f"{server.url}/1.jpg"
+            with pytest.raises(MissingFileError, match=r"is missing$"):
+                open_storage(url, 60).read(url)
 
 
 def test_names_of_objects_do_not_decide_the_cause(reach: Reach) -> None:
