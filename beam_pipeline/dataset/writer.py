@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,6 +104,8 @@ class ShardWriter:
             was_finished = sidecar is not None and self._is_finished(name, sidecar)
             if sidecar is None or not was_finished:
                 in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
+                if twice := next((ref.path for ref, following in pairwise(in_order) if ref.path == following.path), ""):
+                    raise ImageShardsError(f"{twice!r} is listed twice: nothing is published; run the same command again")
                 sidecar = self._write(name, in_order, dict(zip(urls, stats, strict=True)))
         except SupersededError:
             if self._repaired is not None or self._state.outcome(self._plan) is not Outcome.PUBLISHED:
