@@ -31,6 +31,13 @@ from beam_pipeline.storage import Storage, join
 from beam_pipeline.text import one_line, print_line
 
 _PIECE_BYTES = 8 << 20  # of a base shard that one request reads
+_PIXELS = (1, (1 << 31) - 1)
+_LIMITS = {  # of a table's values
+    "source_height": _PIXELS,
+    "source_width": _PIXELS,
+    "source_format": (0, len(table.SOURCE_FORMATS) - 1),
+    "passthrough": (0, len(table.PASSTHROUGH)),
+}
 _TABLES = 32  # that a process keeps: those of other splits are looked into for many shards
 
 
@@ -50,7 +57,13 @@ def choose_base(config: Config) -> tuple[Config, str]:
         with contextlib.suppress(FileNotFoundError):
             versions = schema.newest_first(storage.open_storage(folder, config.first_contact_s).names(folder))
     for version in versions:
-        manifest = _manifest(join(folder, version), config.first_contact_s) if version != config.version else None
+        try:
+            manifest = _manifest(join(folder, version), config.first_contact_s) if version != config.version else None
+        except StorageError as error:
+            if config.base:
+                raise
+            why_not = why_not or f"warning: continuing without base {version}: {error.reason}"
+            continue
         fault = "isn't published, or only by a newer release" if manifest is None else _difference(config, manifest)
         if manifest is not None and not fault:
             chosen = dataclasses.replace(config, base=version, base_sha256=manifest.self_sha256)
@@ -76,7 +89,7 @@ def _difference(config: Config, manifest: Content) -> str:
     flags = [*(FLAG_NAMES.get(name, name) for name in ImageOptions._fields), "seed"]
     if different := [flag for flag in flags if ours[flag] != theirs.get(flag, ours)]:
         return f"was written with another --{different[0]}"
-    if theirs["compression"] != "none":
+    if theirs.get("compression") != "none":
         return "is compressed"
     if len(manifest.tables) < len(manifest.shards):
         return "has no record tables"
@@ -98,7 +111,7 @@ def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored |
     except StorageError as error:
         if not base.is_lost:
             base.is_lost = True
-            _say_lost(config.base_url, error)
+            _say_lost(config.base, error)
 
 
 def unchanged(config: Config, refs: Sequence[ImageRef]) -> BaseSample | None:
@@ -129,8 +142,8 @@ def taken_from_base(config: Config, counts: Counts) -> TakenImages | UnsetType:
     return TakenImages(config.base, config.base_sha256, counts.records - counts.taken, counts.taken, gone)
 
 
-def _say_lost(url: str, error: StorageError) -> None:
-    print_line(f"warning: going on without the base {url}: {one_line(error)}", sys.stderr)
+def _say_lost(version: str, error: StorageError) -> None:
+    print_line(f"warning: continuing without base {version}: {error.reason}", sys.stderr)
 
 
 @functools.lru_cache(maxsize=1)
@@ -138,12 +151,12 @@ def _open_base(url: str, sha256: str, deadline_s: float) -> _Base | None:
     """The base that the launcher chose; None if it is gone."""
     try:
         manifest = _manifest(url, deadline_s)
+        if not manifest or manifest.self_sha256 != sha256:
+            return None
+        return _Base(url, storage.open_storage(url, deadline_s), manifest)
     except StorageError as error:
-        _say_lost(url, error)
+        _say_lost(url.rpartition("/")[2], error)
         return None
-    if not manifest or manifest.self_sha256 != sha256:
-        return None
-    return _Base(url, storage.open_storage(url, deadline_s), manifest)
 
 
 class _Base:
@@ -156,7 +169,11 @@ class _Base:
 
     def __init__(self, url: str, store: Storage, manifest: Content) -> None:
         self._url, self._store, self._shards = url, store, manifest.shards
-        self._cuts = {name: np.array(split.keys, np.uint64) for name, split in manifest.plan.splits.items()}
+        splits = manifest.plan.splits
+        planned = {(name, number) for name, split in splits.items() for number in range(split.shards)}
+        if planned != self._shards.keys() or any(key >> 64 for split in splits.values() for key in split.keys):
+            raise StorageError(f"the plan in {join(url, schema.MANIFEST_FILE)} isn't that of its shards")
+        self._cuts = {name: np.array(split.keys, np.uint64) for name, split in splits.items()}
         self.records, self.is_lost = manifest.records, False
         self._table = functools.lru_cache(maxsize=_TABLES)(self._read_table)
 
@@ -197,13 +214,29 @@ class _Base:
         return matches
 
     def _read_table(self, split: str, number: int) -> Table | None:
-        """The record table of a shard; None if it isn't what was published."""
+        """The record table of a shard; None if it isn't what was published.
+
+        Raises:
+            StorageError: what was published isn't a table of this shard's records, or has values that none can have.
+        """
         shard = self._shards[split, number]
+        url = join(self._url, schema.table_file(shard.file))
         try:
-            data = self._store.read(join(self._url, schema.table_file(shard.file)))
+            data = self._store.read(url)
         except FileNotFoundError:
             return None
-        return table.read_table(data) if shard.table and schema.sha256(data) == shard.table.sha256 else None
+        if not shard.table or schema.sha256(data) != shard.table.sha256:
+            return None
+        try:
+            columns = table.read_table(data)
+            kinds = {name: np.dtype((np.dtype(kind), (shard.records,))) for name, kind in table.COLUMNS.items()}
+            if all(columns.dtype[name] == kind for name, kind in kinds.items()) and all(
+                np.all((columns[name] >= low) & (columns[name] <= high)) for name, (low, high) in _LIMITS.items()
+            ) and columns["bytes"].sum() == shard.bytes:
+                return columns
+        except (ValueError, KeyError):
+            pass
+        raise StorageError(f"{url} isn't the record table of its shard")
 
 
 class _Shard:
@@ -235,8 +268,12 @@ class _Shard:
             data = example.bytes_of(features[schema.IMAGE_KEY])
         except (CorruptRecordError, LookupError, ValueError):
             return None
-        names = ("source_format", "source_height", "source_width", "passthrough")
-        image_format, source_height, source_width, passthrough = (int(columns[name][row]) for name in names)
+        names = ("source_format", "source_height", "source_width", "passthrough", "source_bytes")
+        image_format, source_height, source_width, passthrough, source_bytes = (int(columns[name][row]) for name in names)
+        # A record of compressed pixels that came through has their size, and the source's bytes if all of them did.
+        is_whole = (height, width, len(data)) == (source_height, source_width, source_bytes)
+        if min(height, width) < 1 or (passthrough and is_whole != (table.PASSTHROUGH[passthrough - 1] == "whole")):
+            return None
         source = SourceInfo(table.SOURCE_FORMATS[image_format], source_height, source_width)
         return EncodedImage(data, height, width, source, table.PASSTHROUGH[passthrough - 1] if passthrough else None)
 
