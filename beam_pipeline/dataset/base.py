@@ -230,9 +230,13 @@ class _Base:
         try:
             columns = table.read_table(data)
             kinds = {name: np.dtype((np.dtype(kind), (shard.records,))) for name, kind in table.COLUMNS.items()}
-            if all(columns.dtype[name] == kind for name, kind in kinds.items()) and all(
-                np.all((columns[name] >= low) & (columns[name] <= high)) for name, (low, high) in _LIMITS.items()
-            ) and columns["bytes"].sum() == shard.bytes:
+            if (
+                all(columns.dtype[name] == kind for name, kind in kinds.items())
+                and all(
+                    np.all((columns[name] >= low) & (columns[name] <= high)) for name, (low, high) in _LIMITS.items()
+                )
+                and columns["bytes"].sum() == shard.bytes
+            ):
                 return columns
         except (ValueError, KeyError):
             pass
@@ -269,7 +273,9 @@ class _Shard:
         except (CorruptRecordError, LookupError, ValueError):
             return None
         names = ("source_format", "source_height", "source_width", "passthrough", "source_bytes")
-        image_format, source_height, source_width, passthrough, source_bytes = (int(columns[name][row]) for name in names)
+        image_format, source_height, source_width, passthrough, source_bytes = (
+            int(columns[name][row]) for name in names
+        )
         # A record of compressed pixels that came through has their size, and the source's bytes if all of them did.
         is_whole = (height, width, len(data)) == (source_height, source_width, source_bytes)
         if min(height, width) < 1 or (passthrough and is_whole != (table.PASSTHROUGH[passthrough - 1] == "whole")):

@@ -105,7 +105,9 @@ class ShardWriter:
             if sidecar is None or not was_finished:
                 in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
                 if twice := next((ref.path for ref, following in pairwise(in_order) if ref.path == following.path), ""):
-                    raise ImageShardsError(f"{twice!r} is listed twice: nothing is published; run the same command again")
+                    raise ImageShardsError(
+                        f"{twice!r} is listed twice: nothing is published; run the same command again"
+                    )
                 sidecar = self._write(name, in_order, dict(zip(urls, stats, strict=True)))
         except SupersededError:
             if self._repaired is not None or self._state.outcome(self._plan) is not Outcome.PUBLISHED:

@@ -57,12 +57,12 @@ def test_workers_end_with_a_launcher_that_is_killed(images: Path, tmp_path: Path
     job = Job(images, output, "multi_processing")
     job.wait_for_shards(1)
     job.kill_launcher()
-    for _ in range(100):
+    for _ in range(300):
         if not (left := job.processes()):
             break
         time.sleep(0.1)
     job.kill()
-    assert not left, "a worker is left after 10 s"
+    assert not left, "a worker is left after 30 s"
 
 
 @pytest.mark.soak

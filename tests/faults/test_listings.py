@@ -91,7 +91,9 @@ CASES = [("gs", "in/a/", 1), ("gs", "in/b/", 0), *(("s3", "in/a/", page) for pag
 CASES += [("s3", "in/b/", 0), ("s3", "in/", 0), ("s3", "in/", 1)]
 
 
-@pytest.mark.parametrize(("body", "is_lasting"), [*((body, False) for body in BODIES), *((body, True) for body in BODIES[:2])])
+@pytest.mark.parametrize(
+    ("body", "is_lasting"), [*((body, False) for body in BODIES), *((body, True) for body in BODIES[:2])]
+)
 @pytest.mark.parametrize(("interposing", "prefix", "page"), CASES, indirect=["interposing"])
 def test_a_page_that_is_no_listing_loses_no_image(
     interposing: _Interposing, buckets: dict[str, str], prefix: str, page: int, body: bytes, is_lasting: bool
