@@ -113,10 +113,8 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
             lines.append(f"--num_shards {wanted}: split {split!r} {only}")
     conflicts, leaks = (manifest.data.get("duplicates", {}).get(f"across_{what}", 0) for what in ("classes", "splits"))
     if conflicts or leaks:
-        lines.append(
-            f"exact duplicates: {plural(conflicts, 'group')} with conflicting labels, {leaks:,} across splits (leaks); see "
-            "duplicates.jsonl"
-        )
+        groups = f"{plural(conflicts, 'group')} with conflicting labels, {leaks:,} across splits (leaks)"
+        lines.append(f"exact duplicates: {groups}; see duplicates.jsonl")
     if config.compression == "gzip":
         lines.append("gzip shards have no index and no TFDS metadata: read them with imageshards.record_dataset")
     return lines

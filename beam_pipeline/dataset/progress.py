@@ -17,7 +17,6 @@ from contextlib import suppress
 VARIABLE = "IMAGESHARDS_PROGRESS"  # the port, the launcher's process, and an id of the job, since ports are reused
 HOST = "127.0.0.1"
 _SEND_EVERY_S = 0.25
-_LOOK_EVERY_S = 1.0
 _lock = threading.Lock()
 _counts: dict[str, int] = {}  # of this process, for the job in _sender
 _sender = ("", 0)
@@ -56,5 +55,5 @@ def _end_with(launcher: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         while True:
             os.kill(launcher, 0)
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(1)
     os._exit(1)

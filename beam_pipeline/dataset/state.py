@@ -424,13 +424,9 @@ def withdraw(config: Config, state: JobState, plan: Plan) -> None:
     listed = {file.path: file.generation for file in store.files(config.dataset_url)}
     manifest, planned = state.manifest(), state.planned()  # after the listing: later files have other generations
     owners = [owner.splits for owner in (manifest and manifest.plan, planned) if owner]
-
-    def files(splits: Mapping[str, PlannedSplit]) -> set[str]:
-        names = shard_names(config, splits)
-        return {file for name in names for file in (name.file, name.index_file, name.table_file)}
-
-    if owners:
-        others = (listed.keys() & files(plan.splits)).difference(*map(files, owners))
-        state.delete_all({join(config.dataset_url, file): listed[file] for file in others})
+    theirs = {name for owner in owners for name in shard_names(config, owner)}
+    others = set(shard_names(config, plan.splits)) - theirs if owners else set()
+    files = {file for name in others for file in (name.file, name.index_file, name.table_file)}
+    state.delete_all({join(config.dataset_url, file): listed[file] for file in files & listed.keys()})
     if manifest:
         state.clear()

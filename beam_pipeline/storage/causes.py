@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
-from beam_pipeline.storage import usage
+from beam_pipeline.storage import DEFAULT_DEADLINE_S, usage
 
 T = TypeVar("T")
 
@@ -144,25 +144,24 @@ def _detail(error: BaseException) -> str:
 def retry(
     request: Callable[[], T],
     url: str,
-    deadline_s: float,
+    deadline_s: float | None,
     is_anonymous: bool = False,
     billed: Mapping[str, int] = {},
-    has_job: bool = True,
 ) -> T:
     """Call `request` until it succeeds, with jittered exponential backoff.
 
     Args:
         request: one request.
         url: for the error.
-        deadline_s: seconds of failures until it gives up.
+        deadline_s: seconds of failures until it gives up; None for a reader's, whose error says nothing of a job.
         is_anonymous: whether it is sent without credentials.
         billed: arguments of `usage.count` for each attempt.
-        has_job: whether the error says how to resume.
 
     Raises:
         StorageError: a failure that isn't transient, such as a missing file, or `deadline_s` seconds of failures.
     """
-    start, pause_s = time.monotonic(), _FIRST_PAUSE_S
+    start, pause_s, has_job = time.monotonic(), _FIRST_PAUSE_S, deadline_s is not None
+    deadline_s = DEFAULT_DEADLINE_S if deadline_s is None else deadline_s
     while True:
         usage.count(**billed)
         try:

@@ -17,17 +17,9 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedError, PreconditionError
 from obstore.store import AzureStore, HTTPStore, S3Store
 
+from beam_pipeline import storage
 from beam_pipeline.errors import StorageError, UsageError
-from beam_pipeline.storage import (
-    DEFAULT_DEADLINE_S,
-    Data,
-    ListedFile,
-    Storage,
-    bucket_and_name,
-    join,
-    usage,
-    why_unusable,
-)
+from beam_pipeline.storage import Data, ListedFile, Storage, bucket_and_name, join, usage, why_unusable
 from beam_pipeline.storage.causes import NO_CREDENTIALS, Incomplete, cause_of, retry, status_of
 
 T = TypeVar("T")
@@ -56,8 +48,7 @@ class ObjectStorage(Storage):
 
     def __init__(self, scheme: str, deadline_s: float | None) -> None:
         self._scheme = scheme
-        self._has_job = deadline_s is not None
-        self._deadline_s = deadline_s = DEFAULT_DEADLINE_S if deadline_s is None else deadline_s
+        self._deadline_s, deadline_s = deadline_s, storage.DEFAULT_DEADLINE_S if deadline_s is None else deadline_s
         self._is_anonymous = False  # turned on when there are no credentials
         # For connecting, and for a silent server, no longer than the deadline.
         connect_s, silence_s = self._timeouts = max(0.1, min(10.0, deadline_s)), max(0.1, min(60.0, deadline_s))
@@ -93,15 +84,12 @@ class ObjectStorage(Storage):
         """Send a request until it succeeds; without credentials if there are none, for public buckets."""
         is_anonymous = self._is_anonymous
         try:
-            return self._retry(lambda: request(*self._object(url, is_anonymous)), url, is_anonymous, billed)
+            return retry(lambda: request(*self._object(url, is_anonymous)), url, self._deadline_s, is_anonymous, billed)
         except StorageError as error:
             if is_anonymous or cause_of(error.__cause__ or error) is not NO_CREDENTIALS:
                 raise
         self._is_anonymous = True
         return self._ask(url, request, billed)
-
-    def _retry(self, request: Callable[[], T], url: str, is_anonymous: bool, billed: dict[str, int]) -> T:
-        return retry(request, url, self._deadline_s, is_anonymous, billed, self._has_job)
 
     # --- reading
 

@@ -356,7 +356,7 @@ def test_what_a_job_uploads_after_another_one_has_published_is_not_in_its_versio
 
     for method in ("publish", "write"):
         make.before(monkeypatch, type(storage.open_storage(url)), method, overwrite)
-    with pytest.raises(ImageShardsError, match="has taken over this version|was published by another job"):
+    with pytest.raises(ImageShardsError, match=r"has taken over this version|was published by another job"):
         ShardWriter(config, plan).write("train", 1, last)
         publish(config, plan, Run())
     assert released and names(config) == after
