@@ -249,17 +249,15 @@ class _Shard:
         except (CorruptRecordError, LookupError, ValueError):
             return None
         names = ("source_format", "source_height", "source_width", "passthrough", "source_bytes")
-        image_format, source_height, source_width, passthrough, source_bytes = (
-            int(columns[name][row]) for name in names
-        )
+        image_format, source_height, source_width, way, source_bytes = (int(columns[name][row]) for name in names)
+        passthrough = table.PASSTHROUGH[way - 1] if way else None
         if not all(0 < side < 1 << 31 for side in (height, width, source_height, source_width)):
             raise ValueError(f"an image of {source_height} x {source_width} pixels, stored as {height} x {width}")
-        # A record of compressed pixels that came through has their size, and the source's bytes if all of them did.
-        is_whole = (height, width, len(data)) == (source_height, source_width, source_bytes)
-        if passthrough and is_whole != (table.PASSTHROUGH[passthrough - 1] == "whole"):
+        has_its_size, has_its_bytes = (height, width) == (source_height, source_width), len(data) == source_bytes
+        if passthrough and not (has_its_size and has_its_bytes == (passthrough == "whole")):
             return None
         source = SourceInfo(table.SOURCE_FORMATS[image_format], source_height, source_width)
-        return EncodedImage(data, height, width, source, table.PASSTHROUGH[passthrough - 1] if passthrough else None)
+        return EncodedImage(data, height, width, source, passthrough)
 
 
 class _Match(NamedTuple):
