@@ -79,6 +79,10 @@ class Job:
     """
 
     def __init__(self, options: PipelineOptions | None, config: Config) -> None:
+        if not isinstance(options, PipelineOptions | None):
+            raise UsageError(
+                f"beam_options is a {type(options).__name__}: give PipelineOptions(['--runner=…', …]) of Beam"
+            )
         self._options = copy.deepcopy(options) or PipelineOptions([])  # the caller's don't get our defaults
         standard = self._options.view_as(StandardOptions)
         self.runner: str = standard.runner or _IN_PROCESS

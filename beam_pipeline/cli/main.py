@@ -20,7 +20,7 @@ from warnings import filterwarnings
 
 from beam_pipeline import storage
 from beam_pipeline.cli.command import INTERRUPTED, only_our_lines
-from beam_pipeline.cli.messages import published_text, warnings
+from beam_pipeline.cli.messages import published_text
 from beam_pipeline.cli.run import run
 from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, print_error
@@ -70,8 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with only_our_lines() if is_local else nullcontext():
             manifest = run(config, options, ["imageshards", "write", *arguments])
         if manifest is not None:
-            for warning in warnings(config, manifest):
-                print_line(f"warning: {warning}", sys.stderr)
             print_line(published_text(manifest))
         return EXIT_OK
     except UnforeseenError as error:

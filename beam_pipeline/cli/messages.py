@@ -123,6 +123,10 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
         if wanted and wanted > shards:  # it has an image for each
             only = f"has only {plural(shards, 'image')}: wrote {plural(shards, 'shard')}"
             lines.append(f"--num_shards {wanted}: split {split!r} {only}")
+    conflicts, leaks = (manifest.data.get("duplicates", {}).get(f"across_{what}", 0) for what in ("classes", "splits"))
+    if conflicts or leaks:
+        groups = f"{plural(conflicts, 'group')} with conflicting labels, {leaks:,} across splits (leaks)"
+        lines.append(f"exact duplicates: {groups}; see duplicates.jsonl")
     if config.compression == "gzip":
         lines.append("gzip shards have no index and no TFDS metadata: read them with imageshards.record_dataset")
     return lines

@@ -114,7 +114,7 @@ class ProgressLine:
         with suppress(OSError):  # without a port there is no progress
             self._socket.bind((HOST, 0))
             self._socket.setblocking(False)
-            self._job = f"{self._socket.getsockname()[1]}-{uuid.uuid4().hex}"
+            self._job = f"{self._socket.getsockname()[1]}-{os.getpid()}-{uuid.uuid4().hex}"
             os.environ[VARIABLE] = self._job
             self._thread.start()
         return self

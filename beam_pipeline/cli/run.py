@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import beam_pipeline
 from beam_pipeline import storage
 from beam_pipeline.cli import cost, notebook
-from beam_pipeline.cli.messages import plan_text
+from beam_pipeline.cli.messages import plan_text, warnings
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.base import choose_base, moved_ids
 from beam_pipeline.dataset.claim import open_claim
@@ -39,7 +39,7 @@ _CHECKED = f"cost: {cost.HOW_TO_KNOW}\nchecked; nothing was started"
 
 
 def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
-    """Convert the images of `config.input` and publish the dataset.
+    """Convert the images of `config.input` and publish the dataset; warnings are printed to stderr.
 
     If IPython is active (Jupyter, Colab), this happens in a new process, whose output is printed here. Elsewhere a
     local job decodes in this process. An image on which a decoder crashes or hangs therefore ends the process: the same
@@ -68,7 +68,10 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     handlers = list(logging.root.handlers)
     try:
         with no_empty_folders(config):
-            return _run(config, beam_options, command)
+            manifest = _run(config, beam_options, command)
+        for warning in warnings(config, manifest) if manifest else ():
+            print_line(f"warning: {warning}", sys.stderr)
+        return manifest
     finally:
         logging.root.handlers[:] = handlers  # Beam's options call logging.basicConfig
 

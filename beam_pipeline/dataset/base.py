@@ -50,7 +50,13 @@ def choose_base(config: Config) -> tuple[Config, str]:
         with contextlib.suppress(FileNotFoundError):
             versions = schema.newest_first(storage.open_storage(folder, config.first_contact_s).names(folder))
     for version in versions:
-        manifest = _manifest(join(folder, version), config.first_contact_s) if version != config.version else None
+        try:
+            manifest = _manifest(join(folder, version), config.first_contact_s) if version != config.version else None
+        except StorageError as error:
+            if config.base:
+                raise
+            why_not = why_not or f"warning: continuing without base {version}: {error.reason}"
+            continue
         fault = "isn't published, or only by a newer release" if manifest is None else _difference(config, manifest)
         if manifest is not None and not fault:
             chosen = dataclasses.replace(config, base=version, base_sha256=manifest.self_sha256)
@@ -95,7 +101,7 @@ def _difference(config: Config, manifest: Content) -> str:
     flags = [*(FLAG_NAMES.get(name, name) for name in ImageOptions._fields), "seed"]
     if different := [flag for flag in flags if ours[flag] != theirs.get(flag, ours)]:
         return f"was written with another --{different[0]}"
-    if theirs["compression"] != "none":
+    if theirs.get("compression") != "none":
         return "is compressed"
     if len(manifest.tables) < len(manifest.shards):
         return "has no record tables"
@@ -103,7 +109,7 @@ def _difference(config: Config, manifest: Content) -> str:
 
 
 def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored | None]:
-    """What the base has of each image of a shard; ends early after a storage error.
+    """What the base has of each image of a shard; ends early after an error.
 
     Args:
         config: of the job.
@@ -114,10 +120,10 @@ def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored |
         return
     try:
         yield from base.stored(refs, _are_listed(config))
-    except StorageError as error:
+    except Exception as error:
         if not base.is_lost:
             base.is_lost = True
-            _say_lost(config.base_url, error)
+            _say_lost(config.base, error)
 
 
 def unchanged(config: Config, refs: Sequence[ImageRef]) -> BaseSample | None:
@@ -128,7 +134,7 @@ def unchanged(config: Config, refs: Sequence[ImageRef]) -> BaseSample | None:
     is_listed = _are_listed(config)
     try:
         matches = base.find(refs, is_listed)
-    except StorageError:
+    except Exception:
         return None  # the job would go on without it
     unchanged = sum(match is not None and match.may_be_same for match in matches)
     return BaseSample(base.records, unchanged, are_listed=all(is_listed and listed_md5(ref) for ref in refs))
@@ -148,8 +154,10 @@ def taken_from_base(config: Config, counts: Counts) -> TakenImages | UnsetType:
     return TakenImages(config.base, config.base_sha256, counts.records - counts.taken, counts.taken, gone)
 
 
-def _say_lost(url: str, error: StorageError) -> None:
-    print_line(f"warning: going on without the base {url}: {one_line(error)}", sys.stderr)
+def _say_lost(version: str, error: Exception) -> None:
+    """Whatever the error is: it may be sealed and yet hold what no job writes."""
+    why = error.reason if isinstance(error, StorageError) else f"it holds what no job writes ({one_line(error)})"
+    print_line(f"warning: continuing without base {version}: {why}", sys.stderr)
 
 
 @functools.lru_cache(maxsize=1)
@@ -157,12 +165,12 @@ def _open_base(url: str, sha256: str, deadline_s: float) -> _Base | None:
     """The base that the launcher chose; None if it is gone."""
     try:
         manifest = _manifest(url, deadline_s)
-    except StorageError as error:
-        _say_lost(url, error)
+        if not manifest or manifest.self_sha256 != sha256:
+            return None
+        return _Base(url, storage.open_storage(url, deadline_s), manifest)
+    except Exception as error:
+        _say_lost(url.rpartition("/")[2], error)
         return None
-    if not manifest or manifest.self_sha256 != sha256:
-        return None
-    return _Base(url, storage.open_storage(url, deadline_s), manifest)
 
 
 class _Base:
@@ -222,7 +230,12 @@ class _Base:
             data = self._store.read(join(self._url, schema.table_file(shard.file)))
         except FileNotFoundError:
             return None
-        return table.read_table(data) if shard.table and schema.sha256(data) == shard.table.sha256 else None
+        if not shard.table or schema.sha256(data) != shard.table.sha256:
+            return None
+        columns = table.read_table(data)
+        if (len(columns["bytes"]), columns["bytes"].sum()) != (shard.records, shard.bytes):
+            raise ValueError(f"a record table that isn't that of {shard.file}")
+        return columns
 
 
 class _Shard:
@@ -254,10 +267,16 @@ class _Shard:
             data = example.bytes_of(features[schema.IMAGE_KEY])
         except (CorruptRecordError, LookupError, ValueError):
             return None
-        names = ("source_format", "source_height", "source_width", "passthrough")
-        image_format, source_height, source_width, passthrough = (int(columns[name][row]) for name in names)
+        names = ("source_format", "source_height", "source_width", "passthrough", "source_bytes")
+        image_format, source_height, source_width, way, source_bytes = (int(columns[name][row]) for name in names)
+        passthrough = table.PASSTHROUGH[way - 1] if way else None
+        if not all(0 < side < 1 << 31 for side in (height, width, source_height, source_width)):
+            raise ValueError(f"an image of {source_height} x {source_width} pixels, stored as {height} x {width}")
+        has_its_size, has_its_bytes = (height, width) == (source_height, source_width), len(data) == source_bytes
+        if passthrough and not (has_its_size and has_its_bytes == (passthrough == "whole")):
+            return None
         source = SourceInfo(table.SOURCE_FORMATS[image_format], source_height, source_width)
-        return EncodedImage(data, height, width, source, table.PASSTHROUGH[passthrough - 1] if passthrough else None)
+        return EncodedImage(data, height, width, source, passthrough)
 
 
 class _Match(NamedTuple):

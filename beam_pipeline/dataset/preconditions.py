@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from beam_pipeline import storage
-from beam_pipeline.config import Config
+from beam_pipeline.config import Config, wrong
 from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import NotPublishedError, OtherFormatError, StorageError, UsageError
 from beam_pipeline.inputs import checks, manifest_rows
@@ -24,6 +25,9 @@ def resolve(config: Config, for_output: bool = True) -> Config:
         UsageError: as `checks.check_input`, `check_places` and the readers of labels and manifests say.
     """
     seconds = config.first_contact_s
+    encoding = sys.getfilesystemencoding()
+    if storage.is_local(config.input) and encoding != "utf-8":  # names would be others elsewhere
+        raise wrong("--input", config.input, f"file names are read as {encoding} here; set PYTHONUTF8=1")
     if config.labels_file:
         config = dataclasses.replace(config, labels=checks.read_labels(config.labels_file, seconds))
     if config.manifest:

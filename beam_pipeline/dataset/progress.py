@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import suppress
 
-VARIABLE = "IMAGESHARDS_PROGRESS"  # the port, and an id of the job, since ports are reused
+VARIABLE = "IMAGESHARDS_PROGRESS"  # the port, the launcher's process, and an id of the job, since ports are reused
 HOST = "127.0.0.1"
 _SEND_EVERY_S = 0.25
 _lock = threading.Lock()
@@ -39,9 +39,21 @@ def report(now: bool = False, **counts: int) -> None:
         if _sender != (job, os.getpid()):  # another job, or a forked process
             _sender, _sent = (job, os.getpid()), 0.0
             _counts.clear()
+            with suppress(ValueError):
+                if (launcher := int(f"{job}-".split("-")[1])) != os.getpid():
+                    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
         for name, number in counts.items():
             _counts[name] = _counts.get(name, 0) + number
         if now or time.monotonic() - _sent > _SEND_EVERY_S:
             _sent = time.monotonic()
             with suppress(OSError, ValueError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
                 sender.sendto(json.dumps([*_sender, _counts]).encode(), (HOST, int(job.partition("-")[0])))
+
+
+def _end_with(launcher: int) -> None:
+    """End this worker process soon after a launcher that was killed: Beam's would wait for it for two minutes."""
+    with suppress(ProcessLookupError, PermissionError):
+        while True:
+            os.kill(launcher, 0)
+            time.sleep(1)
+    os._exit(1)

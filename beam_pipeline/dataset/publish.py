@@ -19,7 +19,7 @@ from msgspec import UNSET
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.claim import SupersededError
-from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently
+from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently, shard_names, withdraw
 from beam_pipeline.dataset.totals import DatasetTotals, SavedGroups, SummedFile, duplicate_totals, saved_lines
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError, MissingFileError
@@ -56,6 +56,7 @@ def publish(config: Config, claimed: ClaimedPlan, run: Run, saved: Sequence[Save
         # By an earlier attempt at this step, or by another job of this plan?
         manifest = state.manifest() if state.outcome(plan) is Outcome.PUBLISHED else None
         if manifest is None:
+            withdraw(config, state, plan)
             raise
     state.clear()
     return manifest
@@ -118,7 +119,7 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run, saved: Seque
         if schema.MANIFEST_FILE in listed and state.outcome(plan) is Outcome.PUBLISHED:
             raise SupersededError.published(config.dataset_url)
         # A job that lost the claim may have written files since this one listed and deleted its files.
-        shards = shard_names(config, plan)
+        shards = shard_names(config, plan.splits)
         expected = {*sums, schema.RUN_FILE, *(file for name in shards for file in (name.file, name.table_file))}
         others = [file for file in listed.values() if is_ours(file.path, config.name) and file.path not in expected]
         deleted = {storage.join(config.dataset_url, file.path): file.generation for file in others}
@@ -165,19 +166,11 @@ def reject_lines(sidecar: Sidecar) -> bytes:
     return b"".join(map(document_bytes, sidecar.rejected))
 
 
-def shard_names(config: Config, plan: Plan) -> list[ShardName]:
-    """Every planned shard, in order of split and number."""
-    splits = sorted(plan.splits.items())
-    return [
-        ShardName(config.name, name, index, split.shards) for name, split in splits for index in range(split.shards)
-    ]
-
-
 def _sidecars(
     config: Config, state: JobState, plan: Plan, listing: Callable[[], dict[str, ListedFile]]
 ) -> Iterator[tuple[ShardName, Sidecar]]:
     """Every planned shard's sidecar, in order of split and number, its files checked, some requests ahead."""
-    names = shard_names(config, plan)
+    names = shard_names(config, plan.splits)
 
     def checked(name: ShardName) -> tuple[ShardName, Sidecar]:
         sidecar, listed = state.sidecar(name), listing()  # which first says it if the claim is lost

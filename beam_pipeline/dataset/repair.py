@@ -8,8 +8,8 @@ from typing import Any
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.compare import Damage
-from beam_pipeline.dataset.publish import metadata_files, reject_lines, shard_names
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.publish import metadata_files, reject_lines
+from beam_pipeline.dataset.state import JobState, shard_names
 from beam_pipeline.dataset.totals import SavedGroups, SummedFile, run_index, run_rows_array, saved_lines
 from beam_pipeline.dataset.writer import ClaimedPlan, index_text
 from beam_pipeline.errors import ImageShardsError
@@ -54,7 +54,7 @@ def _restored_files(
     saved: Iterable[SavedGroups],
 ) -> Iterator[tuple[str, Iterable[bytes]]]:
     """(file, its content in parts) of what is corrupt other than the shards, which are valid by now."""
-    names = shard_names(config, plan)
+    names = shard_names(config, plan.splits)
     for name in names:
         if name.index_file in damage.files:
             yield name.index_file, [index_text(_record_bytes(config, name))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from enum import Enum
@@ -23,7 +23,7 @@ from beam_pipeline.dataset.compare import read_run
 from beam_pipeline.errors import ImageShardsError, NotPublishedError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
 from beam_pipeline.schema.job import ComparedInputs, Plan, PlannedJob, Sidecar, as_run, document_bytes, read_document
-from beam_pipeline.schema.manifest import Content, FileSize, parse_manifest, seal_manifest
+from beam_pipeline.schema.manifest import Content, FileSize, PlannedSplit, parse_manifest, seal_manifest
 from beam_pipeline.storage import ListedFile, Storage, join
 from beam_pipeline.storage.causes import translating_os_errors
 from beam_pipeline.storage.local import making_folder
@@ -402,3 +402,31 @@ def own_files(store: Storage, version_url: str, dataset: str) -> list[str]:
     indexes = store.names(join(version_url, schema.INDEX_FOLDER))
     names = (*store.names(version_url), *(f"{schema.INDEX_FOLDER}/{name}" for name in indexes))
     return [name for name in names if is_ours(name, dataset)]
+
+
+def shard_names(config: Config, splits: Mapping[str, PlannedSplit]) -> list[ShardName]:
+    """Every planned shard, in order of split and number."""
+    return [
+        ShardName(config.name, name, index, split.shards)
+        for name, split in sorted(splits.items())
+        for index in range(split.shards)
+    ]
+
+
+def withdraw(config: Config, state: JobState, plan: Plan) -> None:
+    """Delete shards that a job of this plan wrote after it lost the claim, if whoever has the version has no such ones.
+
+    A local version is locked. Shards of the same name are left to its publisher, who may have found them equal.
+    """
+    if storage.is_local(config.output):
+        return
+    store = storage.open_storage(config.output, config.io_deadline)
+    listed = {file.path: file.generation for file in store.files(config.dataset_url)}
+    manifest, planned = state.manifest(), state.planned()  # after the listing: later files have other generations
+    owners = [owner.splits for owner in (manifest and manifest.plan, planned) if owner]
+    theirs = {name for owner in owners for name in shard_names(config, owner)}
+    others = set(shard_names(config, plan.splits)) - theirs if owners else set()
+    files = {file for name in others for file in (name.file, name.index_file, name.table_file)}
+    state.delete_all({join(config.dataset_url, file): listed[file] for file in files & listed.keys()})
+    if manifest:
+        state.clear()

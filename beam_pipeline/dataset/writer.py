@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from beam_pipeline.conversion.fetch import Converted, convert_all, record_of
 from beam_pipeline.dataset.base import stored_images
 from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.progress import report
-from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently
+from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently, withdraw
 from beam_pipeline.dataset.totals import SummedFile
 from beam_pipeline.errors import ImageShardsError, Reject, StorageError
 from beam_pipeline.images import EncodedImage
@@ -103,9 +104,14 @@ class ShardWriter:
             was_finished = sidecar is not None and self._is_finished(name, sidecar)
             if sidecar is None or not was_finished:
                 in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
+                if twice := next((ref.path for ref, following in pairwise(in_order) if ref.path == following.path), ""):
+                    raise ImageShardsError(
+                        f"{twice!r} is listed twice: nothing is published; run the same command again"
+                    )
                 sidecar = self._write(name, in_order, dict(zip(urls, stats, strict=True)))
         except SupersededError:
             if self._repaired is not None or self._state.outcome(self._plan) is not Outcome.PUBLISHED:
+                withdraw(self._config, self._state, self._plan)
                 raise
             sidecar, was_finished = None, True
         kept = sidecar.shard.images if sidecar and was_finished else 0
@@ -212,6 +218,8 @@ class ShardWriter:
             rejected=tuple(rejected),
         )
         self._state.put(sidecar_url, seal_manifest(sidecar), seen[sidecar_url], self._check)
+        if self._cancelled.is_set():  # no later step finds that the claim is lost
+            self._check()
         return sidecar
 
     def _why_changed(self) -> str:
@@ -227,8 +235,8 @@ class ShardWriter:
             raise ImageShardsError("another shard failed, or the job was interrupted")
 
     def _check(self) -> None:
-        self._check_cancelled()
         self._state.check(self._repaired.self_sha256 if self._repaired else "")
+        self._check_cancelled()
 
     def _url(self, file: str) -> str:
         return storage.join(self._config.dataset_url, file)

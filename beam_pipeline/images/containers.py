@@ -24,7 +24,12 @@ _END_OF_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _JFIF, _JFIF_BYTES = b"JFIF\0", 14  # without a thumbnail
 _ADOBE, _ADOBE_BYTES, _ADOBE_YCBCR = b"Adobe", 12, 1
 # Metadata that is used: how a segment begins, and how many bytes it has at least.
-_USED = {APP0: (_JFIF, _JFIF_BYTES), APP1: (b"Exif\0\0", 6), APP2: (b"ICC_PROFILE\0", 14), APP14: (_ADOBE, _ADOBE_BYTES)}
+_USED = {
+    APP0: (_JFIF, _JFIF_BYTES),
+    APP1: (b"Exif\0\0", 6),
+    APP2: (b"ICC_PROFILE\0", 14),
+    APP14: (_ADOBE, _ADOBE_BYTES),
+}
 _NOT_SUBSAMPLED = 0x11
 
 _PNG_SIGNATURE_BYTES = 8

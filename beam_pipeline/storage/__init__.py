@@ -62,7 +62,10 @@ def join(base: str, relative: str) -> str:
 def normalize(url: str) -> str:
     """A folder as the job carries it: local paths and `file://` ones absolute, without a slash at the end."""
     if is_local(url):
-        return os.path.abspath(os.path.expanduser(url.removeprefix("file://")))
+        try:
+            return os.path.abspath(os.path.expanduser(url.removeprefix("file://")))
+        except FileNotFoundError:
+            raise UsageError("the working folder is gone: give a full path, or cd to another folder") from None
     scheme, _, path = url.partition("://")
     return f"{scheme}://{path.rstrip('/')}"
 

@@ -34,7 +34,6 @@ from beam_pipeline.text import one_line
 T = TypeVar("T")
 _FIELDS = "kind,nextPageToken,prefixes,items(name,size,md5Hash,crc32c,generation)"
 _ONE_REQUEST_BYTES = 8 << 20  # google-cloud-storage sends more in chunks
-_INNER_RETRY_S = 60.0  # of the chunks of one upload session
 
 
 class GoogleStorage(ObjectStorage):
@@ -154,7 +153,7 @@ class GoogleStorage(ObjectStorage):
         crc32c = functools.reduce(google_crc32c.extend, iter(lambda: file.read(CHUNK_BYTES), b""), 0)
         size, more = file.tell(), dict(self._more)
         if in_chunks := size > _ONE_REQUEST_BYTES:  # a chunk can only be retried within its session
-            more["retry"] = DEFAULT_RETRY.with_timeout(min(_INNER_RETRY_S, self._deadline_s))
+            more["retry"] = DEFAULT_RETRY.with_timeout(self._timeouts[1])
 
         def is_ours(file: ListedFile | None) -> bool:
             return file is not None and file.bytes == size and file.crc32c in (None, crc32c)

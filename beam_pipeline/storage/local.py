@@ -8,6 +8,7 @@ import os
 import random
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from io import BufferedReader
@@ -15,7 +16,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import IO, TypeVar
 
-from beam_pipeline.errors import MissingFileError
+from beam_pipeline.errors import MissingFileError, StorageError
 from beam_pipeline.storage import Data, ListedFile, Storage, usage
 from beam_pipeline.storage.causes import as_storage_error, translating_os_errors
 
@@ -23,6 +24,7 @@ Result = TypeVar("Result")
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
 # Folders are deleted when they are empty; each attempt to write takes microseconds.
 _MOST_ATTEMPTS = 1000
+_MOST_WAYS = 100
 # Errors of a broken or circular link, and of a file that was deleted after its folder was read.
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -41,12 +43,17 @@ class LocalStorage(Storage):
 
     def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:
         # Folders to be read, and whether they or a parent are links. No recursion, which would end at 1,000 levels.
-        waiting = [("", os.path.islink(url))]
+        waiting, ways = [("", os.path.islink(url))], Counter[str]()
         while waiting:
             prefix, is_linked = waiting.pop()
             folder = os.path.join(url, prefix[:-1]) if prefix else url
-            if is_linked and _leads_back(url, folder):
-                continue
+            if is_linked:
+                if _leads_back(url, folder):
+                    continue
+                ways[target := os.path.realpath(folder)] += 1
+                if ways[target] > _MOST_WAYS:  # n folders, each with two links to the next, have 2^n paths
+                    reason = f"{target}: more than {_MOST_WAYS:,} paths lead to it by links"
+                    raise StorageError(reason, "remove some links")
             try:
                 with translating_os_errors(folder), os.scandir(folder) as entries:
                     for entry in entries:
@@ -69,7 +76,7 @@ class LocalStorage(Storage):
         size = -1 if stop is None else max(0, stop - start)
         with translating_os_errors(url), self.open(url) as file:
             file.seek(start)
-            data: Data = file.read(size) if out is None else out[: file.readinto(out[:size])]
+            data: Data = (file.read(size) or b"") if out is None else out[: file.readinto(out[:size]) or 0]
         usage.count(bytes_read=len(data))
         return data
 
@@ -78,7 +85,8 @@ class LocalStorage(Storage):
         if self.stat(url) is None:
             raise MissingFileError(f"{url} is a folder, not a file") if os.path.isdir(url) else MissingFileError.at(url)
         with translating_os_errors(url):
-            return open(url, "rb")
+            # Some files of /proc block, and a pipe may have come in its place.
+            return open(url, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
 
     def glob(self, pattern: str) -> list[str]:
         with translating_os_errors(pattern):

@@ -206,8 +206,12 @@ class ObjectStorage(Storage):
     def _check_empty(self, url: str, after: str | None = None) -> None:
         """Raise `Incomplete` if a folder is listed as empty, but the folder above it has it, or it has more names."""
         parent, _, name = url.rpartition("/")
-        if after or (bucket_and_name(url)[1] and f"{name}/" in self.names(parent)):
-            raise Incomplete("the listing is empty, but the folder isn't")
+        try:
+            if after or (bucket_and_name(url)[1] and f"{name}/" in self.names(parent)):
+                raise Incomplete("the listing is empty, but the folder isn't")
+        except StorageError as error:  # this account may be allowed to list the folder alone
+            if error.__cause__ is None or cause_of(error.__cause__).is_transient:
+                raise
 
     # --- writing
 

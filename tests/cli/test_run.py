@@ -201,6 +201,71 @@ def test_run_returns_the_manifest(photos: Path, original: Path, tmp_path: Path) 
     assert second is not None and (second.outcome, second.data) == ("already published", manifest.data)
 
 
+def test_run_prints_the_warnings_that_the_command_prints(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = make.class_folders(tmp_path / "in", {"ant": 20, "bee": 3})
+    shutil.copy(folder / "ant/0000.jpg", folder / "bee/again.jpg")
+    flags = {"splits": "train=0.5,validation=0.5", "duplicates": "report", "image_size": 24}
+    beam_pipeline.run(Config(input=str(folder), output=str(tmp_path / "one"), name="photos", **flags))
+    printed = capfd.readouterr()
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    told = make.run("--input", folder, "--output", tmp_path / "two", "--name", "photos", *words)
+    lines = [line for line in printed.err.splitlines() if line.startswith("warning: ")]
+    assert any("fewer than 5 records of " in line for line in lines)
+    assert any("exact duplicates: 1 group with conflicting labels, " in line for line in lines)
+    assert lines == [line for line in told.err.splitlines() if line.startswith("warning: ")]
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("options", [["--direct_num_workers=2"], ("--runner=x",), "--runner=x", {"runner": "x"}, 7])
+def test_options_that_are_not_beams_are_one_line(options: object, photos: Path, tmp_path: Path) -> None:
+    config = Config(input=str(photos), output=str(tmp_path / "out"), name="x")
+    with pytest.raises(UsageError, match=rf"^beam_options is a {type(options).__name__}: give PipelineOptions\(\["):
+        beam_pipeline.run(config, options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("flag", ["--input", "--output", "--labels_file"])
+def test_a_relative_path_in_a_working_folder_that_is_gone_is_one_line(flag: str, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    values = {"--input": str(photos), "--output": str(tmp_path / "out"), "--name": "x", flag: "relative"}
+    flags = " ".join(word for pair in values.items() for word in pair)
+    shell = f"cd {tmp_path}/gone && rmdir ../gone && {sys.executable} -m beam_pipeline {flags}"
+    done = subprocess.run(
+        shell, shell=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": make.ROOT}
+    )
+    line = f"error: {flag} 'relative': the working folder is gone: give a full path, or cd to another folder\n"
+    assert (done.returncode, done.stderr) == (2, line)
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"LC_ALL": "C"}, 0),
+        ({"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}, 0),
+        ({"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, 2),
+        ({"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "1"}, 0),
+    ],
+)
+def test_names_are_read_as_utf_8_or_not_at_all(more: dict[str, str], code: int, original: Path, tmp_path: Path) -> None:
+    folder = make.class_folders(tmp_path / "in", {"猫": 2})
+    (folder / "猫/0000.jpg").rename(folder / "猫/猫.jpg")
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHONUTF8"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "beam_pipeline", f"--input={folder}", f"--output={tmp_path}/out", "--name=x"],
+        capture_output=True,
+        text=True,
+        env={**environment, "PYTHONPATH": str(make.ROOT), **more},
+    )
+    assert done.returncode == code, done.stderr
+    if code:
+        assert done.stderr == f"error: --input '{folder}': file names are read as ascii here; set PYTHONUTF8=1\n"
+        assert not (tmp_path / "out").exists()
+    else:
+        assert (tmp_path / "out/x/1.0.0/class.labels.txt").read_text(encoding="utf-8") == "猫\n"
+
+
 def test_run_raises_what_the_command_prints(with_broken: Path, tmp_path: Path) -> None:
     for place, kind, line in (
         (tmp_path / "no", UsageError, "no such folder"),

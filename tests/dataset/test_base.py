@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from beam_pipeline import images, schema, storage
 from beam_pipeline.dataset import base
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.schema.manifest import seal_manifest
+from beam_pipeline.schema import table
+from beam_pipeline.schema.manifest import builtins_of, file_sums, seal_manifest
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.servers import Gcs
@@ -201,15 +203,126 @@ def test_what_is_corrupt_in_a_base_is_converted(grown: Path, corrupt: Callable[[
     finished, _ = versions(grown)
     encoded = int(finished.out.partition(" encoded, ")[0].rpartition(" ")[2])
     assert encoded == 1 if corrupt is flip_shard else 10 <= encoded <= 25
-    assert "warning: going on" not in finished.err
+    assert "warning: continuing" not in finished.err
 
 
 def test_after_a_storage_error_the_job_goes_on_without_the_base_and_says_so_once(grown: Path) -> None:
     for shard in make.shard_files(grown / "out/photos/1.0.0"):
         shard.unlink()
     finished, _ = versions(grown)
-    assert finished.err.count("warning: going on without the base ") == 1
+    assert finished.err.count("warning: continuing without base 1.0.0: ") == 1
     assert "60 encoded, 0 taken from 1.0.0\n" in finished.out  # how many are gone isn't known
+
+
+def set_column(name: str, value: object) -> Callable[[Any], None]:
+    def change(columns: dict[str, Any]) -> None:
+        columns[name][...] = value
+
+    return change
+
+
+def drop_column(name: str) -> Callable[[Any], None]:
+    return lambda columns: columns.pop(name)
+
+
+LIES: dict[str, Callable[[Any], object]] = {
+    "source_format=99": set_column("source_format", 99),
+    "passthrough=77": set_column("passthrough", 77),
+    "source_height=0": set_column("source_height", 0),
+    "source_width=2^32-1": set_column("source_width", (1 << 32) - 1),
+    "bytes=2^32-1": set_column("bytes", (1 << 32) - 1),
+    "bytes=0": set_column("bytes", 0),
+    **{f"no {name}": drop_column(name) for name in ("name", "source_md5", "source_bytes", "passthrough", "bytes")},
+    "one row less": lambda columns: columns.update({name: values[:-1] for name, values in columns.items()}),
+}
+
+
+def seal(version: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest of a version, which stays valid by itself."""
+    manifest = json.loads((version / "manifest.json").read_text())
+    change(manifest)
+    (version / "manifest.json").write_bytes(seal_manifest(manifest))
+
+
+def replace_tables(version: Path, table_of: Callable[[bytes], bytes]) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        for split in manifest["splits"].values():
+            for shard in split["shards"]:
+                file = version / schema.table_file(shard["file"])
+                file.write_bytes(data := table_of(file.read_bytes()))
+                shard["table"] = builtins_of(file_sums(data))
+
+    seal(version, change)
+
+
+@pytest.mark.parametrize("lie", [*LIES, "junk"])
+def test_a_base_with_sealed_tables_that_no_job_writes_is_converted_with_one_notice(grown: Path, lie: str) -> None:
+    def table_of(data: bytes) -> bytes:
+        if lie == "junk":
+            return b"junk"
+        read = table.read_table(data)
+        columns = {name: np.array(read[name]) for name in read.dtype.names or ()}
+        LIES[lie](columns)
+        types = {name: values.dtype.str if values.ndim == 1 else "(16,)u1" for name, values in columns.items()}
+        return table.table_bytes(types, columns)
+
+    replace_tables(grown / "out/photos/1.0.0", table_of)
+    finished, _ = versions(grown)
+    assert finished.err.count("warning: continuing without base 1.0.0: ") == 1, finished.err
+    assert "60 encoded, 0 taken from 1.0.0" in finished.out
+
+
+@pytest.mark.parametrize("way", [1, 2])
+def test_a_base_whose_records_contradict_what_its_tables_say_of_them_is_converted(grown: Path, way: int) -> None:
+    def table_of(data: bytes) -> bytes:
+        read = table.read_table(data)
+        columns = {name: np.array(read[name]) for name in read.dtype.names or ()}
+        columns["passthrough"][...] = way
+        return table.table_bytes(table.COLUMNS, columns)
+
+    replace_tables(grown / "out/photos/1.0.0", table_of)
+    finished, _ = versions(grown)
+    assert "60 encoded, 0 taken from 1.0.0" in finished.out
+
+
+def wide_cut(manifest: dict[str, Any]) -> None:
+    manifest["plan"]["splits"]["train"]["cuts"][-1] = "99999999999999999999"
+
+
+def split_without_shards(manifest: dict[str, Any]) -> None:
+    manifest["plan"]["splits"]["test"] = manifest["plan"]["splits"]["train"]
+
+
+def cut_without_shard(manifest: dict[str, Any]) -> None:
+    manifest["plan"]["splits"]["train"]["cuts"].insert(0, "1")
+
+
+@pytest.mark.parametrize("change", [wide_cut, split_without_shards, cut_without_shard])
+def test_a_base_with_a_sealed_plan_that_no_job_makes_is_converted_with_one_notice(
+    grown: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    seal(grown / "out/photos/1.0.0", change)
+    finished, _ = versions(grown)
+    assert finished.err.count("warning: continuing without base 1.0.0: it holds what no job writes (") == 1, (
+        finished.err
+    )
+    assert "60 encoded, 0 taken from 1.0.0" in finished.out
+
+
+@pytest.mark.parametrize("more", [(), ("--plan_only",)])
+def test_a_base_whose_manifest_may_not_be_read_is_passed_over_with_a_line(
+    grown: Path, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object, url: str, *__: object) -> None:
+        if url.endswith("1.0.0/manifest.json"):
+            raise storage.StorageError(f"{url}: permission denied (403: no)", "give this account the right to it")
+
+    make.before(monkeypatch, LocalStorage, "read", refuse)
+    finished = write(grown, *more)
+    assert finished.code == 0, finished.err
+    where = grown / "out/photos/1.0.0/manifest.json"
+    assert f"warning: continuing without base 1.0.0: {where}: permission denied (403: no)\n" in finished.err
+    assert write(grown, "--base", "1.0.0", version="1.2.0").code == 1, "a base that is named is wanted"
 
 
 def test_a_base_that_was_replaced_since_it_was_chosen_is_not_used(grown: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import socket
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 from pytest import MonkeyPatch
 
+import reader
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.claim import open_claim
@@ -130,15 +132,18 @@ def test_the_plan_is_the_one_that_was_carried_out(version: Path, manifest: dict)
 Job = tuple[Config, ClaimedPlan]
 
 
-def write_shards(photos: Path, output: str, shards_written: int = 2, has_launcher: bool = True) -> Job:
+def write_shards(
+    photos: Path, output: str, shards_written: int = 2, has_launcher: bool = True, shards: int = 2, **more: Any
+) -> Job:
     """A job of two shards which is not yet published."""
-    config = Config(input=str(photos), output=output, name="photos", image_size=24, num_shards=2)
+    flags = {"image_size": 24, "num_shards": shards} | more
+    config = Config(input=str(photos), output=output, name="photos", **flags)
     config = dataclasses.replace(config, has_launcher=has_launcher)
     refs = list(all_images(config))
     histogram = Histogram(0)
     for ref in refs:
         histogram.add(ref.order_key, 1)
-    split = plan_split(histogram, 2)
+    split = plan_split(histogram, shards)
     parts = {"classes": ("ant", "bee", "cat"), "splits": {"train": split}, "codec": images.codec_versions()}
     plan = make.plan_of(configuration=config.fingerprint(), inputs="40-abc", **parts)
     if has_launcher:
@@ -331,6 +336,31 @@ def test_on_gs_a_shard_of_a_voided_job_replaces_no_other(gcs: Gcs, photos: Path,
     with pytest.raises(ImageShardsError, match="another job has taken over this version"):
         ShardWriter(config, plan).write("train", 0, [])
     assert store.read(url) == b"of the other job"
+
+
+@pytest.mark.parametrize("held", ["00001-of-00002", "00002.idx", "00002.records.npy", "train-00001.json", "runs.npy"])
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_what_a_job_uploads_after_another_one_has_published_is_not_in_its_version(
+    gcs: Gcs, photos: Path, held: str, shards: int, monkeypatch: MonkeyPatch, tmp_path: Path
+) -> None:
+    url, released, after = f"gs://{gcs.new_bucket()}", [], set[str]()
+    config, plan = write_shards(photos, url, shards_written=1)
+    refs = list(all_images(config))
+    last = [ref for ref in refs if plan.plan.splits["train"].shard_of(ref.order_key) == 1]
+
+    def overwrite(_: object, *arguments: Any) -> None:
+        if not released and any(held in str(argument) for argument in arguments):
+            released.append(held)
+            publish(*write_shards(photos, url, shards, shards=shards, image_size=16, overwrite=True), Run())
+            after.update(names(config))
+
+    for method in ("publish", "write"):
+        make.before(monkeypatch, type(storage.open_storage(url)), method, overwrite)
+    with pytest.raises(ImageShardsError, match=r"has taken over this version|was published by another job"):
+        ShardWriter(config, plan).write("train", 1, last)
+        publish(config, plan, Run())
+    assert released and names(config) == after
+    assert reader.verify(gcs.download(url[5:], "photos/1.0.0", tmp_path)).faults == ()
 
 
 def test_a_manifest_of_another_job_is_not_overwritten(written: Job, monkeypatch: MonkeyPatch) -> None:

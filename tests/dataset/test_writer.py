@@ -101,6 +101,16 @@ def test_records_are_in_order_of_key_and_path_whatever_order_the_references_come
     assert names == in_order(job.refs)
 
 
+@pytest.mark.parametrize("etag", [{}, {"etag": "mtime_ns:1"}], ids=["the same", "changed meanwhile"])
+def test_an_image_that_a_listing_repeats_fails_the_shard(job: Job, etag: dict[str, str]) -> None:
+    job.refs.insert(5, job.refs[20]._replace(**etag))
+    with pytest.raises(
+        ImageShardsError, match=rf"^'{job.refs[21].path}' is listed twice: nothing is published; run the"
+    ):
+        job.write()
+    assert not job.shard.exists()
+
+
 def test_a_sidecar_says_what_is_in_the_shard(job: Job) -> None:
     written = job.write()
     data, index, sidecar = job.shard.read_bytes(), job.index.read_bytes(), job.sidecar

@@ -96,6 +96,20 @@ class Job:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
+    def kill_launcher(self) -> None:
+        """-9, to the command alone."""
+        self._process.kill()
+        self._process.wait()
+
+    def processes(self) -> list[int]:
+        """Its processes that are there."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+                found += [int(stat.parent.name)] * (int(group) == self._process.pid and state != "Z")
+        return found
+
     def result(self) -> make.Finished:
         """Wait for its end."""
         out, err = self._process.communicate(timeout=300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,19 @@ def test_after_a_kill_the_same_command_keeps_finished_shards_and_gives_the_same_
     assert (result.code, "error" in result.err) == (0, False), result
     expected.check(output, tmp_path / "scratch")
     assert finished.items() <= output.files().items(), "written again"
+
+
+def test_workers_end_with_a_launcher_that_is_killed(images: Path, tmp_path: Path) -> None:
+    output = Output(str(tmp_path / "out"))
+    job = Job(images, output, "multi_processing")
+    job.wait_for_shards(1)
+    job.kill_launcher()
+    for _ in range(300):
+        if not (left := job.processes()):
+            break
+        time.sleep(0.1)
+    job.kill()
+    assert not left, "a worker is left after 30 s"
 
 
 @pytest.mark.soak

@@ -131,6 +131,15 @@ def test_a_listing_that_arrives_corrupt_is_asked_again(ask: str, corrupt: str, r
         assert "the listing is corrupt" in line("s3", server, 0.3, "names"), "and not for ever"
 
 
+@pytest.mark.parametrize("ask", ["names", "files"])
+def test_an_empty_folder_is_empty_for_an_account_that_may_not_list_the_folder_above(ask: str, reach: Reach) -> None:
+    nothing = "<ListBucketResult><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
+    with telling(Answer(BODY, words=nothing), Answer(403, "AccessDenied")) as server:
+        reach(server.url)
+        assert list(getattr(open_storage("s3://bucket/a/x", 5), ask)("s3://bucket/a/x")) == []
+        assert len(server.requests) == 2
+
+
 UPLOAD = "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
 COMPLETED = '<CompleteMultipartUploadResult><ETag>"e"</ETag></CompleteMultipartUploadResult>'
 FAILED = "<?xml version='1.0'?><Error><Code>{}</Code><Message>the server's own words</Message></Error>"
@@ -170,7 +179,7 @@ def test_retries_end_at_the_deadline_with_one_line(scheme: str, status: int, rea
 def test_only_a_job_is_told_how_to_resume(
     scheme: str, answer: Answer, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects, "DEFAULT_DEADLINE_S", 0.2)
+    monkeypatch.setattr(causes, "DEFAULT_DEADLINE_S", 0.2)
     with telling(answer) as server:
         reach(server.url)
         assert "the same command resumes" in line(scheme, server, 0.2)

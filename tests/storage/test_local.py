@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,42 @@ def test_links_are_followed_but_never_back(
     for link, target in links.items():
         (tmp_path / link).symlink_to(tmp_path / target)
     assert set(names_below(str(tmp_path / listed))) == expected
+
+
+@pytest.mark.parametrize("levels", [3, 17, 30])
+def test_links_that_multiply_paths_are_followed_a_hundred_times_at_most(tmp_path: Path, levels: int) -> None:
+    for number in range(levels):
+        (tmp_path / f"d{number}").mkdir()
+        for link in "xy" if number + 1 < levels else "":
+            (tmp_path / f"d{number}" / link).symlink_to(tmp_path / f"d{number + 1}")
+    (tmp_path / f"d{levels - 1}" / "photo.jpg").write_bytes(b"1")
+    if levels == 3:  # a folder that is linked twice is meant twice
+        assert set(names_below(str(tmp_path / "d0"))) == {f"{x}/{y}/photo.jpg" for x in "xy" for y in "xy"}
+        return
+    with pytest.raises(StorageError, match=r"^/.*/d\d+: more than 100 paths lead to it by links; remove some links$"):
+        list(STORE.files(str(tmp_path / "d0")))
+
+
+@pytest.mark.parametrize("file", ["/proc/kmsg", "/dev/null", "/dev/zero", "/dev/urandom", "/proc/self/mem", "pipe"])
+def test_nothing_that_blocks_or_never_ends_is_waited_for(tmp_path: Path, file: str) -> None:
+    if file == "pipe":
+        os.mkfifo(tmp_path / "pipe")
+    elif not Path(file).exists():
+        pytest.skip(f"no {file} here")
+    (tmp_path / "x.jpg").symlink_to(file)
+    read = subprocess.run(
+        [sys.executable, "-c", _READS, str(tmp_path / "x.jpg")], timeout=30, capture_output=True, text=True, check=True
+    )
+    assert int(read.stdout) < 1 << 24
+
+
+_READS = """import sys
+from beam_pipeline import storage
+try:
+    print(len(storage.open_storage("/").read(sys.argv[1])))
+except storage.StorageError:
+    print(0)
+"""
 
 
 def no_files(folder: Path) -> list[str]:
