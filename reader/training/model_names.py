@@ -42,9 +42,8 @@ def users_module(written: str, is_first: bool = True) -> ModuleType:
         getattr(found := import_module(module), name)
         return found
     except Exception as error:  # whatever the module does
-        raise UsageError(
-            f"--model {written!r}: {type(error).__name__}: {one_line(error)}; give package.module:function"
-        ) from error
+        why = f"{type(error).__name__}: {one_line(error)}"
+        raise UsageError(f"--model {written!r}: {why}; give package.module:function") from error
 
 
 def application_name(given: str) -> str:
