@@ -140,11 +140,6 @@ class Position(Struct, frozen=True, tag_field="format", tag=2, forbid_unknown_fi
         return self.phases[-1].window_runs
 
     @property
-    def host_batch_size(self) -> int:
-        """Records that one host reads in a step."""
-        return self.global_batch_size // self.hosts
-
-    @property
     def records_read(self) -> int:
         """Records that were read since the run first began."""
         return self.epoch * self.records + sum(phase.read for phase in self.phases)
@@ -175,7 +170,7 @@ class Position(Struct, frozen=True, tag_field="format", tag=2, forbid_unknown_fi
             UsageError: `steps` is negative or no integer.
         """
         last, steps = self.phases[-1], integer("steps", steps, 0)
-        taken = last.taken + steps * self.host_batch_size
+        taken = last.taken + steps * (self.global_batch_size // last.hosts)
         left = self.records - sum(phase.read for phase in self.phases[:-1])  # of the epoch, when the last phase began
         epoch_end = last.offset + left
         if taken * last.hosts < epoch_end:
