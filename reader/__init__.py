@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from reader.tools.copy import copy as copy
     from reader.tools.diff import diff as diff
     from reader.tools.index import index as index
-    from reader.tools.index import write_tables as write_tables
     from reader.tools.rejects import rejects as rejects
     from reader.tools.show import show as show
     from reader.tools.verify import verify as verify
@@ -78,7 +77,6 @@ _HOMES = {
     "train_batches": "batches",
     "train_dataset": "tensorflow",
     "verify": "tools.verify",
-    "write_tables": "tools.index",
 }
 __all__ = ["__version__", *_HOMES]
 

@@ -495,35 +495,20 @@ def _add_index(verbs: Any) -> None:
         _index,
         "Index existing TFRecord files so they can be used as a dataset; the files stay where they are.",
         "Every image is decoded once. A file's split is the word train, validation, val, test … in its name, else in "
-        "the nearest folder. With --table, write the record tables that an earlier version of a dataset lacks.",
+        "the nearest folder.",
         "'gs://bucket/*.tfrec' --out indexed",
         "0 indexed, 1 a file can't be read, or holds no valid record",
     ).add_argument
-    flag("pattern", metavar="PATTERN", nargs="*")
-    flag("--out", metavar="DIR", help="Local folder for the index, new or empty.")
-    flag(
-        "--table",
-        metavar="DATASET",
-        help="Only write the record tables of this version into its folder; reads every record.",
-    )
+    flag("pattern", metavar="PATTERN", nargs="+")
+    flag("--out", metavar="DIR", required=True, help="Local folder for the index, new or empty.")
     flag("--image_key", metavar="NAME", help="Feature of the encoded image (default: image or another common name).")
     flag("--class_key", metavar="NAME", help="Feature of the class: an integer, or a one-hot list (default: label …).")
     flag("--labels_file", metavar="FILE", help="Class names, a line for each id in order (default: the records').")
 
 
 def _index(given: argparse.Namespace) -> int:
-    from reader.tools.index import index, write_tables  # Pillow
+    from reader.tools.index import index  # Pillow
 
-    if given.table is not None:
-        if given.pattern or given.out:
-            raise UsageError("--table takes a dataset and nothing else")
-        info = load_info(given.table)
-        written = write_tables(info)
-        text = f"OK: {plural(written, 'record table')} written" if written else "OK: all record tables are there"
-        _print(given, {"dataset": info.url, "tables": written}, text)
-        return EXIT_OK
-    if not given.pattern or not given.out:
-        raise UsageError("give files and --out DIR, or --table DATASET; see --help")
     names = ("image_key", "class_key", "labels_file")
     indexed = index(given.pattern, given.out, **{name: getattr(given, name) for name in names})
     document = {"dataset": indexed.info.url, "records": indexed.records, "left_out": dict(indexed.left_out)}

@@ -9,20 +9,18 @@ It counts *trained* steps, never what an iterator handed out: input pipelines re
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
 import reprlib
 import sys
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from msgspec import Meta, Struct, json, structs
+from msgspec import Meta, Struct, json
 from msgspec.structs import replace
 
 from beam_pipeline.errors import UsageError
 from beam_pipeline.text import one_line
 
-_LOG = logging.getLogger("reader")
 _SHOWN_CHARACTERS = 80
 
 # Runs of 64 records that are read and shuffled together: a batch of 64 then mixes all of them (15.7 of 16 on average),
@@ -109,18 +107,7 @@ class Phase(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         return self.hosts * self.taken - self.offset
 
 
-class _Position1(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fields=True):
-    """A position as release 1 wrote it: without its step."""
-
-    source: str
-    records: Annotated[int, Meta(ge=1)]
-    seed: int
-    global_batch_size: Annotated[int, Meta(ge=1)]
-    epoch: Annotated[int, Meta(ge=0)]
-    phases: Annotated[tuple[Phase, ...], Meta(min_length=1)]
-
-
-class Position(_Position1, frozen=True, tag=2):
+class Position(Struct, frozen=True, tag_field="format", tag=2, forbid_unknown_fields=True):
     """How far the endless stream of epochs that `train_batches` reads has been trained on.
 
     Attributes:
@@ -134,6 +121,12 @@ class Position(_Position1, frozen=True, tag=2):
         step: the global step: steps trained since the run first began, through every resume.
     """
 
+    source: str
+    records: Annotated[int, Meta(ge=1)]
+    seed: int
+    global_batch_size: Annotated[int, Meta(ge=1)]
+    epoch: Annotated[int, Meta(ge=0)]
+    phases: Annotated[tuple[Phase, ...], Meta(min_length=1)]
     step: Annotated[int, Meta(ge=0)]
 
     @property
@@ -145,11 +138,6 @@ class Position(_Position1, frozen=True, tag=2):
     def window_runs(self) -> int:
         """Runs in a shuffle window from here on."""
         return self.phases[-1].window_runs
-
-    @property
-    def host_batch_size(self) -> int:
-        """Records that one host reads in a step."""
-        return self.global_batch_size // self.hosts
 
     @property
     def records_read(self) -> int:
@@ -182,7 +170,7 @@ class Position(_Position1, frozen=True, tag=2):
             UsageError: `steps` is negative or no integer.
         """
         last, steps = self.phases[-1], integer("steps", steps, 0)
-        taken = last.taken + steps * self.host_batch_size
+        taken = last.taken + steps * (self.global_batch_size // last.hosts)
         left = self.records - sum(phase.read for phase in self.phases[:-1])  # of the epoch, when the last phase began
         epoch_end = last.offset + left
         if taken * last.hosts < epoch_end:
@@ -220,17 +208,8 @@ class Position(_Position1, frozen=True, tag=2):
         return json.encode(self).decode()
 
     @classmethod
-    def from_json(cls, text: str, step: Any = None) -> Position:
-        """The position that `to_json` wrote.
-
-        Args:
-            text: the JSON.
-            step: the global step of a position that release 1 wrote, whose positions don't hold it. None to count the
-                records that were read, which is exact unless the batch size has changed on the way.
-
-        Raises:
-            UsageError: it is something else, or no training could have got there; or it has another step.
-        """
+    def from_json(cls, text: str) -> Position:
+        """The position that `to_json` wrote. Raises UsageError if it is something else, or no training was there."""
         try:
             position = _decoder.decode(text)
             read = sum(phase.read for phase in position.phases)
@@ -240,21 +219,10 @@ class Position(_Position1, frozen=True, tag=2):
         except (ValueError, TypeError, RecursionError) as error:
             shown = repr(text[:_SHOWN_CHARACTERS]) if isinstance(text, str) else reprlib.repr(text)
             raise UsageError(f"not an imageshards.Position: {shown}: {one_line(error)}") from None
-        if not isinstance(position, Position):
-            position = Position(**structs.asdict(position), step=0 if step is None else integer("step", step, 0))
-            if step is None and position.records_read:
-                position = replace(position, step=position.batches_read)
-                _LOG.warning(
-                    "the position was saved by release 1, without its step: it is taken as step %d, which is right if "
-                    "the batch size has always been %d; if not, give Position.from_json(text, step=…)",
-                    *(position.step, position.global_batch_size),
-                )
-        elif step is not None and integer("step", step) != position.step:
-            raise UsageError(f"the position is at step {position.step}, not {integer('step', step)}")
         return position
 
 
-_decoder = json.Decoder(Position | _Position1)  # built by the import: see `schema.manifest.build_types`
+_decoder = json.Decoder(Position)  # built by the import: see `schema.manifest.build_types`
 
 
 def share_of_host(host: Host) -> tuple[int, int, int]:

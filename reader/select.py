@@ -384,17 +384,12 @@ class Columns(Mapping[str, Array]):
                 f"{self._info.url} is compressed with {self._info.compression}, so it has no record tables to select "
                 "by: write it with --compression none"
             )
+        published = self._info.published_table(self.shard)
         try:
             fields, size = table_fields(lambda stop: self._info.storage.read(self._path, 0, stop), _HEADER_BYTES)
-        except FileNotFoundError:
-            raise ImageShardsError(
-                f"{self._info.url} has no record tables, which an earlier release didn't write: imageshards index "
-                f"--table {self._info.url} writes them"
-            ) from None
         except ValueError:
             raise self.error() from None
-        published, count = self.shard.table, self.shard.records
-        if any(one.shape[0] != count for one in fields.values()) or (published and published.bytes != size):
+        if published.bytes != size or any(one.shape[0] != self.shard.records for one in fields.values()):
             raise self.error()
         return fields
 

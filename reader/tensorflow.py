@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -103,18 +103,15 @@ def _signature(batches: Batches) -> tuple[Any, ...]:
         labels = tf.TensorSpec((rows, batches.one_hot_classes), tf.float32)
     inputs: Any = images
     if batches.features:
-        inputs = {"image": images, **_feature_specs(rows, batches.features)}
+        features = {
+            name: tf.RaggedTensorSpec((rows, None), _dtype(feature), row_splits_dtype=tf.int64)
+            if feature.shape is None
+            else tf.TensorSpec((rows, *feature.shape), _dtype(feature))
+            for name, feature in batches.features.items()
+        }
+        inputs = {"image": images, **features}
     weights = (tf.TensorSpec((rows,), tf.float32),) if isinstance(batches, EvalBatches) else ()
     return (inputs, labels, *weights)
-
-
-def _feature_specs(rows: int, features: Mapping[str, Feature]) -> dict[str, Any]:
-    return {
-        name: tf.RaggedTensorSpec((rows, None), _dtype(feature), row_splits_dtype=tf.int64)
-        if feature.shape is None
-        else tf.TensorSpec((rows, *feature.shape), _dtype(feature))
-        for name, feature in features.items()
-    }
 
 
 def _dtype(feature: Feature) -> Any:

@@ -13,12 +13,12 @@ import re
 import statistics
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,10 +34,8 @@ from reader.position import integer
 from reader.select import Classes, Selection, select
 from reader.tools import tutorial
 from reader.tools.checks import read_records
-from reader.tools.experiment import Experiment, experiment, image_files
+from reader.tools.experiment import Batches, Experiment, Way, experiment, image_files
 from reader.tools.forms import write_forms
-
-Batches = Iterator[int]  # images of each batch, without end
 
 _OF_A_FILE = re.compile(r"ImageShardsError: (.+)")  # tf.data hands on only the text of an error
 OURS, ALONE = "train_batches", "decoding alone"
@@ -48,58 +46,33 @@ _AUGMENTS: dict[str, Any] = {
 }
 
 
-class Run(NamedTuple):
-    """One run of a row: what was read, by the clock, and CPU of the complete process."""
-
-    images: int
-    wall_s: float
-    cpu_s: float
-
-
 @dataclass
-class Row:
-    """One way to read.
+class Row(Way):
+    """One way to read, again and again.
 
     Attributes:
-        name: as the table shows it.
-        open: begins to read; fails with ModuleNotFoundError if it needs a package that isn't installed.
         alone: the row of decoding alone that does the same work, if there is one.
-        missing: what isn't installed.
-        runs: those that count.
     """
 
-    name: str
-    open: Callable[[], Batches]
     alone: Row | None = None
-    missing: str = ""
-    runs: list[Run] = field(default_factory=list)
-
-    @property
-    def rates(self) -> list[float]:
-        """Images/s of each run by the clock."""
-        return [run.images / run.wall_s for run in self.runs]
-
-    @property
-    def images_per_s(self) -> float:
-        """Their median."""
-        return statistics.median(self.rates)
-
-    @property
-    def cpu_per_1000(self) -> float:
-        """Median CPU seconds for 1,000 images."""
-        return statistics.median(1000 * run.cpu_s / run.images for run in self.runs)
 
     @property
     def of_alone(self) -> tuple[float, float] | None:
-        """Its speed as a share of decoding alone, by clock and by CPU: medians over the runs side by side."""
+        """Its speed as a share of decoding alone, by clock and by CPU: medians over the passes side by side."""
         if self.alone is None:
             return None
-        pairs = list(zip(self.runs, self.alone.runs, strict=True))
+        pairs = list(zip(self.passes, self.alone.passes, strict=True))
         by_clock, by_cpu = (
-            statistics.median((alone[of] / alone.images) / (run[of] / run.images) for run, alone in pairs)
-            for of in (1, 2)
+            statistics.median((of(alone) / alone.images) / (of(one) / one.images) for one, alone in pairs)
+            for of in (attrgetter("wall_s"), attrgetter("used.cpu_s"))
         )
         return by_clock, by_cpu
+
+    def as_json(self) -> dict[str, Any]:
+        document = super().as_json()
+        if not self.missing:
+            document["of_decoding_alone"] = self.of_alone and dict(zip(("clock", "cpu"), self.of_alone, strict=True))
+        return document
 
 
 @dataclass(frozen=True)
@@ -128,7 +101,7 @@ class BenchResult:
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs."""
-        return {**self.conditions, "rows": [*map(as_json, self.rows)]}
+        return {**self.conditions, "rows": [row.as_json() for row in self.rows]}
 
     def draw(self, path: str) -> None:
         """Draw the rows, as `chart`."""
@@ -260,10 +233,12 @@ def all_rows(
     }
     # Other files, or no decoding at all, compare with nothing.
     has_other_work = {name for name in ways if "cached" in name or (originals and name.startswith("individual"))}
-    rows = [Row(name, _reopened(make), None if name in has_other_work else alone[""]) for name, make in ways.items()]
+    rows = [
+        Row(name, _reopened(make), alone=None if name in has_other_work else alone[""]) for name, make in ways.items()
+    ]
     for name, one in _AUGMENTS.items():
         train = partial(reader.train_batches, info, split, augment=one, **ours)
-        rows += [Row(f"{OURS}{name}", _reopened(train), alone[name]), alone[name]]
+        rows += [Row(f"{OURS}{name}", _reopened(train), alone=alone[name]), alone[name]]
     return rows
 
 
@@ -313,24 +288,14 @@ def measure(rows: Sequence[Row], images: int, repeats: int, report: Callable[[st
         if row.missing:
             continue
         report(f"{f'repeat {repeat} of {repeats}' if repeat else 'warm-up'}: {row.name}")
-        wall, cpu, read = time.perf_counter(), time.process_time(), 0
-        batches = row.open()
         try:
-            while read < images:
-                read += next(batches)
-            # Before it is closed: an iterator of tf.data ends when its tuner wakes up, which may be seconds later.
-            run = Run(read, time.perf_counter() - wall, time.process_time() - cpu)
-        except ModuleNotFoundError as error:
-            row.missing = str(reader.with_install_hint(error))
-            continue
+            row.measure(images)
         except Exception as error:
             if found := _OF_A_FILE.search(str(error)):
                 raise ImageShardsError(f"{found[1]}; remove the file, or leave --against out") from None
             raise
-        finally:
-            batches.close()  # type: ignore[attr-defined]
-        if repeat:
-            row.runs.append(run)
+        if not repeat:
+            row.passes.clear()
 
 
 # --- what was found
@@ -344,24 +309,9 @@ def table(rows: Sequence[Row]) -> str:
         if row.missing:
             lines.append(f"{row.name:{width}}  {row.missing}")
             continue
-        rate = f"{row.images_per_s:9,.0f} ({min(row.rates):,.0f} to {max(row.rates):,.0f})"
-        line = f"{row.name:{width}}{rate:32} {row.cpu_per_1000:11.3f}"
+        line = f"{row.name:{width}}{row.rate_text():32} {row.cpu_per_1000:11.3f}"
         lines.append(line + (" {:11.0%} / {:.0%}".format(*row.of_alone) if row.of_alone else ""))
     return "\n".join(lines)
-
-
-def as_json(row: Row) -> dict[str, Any]:
-    """The same of one row for programs."""
-    if row.missing:
-        return {"name": row.name, "missing": row.missing}
-    return {
-        "name": row.name,
-        "images": statistics.median(run.images for run in row.runs),
-        "images_per_s": round(row.images_per_s, 1),
-        "images_per_s_spread": [round(min(row.rates), 1), round(max(row.rates), 1)],
-        "cpu_s_per_1000": round(row.cpu_per_1000, 4),
-        "of_decoding_alone": row.of_alone and dict(zip(("clock", "cpu"), row.of_alone, strict=True)),
-    }
 
 
 def chart(rows: Sequence[Row], title: str, path: str) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ import numpy.typing as npt
 from numpy.lib.recfunctions import repack_fields
 
 from beam_pipeline import schema
-from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from beam_pipeline.schema import example
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few, name_line, plural
@@ -24,7 +22,6 @@ from reader.info import DatasetInfo, as_info
 KINDS = ("added", "gone", "changed", "moved", "relabelled", "other_split")
 _NAMES = 20  # shown of each kind
 _READS_AT_ONCE = 8
-_BUCKET_ROWS = 200_000  # some 60 MB with what compares them
 Rows = npt.NDArray[np.void]
 # An image of a version, from its shard's record table; `label` numbers the class names of both versions.
 _COLUMNS = ("key", "name", "md5", "label", "split", "shard", "offset", "bytes")
@@ -85,8 +82,7 @@ def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.Path
     """Compare two versions of a dataset, from their record tables.
 
     Images are matched by path, the others by the MD5 of their source; of several with the same MD5, those that keep
-    class and split first. Temporary files take 53 bytes an image of both versions, twice that if all differ; memory
-    grows with the copies of one image, and not with the number of images.
+    class and split first. That takes some 230 bytes of memory per image of one version.
 
     Args:
         a, b: the earlier and the later version.
@@ -95,7 +91,6 @@ def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.Path
         UsageError: one is an index of third-party files, whose records have no names.
         ImageShardsError: one has no record tables, since it was written before there were any, or a record whose name
             is shown is corrupt.
-        StorageError: there is no space for the temporary files.
     """
     versions = as_info(a), as_info(b)
     for info in versions:
@@ -105,33 +100,19 @@ def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.Path
     labels = {name: number for number, name in enumerate(sorted({*versions[0].classes, *versions[1].classes}))}
     found = {kind: _Found() for kind in KINDS}
     is_train, leaked = np.array([split == "train" for split in splits]), 0
-
-    def compare(before: Rows, now: Rows) -> None:
+    gone, added = (_read_rows(info, splits, labels) for info in versions)
+    for same in (["name"], ["md5", "label", "split"], ["md5", "label"], ["md5"]):
+        first, second = _match(gone, added, same)
         for kind, column in {"changed": "md5", "relabelled": "label", "other_split": "split"}.items():
-            is_different = before[column] != now[column]
-            found[kind].add(before[is_different], now[is_different])
-
-    with tempfile.TemporaryDirectory(prefix="imageshards-diff-") as folder:
-        count = 1 + max(sum(split.records for split in info.splits.values()) for info in versions) // _BUCKET_ROWS
-        by_name, by_md5 = (_Buckets(Path(folder), column, count) for column in ("name", "md5"))
-        for version, info in enumerate(versions):
-            for rows in _read_rows(info, splits, labels):
-                by_name.add(version, rows)
-        for before, now in by_name:
-            first, second = _match(before, now, ["name"])
-            by_md5.add(0, np.delete(before, first))
-            by_md5.add(1, np.delete(now, second))
-            compare(before[first], now[second])
-        for gone, added in by_md5:
-            for same in (["md5", "label", "split"], ["md5", "label"], ["md5"]):
-                first, second = _match(gone, added, same)
-                before, now = gone[first], added[second]
-                compare(before, now)
-                found["moved"].add(before, now)
-                leaked += int((is_train[before["split"]] != is_train[now["split"]]).sum())
-                gone, added = np.delete(gone, first), np.delete(added, second)
-            found["gone"].add(gone, gone)
-            found["added"].add(added, added)
+            is_different = gone[column][first] != added[column][second]
+            found[kind].add(gone[first[is_different]], added[second[is_different]])
+        if same != ["name"]:
+            found["moved"].add(gone[first], added[second])
+            leaked += int((is_train[gone["split"][first]] != is_train[added["split"][second]]).sum())
+        gone = np.delete(gone, first)
+        added = np.delete(added, second)
+    found["gone"].add(gone, gone)
+    found["added"].add(added, added)
     names = {kind: found[kind].names(0 if kind == "gone" else 1, versions, splits) for kind in KINDS}
     moved = list(zip(found["moved"].names(0, versions, splits), names["moved"], strict=True))
     configuration = _different(*({**info.manifest["configuration"], "labels": None} for info in versions))
@@ -164,8 +145,8 @@ def _different(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, t
     return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
 
 
-def _read_rows(info: DatasetInfo, splits: Sequence[str], labels: Mapping[str, int]) -> Iterator[Rows]:
-    """All images of a version, some shards at a time."""
+def _read_rows(info: DatasetInfo, splits: Sequence[str], labels: Mapping[str, int]) -> Rows:
+    """All images of a version."""
     labels_by_id = np.array([labels[name] for name in info.classes], np.uint32)
 
     def read(split: str, number: int) -> Rows:
@@ -179,32 +160,7 @@ def _read_rows(info: DatasetInfo, splits: Sequence[str], labels: Mapping[str, in
 
     shards = [(name, number) for name, split in info.splits.items() for number in range(len(split.shards))]
     with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
-        for start in range(0, len(shards), _READS_AT_ONCE):
-            yield np.concatenate(list(pool.map(read, *zip(*shards[start : start + _READS_AT_ONCE], strict=True))))
-
-
-class _Buckets:
-    """Images of both versions in temporary files, by the hash in a column: those that match are in one bucket."""
-
-    def __init__(self, folder: Path, column: str, count: int) -> None:
-        self._column = column
-        self._files = [[folder / f"{column}-{number}-{version}" for version in (0, 1)] for number in range(count)]
-
-    def add(self, version: int, rows: Rows) -> None:
-        """Add images of the first (0) or the second (1) version."""
-        words = _ROW[self._column].itemsize // 8
-        numbers = rows[self._column].copy().view(np.uint64)[::words] % len(self._files)
-        for number, files in enumerate(self._files):
-            try:
-                with files[version].open("ab") as file:
-                    rows[numbers == number].tofile(file)
-            except OSError as error:  # NumPy's says how much was written, and not why
-                full = f"{tempfile.gettempdir()}: a temporary file can't be written ({error})"
-                raise StorageError(full, "free space there, or set TMPDIR to another folder") from None
-
-    def __iter__(self) -> Iterator[tuple[Rows, Rows]]:
-        for before, now in self._files:
-            yield np.fromfile(before, _ROW), np.fromfile(now, _ROW)
+        return np.concatenate(list(pool.map(read, *zip(*shards, strict=True))))
 
 
 def _match(before: Rows, now: Rows, columns: list[str]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
@@ -231,7 +187,8 @@ class _Found:
 
     def add(self, before: Rows, now: Rows) -> None:
         self.count += len(now)
-        sides = [np.concatenate(pair) for pair in zip(self._first, (before, now), strict=True)]
+        first = np.argsort(now["key"], kind="stable")[:_NAMES]
+        sides = [np.concatenate(pair) for pair in zip(self._first, (before[first], now[first]), strict=True)]
         order = np.argsort(sides[1]["key"], kind="stable")[:_NAMES]
         self._first = [rows[order] for rows in sides]
 

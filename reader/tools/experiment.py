@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import math
 import os
 import platform
 import random
@@ -89,12 +90,53 @@ class Way:
 
     @property
     def rates(self) -> list[float]:
-        """Images/s of each pass."""
+        """Images/s of each pass, by the clock."""
         return [one.images / one.wall_s for one in self.passes]
+
+    @property
+    def images_per_s(self) -> float:
+        """Their median."""
+        return statistics.median(self.rates)
 
     def an_image(self, of: Callable[[Pass], float]) -> float:
         """The median of a number of each pass, divided by its images."""
         return statistics.median(of(one) / one.images for one in self.passes)
+
+    @property
+    def cpu_per_1000(self) -> float:
+        """Median CPU seconds for 1,000 images."""
+        return self.an_image(lambda one: 1000 * one.used.cpu_s)
+
+    def measure(self, images: float = math.inf, limit_s: float = math.inf) -> None:
+        """Read a pass, or so much of it, if what it needs is installed."""
+        try:
+            with closing(self.open()) as batches:  # type: ignore[type-var]
+                usage.take()  # what came before is no part of this pass
+                read, wall, begin = 0, 0.0, time.perf_counter()
+                for count in batches:
+                    # Up to the last batch: an iterator of tf.data ends when its tuner wakes up, maybe seconds later.
+                    read, wall = read + count, time.perf_counter() - begin
+                    if read >= images or wall > limit_s:
+                        break
+                self.passes.append(Pass(read, wall, usage.take()))
+        except (ModuleNotFoundError, _NotMeasuredError) as error:
+            self.missing = str(reader.with_install_hint(error) if isinstance(error, ImportError) else error)
+
+    def rate_text(self) -> str:
+        """As tables show it: the median, and the slowest to the fastest."""
+        return f"{self.images_per_s:9,.0f} ({min(self.rates):,.0f} to {max(self.rates):,.0f})"
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        if self.missing:
+            return {"name": self.name, "missing": self.missing}
+        return {
+            "name": self.name,
+            "images": statistics.median(one.images for one in self.passes),
+            "images_per_s": round(self.images_per_s, 1),
+            "images_per_s_spread": [round(min(self.rates), 1), round(max(self.rates), 1)],
+            "cpu_s_per_1000": round(self.cpu_per_1000, 4),
+        }
 
 
 @dataclass(frozen=True)
@@ -136,11 +178,9 @@ class Experiment:
             if row.missing:
                 lines.append(f"{row.name:{width}}  {row.missing}")
                 continue
-            rate = f"{statistics.median(row.rates):9,.0f} ({min(row.rates):,.0f} to {max(row.rates):,.0f})"
-            cpu, requests = row.an_image(lambda one: 1000 * one.used.cpu_s), row.an_image(_thousand_requests)
-            megabytes = row.an_image(lambda one: one.used.bytes_read / 1000)
-            numbers = f"{cpu:12.3f}  {requests:14,.1f}  {megabytes:8,.1f}  {self.dollars(row):10.4f}"
-            lines.append(f"{row.name:{width}}{rate:31}{numbers}")
+            requests, megabytes = row.an_image(_thousand_requests), row.an_image(lambda one: one.used.bytes_read / 1000)
+            numbers = f"{row.cpu_per_1000:12.3f}  {requests:14,.1f}  {megabytes:8,.1f}  {self.dollars(row):10.4f}"
+            lines.append(f"{row.name:{width}}{row.rate_text():31}{numbers}")
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
@@ -158,18 +198,12 @@ class Experiment:
         draw(self.traces).savefig(path, dpi=110, format="png")
 
     def _row(self, row: Way) -> dict[str, Any]:
-        if row.missing:
-            return {"name": row.name, "missing": row.missing}
-        return {
-            "name": row.name,
-            "images": statistics.median(one.images for one in row.passes),
-            "images_per_s": round(statistics.median(row.rates), 1),
-            "images_per_s_spread": [round(min(row.rates), 1), round(max(row.rates), 1)],
-            "cpu_s_per_1000": round(row.an_image(lambda one: 1000 * one.used.cpu_s), 4),
-            "requests_per_1000": round(row.an_image(_thousand_requests), 2),
-            "bytes_per_image": round(row.an_image(lambda one: one.used.bytes_read), 1),
-            "epoch_dollars": round(self.dollars(row), 6),
-        }
+        document = row.as_json()
+        if not row.missing:
+            document["requests_per_1000"] = round(row.an_image(_thousand_requests), 2)
+            document["bytes_per_image"] = round(row.an_image(lambda one: one.used.bytes_read), 1)
+            document["epoch_dollars"] = round(self.dollars(row), 6)
+        return document
 
 
 def _thousand_requests(one: Pass) -> float:
@@ -213,7 +247,10 @@ def experiment(
             split = _first_records(info, split, len(forms.images))
         with storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000)):
             rows = ways(info, split, forms, folder, latency_ms, image_size, batch_size)
-            _measure(rows, repeats, report)
+            for repeat, row in itertools.product(range(repeats), rows):
+                if not row.missing:
+                    report(f"repeat {repeat + 1} of {repeats}: {row.name}")
+                    row.measure(limit_s=_LIMIT_S)
         traces = _traces(info, whole, image_files(folder), latency_ms, image_size, batch_size) if with_traces else []
     prices = load_prices()
     conditions = {"dataset": info.url, "split": split, "against": against, "latency_ms": latency_ms}
@@ -353,29 +390,6 @@ def _copy(against: str, folder: Path, count: int) -> None:
 
 
 # --- measuring
-
-
-def _measure(rows: Sequence[Way], repeats: int, report: Callable[[str], None]) -> None:
-    """Read a pass of each row, in turns."""
-    for repeat, row in itertools.product(range(repeats), rows):
-        if row.missing:
-            continue
-        report(f"repeat {repeat + 1} of {repeats}: {row.name}")
-        try:
-            batches = row.open()
-        except (ModuleNotFoundError, _NotMeasuredError) as error:
-            row.missing = str(reader.with_install_hint(error) if isinstance(error, ImportError) else error)
-            continue
-        usage.take()  # what came before is no part of this pass
-        read, wall, begin = 0, 0.0, time.perf_counter()
-        with closing(batches):  # type: ignore[type-var]
-            for images in batches:
-                # Up to the last batch: an iterator of tf.data ends when its tuner wakes up, which may be seconds later.
-                read, wall = read + images, time.perf_counter() - begin
-                if wall > _LIMIT_S:
-                    break
-            used = usage.take()
-        row.passes.append(Pass(read, wall, used))
 
 
 def _traces(

@@ -32,17 +32,16 @@ from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageEr
 from beam_pipeline.schema.manifest import (
     FOREIGN_KEY,
     FORMAT_VERSION,
-    Shard,
     builtins_of,
     file_sums,
     open_manifest,
     seal_manifest,
 )
-from beam_pipeline.schema.table import COLUMNS, column_name, name_hash, numeric, table_bytes
+from beam_pipeline.schema.table import COLUMNS, table_bytes
 from beam_pipeline.storage.causes import translating_os_errors
 from beam_pipeline.text import first_few, name_line, plural
 from reader.example import Value, class_id, parse_example
-from reader.info import DatasetInfo, as_info, load_info
+from reader.info import DatasetInfo, load_info
 from reader.runs import InvalidRecordError
 from reader.tfrecord_files import Example, FileScan, Frame, PathLike, Pattern, find_files, is_gzip, read_examples
 from reader.tools.checks import Scanners, check_image, only_bytes, type_name
@@ -139,67 +138,6 @@ def _folder(out: str) -> Path:
     if manifest.exists() and FOREIGN_KEY not in open_manifest(manifest.read_bytes(), str(manifest)):
         raise UsageError(f"--out {out}: a dataset is published there; choose another folder")
     return folder
-
-
-def write_tables(info: DatasetInfo | PathLike) -> int:
-    """Write the record tables that a published version lacks into its folder, from its records; nothing else changes.
-
-    They hold what records know: `bytes`, `class`, `name` and the columns of a manifest, and nothing of the source.
-    `imageshards copy` leaves them out, since the manifest doesn't name them.
-
-    Args:
-        info: what `load_info` returned, or the URL.
-
-    Returns:
-        How many were written: 0 if all are there.
-
-    Raises:
-        ImageShardsError: the dataset is compressed, or a shard can't be read or isn't the published one.
-    """
-    info = as_info(info)
-    if info.compression != "none":
-        raise ImageShardsError(f"{info.url} is compressed with {info.compression}: record tables are for plain shards")
-    shards = [shard for split in info.splits.values() for shard in split.shards]
-    missing = [
-        shard
-        for shard in shards
-        if shard.table is None and info.storage.stat(info.path(schema.table_file(shard.file))) is None
-    ]
-    with Scanners(len(missing)) as scanners:
-        for shard, table in zip(missing, scanners.files(partial(_table_of, info, scanners), missing), strict=True):
-            info.storage.write(info.path(schema.table_file(shard.file)), table)
-    return len(missing)
-
-
-def _table_of(info: DatasetInfo, scanners: Scanners, shard: Shard) -> bytes:
-    """The record table of one shard of ours."""
-    numbers = {column_name(one["name"]): one["name"] for one in info.manifest["features"]}
-    types = {name: COLUMNS[name] for name in ("bytes", "class", "name")} | numeric(info.manifest.content.features)
-    scan = FileScan(info.path(shard.file))
-    columns: dict[str, list[Any]] = {name: [] for name in types}
-
-    def rows(block: Iterable[Frame]) -> list[list[Any]]:
-        found = []
-        for _, _, record in block:
-            if isinstance(record, CorruptRecordError):
-                raise record
-            features = parse_example(record)
-            name = only_bytes(features, schema.FILENAME_KEY) or b""
-            row = [
-                len(record) + schema.FRAME_BYTES,
-                class_id(features.get(info.class_key, [])),
-                name_hash(os.fsdecode(name)),
-            ]
-            found.append([*row, *(features[numbers[column]][0] for column in types if column in numbers)])
-        return found
-
-    for found in scanners.blocks(rows, scan.blocks()):
-        for row in found:
-            for name, value in zip(types, row, strict=True):
-                columns[name].append(value)
-    if scan.crc32c != shard.crc32c:
-        raise ImageShardsError(f"{info.path(shard.file)} isn't the published shard; run the job with --repair")
-    return table_bytes(types, columns)
 
 
 # --- which split a file is in

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
-from beam_pipeline.schema.table import read_table
 from beam_pipeline.text import name_line, plural
 from reader.example import Value, class_id, parse_example
 from reader.info import DatasetInfo, SplitInfo, as_info
@@ -128,8 +127,7 @@ def _check_files(info: DatasetInfo, shards: Iterable[str], sizes: Mapping[str, i
     for file, sha256 in zip(files, hashes, strict=True):
         if sha256 != published[file]:
             faults.append(_of_file(info.path(file), "its SHA-256 isn't the one that was published"))
-    later = {schema.table_file(shard.file) for split in info.splits.values() for shard in split.shards}
-    for file in sorted(set(sizes) - expected - later):
+    for file in sorted(set(sizes) - expected):
         if schema.ShardName.parse(file) or file.startswith(f"{schema.INDEX_FOLDER}/"):
             what = "the file doesn't belong to the dataset; move it away if --repair leaves it"
             faults.append(_of_file(info.path(file), what))
@@ -231,22 +229,19 @@ class _ShardChecker:
 
     def _check_table(self, shard: Shard, lengths: list[int], classes: Counter[int]) -> Iterator[Fault]:
         path = schema.table_file(shard.file)
-        if path not in self._sizes or self._is_foreign:
+        if shard.table is None or path not in self._sizes or self._is_foreign:
             return  # a missing file is told already
-        is_later, full_path = shard.table is None, self._info.path(path)  # by `imageshards index --table`
         try:
-            table = read_table(self._info.storage.read(full_path)) if is_later else self._info.load_table(shard)
+            table = self._info.load_table(shard)
         except StorageError:
             raise
-        except (ImageShardsError, ValueError):
-            if is_later:
-                yield _of_file(full_path, "it isn't a record table")
-            return  # else it is told already
+        except ImageShardsError:
+            return  # told already
         if self._info.compression != "none":
             lengths = [*lengths[:-1], *table["bytes"][-1:].tolist()]  # where the last one ends isn't known
-        is_sorted = is_later or bool((table["order_key"][1:] >= table["order_key"][:-1]).all())
+        is_sorted = bool((table["order_key"][1:] >= table["order_key"][:-1]).all())
         if not is_sorted or table["bytes"].tolist() != lengths or Counter(table["class"].tolist()) != classes:
-            yield _of_file(full_path, "it isn't the record table of its shard")
+            yield _of_file(self._info.path(path), "it isn't the record table of its shard")
 
     def _check_block(self, path: str, spans: npt.NDArray[np.void] | None, block: Iterable[Frame]) -> _Checked:
         checked = _Checked([], Counter(), [], 0)

@@ -144,7 +144,7 @@ class _Training:
         if kept is not None:
             self._at, self._saved_step = kept.progress, kept.progress.step
             batch, hosts = self._recipe.batch_size, self._devices.processes
-            position = Position.from_json(self._at.position, step=self._at.step)
+            position = Position.from_json(self._at.position)
             self._begin = position.on(global_batch_size=batch, hosts=hosts)
             self._tell(f"continuing after step {self._at.step:,}")
         self._build()

@@ -28,7 +28,7 @@ FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
 NAMES = """
 DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench copy decode diff eval_batches
 eval_dataset evaluate image_files_dataset index keras load_info load_run predict record_dataset records rejects show
-torch train train_batches train_dataset verify write_tables
+torch train train_batches train_dataset verify
 """
 
 

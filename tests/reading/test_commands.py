@@ -40,7 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["--json", "info", "x"], f"unknown command '--json': choose one of write, {', '.join(VERBS)}"),
         (["info"], "the following arguments are required: DATASET; see --help"),
         (["copy", "x"], "the following arguments are required: DIR; see --help"),
-        (["index", "x*"], "give files and --out DIR, or --table DATASET; see --help"),
+        (["index", "x*"], "the following arguments are required: --out; see --help"),
+        (["index", "--out", "x"], "the following arguments are required: PATTERN; see --help"),
         (["show", "x", "--width", "3"], "unknown flag '--width': see --help"),
         (["show", "x", "--splt=train"], "unknown flag '--splt': did you mean --split?"),
         (["show", "x", "-o", "y"], "unknown flag '-o': see --help"),
@@ -184,7 +185,7 @@ def test_info_says_columns_sizes_and_where_an_index_finds_its_shards(
 
 
 def test_the_hash_is_that_of_the_dataset_s_own_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Finder, an editor and `index --table` add files; `verify` and `write` call it the same dataset."""
+    """Finder and an editor add files; `verify` and `write` call it the same dataset."""
     folder = Path(make_dataset(tmp_path / "1.0.0", {"train": [10, 10], "validation": [3]}))
     expected = make.dataset_hash(folder)
     for stray in (".DS_Store", "README.md", "index/.DS_Store", "notes/a.txt", "report.html", "Thumbs.db"):

@@ -46,19 +46,6 @@ def test_a_position_counts_the_steps_of_the_training_through_every_resume() -> N
             position.at(wrong)
 
 
-def test_a_position_of_release_1_gets_its_step_from_its_records(caplog: pytest.LogCaptureFixture) -> None:
-    position = start(100, hosts=2, batch=5).after(37)
-    text = json.dumps(
-        {key: one for key, one in json.loads(position.to_json()).items() if key != "step"} | {"format": 1}
-    )
-    assert Position.from_json(text, step=37) == position and not caplog.text
-    assert Position.from_json(text) == position
-    assert "saved by release 1, without its step: it is taken as step 37, which is right if the batch" in caplog.text
-    assert Position.from_json(text, step=12).at(13) == Position.from_json(text, step=12).after(1)
-    with pytest.raises(UsageError, match=r"^the position is at step 37, not 36$"):
-        Position.from_json(position.to_json(), step=36)
-
-
 # --- what is no position
 
 VALID = start(1000, hosts=4, batch=8).after(7)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ import reader
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.example import int64_feature
-from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.storage.local import LocalStorage
 from imageshards import main
 from reader.position import Position
 from reader.runs import RunTable, SelectedTable
-from reader.select import read_columns, select
-from tests import make, servers
+from reader.select import select
+from tests import servers
 from tests.reading import shards
 
 SHARDS = {"train": [200, 65, 0, 130], "validation": [50]}
@@ -296,52 +294,16 @@ def _three(split: str, number: int) -> tuple[int, bytes]:
     return number % 3, shards.make_record(number, (16, 24))
 
 
-def test_a_version_without_tables_names_the_command_that_writes_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_version_without_tables_says_what_to_do(tmp_path: Path) -> None:
     url = shards.make_dataset(tmp_path / "1.0.0", SHARDS, columns=COLUMNS)
-    before = make.files(tmp_path)
     with pytest.raises(ImageShardsError) as error:
         train(url, classes=["dog"])
-    assert str(error.value) == (
-        f"{url} has no record tables, which an earlier release didn't write: imageshards index --table {url} "
-        "writes them"
-    )
-    assert main(["index", "--table", url]) == 0 and capsys.readouterr().out == "OK: 5 record tables written\n"
-    written = {path: data for path, data in make.files(tmp_path).items() if path not in before}
-    assert len(written) == 5 and before.items() <= make.files(tmp_path).items()
-    found = [number for number, _ in evaluated(url, "train", classes=["dog"], where=odd)]
-    assert found == [number for number in range(395) if number % 3 == 2 and number % 7 % 2]
-    columns = next(read_columns(reader.load_info(url), "train"))
-    assert list(columns) == ["bytes", "class", "name", "column:width"]
-    assert main(["index", "--table", url, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"dataset": url, "tables": 0}
+    assert str(error.value) == f"{url} has no record tables, since it was written before there were any: write it again"
 
 
-def test_tables_that_are_written_later_hold_what_the_writer_has_of_records(original: Path, tmp_path: Path) -> None:
-    published, url = reader.load_info(str(original)), tmp_path / "1.0.0"
-    shutil.copytree(original, url)
-    splits = {
-        name: {**split, "shards": [dict(shard) for shard in split["shards"]]}
-        for name, split in published.manifest["splits"].items()
-    }
-    for shard in (shard for split in splits.values() for shard in split["shards"]):
-        del shard["table"]
-        (url / schema.table_file(shard["file"])).unlink()
-    (url / schema.MANIFEST_FILE).write_bytes(seal_manifest({**published.manifest, "splits": splits}))
-    assert reader.write_tables(str(url)) == sum(len(split["shards"]) for split in splits.values())
-    tables = {one.file: published.load_table(one) for split in published.splits.values() for one in split.shards}
-    for columns in read_columns(reader.load_info(str(url)), "all"):
-        assert all((columns[name] == tables[columns.shard.file][name]).all() for name in columns)
-    assert reader.verify(str(url))
-    path = url / schema.table_file(columns.shard.file)
-    shutil.copyfile(next(url.glob("index/*train*.records.npy")), path)
-    assert [fault.what for fault in reader.verify(str(url)).faults] == ["it isn't the record table of its shard"]
-    path.write_bytes(b"junk")
-    assert [fault.what for fault in reader.verify(str(url)).faults] == ["it isn't a record table"]
-
-
-def test_gzip_and_a_table_of_other_records_are_refused(tmp_path: Path, info: reader.DatasetInfo) -> None:
+def test_gzip_and_a_table_that_is_missing_or_of_other_records_are_refused(
+    tmp_path: Path, info: reader.DatasetInfo
+) -> None:
     url = shards.make_dataset(tmp_path / "gzip" / "1.0.0", SHARDS, compression="gzip")
     with pytest.raises(ImageShardsError, match=r"is compressed with gzip, so .*: write it with --compression none$"):
         train(url, classes=["dog"])
@@ -354,6 +316,9 @@ def test_gzip_and_a_table_of_other_records_are_refused(tmp_path: Path, info: rea
         train(url, classes=["dog"])
     first.write_bytes(b"\x93NUMPY\x03\x00junk")
     with pytest.raises(ImageShardsError, match=r"isn't the record table of this shard"):
+        train(url, classes=["dog"])
+    first.unlink()
+    with pytest.raises(ImageShardsError, match=rf"^{first} is missing$"):
         train(url, classes=["dog"])
 
 

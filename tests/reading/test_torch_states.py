@@ -219,7 +219,6 @@ IMPOSSIBLE: list[Any] = [
     3,
     "x\ny",
     {},
-    # Of release 1, whose workers read other batches.
     {"source": "724974f0650be749", "seed": 0, "epoch": 1, "parts": [[1, 2, 8, False, 5]]},
     {"source": "724974f0650be749", "seed": 0, "epoch": 1, "parts": [[1, 2, 8, False, 5]], "worker": [0, 1]},
 ]
