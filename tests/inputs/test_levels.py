@@ -9,7 +9,7 @@ import pytest
 
 from beam_pipeline.config import Config
 from beam_pipeline.errors import UsageError
-from beam_pipeline.inputs import folders
+from beam_pipeline.inputs import checks, folders
 from beam_pipeline.inputs.checks import check_input, read_labels
 from beam_pipeline.inputs.folders import ListingSummary, all_images, class_folders
 from tests.inputs.test_folders import LOCAL_AND_GS, config, refused, touch
@@ -71,8 +71,6 @@ def test_class_folders_that_look_like_splits_or_folders_above_the_classes_are_a_
     if suffix and any(name.endswith((".txt", "LICENSE")) for name in names):
         return  # these are images, too
     assert refused(config(tmp_path, **more)).startswith(what)
-    with pytest.raises(UsageError, match="--folders_are_classes"):
-        list(all_images(config(tmp_path, **more)))
     check_input(config(tmp_path, folders_are_classes=True))
 
 
@@ -119,8 +117,8 @@ def test_split_folders_one_level_off_are_a_question_too(tmp_path: Path, names: l
 
 @LOCAL_AND_GS
 def test_a_large_class_folder_costs_a_page_and_large_splits_are_found(bucket: Bucket, monkeypatch: object) -> None:
-    monkeypatch.setattr(folders, "_FILES_SEEN", 4)  # type: ignore[attr-defined]
-    monkeypatch.setattr(folders, "_MOST_STRAYS", 3)  # type: ignore[attr-defined]
+    monkeypatch.setattr(checks, "_FILES_SEEN", 4)  # type: ignore[attr-defined]
+    monkeypatch.setattr(checks, "_MOST_STRAYS", 3)  # type: ignore[attr-defined]
     for name in each("A B", "cat dog") + tree("A/cat", "B/cat", images=9):
         bucket.put(f"nested/{name}", b"1")
     for name in [*tree("cat", "dog", images=9), *each("cat dog", "a b")]:
