@@ -35,12 +35,11 @@ from beam_pipeline.schema.job import ReferenceSum, Skipped, Usage
 HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS = "hidden", "hidden_images", "hidden_folders"
 OUTSIDE_CLASSES, OTHER_SUFFIX = "outside_classes", "suffixes"
 _MOST_SUFFIXES = 20  # counted one by one: each file may have a different one
-# Names that begin with a dot, and folders of systems: Synology, QNAP, NetApp, Windows, macOS, fsck, Python.
-_HIDDEN = re.compile(
-    r"(?:\A|/)(?:\.|(?:@eadir|@tmp|@recycle|@recently-snapshot|@__thumb|[#~]snapshot|#recycle|\$recycle\.bin|"
-    r"system volume information|found\.\d{3}|lost\+found|__macosx|__pycache__)/)",
-    re.IGNORECASE,
-)
+# Folders that systems keep for themselves, in lower case: Synology, QNAP, NetApp, Windows, macOS, fsck, Python.
+_SYSTEM = frozenset((
+    "@eadir", "@tmp", "@recycle", "@recently-snapshot", "@__thumb", "#recycle", "#snapshot", "~snapshot", "found.000",
+    "lost+found", "$recycle.bin", "system volume information", "__macosx", "__pycache__",
+))  # fmt: skip
 _SPLIT_FOLDER = re.compile(
     r"(?:.*[\W_])?(?:(train)(?:ing)?|(test)(?:ing)?|val|valid|validation|eval|evaluation|dev)"
     r"(?:[\W_]?(?:set|data|images?|split))?",
@@ -190,7 +189,7 @@ def folder_names(config: Config, prefix: str, summary: ListingSummary) -> list[s
     for name in storage.open_storage(url, config.io_deadline).names(url):
         if not name.endswith("/"):
             summary.skip(why_skipped(name, config.extensions) or OUTSIDE_CLASSES, name)
-        elif _HIDDEN.search(name):
+        elif _is_hidden(name):
             summary.skip(HIDDEN_FOLDERS, name)
         else:
             folders.append(name[:-1])
@@ -226,11 +225,16 @@ def _listed_images(config: Config) -> Iterator[ImageRef]:
         yield from list_images(config, folder, skipped)
 
 
+def _is_hidden(path: str) -> bool:
+    """Whether a file or `folder/`, or a folder above it, begins with a dot, or is in a folder of a system."""
+    return path.startswith(".") or "/." in path or not _SYSTEM.isdisjoint(path.lower().split("/")[:-1])
+
+
 def why_skipped(path: str, suffixes: Collection[str] = EXTENSIONS) -> str | None:
     """The kind of a file that isn't taken for an image, by its name; None if it is. Suffixes: lower case, no dots."""
     stem, dot, suffix = path.rpartition("/")[2].rpartition(".")
     takes_any = ANY in suffixes
     is_image = dot and stem and suffix.strip().lower() in (EXTENSIONS if takes_any else suffixes)
-    if _HIDDEN.search(path):
+    if _is_hidden(path):
         return HIDDEN_IMAGES if is_image else HIDDEN
     return None if is_image or takes_any else OTHER_SUFFIX
