@@ -87,7 +87,8 @@ def _check_level(config: Config, folders: list[ClassFolder]) -> bool:
     as_splits = f"give --layout split_class_folders{as_split_folders(names[:_FOLDERS_SEEN])}; {if_classes}"
     if len(names) == len(prefixes) and len(words) > 1 and "train" in words and None not in words and not of_splits:
         raise wrong("--input", config.input, f"its folders are splits, not classes: {', '.join(names)}; {as_splits}")
-    up, flat = f"move them up to {_expected(config)}, or list the images in a --layout manifest", 0
+    up = f"move them up to DIR/{'SPLIT/' * of_splits}CLASS, or list the images in a --layout manifest"
+    flat = 0
     for level in range(_MOST_LEVELS):
         nested: dict[str, set[str]] = {}
         for prefix in prefixes:
@@ -136,11 +137,6 @@ def _first_images(config: Config, url: str) -> tuple[list[str], bool]:
     return [path for path in files if why_skipped(path, config.extensions) is None], len(files) < _FILES_SEEN
 
 
-def _expected(config: Config) -> str:
-    """Where the images of a layout lie."""
-    return "DIR/SPLIT/CLASS/image.jpg" if config.layout == "split_class_folders" else "DIR/CLASS/image.jpg"
-
-
 def _how_to_unpack(url: str) -> str:
     is_here = storage.is_local(url)
     file = shlex.quote(url) if is_here else "FILE"
@@ -152,7 +148,7 @@ def _how_to_unpack(url: str) -> str:
 def _why_no_classes(config: Config, summary: ListingSummary) -> str:
     """The expected layout, what is there instead, and the likely reason."""
     of_splits = config.layout == "split_class_folders"
-    wanted = _expected(config)
+    wanted = "DIR/SPLIT/CLASS/image.jpg" if of_splits else "DIR/CLASS/image.jpg"
     store = storage.open_storage(config.input, config.io_deadline)
     if tars := summary.suffixes[".tar"]:
         return f"{plural(tars, '.tar file')} instead of class folders; unpack each: {_UNPACK_EACH}"

@@ -51,7 +51,7 @@ def each(above: str, below: str) -> list[str]:
          "2 class folders hold the sub-folders 'cat', 'dog': "),
         ([*each("A B", "cat dog"), *tree("C")], "2 class folders hold the sub-folders 'cat', 'dog': "),
         (each("seg_train/seg_train seg_test/seg_test", "sea ice") + tree("seg_pred/seg_pred"),
-         "2 class folders hold the sub-folders 'ice', 'sea': are these the classes? move them up to DIR/CLASS/image"),
+         "2 class folders hold the sub-folders 'ice', 'sea': are these the classes? move them up to DIR/CLASS, "),
         (each("A/images B/images", "cat dog"), "all 2 class folders hold the sub-folders 'cat', 'dog': are these the "),
         (each("photos", "cat dog"), "all images of its only class 'photos' are in the sub-folders 'cat', 'dog': if "
          "these are the classes give --input 'DIR/photos'; if 'photos' is one give --folders_are_classes"),
@@ -184,7 +184,7 @@ def test_a_folder_without_a_split_and_a_split_without_a_folder_are_named(
 
 
 def test_split_folders_go_with_their_layout() -> None:
-    with pytest.raises(UsageError, match=r"^--split_folders 'A=train': it goes with --layout split_class_folders$"):
+    with pytest.raises(UsageError, match=r"^--split_folders: it goes with --layout split_class_folders$"):
         config("/in", split_folders={"A": "train"})
 
 
