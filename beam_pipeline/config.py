@@ -436,8 +436,7 @@ class Config:
             part = f"{unknown[0]}={counts[unknown[0]]}"
             raise wrong("--num_shards", part, f"there is no split {unknown[0]!r}, only {', '.join(known)}")
         if self.split_folders and self.layout != "split_class_folders":
-            folders = ",".join(map("=".join, self.split_folders.items()))
-            raise wrong("--split_folders", folders, "it goes with --layout split_class_folders")
+            raise UsageError("--split_folders: it goes with --layout split_class_folders")
         for flag in ("overwrite", "restart"):
             if self.repair and getattr(self, flag):
                 raise UsageError(f"--repair and --{flag} can't be used together: leave out one")

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from itertools import islice
+from itertools import chain, islice
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs.folders import (
     HIDDEN_FOLDERS,
+    OUTSIDE_CLASSES,
+    ClassFolder,
     ListingSummary,
+    as_split_folders,
     class_folders,
-    expected,
+    folder_names,
     list_images,
+    split_word,
     why_skipped,
 )
 from beam_pipeline.inputs.manifest_rows import row_refs
@@ -24,6 +28,9 @@ from beam_pipeline.text import first_few, plural
 
 _MOST_FILES_READ = 1000  # of a listing, for an input without class folders
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+# What the level of the classes is judged by: so many class folders, and a page of files in each.
+_FOLDERS_SEEN, _FILES_SEEN, _MOST_LEVELS = 16, 1000, 8
+_MOST_STRAYS = 10  # images beside the sub-folders that hold the others; from here on a folder is a class
 _UNPACK_EACH = 'for f in *.tar; do mkdir "${f%.tar}" && tar -xf "$f" -C "${f%.tar}"; done'
 
 
@@ -31,7 +38,7 @@ def check_input(config: Config) -> None:
     """Check that there are class folders with images in them, or rows.
 
     Raises:
-        UsageError: nothing is there, no class folder, a class that isn't in the labels file, no image.
+        UsageError: nothing is there, no class folder, a class that isn't in the labels file, classes on another level.
     """
     if config.layout == "manifest":
         if next(row_refs(config), None) is None:
@@ -56,7 +63,8 @@ def check_input(config: Config) -> None:
         lacks = first_few([repr(label) for label in sorted(unknown)])
         what = f"it lacks {lacks}; add a line for each class or move its folder away"
         raise wrong("--labels_file", config.labels_file, what)
-    if not any(True for folder in folders for _ in list_images(config, folder, summary)):
+    has_image = not config.folders_are_classes and _check_level(config, folders)
+    if not has_image and not any(True for folder in folders for _ in list_images(config, folder, summary)):
         what = (
             f"no image in {plural(len(folders), 'class folder')} ("
             f"{plural(summary.suffixes.total(), 'file')} without an image suffix, {summary.hidden} hidden); "
@@ -65,6 +73,68 @@ def check_input(config: Config) -> None:
         if tars := summary.suffixes[".tar"]:
             what = f"{plural(tars, '.tar file')} in its folders instead of images; unpack each: {_UNPACK_EACH}"
         raise wrong("--input", config.input, what)
+
+
+def _check_level(config: Config, folders: list[ClassFolder]) -> bool:
+    """Check that class folders aren't splits, nor above the classes, by the sub-folders that hold their images.
+
+    At most some 50 requests; 2 for most inputs, whose images lie directly in their class folders. Returns whether an
+    image was seen there.
+    """
+    names, prefixes = [folder.prefix[:-1] for folder in folders], [folder.prefix for folder in folders[:_FOLDERS_SEEN]]
+    words = {split_word(name) for name in names[:_FOLDERS_SEEN]}
+    of_splits, if_classes = config.layout == "split_class_folders", "if they are classes give --folders_are_classes"
+    as_splits = f"give --layout split_class_folders{as_split_folders(names[:_FOLDERS_SEEN])}; {if_classes}"
+    if len(names) == len(prefixes) and len(words) > 1 and "train" in words and None not in words and not of_splits:
+        raise wrong("--input", config.input, f"its folders are splits, not classes: {', '.join(names)}; {as_splits}")
+    up = f"move them up to DIR/{'SPLIT/' * of_splits}CLASS, or list the images in a --layout manifest"
+    flat = 0
+    for level in range(_MOST_LEVELS):
+        nested: dict[str, set[str]] = {}
+        for prefix in prefixes:
+            inside = _sub_folders(config, prefix)
+            nested |= {prefix: inside} if inside else {}
+            flat += inside is None
+            if flat > 1:  # one may be a test set without classes
+                return True
+        counts = Counter(chain.from_iterable(nested.values()))
+        hold = f"the sub-folders {first_few([*map(repr, sorted(counts))])}"
+        is_one = len({folder.label for folder in folders}) == 1 or (len(nested) == 1 and len(names) == len(prefixes))
+        if nested and is_one and not level + flat:
+            folder = next(iter(nested))[:-1]
+            fix = up if of_splits else f"give --input {storage.join(config.input, folder)!r}"
+            what = f"all images of its only class {folder!r} are in {hold}: if these are the classes {fix}"
+            raise wrong("--input", config.input, f"{what}; if {folder!r} is one give --folders_are_classes")
+        prefixes = [f"{prefix}{name}/" for prefix, inside in nested.items() for name in sorted(inside)]
+        if len(prefixes) > len(nested):  # else each has one: what is in that?
+            if len(nested) == 1 or 2 * list(counts.values()).count(len(nested)) < len(counts):
+                break
+            what = f"{f'all {len(names)}' if len(nested) == len(names) else len(nested)} class folders hold {hold}"
+            ask = f"the classes? {up}; {if_classes}" if of_splits or level else f"splits? {as_splits}"
+            raise wrong("--input", config.input, f"{what}: are {'these' if of_splits or level else 'they'} {ask}")
+    return flat > 0
+
+
+def _sub_folders(config: Config, prefix: str) -> set[str] | None:
+    """The sub-folders that hold the images of a folder; None if they lie in it, but for fewer strays than sub-folders.
+
+    A page of files shows that of most folders; only if it doesn't, the folder's own names are listed.
+    """
+    url = storage.join(config.input, prefix[:-1])
+    images, are_all = _first_images(config, url)
+    names, direct = {path.partition("/")[0] for path in images if "/" in path}, sum("/" not in path for path in images)
+    if not are_all and direct < _MOST_STRAYS:
+        inside = ListingSummary()
+        names, direct = set(folder_names(config, prefix, inside)), inside.counts[OUTSIDE_CLASSES]
+        if len(names) <= _FOLDERS_SEEN:
+            names = {name for name in names if _first_images(config, storage.join(url, name))[0]}
+    return None if direct and direct >= min(_MOST_STRAYS, len(names)) else names
+
+
+def _first_images(config: Config, url: str) -> tuple[list[str], bool]:
+    """The images among a page of the files below a folder, and whether these are all."""
+    files = [file.path for file in islice(storage.open_storage(url, config.io_deadline).files(url), _FILES_SEEN)]
+    return [path for path in files if why_skipped(path, config.extensions) is None], len(files) < _FILES_SEEN
 
 
 def _how_to_unpack(url: str) -> str:
@@ -78,7 +148,7 @@ def _how_to_unpack(url: str) -> str:
 def _why_no_classes(config: Config, summary: ListingSummary) -> str:
     """The expected layout, what is there instead, and the likely reason."""
     of_splits = config.layout == "split_class_folders"
-    wanted = expected(config)
+    wanted = "DIR/SPLIT/CLASS/image.jpg" if of_splits else "DIR/CLASS/image.jpg"
     store = storage.open_storage(config.input, config.io_deadline)
     if tars := summary.suffixes[".tar"]:
         return f"{plural(tars, '.tar file')} instead of class folders; unpack each: {_UNPACK_EACH}"

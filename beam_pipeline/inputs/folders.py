@@ -8,11 +8,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 from beam_pipeline import storage
-from beam_pipeline.config import ANY, Config, wrong
+from beam_pipeline.config import ANY, Config
 from beam_pipeline.errors import UsageError
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.inputs.manifest_rows import rows_with_sizes
@@ -30,21 +30,16 @@ from beam_pipeline.inputs.references import (
 )
 from beam_pipeline.schema import NAME_PATTERN
 from beam_pipeline.schema.job import ReferenceSum, Skipped, Usage
-from beam_pipeline.text import first_few
 
 # Kinds of skipped files, as `Skipped` names them.
 HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS = "hidden", "hidden_images", "hidden_folders"
 OUTSIDE_CLASSES, OTHER_SUFFIX = "outside_classes", "suffixes"
 _MOST_SUFFIXES = 20  # counted one by one: each file may have a different one
-# Names that begin with a dot, and folders of systems: Synology, QNAP, NetApp, Windows, macOS, fsck, Python.
-_HIDDEN = re.compile(
-    r"(?:\A|/)(?:\.|(?:@eadir|@tmp|@recycle|@recently-snapshot|@__thumb|[#~]snapshot|#recycle|\$recycle\.bin|"
-    r"system volume information|found\.\d{3}|lost\+found|__macosx|__pycache__)/)",
-    re.IGNORECASE,
-)
-# What the level of the classes is judged by: so many class folders, and a page of files in each.
-_FOLDERS_SEEN, _FILES_SEEN, _MOST_LEVELS = 16, 1000, 8
-_MOST_STRAYS = 10  # images beside the sub-folders that hold the others; from here on a folder is a class
+# Folders that systems keep for themselves, in lower case: Synology, QNAP, NetApp, Windows, macOS, fsck, Python.
+_SYSTEM = frozenset((
+    "@eadir", "@tmp", "@recycle", "@recently-snapshot", "@__thumb", "#recycle", "#snapshot", "~snapshot", "found.000",
+    "lost+found", "$recycle.bin", "system volume information", "__macosx", "__pycache__",
+))  # fmt: skip
 _SPLIT_FOLDER = re.compile(
     r"(?:.*[\W_])?(?:(train)(?:ing)?|(test)(?:ing)?|val|valid|validation|eval|evaluation|dev)"
     r"(?:[\W_]?(?:set|data|images?|split))?",
@@ -148,20 +143,18 @@ def class_folders(config: Config, summary: ListingSummary) -> list[ClassFolder]:
 
     Raises:
         FileNotFoundError: there is no such bucket.
-        UsageError: a folder's name can't be a split or a class, or the classes seem to be on another level.
+        UsageError: a folder's name can't be a split or a class, or two names are one.
     """
-    spelled, names = labels_spelling(config), _folders(config, "", summary)
+    spelled, names = labels_spelling(config), folder_names(config, "", summary)
     if config.layout == "class_folders":
         folders = [ClassFolder(f"{name}/", class_name(name), None) for name in names]
     else:
         splits = _splits_of(config, names).items()
-        inside = [(f"{folder}/", split, _folders(config, f"{folder}/", summary)) for folder, split in splits]
+        inside = [(f"{folder}/", split, folder_names(config, f"{folder}/", summary)) for folder, split in splits]
         folders = [
             ClassFolder(f"{top}{name}/", class_name(name), split) for top, split, some in inside for name in some
         ]
     check_forms(folder.label for folder in folders)
-    if not config.folders_are_classes and (question := _question(config, folders)):
-        raise wrong("--input", config.input, question)
     return [folder._replace(label=spelled(folder.label)) for folder in folders]
 
 
@@ -172,98 +165,31 @@ def _splits_of(config: Config, names: list[str]) -> dict[str, str]:
         what = f"has no split: add {name}=SPLIT, or move it away" if name in names else "isn't there: leave it out"
         raise UsageError(f"--split_folders: folder {name!r} {what}")
     if wrong_names := [name for name, split in given.items() if not NAME_PATTERN.fullmatch(split)]:
-        raise UsageError(f"--input: folder {wrong_names[0]!r} can't be a split: give{_as_split_folders(names)}")
+        raise UsageError(f"--input: folder {wrong_names[0]!r} can't be a split: give{as_split_folders(names)}")
     return given
 
 
-def _as_split_folders(names: list[str]) -> str:
+def as_split_folders(names: list[str]) -> str:
     """The flag that maps folders to what they probably are; "" if their names are splits."""
     if "train" in names and all(map(NAME_PATTERN.fullmatch, names)):
         return ""
-    return " --split_folders " + ",".join(f"{name}={_split_word(name) or 'SPLIT'}" for name in names)
+    return " --split_folders " + ",".join(f"{name}={split_word(name) or 'SPLIT'}" for name in names)
 
 
-def _split_word(name: str) -> str | None:
+def split_word(name: str) -> str | None:
     """The split that a folder's name says."""
     match = _SPLIT_FOLDER.fullmatch(name)
     return match and (match[1] or match[2] or "validation").lower()
 
 
-def _question(config: Config, folders: list[ClassFolder]) -> str | None:
-    """Why class folders may be splits, or above the classes: by their names and the sub-folders that hold their images.
-
-    At most some 50 requests; 2 for most inputs, whose images lie directly in their class folders.
-    """
-    names, prefixes = [folder.prefix[:-1] for folder in folders], [folder.prefix for folder in folders[:_FOLDERS_SEEN]]
-    words = {_split_word(name) for name in names[:_FOLDERS_SEEN]}
-    of_splits, if_classes = config.layout == "split_class_folders", "if they are classes give --folders_are_classes"
-    as_splits = f"give --layout split_class_folders{_as_split_folders(names[:_FOLDERS_SEEN])}; {if_classes}"
-    if len(names) == len(prefixes) and len(words) > 1 and "train" in words and None not in words and not of_splits:
-        return f"its folders are splits, not classes: {', '.join(names)}; {as_splits}"
-    up, flat = f"move them up to {expected(config)}, or list the images in a --layout manifest", 0
-    for level in range(_MOST_LEVELS):
-        nested: dict[str, set[str]] = {}
-        for prefix in prefixes:
-            inside = _sub_folders(config, prefix)
-            nested |= {prefix: inside} if inside else {}
-            flat += inside is None
-            if flat > 1:  # one may be a test set without classes
-                return None
-        counts = Counter(chain.from_iterable(nested.values()))
-        hold = f"the sub-folders {first_few([*map(repr, sorted(counts))])}"
-        is_one = len({folder.label for folder in folders}) == 1 or (len(nested) == 1 and len(names) == len(prefixes))
-        if nested and is_one and not level + flat:
-            folder = next(iter(nested))[:-1]
-            fix = up if of_splits else f"give --input {storage.join(config.input, folder)!r}"
-            what = f"all images of its only class {folder!r} are in {hold}: if these are the classes {fix}"
-            return f"{what}; if {folder!r} is one give --folders_are_classes"
-        prefixes = [f"{prefix}{name}/" for prefix, inside in nested.items() for name in sorted(inside)]
-        if len(prefixes) > len(nested):  # else each has one: what is in that?
-            if len(nested) == 1 or 2 * list(counts.values()).count(len(nested)) < len(counts):
-                return None
-            what = f"{f'all {len(names)}' if len(nested) == len(names) else len(nested)} class folders hold {hold}"
-            ask = (
-                f"are these the classes? {up}; {if_classes}" if of_splits or level else f"are they splits? {as_splits}"
-            )
-            return f"{what}: {ask}"
-    return None
-
-
-def _sub_folders(config: Config, prefix: str) -> set[str] | None:
-    """The sub-folders that hold the images of a folder; None if they lie in it, but for fewer strays than sub-folders.
-
-    A page of files shows that of most folders; only if it doesn't, the folder's own names are listed.
-    """
-    url = storage.join(config.input, prefix[:-1])
-    images, are_all = _first_images(config, url)
-    names, direct = {path.partition("/")[0] for path in images if "/" in path}, sum("/" not in path for path in images)
-    if not are_all and direct < _MOST_STRAYS:
-        inside = ListingSummary()
-        names, direct = set(_folders(config, prefix, inside)), inside.counts[OUTSIDE_CLASSES]
-        if len(names) <= _FOLDERS_SEEN:
-            names = {name for name in names if _first_images(config, storage.join(url, name))[0]}
-    return None if direct and direct >= min(_MOST_STRAYS, len(names)) else names
-
-
-def _first_images(config: Config, url: str) -> tuple[list[str], bool]:
-    """The images among a page of the files below a folder, and whether these are all."""
-    files = [file.path for file in islice(storage.open_storage(url, config.io_deadline).files(url), _FILES_SEEN)]
-    return [path for path in files if why_skipped(path, config.extensions) is None], len(files) < _FILES_SEEN
-
-
-def expected(config: Config) -> str:
-    """Where the images of a layout lie."""
-    return "DIR/SPLIT/CLASS/image.jpg" if config.layout == "split_class_folders" else "DIR/CLASS/image.jpg"
-
-
-def _folders(config: Config, prefix: str, summary: ListingSummary) -> list[str]:
+def folder_names(config: Config, prefix: str, summary: ListingSummary) -> list[str]:
     """Names of the visible folders directly inside one of the input, sorted."""
     url = storage.join(config.input, prefix[:-1]) if prefix else config.input
     folders = []
     for name in storage.open_storage(url, config.io_deadline).names(url):
         if not name.endswith("/"):
             summary.skip(why_skipped(name, config.extensions) or OUTSIDE_CLASSES, name)
-        elif _HIDDEN.search(name):
+        elif _is_hidden(name):
             summary.skip(HIDDEN_FOLDERS, name)
         else:
             folders.append(name[:-1])
@@ -299,11 +225,16 @@ def _listed_images(config: Config) -> Iterator[ImageRef]:
         yield from list_images(config, folder, skipped)
 
 
+def _is_hidden(path: str) -> bool:
+    """Whether a file or `folder/`, or a folder above it, begins with a dot, or is in a folder of a system."""
+    return path.startswith(".") or "/." in path or not _SYSTEM.isdisjoint(path.lower().split("/")[:-1])
+
+
 def why_skipped(path: str, suffixes: Collection[str] = EXTENSIONS) -> str | None:
     """The kind of a file that isn't taken for an image, by its name; None if it is. Suffixes: lower case, no dots."""
     stem, dot, suffix = path.rpartition("/")[2].rpartition(".")
     takes_any = ANY in suffixes
     is_image = dot and stem and suffix.strip().lower() in (EXTENSIONS if takes_any else suffixes)
-    if _HIDDEN.search(path):
+    if _is_hidden(path):
         return HIDDEN_IMAGES if is_image else HIDDEN
     return None if is_image or takes_any else OTHER_SUFFIX

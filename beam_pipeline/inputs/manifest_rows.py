@@ -33,7 +33,7 @@ _BEFORE_A_PATH = re.compile("^([.]/(?!/)|file://(?=/))")
 _MD5 = re.compile("[0-9a-f]{32}")
 _BOX_ROWS = 100  # that are read to detect boxes
 _NUMBER_SEPARATORS = re.compile(r"\s*[;,|]\s*|\s+")
-_MISSING_LABEL = re.compile(r"[+-]?nan|<na>", re.IGNORECASE)  # as pandas writes it
+_NO_CLASS = re.compile(r"[+-]?nan|<na>|.*[;|].*", re.IGNORECASE)  # missing, as pandas writes it, or several
 _LIKE = {"path": "file|path|image|img|url|uri", "label": "class|categor|target|species"}  # what else it may be called
 
 
@@ -204,13 +204,10 @@ class _RowParser:
         return self._make(url.removeprefix(f"{self._config.input}/"), size, etag, label, split, features)
 
     def _label(self, cell: Any) -> str:
-        """A row's class; a text that probably means none or several is one only if the labels file lists it."""
         label = self._spelled(class_name(cell, "label"))
-        if self._config.labels is None and _MISSING_LABEL.fullmatch(label):
-            raise ValueError(f"label {label!r} is a missing value: correct it, or list that class in --labels_file")
-        if self._config.labels is None and set(label) & set(";|"):
-            fix = "an image has one: give the others in a column such as tags[], or list that class in --labels_file"
-            raise ValueError(f"label {label!r} looks like several; {fix}")
+        if self._config.labels is None and _NO_CLASS.fullmatch(label):
+            fix = "correct it, put several in a column such as tags[], or list that class in --labels_file"
+            raise ValueError(f"label {label!r} is a missing value, or several classes: {fix}")
         return label
 
     def _path(self, cell: Any) -> str:

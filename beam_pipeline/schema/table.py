@@ -133,8 +133,7 @@ def table_fields(read: Callable[[int], bytes], guess: int) -> tuple[dict[str, Fi
         # A name with a quote may hold what the pattern looks for.
         counted = header if '"' in header or "\\" in header else _RECORDS.sub("0", header)
         columns = _columns(counted)
-        found = {shape[0] for _, _, shape in columns} if counted is header else set(_RECORDS.findall(header))
-        (records,) = found  # of every column
+        (records,) = {shape[0] for *_, shape in columns} if counted is header else set(_RECORDS.findall(header))
     except (struct.error, SyntaxError, KeyError, TypeError, ValueError) as error:
         raise ValueError("it isn't a record table") from error
     fields, offset = {}, begin + size

@@ -162,7 +162,7 @@ def test_files_that_are_skipped_are_told_and_change_no_byte_of_the_dataset(
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"no image")
     line = "  3 files skipped: not an image suffix (.JPX 2, .txt 1), see --extensions"
-    hidden = (f"  1 {what} skipped: hidden, its name begins with a dot" for what in ("image", "folder"))
+    hidden = (f"  1 {what} skipped: hidden, or in a system's folder" for what in ("image", "folder"))
     told = make.job(folder, tmp_path / "out", *make.TWO_SPLITS).out.splitlines()
     assert {line, "  1 image skipped: not inside a class folder", *hidden} <= set(told)
     version = tmp_path / "out/photos/1.0.0"

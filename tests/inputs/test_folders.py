@@ -60,7 +60,7 @@ def test_classes_are_the_folders_and_nested_folders_belong_to_theirs_and_hidden_
         assert {path: ref.label for path, ref in refs.items()} == labels
         assert {(ref.split, ref.source_bytes) for ref in refs.values()} == {("train", 1)}
         assert all(ref.order_key == order_key(path, 0) for path, ref in refs.items())
-    above = {ref.path: ref.label for ref in all_images(config(bucket.url, folders_are_classes=True))}
+    above = {ref.path: ref.label for ref in all_images(config(bucket.url))}
     assert above == dict.fromkeys((f"in/{name}" for name in (*labels, "loose.jpg")), "in"), "the bucket itself"
 
 
@@ -106,12 +106,9 @@ def test_split_by_keeps_what_belongs_together_and_a_path_without_a_match_is_deal
 def test_an_image_that_is_moved_to_another_class_keeps_its_split_with_split_by_name_alone(tmp_path: Path) -> None:
     names = [f"{day}/{number:02d}.jpg" for day in ("mon", "tue") for number in range(40)]
 
-    def of_one_class(folder: Path, **more: object) -> Config:
-        return config(folder, splits="train=50,test=50", folders_are_classes=True, **more)
-
     def splits(label: str, **more: object) -> list[str]:
         folder = touch(tmp_path / label, *(f"{label}/{name}" for name in names))
-        refs = {ref.path: ref.split for ref in all_images(of_one_class(folder, **more))}
+        refs = {ref.path: ref.split for ref in all_images(config(folder, splits="train=50,test=50", **more))}
         return [refs[f"{label}/{name}"] for name in names]
 
     assert splits("cat", split_by="name") == splits("a dog", split_by="name")

@@ -9,9 +9,10 @@ import pytest
 
 from beam_pipeline.config import Config
 from beam_pipeline.errors import UsageError
-from beam_pipeline.inputs import folders
+from beam_pipeline.inputs import checks, folders
 from beam_pipeline.inputs.checks import check_input, read_labels
 from beam_pipeline.inputs.folders import ListingSummary, all_images, class_folders
+from tests import make
 from tests.inputs.test_folders import LOCAL_AND_GS, config, refused, touch
 from tests.servers import Bucket
 
@@ -50,7 +51,7 @@ def each(above: str, below: str) -> list[str]:
          "2 class folders hold the sub-folders 'cat', 'dog': "),
         ([*each("A B", "cat dog"), *tree("C")], "2 class folders hold the sub-folders 'cat', 'dog': "),
         (each("seg_train/seg_train seg_test/seg_test", "sea ice") + tree("seg_pred/seg_pred"),
-         "2 class folders hold the sub-folders 'ice', 'sea': are these the classes? move them up to DIR/CLASS/image"),
+         "2 class folders hold the sub-folders 'ice', 'sea': are these the classes? move them up to DIR/CLASS, "),
         (each("A/images B/images", "cat dog"), "all 2 class folders hold the sub-folders 'cat', 'dog': are these the "),
         (each("photos", "cat dog"), "all images of its only class 'photos' are in the sub-folders 'cat', 'dog': if "
          "these are the classes give --input 'DIR/photos'; if 'photos' is one give --folders_are_classes"),
@@ -71,8 +72,6 @@ def test_class_folders_that_look_like_splits_or_folders_above_the_classes_are_a_
     if suffix and any(name.endswith((".txt", "LICENSE")) for name in names):
         return  # these are images, too
     assert refused(config(tmp_path, **more)).startswith(what)
-    with pytest.raises(UsageError, match="--folders_are_classes"):
-        list(all_images(config(tmp_path, **more)))
     check_input(config(tmp_path, folders_are_classes=True))
 
 
@@ -119,8 +118,8 @@ def test_split_folders_one_level_off_are_a_question_too(tmp_path: Path, names: l
 
 @LOCAL_AND_GS
 def test_a_large_class_folder_costs_a_page_and_large_splits_are_found(bucket: Bucket, monkeypatch: object) -> None:
-    monkeypatch.setattr(folders, "_FILES_SEEN", 4)  # type: ignore[attr-defined]
-    monkeypatch.setattr(folders, "_MOST_STRAYS", 3)  # type: ignore[attr-defined]
+    monkeypatch.setattr(checks, "_FILES_SEEN", 4)  # type: ignore[attr-defined]
+    monkeypatch.setattr(checks, "_MOST_STRAYS", 3)  # type: ignore[attr-defined]
     for name in each("A B", "cat dog") + tree("A/cat", "B/cat", images=9):
         bucket.put(f"nested/{name}", b"1")
     for name in [*tree("cat", "dog", images=9), *each("cat dog", "a b")]:
@@ -146,6 +145,28 @@ def test_split_folders_are_mapped_and_two_may_be_one_split(tmp_path: Path) -> No
     assert some.known_splits == ("test", "train")
 
 
+def test_a_job_with_mapped_splits_ends_is_repeated_and_repaired_but_not_with_another_map(tmp_path: Path) -> None:
+    for number, folder in enumerate(("Training/cat", "Training/dog", "Testing/cat", "Testing/dog", "__MACOSX/cat")):
+        (tmp_path / "in" / folder).mkdir(parents=True)
+        (tmp_path / "in" / folder / "1.png").write_bytes(make.encoded(make.picture(seed=number), "PNG"))
+    assert "--split_folders Testing=test,Training=train" in make.job(tmp_path / "in", tmp_path / "out").err
+
+    def write(splits: str, *more: str) -> make.Finished:
+        layout = ("--layout", "split_class_folders", "--split_folders", splits)
+        return make.job(tmp_path / "in", tmp_path / "out", *layout, *more)
+
+    first = write("Training=train,Testing=test")
+    assert (first.code, "  1 folder skipped: hidden, or in a system's folder" in first.out) == (0, True)
+    manifest = make.manifest(tmp_path / "out/photos/1.0.0")
+    assert {split: content["records"] for split, content in manifest["splits"].items()} == {"train": 2, "test": 2}
+    assert manifest["classes"] == ["cat", "dog"]
+    for more in ((), ("--repair",)):
+        assert write("Testing=test,Training=train", *more).out.startswith("already published")
+    other = write("Training=train,Testing=train")
+    assert (other.code, "choose --version 2.0.0 or --overwrite" in other.err) == (2, True)
+    assert "4 taken from 1.0.0" in write("Training=train,Testing=validation", "--version", "2.0.0").out
+
+
 @pytest.mark.parametrize(
     ("given", "what"),
     [
@@ -163,7 +184,7 @@ def test_a_folder_without_a_split_and_a_split_without_a_folder_are_named(
 
 
 def test_split_folders_go_with_their_layout() -> None:
-    with pytest.raises(UsageError, match=r"^--split_folders 'A=train': it goes with --layout split_class_folders$"):
+    with pytest.raises(UsageError, match=r"^--split_folders: it goes with --layout split_class_folders$"):
         config("/in", split_folders={"A": "train"})
 
 

@@ -195,9 +195,8 @@ FIRST = {
     "csv": "path,label",
     "jsonl": '{"path":"x","label":"b","n:float32":1,"t":"","bytes":1,"md5":"","y:int64":1,"z:int64[]":[]}',
 }
-MISSING = "a missing value: correct it, or list that class in --labels_file"
-SEVERAL = (
-    "looks like several; an image has one: give the others in a column such as tags[], or list that class in "
+NO_CLASS = (
+    "is a missing value, or several classes: correct it, put several in a column such as tags[], or list that class in "
     "--labels_file"
 )
 NO_SIZE = "needs its size, which http:// and https:// don't list: give it in a column bytes"
@@ -216,8 +215,8 @@ NO_SIZE = "needs its size, which http:// and https:// don't list: give it in a c
         ("jsonl", '{"path":["a"],"label":"b"}', f"no file can have the path ['a']: {NO_FILE}"),
         ("jsonl", '{"path":"a\\u0000.jpg","label":"cat"}', f"no file can have the path 'a\\x00.jpg': {NO_FILE}"),
         ("jsonl", '{"path":"a\\ud800","label":"b"}', f"no file can have the path 'a\\ud800': {NO_FILE}"),
-        *(("csv", f"a.jpg,{nan}", f"label {nan!r} is {MISSING}") for nan in ("nan", "NaN", "-nan", "<NA>")),
-        *(("csv", f"a.jpg,{two}", f"label {two!r} {SEVERAL}") for two in ("cat;dog", "Mass|Nodule", "cat;")),
+        *(("csv", f"a.jpg,{nan}", f"label {nan!r} {NO_CLASS}") for nan in ("nan", "NaN", "-nan", "<NA>")),
+        *(("csv", f"a.jpg,{two}", f"label {two!r} {NO_CLASS}") for two in ("cat;dog", "Mass|Nodule", "cat;")),
         *(("csv", f"{url},cat", f"{url} {NO_SIZE}") for url in ("http://x.test/1.jpg", "https://x.test/1.jpg")),
         ("jsonl", '{"path":"a.jpg"}', f"label None: {NO_LABEL}"),
         ("jsonl", '{"path":"a.jpg","label":NaN}', f"label nan: {NO_LABEL}"),
