@@ -179,7 +179,7 @@ def test_retries_end_at_the_deadline_with_one_line(scheme: str, status: int, rea
 def test_only_a_job_is_told_how_to_resume(
     scheme: str, answer: Answer, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(causes, "DEFAULT_DEADLINE_S", 0.2)
+    monkeypatch.setattr(objects, "DEFAULT_DEADLINE_S", 0.2)
     with telling(answer) as server:
         reach(server.url)
         assert "the same command resumes" in line(scheme, server, 0.2)
