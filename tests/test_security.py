@@ -42,7 +42,7 @@ HOSTILE_NAMES = (
 # Folder names, and so labels.
 HOSTILE_LABELS = (
     "..", "up\\..\\..", "C:", "~root", "$(touch escaped)", "-rf", "--output=x", "<b>bold</b>", "%2e%2e",
-    "a&b;c|d", "nül",
+    "a&b,c:d", "nül",
 )
 # fmt: on
 
