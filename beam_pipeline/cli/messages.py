@@ -97,9 +97,9 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
         )
     bits = as_run(manifest.run).bits_used
     if low := bits.get(12):
-        of = f"{low:,} of {plural(sum(bits.values()), '16-bit image')}"
-        fix = "stored nearly black: if the files hold 10 or 12 bits, scale their values to 16 first"
-        lines.append(f"no value of {of} is above 4095, {fix}")
+        images = plural(sum(bits.values()), "16-bit image")
+        fix = "without a value above 4095: scale files of 10 or 12 bits to 16 first"
+        lines.append(f"{low:,} of {images} stored nearly black, {fix}")
     if empty:
         named = first_few([repr(classes[number]) for number in empty])
         lines.append(f"no records of {plural(len(empty), 'class')}: {named}")

@@ -85,7 +85,8 @@ def _from_16_bits(image: Image.Image, key: int | None) -> Image.Image:
 def bits_used(image: Image.Image, pixels: Image.Image, data: bytes) -> int | None:
     """12 if all values of a PNG or TIFF of 16 bits, `to_bytes` of which are `pixels`, are below 4096; else 16."""
     tags = getattr(image, "tag_v2", {})
-    if (data[_PNG_DEPTH_BYTE] if image.format == "PNG" else tags.get(TiffImagePlugin.BITSPERSAMPLE, (8,))[0]) != 16:
+    bits = data[_PNG_DEPTH_BYTE] if image.format == "PNG" else tags.get(TiffImagePlugin.BITSPERSAMPLE, (8,))[0]
+    if bits != 16 or pixels.mode == "CMYK":
         return None
     return 16 if any(any(pixels.getchannel(name).histogram()[16:]) for name in pixels.getbands() if name != "A") else 12
 

@@ -41,7 +41,7 @@ def open_tiff(data: bytes) -> TiffImageFile:
     colours, values = _number(tags, plugin.PHOTOMETRIC_INTERPRETATION, -1), _number(tags, plugin.SAMPLEFORMAT)
     channels = _CHANNELS.search(str(tags.get(plugin.IMAGEDESCRIPTION, "")))
     if channels and int(channels[1]) > samples:
-        raise _unsupported(f"TIFF of {channels[1]} channels, each in pages of its own")
+        raise _unsupported(f"TIFF with each of {channels[1]} channels in pages of its own")
     compression = _number(tags, plugin.COMPRESSION)
     if compression not in plugin.COMPRESSION_INFO or compression == _WEBP:
         raise _unsupported(f"TIFF of compression {compression}")

@@ -13,7 +13,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.errors import Reject
 from beam_pipeline.images import ImageOptions, convert
 from beam_pipeline.images.geometry import RESIZE_MODES
-from tests.images.kinds import png, turned
+from tests.images.kinds import png, png_chunk, turned
 from tests.make import encoded, noise, picture
 
 DEFAULTS = Config(input="in", output="out", name="x", image_size="40x60", image_format="png").image_options
@@ -169,6 +169,11 @@ def test_max_pixels_is_the_limit_and_is_checked_before_decoding(width, height, m
     found, detail = rejected(png(width, height, 8, 2, [b""]), DEFAULTS._replace(max_pixels=most))
     assert found == reason
     assert detail.startswith(f"{beginning}{width}x{height} pixels, ")
+
+
+def test_an_iphone_png_is_said_to_be_one() -> None:
+    data = encoded(picture(8, 8), "PNG")
+    assert rejected(data[:8] + png_chunk(b"CgBI", bytes(4)) + data[8:]) == ("unsupported", "iPhone PNG (CgBI)")
 
 
 def test_a_file_over_the_byte_limit_is_rejected_by_its_size() -> None:

@@ -6,13 +6,18 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import reader
 from beam_pipeline import schema
+from beam_pipeline.conversion.decoder import Decoder
+from beam_pipeline.images import convert
 from imageshards import main as reader_command
-from tests.images.kinds import broken, every_kind
-from tests.make import class_folders, manifest, published, rejects, same_each_time, shard_files
+from tests.images.kinds import broken, every_kind, png
+from tests.images.test_codec import OWN_SIZE
+from tests.images.tiffs import page, tiff
+from tests.make import class_folders, job, manifest, published, rejects, same_each_time, shard_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")
 SUFFIXES = {"jpeg": "jpg", "tiff": "tif"}
@@ -85,3 +90,22 @@ def test_images_that_fit_are_counted_and_not_encoded_again(tmp_path: Path) -> No
         assert (data if path == stripped else path.read_bytes()) in records
     again = published(source, tmp_path / "again", "--image_size", "none")
     assert same_each_time(version) == same_each_time(again)
+
+
+def test_images_of_16_bits_that_hold_fewer_are_told(tmp_path: Path) -> None:
+    """Gray, RGB and alpha, PNG and TIFF; in a retry after a crash, too, whose images a child process decodes."""
+    source = class_folders(tmp_path / "in", {"a": 20})
+    values = np.random.default_rng(0).integers(0, 4096, (36, 48, 4))
+    for number, (shift, channels) in enumerate(((0, 1), (0, 3), (0, 4), (4, 1), (4, 3))):
+        part = values[..., :channels] << shift
+        (source / "a" / f"{number}.tif").write_bytes(
+            tiff(page(part, 2 if channels > 1 else 1, 16, extra=(2,) * (channels == 4)))
+        )
+        rows = [row.astype(">u2").tobytes() for row in part]
+        (source / "a" / f"{number}.png").write_bytes(png(48, 36, 16, {1: 0, 3: 2, 4: 6}[channels], rows))
+    finished = job(source, tmp_path / "out")
+    assert finished.code == 0
+    fix = "without a value above 4095: scale files of 10 or 12 bits to 16 first"
+    assert f"warning: 6 of 10 16-bit images stored nearly black, {fix}\n" in finished.err
+    answer = Decoder(OWN_SIZE, None, isolated=True).convert("x", (source / "a" / "0.tif").read_bytes(), b"")
+    assert (answer.bits_used, convert((source / "a" / "3.png").read_bytes(), OWN_SIZE).bits_used) == (12, 16)

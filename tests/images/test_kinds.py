@@ -123,7 +123,8 @@ ROWS: dict[str, list[tuple[Any, ...] | Callable[[], None]]] = {
         ("tiff_12bit", GRAY, 1, 1), highest_of_sixteen_bits],  # 255 isn't a divisor of 4095 × 256
     "CMYK or YCCK, JPEG or TIFF": [
         ("jpeg_cmyk jpeg_cmyk_unmarked tiff_cmyk", EXACT, 1, 10), ("jpeg_ycck", EXACT, 1.5, 12)],
-    "Lab TIFF": [("tiff_lab", EXACT, 1.5, 30)],
+    "Lab TIFF, not in planes": [("tiff_lab", EXACT, 1.5, 30)],
+    "YCbCr TIFF; TIFF in planes: gray, palette, RGB, CMYK": [],  # test_tiff.py
     "an ICC profile": [
         ("jpeg_profile", srgb_of_adobe_rgb(EXACT), 3, 40), ("png_profile", on_white(srgb_of_adobe_rgb(EXACT)), 0.6, 3)],
     "a palette": [("png_palette bmp_palette gif", as_floats(UPRIGHT.quantize(64), "RGB"), 0)],
@@ -138,8 +139,10 @@ ROWS: dict[str, list[tuple[Any, ...] | Callable[[], None]]] = {
     "PNG, BMP, TIFF, WebP, AVIF, HEIC": [
         ("png bmp tiff tiff_lzw", EXACT, 0), ("webp avif", EXACT, 3), ("heic", EXACT, 6)],
     "HEIC without the extra": [without_extra],
-    "JPEG of 12 bits, 32-bit and float TIFF, JPEG 2000 and XL, PSD, SVG, PDF, ICO, camera raw": [
-        unsupported],
+    "JPEG of 12 bits, JPEG 2000 and XL, PSD, SVG, PDF, ICO, camera raw, PNG of iPhone apps (`CgBI`)": [unsupported],
+    "TIFF of signed or 32-bit integers or floats; of gray with alpha, palette with alpha, or Lab in planes; of 16-bit "
+    "gray with alpha; with channels as pages (ImageJ, OME), only a thumbnail, WebP inside": [unsupported],  # test_tiff
+    "BMP of 2 bits, of JPEG or PNG inside, of rare masks: 4444, 10 bits a channel, RGBX, ARGB": [],  # test_bmp.py
     "a JPEG for `jpeg` that fits already": [],  # test_containers.py
     "a file that ends early": [cut_off],
 }

@@ -20,6 +20,7 @@ from beam_pipeline.images.containers import APP14, jpeg_segments
 from tests.images.kinds import cmyk, heic_kinds, png, png_chunk, turned, with_alpha, without_segment
 from tests.images.profiles import wide_profile
 from tests.images.test_codec import DEFAULTS, OWN_SIZE, rejected
+from tests.images.tiffs import YCBCR, page, tiff
 from tests.make import ROOT, encoded, picture
 
 JPEG = DEFAULTS._replace(format="jpeg")
@@ -48,6 +49,8 @@ KINDS: dict[str, Callable[[Image.Image], bytes]] = {
     "webp of alpha": lambda image: encoded(with_alpha(image), "WEBP", lossless=True, quality=0, method=0),
     "gif": lambda image: encoded(image.quantize(16), "GIF"),
     "tiff of one strip": lambda image: encoded(image, "TIFF", compression="tiff_adobe_deflate", strip_size=1 << 30),
+    "tiff in planes of 16 bits": lambda image: tiff(page(np.asarray(image) * np.uint16(257), bits=16, planar=True)),
+    "tiff of ycbcr": lambda image: tiff(page(np.asarray(image.convert("YCbCr")), YCBCR, tags={530: [1, 1]})),
     "avif": lambda image: encoded(with_alpha(image), "AVIF", speed=10, subsampling="4:4:4"),
 } | ({"heic": lambda image: encoded(with_alpha(image), "HEIF", quality=50)} if heic_kinds() else {})
 

@@ -210,6 +210,11 @@ def test_size_and_orientation_are_those_of_the_picture() -> None:
     assert np.array_equal(opened(image.data), np.rot90(LARGE, -1))
 
 
+def test_memory_is_that_of_the_picture() -> None:
+    large = page(LARGE, compression=DEFLATE, tile=(16, 16), tags={322: 40_000, 323: 40_000})
+    assert rejected(tiff(small(), large))[0] == "too_many_pixels"
+
+
 IMAGEJ, OME = (
     b"ImageJ=1.54f\nimages=3\nchannels=3\nmode=composite\n\0",
     b'<OME><Pixels ID="0" SizeC="3" SizeZ="1"/></OME>\0',
@@ -223,8 +228,8 @@ FLAT = colours(samples=1)
         (tiff(small()), "TIFF whose first page is a thumbnail"),
         (tiff(small(_330=[small(), RAW_PHOTO])), "TIFF of 1 x 16-bit integers (camera raw)"),
         (tiff(small(_50706=[1, 4, 0, 0])), "DNG"),
-        (tiff(*[page(FLAT, 1, tags={270: IMAGEJ})] * 3), "TIFF of 3 channels, each in pages of its own"),
-        (tiff(*[page(FLAT, 1, tags={270: OME})] * 3), "TIFF of 3 channels, each in pages of its own"),
+        (tiff(*[page(FLAT, 1, tags={270: IMAGEJ})] * 3), "TIFF with each of 3 channels in pages of its own"),
+        (tiff(*[page(FLAT, 1, tags={270: OME})] * 3), "TIFF with each of 3 channels in pages of its own"),
         (tiff(page(FLAT - 128, 1, format=SIGNED)), "TIFF of 1 x 8-bit signed integers (gray): which value is white?"),
         (tiff(page(FLAT, 1, 16, SIGNED)), "TIFF of 1 x 16-bit signed integers (gray): which value is white?"),
         (tiff(page(FLAT, 1, 32)), "TIFF of 1 x 32-bit integers (gray): which value is white?"),

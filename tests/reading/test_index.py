@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -17,10 +18,15 @@ from PIL import Image
 
 import reader
 from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.errors import ImageShardsError, Reject, UsageError
+from beam_pipeline.images import convert
 from imageshards import main
 from reader import index, verify
+from reader.pixels import decode_pixels
 from tests import make, servers
+from tests.images import tiffs
+from tests.images.test_codec import OWN_SIZE
+from tests.images.tiffs import page
 from tests.reading.foreign import KINDS, SIZE, example, write
 from tests.reading.shards import CLASSES, draw, make_dataset
 
@@ -222,6 +228,38 @@ def test_images_of_any_kind_that_decodes_are_indexed(tmp_path: Path) -> None:
     assert (indexed.records, indexed.left_out, indexed.info.image.format) == (3, {"decode_error": 2}, "mixed")
     ((pixels, *_),) = reader.eval_batches(indexed.info, "train", global_batch_size=3)
     assert pixels.shape == (3, *SIZE, 3)
+
+
+# fmt: off
+DEEP = np.random.default_rng(0).integers(0, 1 << 16, (*SIZE, 3))
+AS_WRITTEN = {
+    "16 bits": page(DEEP[..., :1], 1, 16), "16 bits, white is zero": page(DEEP[..., :1], 0, 16, order=">"),
+    "12 bits": page(DEEP[..., :1] >> 4, 1, 12), "planes of 16 bits": page(DEEP, bits=16, planar=True),
+    "YCbCr": page(DEEP >> 8, tiffs.YCBCR, tags={530: [1, 1]}),
+    "after a thumbnail": [page(DEEP[:3] >> 8, tags={254: 1}), page(DEEP >> 8)],
+    "floats": page(DEEP[..., :1] / 65535, 1, 32, tiffs.FLOAT), "32 bits": page(DEEP[..., :1] << 8, 1, 32),
+    "signed": page(DEEP[..., :1] - 32768, 1, 16, tiffs.SIGNED), "only a thumbnail": page(DEEP >> 8, tags={254: 1}),
+    "planes of gray and alpha": page(DEEP[..., :2] >> 8, 1, extra=(2,), planar=True),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("kind", AS_WRITTEN)
+def test_a_tiff_in_a_record_is_read_or_rejected_as_the_job_does(kind: str, tmp_path: Path) -> None:
+    pages = AS_WRITTEN[kind]
+    data = tiffs.tiff(*pages if isinstance(pages, list) else [pages], order=">" if "white" in kind else "<")
+    write_examples(tmp_path / "a", example(image=draw(0, SIZE), label=0), example(image=data, label=0))
+    indexed = index(tmp_path / "a", tmp_path / "index")
+    try:
+        expected = np.asarray(Image.open(io.BytesIO(convert(data, OWN_SIZE).data)))
+    except Reject as reject:
+        assert indexed.left_out == {"decode_error": 1}
+        with pytest.raises(ValueError, match=re.escape(f"the image doesn't decode (unsupported: {reject.detail})")):
+            decode_pixels(data, 3)
+        return
+    ((pixels, *_),) = reader.eval_batches(indexed.info, "train", global_batch_size=2)
+    assert np.array_equal(pixels[1], expected)
+    assert np.array_equal(reader.decode(data, indexed.info), expected)
 
 
 def drawn(format: str, mode: str = "RGB", side: int = 10_000, **options: Any) -> bytes:
