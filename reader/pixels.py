@@ -38,7 +38,7 @@ RESIZE_MODES = ("stretch", "crop", "pad")
 _SAME_AS_PILLOW = {1: {"Gray"}, 3: {"YCbCr", "RGB", "Gray"}}
 _COLOUR = {1: "GRAY", 3: "RGB"}
 _JPEG = b"\xff\xd8"
-_AS_WRITTEN = (b"II", b"MM", b"BM")  # how TIFF and BMP begin, some of which Pillow alone reads wrongly
+_AS_WRITTEN = (b"II", b"MM", b"BM", b"\x89P", _JPEG)  # some of which Pillow alone reads wrongly, or refuses
 
 
 class UndecodableImageError(InvalidRecordError):
@@ -238,7 +238,7 @@ def _decode_with_pillow(encoded: Encoded, channels: int, scale: int) -> Pixels:
 
 
 def open_image(encoded: Encoded) -> ImageFile.ImageFile:
-    """An image whose header was read; a TIFF or BMP as the writer reads it. Raises UndecodableImageError."""
+    """An image whose header was read; a TIFF, BMP, PNG or JPEG as the writer reads it. Raises UndecodableImageError."""
     try:
         if encoded[:2] not in _AS_WRITTEN:
             return Image.open(io.BytesIO(encoded))

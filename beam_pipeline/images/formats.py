@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import logging
 import random
 import re
@@ -76,8 +77,9 @@ _ORIENTATION = 0x0112
 _EOI = b"\xff\xd9"
 _LAST_BYTES = {"JPEG": _EOI, "PNG": b"IEND\xaeB`\x82"}
 # What compressed data may go on with: noise, more than a last MCU can take, that begins with other bits each time.
-_FILLS = tuple(bytes([32 * n + 13]) + random.Random(n).randbytes(1000).replace(b"\xff", b"") for n in range(8))
-_LAST_CODES = 16  # bytes
+_FILLS = tuple(bytes([8 * n + 5]) + random.Random(n).randbytes(1000).replace(b"\xff", b"") for n in range(32))
+_DETAILS = (1, 8, 64)  # show a change of 1 in a coefficient, among large and small ones
+_LAST_CODES = 32  # bytes
 _BAND_ROWS = 64
 _RESTART = re.compile(rb"\xff([\xd0-\xd7])")
 _BMP_BITS, _BMP_COLOURS = 28, 46  # bytes of the file: bits a pixel, and how many colours the palette has
@@ -196,12 +198,11 @@ def terminated(data: bytes, prepare: Callable[[ImageFile.ImageFile], object]) ->
         return None
 
     def is_complete(end: int) -> bool:
-        for source in (data, containers.with_strong_details(data)):
-            pictures = (_picture(source[:end], begin, fill, prepare) for fill in _FILLS)
-            first = next(pictures)
-            if any(other != first for other in pictures):
-                return False
-        return True
+        return all(
+            one == other
+            for number, source in enumerate((data, *(containers.with_details(data, factor) for factor in _DETAILS)))
+            for one, other in itertools.pairwise(_picture(source[:end], begin, x, prepare) for x in _FILLS[number::4])
+        )
 
     if is_complete(len(data)) and (not is_complete(max(begin, len(data) - _LAST_CODES)) or is_complete(begin)):
         return data + _EOI
@@ -210,10 +211,9 @@ def terminated(data: bytes, prepare: Callable[[ImageFile.ImageFile], object]) ->
 
 def _picture(data: bytes, begin: int, fill: bytes, prepare: Callable[[ImageFile.ImageFile], object]) -> bytes:
     """A digest of the pixels that a JPEG has if the data of its last scan goes on with `fill`."""
-    restarts = _RESTART.findall(data, begin)
-    following = restarts[-1][0] - 0xCF if restarts else 0
+    last = (_RESTART.findall(data, begin) or [b"\xd7"])[-1][0]
     # Each restart marker in turn: a decoder skips to the one that it expects.
-    parts = (fill + bytes([0xFF, 0xD0 + (following + number) % 8]) for number in range(8))
+    parts = (fill + bytes([0xFF, 0xD0 + (last + number) % 8]) for number in range(1, 9))
     image = open_image(data.rstrip(b"\xff") + b"".join(parts) + _EOI, "JPEG")
     prepare(image)
     image.load()
@@ -228,7 +228,7 @@ def why_broken(data: bytes, name: str, size: tuple[int, int] | None, error: Exce
     detail = f"{name}{f' of {size[0]}x{size[1]} pixels' if size else ''}, {len(data)} bytes"
     if isinstance(error, MemoryError):
         return Reject(RejectReason.OUT_OF_MEMORY, detail)
-    if _TRUNCATED.search(str(error)) and not data.endswith(_LAST_BYTES.get(name, ())):
+    if _TRUNCATED.search(str(error)) and (size or not data.endswith(_LAST_BYTES.get(name, ()))):
         return Reject(RejectReason.TRUNCATED, detail)
     if _UNSUPPORTED.search(str(error)):
         return Reject(RejectReason.UNSUPPORTED, detail)
