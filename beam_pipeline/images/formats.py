@@ -76,10 +76,12 @@ _FIRST_BYTES = 512
 _ORIENTATION = 0x0112
 _EOI = b"\xff\xd9"
 _LAST_BYTES = {"JPEG": _EOI, "PNG": b"IEND\xaeB`\x82"}
-# What compressed data may go on with: noise, more than a last MCU can take, that begins with other bits each time.
-_FILLS = tuple(bytes([8 * n + 5]) + random.Random(n).randbytes(1000).replace(b"\xff", b"") for n in range(32))
-_DETAILS = (1, 8, 64)  # show a change of 1 in a coefficient, among large and small ones
-_LAST_CODES = 32  # bytes
+# What compressed data may go on with: noise, longer than what a last MCU takes, and its complement, so that each bit is
+# 0 and 1. Every fourth begins with all values of 3 bits.
+_NOISE = [bytes([8 * n + 5, *random.Random(n).choices(range(1, 255), k=1000)]) for n in range(16)]
+_FILLS = (*_NOISE, *(bytes(255 - byte for byte in noise) for noise in _NOISE))
+_DETAILS = (0, 1, 8, 64)  # show a change of 1 in a coefficient, among large and small ones
+_LAST_CODES = 16  # bytes
 _BAND_ROWS = 64
 _RESTART = re.compile(rb"\xff([\xd0-\xd7])")
 _BMP_BITS, _BMP_COLOURS = 28, 46  # bytes of the file: bits a pixel, and how many colours the palette has
@@ -200,7 +202,7 @@ def terminated(data: bytes, prepare: Callable[[ImageFile.ImageFile], object]) ->
     def is_complete(end: int) -> bool:
         return all(
             one == other
-            for number, source in enumerate((data, *(containers.with_details(data, factor) for factor in _DETAILS)))
+            for number, source in enumerate(containers.with_details(data, factor) for factor in _DETAILS)
             for one, other in itertools.pairwise(_picture(source[:end], begin, x, prepare) for x in _FILLS[number::4])
         )
 
