@@ -188,11 +188,8 @@ def terminated(data: bytes, prepare: Callable[[ImageFile.ImageFile], object]) ->
     """A JPEG that lacks only its EOI, with it; None if any of its picture is missing, or something follows it.
 
     What follows the last code of a complete picture changes no pixel. What follows an incomplete one does, since a
-    decoder takes it for codes; so it does if the last bytes are cut off, unless they don't belong to the picture.
-
-    Args:
-        data: the file.
-        prepare: sets the scale at which an opened image is decoded.
+    decoder takes it for codes; so it does if the last bytes are cut off, unless they don't belong to the picture. That
+    takes 34 decodes, or 2 of a cut file; `prepare` sets the scale at which an opened image is decoded.
     """
     data = data.rstrip(b"\xff")  # of a cut marker
     begin = containers.last_scan(data)
