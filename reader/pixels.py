@@ -19,7 +19,7 @@ import simplejpeg
 from PIL import Image, ImageFile
 
 from beam_pipeline.errors import Reject, UsageError
-from beam_pipeline.images import colour, formats
+from beam_pipeline.images import colour, containers, formats
 from beam_pipeline.images.resize import Box, resize_into
 from beam_pipeline.text import one_line
 from reader.augment import Augment, RandomResizedCrop, check_augment
@@ -40,6 +40,7 @@ _SAME_AS_PILLOW = {1: {"Gray"}, 3: {"YCbCr", "RGB", "Gray"}}
 _COLOUR = {1: "GRAY", 3: "RGB"}
 _JPEG = b"\xff\xd8"
 _AS_WRITTEN = (b"II", b"MM", b"BM")  # how TIFF and BMP begin, some of which Pillow alone reads wrongly
+_PLAIN = {_JPEG: containers.plain_jpeg, b"\x89P": containers.plain_png}  # without metadata that Pillow may refuse
 
 
 class UndecodableImageError(InvalidRecordError):
@@ -246,7 +247,7 @@ def open_image(encoded: Encoded) -> ImageFile.ImageFile:
     """An image whose header was read; a TIFF or BMP as the writer reads it. Raises UndecodableImageError."""
     try:
         if encoded[:2] not in _AS_WRITTEN:
-            return Image.open(io.BytesIO(encoded))
+            return Image.open(io.BytesIO(_PLAIN.get(bytes(encoded[:2]), bytes)(bytes(encoded))))
         data = bytes(encoded)
         image = formats.open_image(data, formats.recognise(data))
     except Exception as error:

@@ -13,24 +13,16 @@ from contextlib import suppress
 from typing import NamedTuple
 
 SOI, EOI, SOS, DQT, DHT, COM = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xFE
-APP0, APP1, APP2, APP14 = 0xE0, 0xE1, 0xE2, 0xEE
+APP0, APP14 = 0xE0, 0xEE
 _APPS = range(0xE0, 0xF0)
 SOF_BASELINE, SOF_EXTENDED = 0xC0, 0xC1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {DHT, 0xC8, 0xCC}  # SOFn: all but DHT, JPG and DAC
-_PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 _MOST_SCAN_HEADER_BYTES = 16  # of four channels
 # In compressed data 0xFF is followed by 0, a restart marker or another 0xFF; any other byte ends it.
 _END_OF_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _JFIF, _JFIF_BYTES = b"JFIF\0", 14  # without a thumbnail
 _ADOBE, _ADOBE_BYTES, _ADOBE_YCBCR = b"Adobe", 12, 1
-# Metadata that is used: how a segment begins, and how many bytes it has at least.
-_USED = {
-    APP0: (_JFIF, _JFIF_BYTES),
-    APP1: (b"Exif\0\0", 6),
-    APP2: (b"ICC_PROFILE\0", 14),
-    APP14: (_ADOBE, _ADOBE_BYTES),
-}
-_NOT_SUBSAMPLED = 0x11
+_USED = re.compile(rb"JFIF\0.{9}|Exif\0\0|ICC_PROFILE\0..|Adobe.{7}", re.DOTALL)
 
 _PNG_SIGNATURE_BYTES = 8
 _PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
@@ -97,56 +89,40 @@ def last_scan(data: bytes) -> int | None:
 
     Each channel must have had one, and in a progressive JPEG the last bit of each coefficient.
     """
-    missing, is_progressive, begin, end = {(0, 0)}, False, 0, 0  # channels, numbers of coefficients
-    try:
+    missing, begin, end = {(0, 0)}, 0, 0  # channels, numbers of coefficients
+    with suppress(EOFError, ValueError, IndexError):
         for kind, start, stop in jpeg_segments(data + bytes([0xFF, EOI])):
             body = data[start + 4 : stop]
             if kind in _FRAMES:
-                is_progressive = kind in _PROGRESSIVE
                 missing = {(channel, number) for channel in body[6::3] for number in range(64)}
             elif kind == SOS:  # channels 1, id and tables of each, first and last coefficient, bits before and after
-                channels, spectrum = body[1 : 1 + 2 * body[0] : 2], body[1 + 2 * body[0] :]
-                numbers = range(spectrum[0], spectrum[1] + 1) if is_progressive else range(64)
-                if not is_progressive or spectrum[2] & 15 == 0:
-                    missing -= {(channel, number) for channel in channels for number in numbers}
+                channels, (first, last, bits) = body[1 : 1 + 2 * body[0] : 2], body[1 + 2 * body[0] :][:3]
+                if bits & 15 == 0:
+                    missing -= {(channel, number) for channel in channels for number in range(first, last + 1)}
                 begin, end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big"), stop
-    except (EOFError, ValueError, IndexError):
-        return None
     return begin if not missing and end == len(data) else None
 
 
-def with_strong_details(data: bytes) -> bytes:
-    """A JPEG whose coefficients but the mean are multiplied by 64, so that a change of 1 in one is seen."""
+def with_details(data: bytes, factor: int) -> bytes:
+    """A JPEG around medium gray, whose coefficients are multiplied by `factor`; 0 changes nothing."""
     changed = bytearray(data)
     with suppress(EOFError, ValueError):
         for kind, start, end in jpeg_segments(data + bytes([0xFF, EOI])):
-            if kind == DQT and data[start + 4] < 16:  # of 8 bits: a table's number 1, then 64 bytes
+            if (
+                factor and kind == DQT and data[start + 4] < 16
+            ):  # of 8 bits: a table's number 1, the mean's factor 1, 63 others
                 for mean in range(start + 5, end, 65):
-                    changed[mean + 1 : mean + 64] = 63 * b"\x40"
+                    changed[mean : mean + 64] = bytes([0, *[factor] * 63])
     return bytes(changed)
 
 
 def plain_jpeg(data: bytes) -> bytes:
-    """A JPEG without metadata that isn't used or is too short; unchanged if its colours may depend on what is missing.
-
-    https://www.w3.org/Graphics/JPEG/jfif3.pdf, https://www.itu.int/rec/T-REC-T.872
-    """
-    kept, end, has_jfif, has_broken_adobe = [], 0, False, False
+    """A JPEG whose metadata is empty unless it is used and long enough: Pillow refuses some that is too short."""
+    kept, end = [], 0
     with suppress(EOFError, ValueError):
         for kind, start, end in jpeg_segments(data):
-            segment, body = data[start:end], data[start + 4 : end]
-            if kind in _FRAMES and has_broken_adobe and body[5:6] != b"\1":
-                # Of three channels these are YCbCr or RGB for certain. Which inks four are, only Adobe's marker says.
-                is_subsampled = body[7:8] != bytes([_NOT_SUBSAMPLED])
-                if body[5:6] != b"\3" or not (has_jfif or is_subsampled or body[6::3] == b"RGB"):
-                    return data
-            if kind in _APPS or kind == COM:
-                beginning, least = _USED.get(kind, (b"", len(data)))
-                if len(body) < least or not body.startswith(beginning):
-                    has_broken_adobe |= body.startswith(_ADOBE) and kind == APP14
-                    segment = b""
-                has_jfif |= segment.startswith(_JFIF, 4)
-            kept.append(segment)
+            is_needed = not (kind in _APPS or kind == COM) or _USED.match(data, start + 4, end)
+            kept.append(data[start:end] if is_needed else bytes([0xFF, kind, 0, 2]))
     return b"".join([*kept, data[end:]])
 
 
@@ -194,9 +170,10 @@ def plain_png(data: bytes) -> bytes:
         length, kind = struct.unpack_from(">I4s", data, position)
         end = position + 12 + length
         has_pixels |= kind == b"IDAT"
-        is_ancillary = kind.isalpha() and kind[:1].islower() and kind != b"tRNS"  # of a critical one, bit 5 is 0
+        is_needed = not kind.isalpha() or kind[:1].isupper() or kind == b"tRNS"
         # A file that ends in a chunk before the pixels is truncated, and Pillow says so.
-        if is_ancillary and (has_pixels or end <= len(data)) and not _is_valid_metadata(kind, data[position + 4 : end]):
+        is_needed |= not has_pixels and end > len(data)
+        if not is_needed and not _is_valid_metadata(kind, data[position + 4 : end]):
             kept.append(data[kept_from:position])
             kept_from = end
         position = end
@@ -205,17 +182,13 @@ def plain_png(data: bytes) -> bytes:
 
 def _is_valid_metadata(kind: bytes, chunk: bytes) -> bool:
     """Whether a chunk, its length apart, is EXIF or a profile, of a size that Pillow reads, and its CRC is correct."""
-    body, crc = chunk[4:-4], chunk[-4:]
-    if kind in _PNG_TEXTS and not body.startswith(f"{PNG_EXIF_TEXT}\0".encode()):
-        return False
+    is_used = kind in (b"eXIf", b"iCCP") or (kind in _PNG_TEXTS and chunk.startswith(f"{PNG_EXIF_TEXT}\0".encode(), 4))
     if kind in (b"iCCP", b"zTXt"):  # a name, 0, method 0, zlib's data
-        packed = body.partition(b"\0")[2]
-        inflate = zlib.decompressobj()
+        packed, inflate = chunk[4:-4].partition(b"\0")[2], zlib.decompressobj()
         with suppress(zlib.error):
             inflate.decompress(packed[1:], _MOST_PROFILE_BYTES)
-        if packed[:1] != b"\0" or inflate.unconsumed_tail:
-            return False
-    return kind in (b"eXIf", b"iCCP", *_PNG_TEXTS) and zlib.crc32(chunk[:-4]) == int.from_bytes(crc, "big")
+        is_used &= packed[:1] == b"\0" and not inflate.unconsumed_tail
+    return is_used and zlib.crc32(chunk[:-4]) == int.from_bytes(chunk[-4:], "big")
 
 
 def webp_canvas(data: bytes) -> tuple[int, int] | None:

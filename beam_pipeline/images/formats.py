@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import logging
 import random
 import re
@@ -75,8 +76,11 @@ _FIRST_BYTES = 512
 _ORIENTATION = 0x0112
 _EOI = b"\xff\xd9"
 _LAST_BYTES = {"JPEG": _EOI, "PNG": b"IEND\xaeB`\x82"}
-# What compressed data may go on with: noise, more than a last MCU can take, that begins with other bits each time.
-_FILLS = tuple(bytes([32 * n + 13]) + random.Random(n).randbytes(1000).replace(b"\xff", b"") for n in range(8))
+# What compressed data may go on with: noise, longer than what a last MCU takes, and its complement, so that each bit is
+# 0 and 1. Every fourth begins with all values of 3 bits.
+_NOISE = [bytes([8 * n + 5, *random.Random(n).choices(range(1, 255), k=1000)]) for n in range(16)]
+_FILLS = (*_NOISE, *(bytes(255 - byte for byte in noise) for noise in _NOISE))
+_DETAILS = (0, 1, 8, 64)  # show a change of 1 in a coefficient, among large and small ones
 _LAST_CODES = 16  # bytes
 _BAND_ROWS = 64
 _RESTART = re.compile(rb"\xff([\xd0-\xd7])")
@@ -184,11 +188,8 @@ def terminated(data: bytes, prepare: Callable[[ImageFile.ImageFile], object]) ->
     """A JPEG that lacks only its EOI, with it; None if any of its picture is missing, or something follows it.
 
     What follows the last code of a complete picture changes no pixel. What follows an incomplete one does, since a
-    decoder takes it for codes; so it does if the last bytes are cut off, unless they don't belong to the picture.
-
-    Args:
-        data: the file.
-        prepare: sets the scale at which an opened image is decoded.
+    decoder takes it for codes; so it does if the last bytes are cut off, unless they don't belong to the picture. That
+    takes 34 decodes, or 2 of a cut file; `prepare` sets the scale at which an opened image is decoded.
     """
     data = data.rstrip(b"\xff")  # of a cut marker
     begin = containers.last_scan(data)
@@ -196,12 +197,11 @@ def terminated(data: bytes, prepare: Callable[[ImageFile.ImageFile], object]) ->
         return None
 
     def is_complete(end: int) -> bool:
-        for source in (data, containers.with_strong_details(data)):
-            pictures = (_picture(source[:end], begin, fill, prepare) for fill in _FILLS)
-            first = next(pictures)
-            if any(other != first for other in pictures):
-                return False
-        return True
+        return all(
+            one == other
+            for number, source in enumerate(containers.with_details(data, factor) for factor in _DETAILS)
+            for one, other in itertools.pairwise(_picture(source[:end], begin, x, prepare) for x in _FILLS[number::4])
+        )
 
     if is_complete(len(data)) and (not is_complete(max(begin, len(data) - _LAST_CODES)) or is_complete(begin)):
         return data + _EOI
@@ -210,10 +210,9 @@ def terminated(data: bytes, prepare: Callable[[ImageFile.ImageFile], object]) ->
 
 def _picture(data: bytes, begin: int, fill: bytes, prepare: Callable[[ImageFile.ImageFile], object]) -> bytes:
     """A digest of the pixels that a JPEG has if the data of its last scan goes on with `fill`."""
-    restarts = _RESTART.findall(data, begin)
-    following = restarts[-1][0] - 0xCF if restarts else 0
+    last = (_RESTART.findall(data, begin) or [b"\xd7"])[-1][0]
     # Each restart marker in turn: a decoder skips to the one that it expects.
-    parts = (fill + bytes([0xFF, 0xD0 + (following + number) % 8]) for number in range(8))
+    parts = (fill + bytes([0xFF, 0xD0 + (last + number) % 8]) for number in range(1, 9))
     image = open_image(data.rstrip(b"\xff") + b"".join(parts) + _EOI, "JPEG")
     prepare(image)
     image.load()
@@ -228,7 +227,7 @@ def why_broken(data: bytes, name: str, size: tuple[int, int] | None, error: Exce
     detail = f"{name}{f' of {size[0]}x{size[1]} pixels' if size else ''}, {len(data)} bytes"
     if isinstance(error, MemoryError):
         return Reject(RejectReason.OUT_OF_MEMORY, detail)
-    if _TRUNCATED.search(str(error)) and not data.endswith(_LAST_BYTES.get(name, ())):
+    if _TRUNCATED.search(str(error)) and (size or not data.endswith(_LAST_BYTES.get(name, ()))):
         return Reject(RejectReason.TRUNCATED, detail)
     if _UNSUPPORTED.search(str(error)):
         return Reject(RejectReason.UNSUPPORTED, detail)
