@@ -15,6 +15,7 @@ from beam_pipeline.errors import NotPublishedError, OtherFormatError, StorageErr
 from beam_pipeline.inputs import checks, manifest_rows
 from beam_pipeline.schema import INDEX_FOLDER, MANIFEST_FILE, REJECTS_FILE, ShardName
 from beam_pipeline.schema.manifest import Manifest, open_manifest
+from beam_pipeline.storage.local import making_folder
 from beam_pipeline.text import one_line
 
 
@@ -102,7 +103,7 @@ def check_unpublished(config: Config) -> None:
     """
     try:
         if storage.is_local(config.output):
-            os.makedirs(config.dataset_url, exist_ok=True)
+            making_folder(storage.join(config.dataset_url, MANIFEST_FILE), lambda: None)
         store = storage.open_storage(config.output, config.first_contact_s)
         first = next(store.files(config.dataset_url), None)
     except FileNotFoundError as error:

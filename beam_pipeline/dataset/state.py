@@ -296,7 +296,9 @@ class JobState:
 
     def files(self) -> dict[str, str]:
         """Every file of the state → its generation."""
-        return {file.path: file.generation for file in self._store.files(self.url)}
+        with suppress(FileNotFoundError):  # a local folder, which another job of this plan has just cleared
+            return {file.path: file.generation for file in self._store.files(self.url)}
+        return {}
 
     @contextmanager
     def temporary_file(self) -> Iterator[IO[bytes]]:

@@ -130,8 +130,13 @@ class LocalStorage(Storage):
                     shutil.rmtree(path)
                 elif name not in keep:
                     path.unlink(missing_ok=True)
-            if not keep:
-                os.rmdir(url)  # fails if it is a link, which is kept
+            for _ in range(_MOST_ATTEMPTS if not keep else 0):
+                try:
+                    return os.rmdir(url)  # fails if it is a link, which is kept
+                except OSError as error:  # another job may have written a file again
+                    if error.errno != errno.ENOTEMPTY:
+                        raise
+                    shutil.rmtree(url, ignore_errors=True)
 
     def delete_temporaries(self, url: str) -> None:
         with suppress(FileNotFoundError):
