@@ -107,10 +107,8 @@ def with_details(data: bytes, factor: int) -> bytes:
     """A JPEG around medium gray, whose coefficients are multiplied by `factor`; 0 changes nothing."""
     changed = bytearray(data)
     with suppress(EOFError, ValueError):
-        for kind, start, end in jpeg_segments(data + bytes([0xFF, EOI])):
-            if (
-                factor and kind == DQT and data[start + 4] < 16
-            ):  # of 8 bits: a table's number 1, the mean's factor 1, 63 others
+        for kind, start, end in jpeg_segments(data + bytes([0xFF, EOI])) if factor else ():
+            if kind == DQT and data[start + 4] < 16:  # tables of 8 bits: number 1, the mean's factor 1, 63 others
                 for mean in range(start + 5, end, 65):
                     changed[mean : mean + 64] = bytes([0, *[factor] * 63])
     return bytes(changed)
