@@ -29,8 +29,8 @@ from beam_pipeline.text import first_few, plural
 _MOST_FILES_READ = 1000  # of a listing, for an input without class folders
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 # What the level of the classes is judged by: so many class folders, and a page of files in each.
-_FOLDERS_SEEN, _FILES_SEEN, _MOST_LEVELS = 16, 1000, 8
-_MOST_STRAYS = 10  # images beside the sub-folders that hold the others; from here on a folder is a class
+_FOLDERS_SEEN, _FILES_SEEN, _MAX_LEVELS = 16, 1000, 8
+_MAX_STRAYS = 10  # images beside the sub-folders that hold the others; from here on a folder is a class
 _UNPACK_EACH = 'for f in *.tar; do mkdir "${f%.tar}" && tar -xf "$f" -C "${f%.tar}"; done'
 
 
@@ -89,7 +89,7 @@ def _check_level(config: Config, folders: list[ClassFolder]) -> bool:
         raise wrong("--input", config.input, f"its folders are splits, not classes: {', '.join(names)}; {as_splits}")
     up = f"move them up to DIR/{'SPLIT/' * of_splits}CLASS, or list the images in a --layout manifest"
     flat = 0
-    for level in range(_MOST_LEVELS):
+    for level in range(_MAX_LEVELS):
         nested: dict[str, set[str]] = {}
         for prefix in prefixes:
             inside = _sub_folders(config, prefix)
@@ -123,12 +123,12 @@ def _sub_folders(config: Config, prefix: str) -> set[str] | None:
     url = storage.join(config.input, prefix[:-1])
     images, are_all = _first_images(config, url)
     names, direct = {path.partition("/")[0] for path in images if "/" in path}, sum("/" not in path for path in images)
-    if not are_all and direct < _MOST_STRAYS:
+    if not are_all and direct < _MAX_STRAYS:
         inside = ListingSummary()
         names, direct = set(folder_names(config, prefix, inside)), inside.counts[OUTSIDE_CLASSES]
         if len(names) <= _FOLDERS_SEEN:
             names = {name for name in names if _first_images(config, storage.join(url, name))[0]}
-    return None if direct and direct >= min(_MOST_STRAYS, len(names)) else names
+    return None if direct and direct >= min(_MAX_STRAYS, len(names)) else names
 
 
 def _first_images(config: Config, url: str) -> tuple[list[str], bool]:

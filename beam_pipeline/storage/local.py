@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
 # Folders are deleted when they are empty; each attempt to write takes microseconds.
 _MOST_ATTEMPTS = 1000
-_MOST_WAYS = 100
+_MAX_WAYS = 100
 # Errors of a broken or circular link, and of a file that was deleted after its folder was read.
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -51,8 +51,8 @@ class LocalStorage(Storage):
                 if _leads_back(url, folder):
                     continue
                 ways[target := os.path.realpath(folder)] += 1
-                if ways[target] > _MOST_WAYS:  # n folders, each with two links to the next, have 2^n paths
-                    reason = f"{target}: more than {_MOST_WAYS:,} paths lead to it by links"
+                if ways[target] > _MAX_WAYS:  # n folders, each with two links to the next, have 2^n paths
+                    reason = f"{target}: more than {_MAX_WAYS:,} paths lead to it by links"
                     raise StorageError(reason, "remove some links")
             try:
                 with translating_os_errors(folder), os.scandir(folder) as entries:

@@ -148,7 +148,7 @@ def _splits(patterns: Pattern, files: Sequence[str]) -> tuple[dict[str, list[str
     each = [patterns] if isinstance(patterns, str | os.PathLike) else patterns
     levels = zip(*(storage.normalize(os.fspath(one)).split("/")[:-1] for one in each), strict=False)
     fixed = [names[0] for names in takewhile(lambda names: len({*names}) == 1 and not has_magic(names[0]), levels)]
-    # The folder that all are in must be the word alone; no other one above decides: they may be anybody's.
+    # The folder that all are in must be the word alone; no other folder above decides, which may have any name.
     outer, found = [folder for folder in fixed[-1:] if _SPLIT.fullmatch(folder.lower())], {}
     for file in files:
         *folders, name = file.split("/")[len(fixed) :]
