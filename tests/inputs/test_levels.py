@@ -119,7 +119,7 @@ def test_split_folders_one_level_off_are_a_question_too(tmp_path: Path, names: l
 @LOCAL_AND_GS
 def test_a_large_class_folder_costs_a_page_and_large_splits_are_found(bucket: Bucket, monkeypatch: object) -> None:
     monkeypatch.setattr(checks, "_FILES_SEEN", 4)  # type: ignore[attr-defined]
-    monkeypatch.setattr(checks, "_MOST_STRAYS", 3)  # type: ignore[attr-defined]
+    monkeypatch.setattr(checks, "_MAX_STRAYS", 3)  # type: ignore[attr-defined]
     for name in each("A B", "cat dog") + tree("A/cat", "B/cat", images=9):
         bucket.put(f"nested/{name}", b"1")
     for name in [*tree("cat", "dog", images=9), *each("cat dog", "a b")]:
