@@ -325,8 +325,8 @@ class Config:
         "moves a few others")
 
     extensions: Flag[str | Iterable[str], frozenset[str]] = Flag(
-        _IMAGES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images, or any: also "
-        "files without one", "LIST")
+        _IMAGES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images; any: every "
+        "file, also one without a suffix", "LIST")
     duplicates: Text = Flag(
         _IMAGES, "keep", ("keep", "report", "drop", "fail"),
         "exact duplicates of an image: keep them all, report them in duplicates.jsonl, drop all but one, or fail")

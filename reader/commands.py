@@ -502,7 +502,11 @@ def _add_index(verbs: Any) -> None:
     flag("pattern", metavar="PATTERN", nargs="+")
     flag("--out", metavar="DIR", required=True, help="Local folder for the index, new or empty.")
     flag("--image_key", metavar="NAME", help="Feature of the encoded image (default: image or another common name).")
-    flag("--class_key", metavar="NAME", help="Feature of the class: an integer, or a one-hot list (default: label …).")
+    flag(
+        "--class_key",
+        metavar="NAME",
+        help="Feature of the class: an integer, or a one-hot list (default: class, label …).",
+    )
     flag("--labels_file", metavar="FILE", help="Class names, a line for each id in order (default: the records').")
 
 
@@ -583,7 +587,7 @@ _BATCH_SIZE: dict[str, Any] = {
     "default": 64,
     "help": "Images that the model gets at once (default: %(default)s).",
 }
-_MODEL: dict[str, Any] = {"metavar": "MODULE:FUNCTION", "help": "Import this module, if the layers are your own."}
+_MODEL: dict[str, Any] = {"metavar": "MODULE:FUNCTION", "help": "Module to import if the model has layers of your own."}
 
 
 def _add_evaluate(verbs: Any) -> None:

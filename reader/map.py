@@ -102,6 +102,8 @@ class Records:
         self._features = {name: picked[name] for name in picked if name not in _OWN_KEYS}
         self._arguments = {**arguments, "features": list(self._features)}
         decoder = ImageDecoder(info.image, 1 if size is None else size, arguments["resize_mode"])
+        is_stored = info.image.min_size == info.image.max_size == decoder.shape[:2]
+        self._moves_pixels = size is not None and not is_stored
         self._rows = RecordRows(info, decoder, self._features, None if selection is None else selection.labels)
 
     def __len__(self) -> int:
@@ -202,7 +204,7 @@ class Records:
                 found[span.at] = self._record(run, decode)
 
         self._in_parallel(read, _joined(spans))
-        if decode and self._arguments["image_size"] is not None:
+        if decode and self._moves_pixels:
             note_boxes(self._features, {name: [record[name] for record in found] for name in self._features})
         return found
 

@@ -121,6 +121,11 @@ def main(names: Sequence[str]) -> int:
     if uv is None:
         print("error: there is no uv: make setup puts it into .venv", file=sys.stderr)
         return 2
+    if unknown := {*names} - {one.extras for one in ENVIRONMENTS}:
+        known = ", ".join(one.extras for one in ENVIRONMENTS if one.extras)
+        print(f"error: no such set of extras: {', '.join(sorted(unknown))}; there are {known}", file=sys.stderr)
+        return 2
+    print("| environment | seconds to install | MB | seconds to try | result |\n|---|---|---|---|---|", flush=True)
     chosen = [one for one in ENVIRONMENTS if not names or one.extras in ("pipeline", *names)]
     rows = []
     with tempfile.TemporaryDirectory(prefix="imageshards-extras-") as folder:
@@ -128,9 +133,6 @@ def main(names: Sequence[str]) -> int:
         for one in chosen:
             rows.append(_tried(one, uv, wheel, Path(folder)))
             print("| {} | {:.0f} | {:.0f} | {:.0f} | {} |".format(*rows[-1]), flush=True)
-    print("\n| environment | seconds to install | MB | seconds to try | result |\n|---|---|---|---|---|")
-    for row in rows:
-        print("| {} | {:.0f} | {:.0f} | {:.0f} | {} |".format(*row))
     return int(any(row[-1] != "passed" for row in rows))
 
 

@@ -52,11 +52,8 @@ def published_text(manifest: Manifest) -> str:
     lines.append(plural(len(manifest.classes), "class"))
     groups = data.get("duplicates", {})
     if groups.get("groups"):
-        lines.append(
-            f"{plural(groups['images'], 'image')} with exact duplicates in {plural(groups['groups'], 'group')}: "
-            f"{groups['across_classes']:,} with conflicting labels, {groups['across_splits']:,} across splits (leaks); "
-            "see duplicates.jsonl"
-        )
+        images, of = plural(groups["images"], "image"), plural(groups["groups"], "group")
+        lines.append(f"{images} with exact duplicates in {of}: see duplicates.jsonl")
     lines += cost.spent_text(run) if manifest.outcome == PUBLISHED else []
     return "\n  ".join(lines)
 
@@ -101,9 +98,10 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
         )
     bits = as_run(manifest.run).bits_used
     if low := bits.get(12):
-        images = plural(sum(bits.values()), "16-bit image")
-        fix = "without a value above 4095: scale files of 10 or 12 bits to 16 first"
-        lines.append(f"{low:,} of {images} stored nearly black, {fix}")
+        images = f"{low:,} of {plural(sum(bits.values()), 'image')} of 16 bits"
+        lines.append(
+            f"{images} without a value above 4095, stored nearly black: scale files of 10 or 12 bits to 16 first"
+        )
     if manifest.moved_ids:
         lines.append(manifest.moved_ids)
     lines += _class_names(classes, is_sorted=config.labels is None)
@@ -126,7 +124,7 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
     conflicts, leaks = (manifest.data.get("duplicates", {}).get(f"across_{what}", 0) for what in ("classes", "splits"))
     if conflicts or leaks:
         groups = f"{plural(conflicts, 'group')} with conflicting labels, {leaks:,} across splits (leaks)"
-        lines.append(f"exact duplicates: {groups}; see duplicates.jsonl")
+        lines.append(f"exact duplicates: {groups}")
     if config.compression == "gzip":
         lines.append("gzip shards have no index and no TFDS metadata: read them with imageshards.record_dataset")
     return lines
@@ -141,7 +139,7 @@ def _class_names(classes: list[str], is_sorted: bool) -> list[str]:
     if several := [" and ".join(names) for names in alike.values() if len(names) > 1]:
         lines.append(f"classes {first_few(several)} differ only in how a name is written: merge them if they are one")
     numbers = [name for name in classes if re.fullmatch("[0-9]+", name)]
-    if is_sorted and (late := [name for before, name in pairwise(numbers) if int(name) < int(before)]):
+    if is_sorted and (late := [before for before, name in pairwise(numbers) if int(name) < int(before)]):
         what = f"classes are numbers, sorted as text: {late[0]!r} is class {classes.index(late[0])}"
         lines.append(f"{what}; --labels_file sets their order")
     return lines

@@ -72,10 +72,9 @@ def moved_ids(config: Config, classes: Sequence[str]) -> str:
     folder, major = join(config.output, config.name), config.version.partition(".")[0]
     with contextlib.suppress(StorageError):  # the new version is published whatever the earlier one holds
         names = storage.open_storage(folder, config.first_contact_s).names(folder)
-        versions = [
-            name for name in schema.newest_first({*names, f"{config.version}/"}) if name.startswith(f"{major}.")
-        ]
-        for version in versions[versions.index(config.version) + 1 :]:
+        versions = schema.newest_first({*names, f"{config.version}/"})
+        earlier = versions[versions.index(config.version) + 1 :]
+        for version in (one for one in earlier if one.startswith(f"{major}.")):
             if manifest := _manifest(join(folder, version), config.first_contact_s):
                 ids = {name: number for number, name in enumerate(classes)}
                 for number, name in enumerate(manifest.classes):

@@ -96,9 +96,11 @@ def _alpha_of_16_bits(image: Image.Image, data: bytes) -> Image.Image | None:
     if data[14] < _BMP_WITH_ALPHA or data[28:31] != _16_BITS_BY_MASKS:
         return None
     (start, height, mask), width = struct.unpack_from("<I8xi40xI", data, 10), image.width
+    if not mask or len(data) < start + 2 * image.height * (width + 1 & ~1):  # cut, but its rows were decoded
+        return None
     values = np.frombuffer(data, "<u2", image.height * (width + 1 & ~1), start).reshape(image.height, -1)
     alpha = np.where(values[:, :width] & mask, 255, 0).astype(np.uint8)
-    return Image.fromarray(alpha if height < 0 else alpha[::-1]) if mask else None
+    return Image.fromarray(alpha if height < 0 else alpha[::-1])
 
 
 def _with_transparent_colour(image: Image.Image, key: int | Rgb, data: bytes) -> Image.Image:

@@ -100,7 +100,7 @@ def _picture(data: bytes) -> tuple[bytes, Tags]:
         raise _unsupported("DNG")
     offsets = pages[0].get(_SUB_IFDS, ())
     offsets = (offsets if isinstance(offsets, tuple) else (offsets,))[:_PAGES]
-    children = [_tags(data, offset) for offset in offsets if offset in range(len(data))]
+    children = [_tags(data, offset) for offset in offsets if isinstance(offset, int) and 0 < offset < len(data)]
     page = max((child for child in children if not _is_copy(child)), key=_area, default=None)
     if not _is_copy(pages[0]) and (page is None or _area(page) <= _area(pages[0])):
         return data, pages[0]

@@ -98,7 +98,8 @@ def _check_level(config: Config, folders: list[ClassFolder]) -> bool:
             if flat > 1:  # one may be a test set without classes
                 return True
         counts = Counter(chain.from_iterable(nested.values()))
-        hold = f"the sub-folders {first_few([*map(repr, sorted(counts))])}"
+        common = sorted(name for name in counts if counts[name] == len(nested))
+        hold = f"the sub-folders {first_few([*map(repr, common or sorted(counts))])}"
         is_one = len({folder.label for folder in folders}) == 1 or (len(nested) == 1 and len(names) == len(prefixes))
         if nested and is_one and not level + flat:
             folder = next(iter(nested))[:-1]
@@ -107,7 +108,7 @@ def _check_level(config: Config, folders: list[ClassFolder]) -> bool:
             raise wrong("--input", config.input, f"{what}; if {folder!r} is one give --folders_are_classes")
         prefixes = [f"{prefix}{name}/" for prefix, inside in nested.items() for name in sorted(inside)]
         if len(prefixes) > len(nested):  # else each has one: what is in that?
-            if len(nested) == 1 or 2 * list(counts.values()).count(len(nested)) < len(counts):
+            if len(nested) == 1 or 2 * len(common) < len(counts):
                 break
             what = f"{f'all {len(names)}' if len(nested) == len(names) else len(nested)} class folders hold {hold}"
             ask = f"the classes? {up}; {if_classes}" if of_splits or level else f"splits? {as_splits}"

@@ -40,6 +40,7 @@ _SYSTEM = frozenset((
     "@eadir", "@tmp", "@recycle", "@recently-snapshot", "@__thumb", "#recycle", "#snapshot", "~snapshot", "found.000",
     "lost+found", "$recycle.bin", "system volume information", "__macosx", "__pycache__",
 ))  # fmt: skip
+# As the whole name of a folder; `imageshards index` looks for such a word within the name of a file, too.
 _SPLIT_FOLDER = re.compile(
     r"(?:.*[\W_])?(?:(train)(?:ing)?|(test)(?:ing)?|val|valid|validation|eval|evaluation|dev)"
     r"(?:[\W_]?(?:set|data|images?|split))?",
@@ -149,10 +150,10 @@ def class_folders(config: Config, summary: ListingSummary) -> list[ClassFolder]:
     if config.layout == "class_folders":
         folders = [ClassFolder(f"{name}/", class_name(name), None) for name in names]
     else:
-        splits = _splits_of(config, names).items()
-        inside = [(f"{folder}/", split, folder_names(config, f"{folder}/", summary)) for folder, split in splits]
         folders = [
-            ClassFolder(f"{top}{name}/", class_name(name), split) for top, split, some in inside for name in some
+            ClassFolder(f"{top}/{name}/", class_name(name), split)
+            for top, split in _splits_of(config, names).items()
+            for name in folder_names(config, f"{top}/", summary)
         ]
     check_forms(folder.label for folder in folders)
     return [folder._replace(label=spelled(folder.label)) for folder in folders]

@@ -32,7 +32,7 @@ _UNKNOWN_SIZE = -1
 _BEFORE_A_PATH = re.compile("^([.]/(?!/)|file://(?=/))")
 _MD5 = re.compile("[0-9a-f]{32}")
 _BOX_ROWS = 100  # that are read to detect boxes
-_NUMBER_SEPARATORS = re.compile(r"\s*[;,|]\s*|\s+")
+_NUMBER_SEPARATORS, _LAST_SEPARATOR = re.compile(r"\s*[;,|]\s*|\s+"), re.compile(r"(?<=\S)\s*[;,|]$")
 _NO_CLASS = re.compile(r"[+-]?nan|<na>|.*[;|].*", re.IGNORECASE)  # missing, as pandas writes it, or several
 _LIKE = {"path": "file|path|image|img|url|uri", "label": "class|categor|target|species"}  # what else it may be called
 
@@ -320,7 +320,7 @@ def _list_values(cell: Any, dtype: str) -> Sequence[Any]:
         return list(json.loads(text))
     if not text:
         return []
-    return text.split(";") if dtype == "bytes" else _NUMBER_SEPARATORS.split(text)
+    return text.split(";") if dtype == "bytes" else _NUMBER_SEPARATORS.split(_LAST_SEPARATOR.sub("", text))
 
 
 def folder_to_list(config: Config, ref: ImageRef) -> str | None:

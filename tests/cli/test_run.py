@@ -73,7 +73,8 @@ def test_the_command_prints_its_one_line_and_nothing_else(with_broken: Path, tmp
     else:
         flags, code = ["--layout=manifest", f"--manifest={table}"], 2
         what = "path 'a\\\\new.jpg' is given twice, with label 'x' and with label 'y'"
-        line = f"--manifest '{table}': {what}: keep one of the two"
+        boxes = "several boxes are one row, with lists such as 0.1;0.5 in columns such as xmin:float32[]"
+        line = f"--manifest '{table}': {what}: keep one of the two; {boxes}"
     done = subprocess.run(program(mode, with_broken, tmp_path, *flags), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"error: {line}\n")
     assert [*make.files(tmp_path)] == ["twice.csv"]

@@ -105,7 +105,7 @@ def test_images_of_16_bits_that_hold_fewer_are_told(tmp_path: Path) -> None:
         (source / "a" / f"{number}.png").write_bytes(png(48, 36, 16, {1: 0, 3: 2, 4: 6}[channels], rows))
     finished = job(source, tmp_path / "out")
     assert finished.code == 0
-    fix = "without a value above 4095: scale files of 10 or 12 bits to 16 first"
-    assert f"warning: 6 of 10 16-bit images stored nearly black, {fix}\n" in finished.err
+    fix = "without a value above 4095, stored nearly black: scale files of 10 or 12 bits to 16 first"
+    assert f"warning: 6 of 10 images of 16 bits {fix}\n" in finished.err
     answer = Decoder(OWN_SIZE, None, isolated=True).convert("x", (source / "a" / "0.tif").read_bytes(), b"")
     assert (answer.bits_used, convert((source / "a" / "3.png").read_bytes(), OWN_SIZE).bits_used) == (12, 16)

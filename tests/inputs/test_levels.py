@@ -44,7 +44,7 @@ def each(above: str, below: str) -> list[str]:
          f"A=SPLIT,B=SPLIT; {FLAG}"),
         (each("A B C", "cat dog"), "all 3 class folders hold the sub-folders 'cat', 'dog': are they splits? "),
         (each("A B", "a b c d e"), "all 2 class folders hold the sub-folders 'a', 'b', 'c' and 2 more: "),
-        (each("A", "cat dog") + each("B", "cat"), "all 2 class folders hold the sub-folders 'cat', 'dog': "),
+        (each("A", "cat dog") + each("B", "cat"), "all 2 class folders hold the sub-folders 'cat': "),
         (each("A", "cat dog") + each("B", "cat dog eel"), "all 2 class folders hold the sub-folders 'cat', 'd"),
         ([*each("A B", "cat dog"), "A/grid.png"], "all 2 class folders hold the sub-folders 'cat', 'dog': "),
         ([*each("A B", "cat dog"), "A/.x/1.jpg", "B/@eaDir/1.jpg", "__MACOSX/1.jpg", "docs/a.txt"],

@@ -178,7 +178,7 @@ def refused(path: Path) -> str:
         ("bytes", "size in bytes", ["many", "-5", "9" * 19]),
         ("md5", "MD5 of 32 hexadecimal digits", ["zz", "١" * 32]),
         ("n:int64", "int64", ["1.5", str(1 << 63), "", " ", "nan"]),
-        ("n:int64[]", "int64[]", ["1;;3", ";1", "1;", "1; ;3", ";"]),
+        ("n:int64[]", "int64[]", ["1;;3", ";1", "1;;", "1; ;3", ";"]),
         ("x:float32", "float32", ["1e39", "0x10", "1_000"]),
         ("x:float32[]", "float32[]", ["1;b"]),
     ],

@@ -99,7 +99,8 @@ Done = dict[str, tuple[make.Finished, Path]]
 
 def test_report_names_groups_and_leaves_every_record(done: Done) -> None:
     (finished, version), (_, kept) = done["report"], done["keep"]
-    assert "  5 images with exact duplicates in 2 groups: 0 with conflicting labels, " in finished.out
+    assert "  5 images with exact duplicates in 2 groups: see duplicates.jsonl" in finished.out
+    assert "warning: exact duplicates" not in finished.err  # all are of one class and split
     assert "--duplicates report reads every image once more, before planning" in finished.err
     assert groups_of(version) == COPIES
     counts = make.manifest(version)["duplicates"]
