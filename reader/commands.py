@@ -278,7 +278,7 @@ def _add_rejects(verbs: Any) -> None:
         "rejects",
         _rejects,
         "Say which images got no record and why, in groups of the same kind.",
-        "rejects.jsonl in the dataset's folder names them all. Of a job that failed for its rejects, too.",
+        "rejects.jsonl in the dataset's folder names them all. Also of a job that failed for them after its sample.",
         "datasets/photos/1.0.0",
         "0 done, 1 the dataset or its storage can't be read",
     ).add_argument("dataset", **_DATASET)

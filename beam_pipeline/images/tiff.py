@@ -65,9 +65,25 @@ def open_tiff(data: bytes) -> TiffImageFile:
         image.tag_v2[plugin.PHOTOMETRIC_INTERPRETATION] = WHITE_IS_ZERO
     if image.mode in ("P", "PA") and max(tags[plugin.COLORMAP]) < 256:  # of 8 bits, where 16 should be
         image.palette = ImagePalette.raw("RGB;L", bytes(tags[plugin.COLORMAP]))
+    if compression == 1 and _lacks_pieces(tags, samples if planar else 1):  # which would be black
+        raise ValueError("strips or tiles are missing")
     if not _is_readable(image, bits, planar):
         raise _unsupported(what)
     return image
+
+
+def _lacks_pieces(tags: Tags, planes: int) -> bool:
+    """Whether there are fewer strips or tiles than the picture has."""
+    width, height, is_tiled = (
+        _number(tags, plugin.IMAGEWIDTH),
+        _number(tags, plugin.IMAGELENGTH),
+        plugin.TILEWIDTH in tags,
+    )
+    across = _number(tags, plugin.TILEWIDTH) if is_tiled else width
+    down = _number(tags, plugin.TILELENGTH if is_tiled else plugin.ROWSPERSTRIP, height)
+    offsets = tags.get(plugin.TILEOFFSETS if is_tiled else plugin.STRIPOFFSETS, ())
+    pieces = -(-width // max(across, 1)) * -(-height // max(down, 1)) * planes
+    return isinstance(offsets, tuple) and len(offsets) < pieces
 
 
 def _is_readable(image: TiffImageFile, bits: int, planar: bool) -> bool:

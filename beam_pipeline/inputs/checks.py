@@ -108,7 +108,12 @@ def _check_level(config: Config, folders: list[ClassFolder]) -> bool:
             raise wrong("--input", config.input, f"{what}; if {folder!r} is one give --folders_are_classes")
         prefixes = [f"{prefix}{name}/" for prefix, inside in nested.items() for name in sorted(inside)]
         if len(prefixes) > len(nested):  # else each has one: what is in that?
-            if len(nested) == 1 or 2 * len(common) < len(counts):
+            fewest = min(map(len, nested.values()))
+            if (
+                len(nested) == 1
+                or not common
+                or (len(common) < fewest and (len(common) < 2 or 2 * len(common) < fewest))
+            ):
                 break
             what = f"{f'all {len(names)}' if len(nested) == len(names) else len(nested)} class folders hold {hold}"
             ask = f"the classes? {up}; {if_classes}" if of_splits or level else f"splits? {as_splits}"

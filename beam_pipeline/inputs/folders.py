@@ -42,8 +42,8 @@ _SYSTEM = frozenset((
 ))  # fmt: skip
 # As the whole name of a folder; `imageshards index` looks for such a word within the name of a file, too.
 _SPLIT_FOLDER = re.compile(
-    r"(?:.*[\W_])?(?:(train)(?:ing)?|(test)(?:ing)?|val|valid|validation|eval|evaluation|dev)"
-    r"(?:[\W_]?(?:set|data|images?|split))?",
+    r"(?:.*[\W_])?(?:(train)(?:ing)?|(test)(?:ing)?|val|valid|validation|eval|evaluation|dev|holdout)"
+    r"(?:[\W_]?(?:set|data|images?|split))?[\W_]*(?:v?\d+)?\W*",  # also train2017, train_256, train (1)
     re.IGNORECASE,
 )
 

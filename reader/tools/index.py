@@ -303,6 +303,9 @@ class _Contents:
         if keys.one_hot and np.any(value) and (label is None or len(value) != keys.one_hot):
             found = f"{np.count_nonzero(value)} of {plural(len(value), 'value')} of {keys.label!r} aren't 0"
             return _NOT_ONE_HOT, f"{found}, and another record has one 1 in {keys.one_hot}: give another --class_key"
+        if not keys.one_hot and label is not None and len(value) > 1:
+            found = f"{len(value)} values are in {keys.label!r}, and another record has one class id"
+            return _NOT_ONE_HOT, f"{found}: give another --class_key"
         if label is None or label < 0:
             return "no_image_or_class", f"its {keys.label!r} isn't one class id"
         try:

@@ -140,8 +140,9 @@ ROWS: dict[str, list[tuple[Any, ...] | Callable[[], None]]] = {
         ("png bmp tiff tiff_lzw", EXACT, 0), ("webp avif", EXACT, 3), ("heic", EXACT, 6)],
     "HEIC without the extra": [without_extra],
     "JPEG of 12 bits, JPEG 2000 and XL, PSD, SVG, PDF, ICO, camera raw, PNG of iPhone apps (`CgBI`)": [unsupported],
-    "TIFF of signed integers, 32-bit integers or floats; of 16-bit gray with alpha; in planes: gray or palette with "
-    "alpha, Lab; whose channels are pages (ImageJ, OME); that holds only a thumbnail; compressed as WebP": [unsupported],
+    "TIFF of signed integers, 32-bit integers or floats; of 16-bit gray with alpha; in planes: gray or palette "
+    "with alpha, Lab; whose channels are pages (ImageJ, OME); that holds only a thumbnail; "
+    "compressed as WebP": [unsupported],
     "BMP of 2 bits, of JPEG or PNG inside, of rare masks: 4444, 10 bits a channel, RGBX, ARGB": [],  # test_bmp.py
     "a JPEG for `jpeg` that fits already": [],  # test_containers.py
     "a PNG or JPEG with broken metadata": [],  # test_rescue.py

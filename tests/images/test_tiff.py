@@ -259,3 +259,14 @@ def test_a_compression_that_pillow_lacks_is_rejected_before_libtiff_complains(
 def test_slices_are_pages_of_which_the_first_is_stored(description: bytes) -> None:
     data = tiff(*[page(FLAT, 1, tags={270: description}), page(255 - FLAT, 1)])
     assert np.array_equal(stored(data), gray(FLAT))
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("planar", [False, True])
+@pytest.mark.parametrize("tile", [None, (16, 16)])
+def test_a_missing_strip_tile_or_plane_is_not_black(bits: int, planar: bool, tile: tuple[int, int] | None) -> None:
+    values = np.full((32, 48, 3), (1 << bits) - 1, np.uint16 if bits == 16 else np.uint8)
+    complete = page(values, bits=bits, planar=planar, tile=tile, rows=None if tile else 8)
+    assert opened(convert(tiff(complete), OWN_SIZE).data).min() == 255
+    pieces = 324 if tile else 273
+    assert rejected(tiff({**complete, pieces: complete[pieces][:-1]}))[0] == "decode_error"

@@ -38,6 +38,10 @@ def each(above: str, below: str) -> list[str]:
         (each("train test", "cat"), f"its folders are splits, not classes: test, train; give --layout "
          f"split_class_folders; {FLAG}"),
         (tree("training_set", "test_set"), "its folders are splits, not classes: test_set, training_set; "),
+        (each("train2017", "cat dog fox") + each("val2017", "cat"), "its folders are splits, not classes: train2017, "),
+        (tree("train (1)", "test (1)"), "its folders are splits, not classes: test (1), train (1); "),
+        (each("training", "cat dog") + each("holdout", "cat fox"), "its folders are splits, not classes: holdout, "),
+        (each("X", "cat dog fox") + each("Y", "cat"), "all 2 class folders hold the sub-folders 'cat': are they spl"),
         (tree("Train", "Val"), "its folders are splits, not classes: Train, Val; "),
         (each("seg_train seg_test", "sea ice"), "its folders are splits, not classes: seg_test, seg_train; "),
         (each("A B", "cat dog"), f"all 2 class folders hold the sub-folders 'cat', 'dog': {SPLITS} --split_folders "

@@ -268,6 +268,8 @@ def test_one_hot_labels_are_class_ids_to_every_reader(tmp_path: Path, kind: str)
     [
         ([[0, 1, 0], [0, 0, 1, 0]], "record 1: 1 of 4 values of 'label' aren't 0, and another record has one 1 in 3"),
         ([[0.0, 1.0], [1.0, 1.0]], "record 1: 2 of 2 values of 'label' aren't 0, and another record has one 1 in 2"),
+        ([2, [1, 0, 0]], "record 1: 3 values are in 'label', and another record has one class id: give another"),
+        ([1, [1, 0]], "record 1: 2 values are in 'label', and another record has one class id: give another"),
         ([[0, 1], 1], "record 1: 1 of 1 value of 'label' aren't 0, and another record has one 1 in 2"),
         (
             [[0.2, 0.8]],
