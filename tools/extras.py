@@ -174,8 +174,8 @@ def _run(one: Environment, programs: Path, work: Path) -> str:
         done = _done(text.format(backend=one.backend) if text in _TRAIN else text, environment, work)
         if done.returncode or not done.stdout.strip() or (text is found and "nothing else" not in done.stdout):
             print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
-            said = (done.stderr or done.stdout).strip().splitlines() or ["nothing is printed"]
-            return f"failed: {text.strip().splitlines()[0]}: {said[-1]}"
+            lines = (done.stderr or done.stdout).strip().splitlines() or ["nothing is printed"]
+            return f"failed: {text.strip().splitlines()[0]}: {lines[-1]}"
     if one.refuses:
         text, words = one.refuses
         done = _done(text, environment, work)

@@ -30,7 +30,7 @@ _MOST_FILES_READ = 1000  # of a listing, for an input without class folders
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 # What the level of the classes is judged by: so many class folders, and a page of files in each.
 _FOLDERS_SEEN, _FILES_SEEN, _MAX_LEVELS = 16, 1000, 8
-_MAX_STRAYS = 10  # images beside the sub-folders that hold the others; from here on a folder is a class
+_MAX_STRAYS = 10  # images next to sub-folders that hold the others; a folder with that many is a class
 _UNPACK_EACH = 'for f in *.tar; do mkdir "${f%.tar}" && tar -xf "$f" -C "${f%.tar}"; done'
 
 
@@ -109,11 +109,8 @@ def _check_level(config: Config, folders: list[ClassFolder]) -> bool:
         prefixes = [f"{prefix}{name}/" for prefix, inside in nested.items() for name in sorted(inside)]
         if len(prefixes) > len(nested):  # else each has one: what is in that?
             fewest = min(map(len, nested.values()))
-            if (
-                len(nested) == 1
-                or not common
-                or (len(common) < fewest and (len(common) < 2 or 2 * len(common) < fewest))
-            ):
+            # All of one folder's, or two and half of them: a single shared name such as 2020 says little.
+            if len(nested) == 1 or len(common) < min(fewest, max(2, -(-fewest // 2))):
                 break
             what = f"{f'all {len(names)}' if len(nested) == len(names) else len(nested)} class folders hold {hold}"
             ask = f"the classes? {up}; {if_classes}" if of_splits or level else f"splits? {as_splits}"

@@ -40,7 +40,7 @@ _SYSTEM = frozenset((
     "@eadir", "@tmp", "@recycle", "@recently-snapshot", "@__thumb", "#recycle", "#snapshot", "~snapshot", "found.000",
     "lost+found", "$recycle.bin", "system volume information", "__macosx", "__pycache__",
 ))  # fmt: skip
-# As the whole name of a folder; `imageshards index` looks for such a word within the name of a file, too.
+# A folder's complete name; `imageshards index` looks for such a word within the name of a file, too.
 _SPLIT_FOLDER = re.compile(
     r"(?:.*[\W_])?(?:(train)(?:ing)?|(test)(?:ing)?|val|valid|validation|eval|evaluation|dev|holdout)"
     r"(?:[\W_]?(?:set|data|images?|split))?[\W_]*(?:v?\d+)?\W*",  # also train2017, train_256, train (1)

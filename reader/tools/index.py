@@ -197,7 +197,7 @@ def find_keys(files: Sequence[str], image_key: str | None, class_key: str | None
         flag, key, what = "--class_key", class_key, "a class id (one integer, or a one-hot list)"
         fitting = [key for key in there if class_id(features[key]) is not None]
         lists = [key for key in there if type_name(features[key]) == "int64" and key not in fitting]
-        what += f"; {there[lists[0]]} is a list, as detection sets have: an index needs one an image" if lists else ""
+        what += f"; {there[lists[0]]} is a list, as detection sets have: an index needs one per image" if lists else ""
     isnt = f"{there.get(key, repr(key))} isn't" if key else "no feature is known to hold"
     choices = ", ".join(there[key] for key in fitting)
     fix = f"name it by {flag} among: {choices}" if choices else f"nor is another: {', '.join(there.values())}"
