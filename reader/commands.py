@@ -278,7 +278,7 @@ def _add_rejects(verbs: Any) -> None:
         "rejects",
         _rejects,
         "Say which images got no record and why, in groups of the same kind.",
-        "rejects.jsonl in the dataset's folder names them all. Also of a job that failed for them after its sample.",
+        "rejects.jsonl in the dataset's folder names them all. Also of a job that failed for them.",
         "datasets/photos/1.0.0",
         "0 done, 1 the dataset or its storage can't be read",
     ).add_argument("dataset", **_DATASET)
@@ -290,7 +290,7 @@ def _rejects(given: argparse.Namespace) -> int:
     total = sum(group.count for group in groups)
     of = plural(total, "image") if images is None else f"{total:,} of {plural(images, 'image')}"
     lines = [f"{of} {'was' if total == 1 else 'were'} rejected"]
-    lines += ["not published: the job failed; --max_reject_fraction permits more rejects"] * (info is None)
+    lines += ["nothing is published: the job stopped for them"] * (info is None)
     for group in groups:
         lines.append(f"{group.what}: {group.count:,} ({group.reason})")
         more = f" and {group.count - len(group.paths):,} more" if group.count > len(group.paths) else ""

@@ -153,7 +153,7 @@ class DatasetTotals:
             by_reason = ", ".join(f"{reason} {count}" for reason, count in sorted(total.rejects.items()))
             raise ImageShardsError(
                 f"{failures} of {images} images rejected ({by_reason}), --max_reject_fraction is "
-                f"{max_reject_fraction:g}: nothing is published; see {self._config.state_url}/{schema.REJECTS_FILE}, "
+                f"{max_reject_fraction:g}: nothing is published; see imageshards rejects {self._config.dataset_url}, "
                 "remove them or raise --max_reject_fraction"
             )
         if not self._splits["train"].records:

@@ -98,7 +98,7 @@ class _EstimateSizesFn(beam.DoFn):  # type: ignore[misc]
 
 @reports_errors
 def _plan(sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample: list[Measurement]) -> Plan:
-    sampling.check_sample(sample, summary.images, config.max_reject_fraction)
+    sampling.check_sample(config, sample, summary.images)
     return plan_job(sizes, config, summary, sample)
 
 

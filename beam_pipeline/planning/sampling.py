@@ -11,13 +11,15 @@ from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from typing import NamedTuple
 
+from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Attempts, Decoder, check_versions
 from beam_pipeline.conversion.fetch import convert_all, record_of
 from beam_pipeline.errors import ImageShardsError, Reject, StorageError
 from beam_pipeline.images import ChannelSums
 from beam_pipeline.inputs.references import ImageRef
-from beam_pipeline.schema import FRAME_BYTES
+from beam_pipeline.schema import FRAME_BYTES, REJECTS_FILE
+from beam_pipeline.schema.job import RejectLine, document_bytes
 from beam_pipeline.schema.manifest import Statistics
 
 
@@ -108,19 +110,28 @@ def cpu_s_an_image(sample: Sequence[Measurement]) -> float:
     return sum(kept) / len(kept) if kept else 0.0
 
 
-def check_sample(sample: list[Measurement], images_listed: int, max_reject_fraction: float) -> None:
-    """Stop before the money is spent when the sample already shows too many rejects.
+def check_sample(config: Config, sample: list[Measurement], images_listed: int) -> None:
+    """Stop before the money is spent when the sample already shows too many rejects, which stay in the state's folder.
 
     Raises:
         ImageShardsError: more than the limit where everything was sampled, clearly more where it is a part.
     """
-    rejected = sorted((image.path, image.reject.reason, image.reject.detail) for image in sample if image.reject)
+    rejected = sorted(
+        (RejectLine(image.path, str(image.reject.reason), image.reject.detail) for image in sample if image.reject),
+        key=lambda line: line.path,
+    )
     everything = len(sample) >= images_listed
-    limit = Fraction(str(max_reject_fraction)) * len(sample)  # in floats 0.29 of 100 is less than 29
-    if len(rejected) > (limit if everything else 3 + 3 * limit):
-        path, reason, detail = rejected[0]
-        raise ImageShardsError(
-            f"{len(rejected)} of {len(sample)} {'images' if everything else 'sampled images'} rejected, "
-            f"--max_reject_fraction is {max_reject_fraction:g}: the first is {path!r} ({reason}: {detail}); "
-            "remove them or raise --max_reject_fraction"
-        )
+    limit = Fraction(str(config.max_reject_fraction)) * len(sample)  # in floats 0.29 of 100 is less than 29
+    if len(rejected) <= (limit if everything else 3 + 3 * limit):
+        return
+    see = ""
+    if not config.plan_only:
+        url = storage.join(config.state_url, REJECTS_FILE)
+        storage.open_storage(url, config.io_deadline).write(url, b"".join(map(document_bytes, rejected)))
+        see = f"see imageshards rejects {config.dataset_url}, "
+    first = rejected[0]
+    raise ImageShardsError(
+        f"{len(rejected)} of {len(sample)} {'images' if everything else 'sampled images'} rejected, "
+        f"--max_reject_fraction is {config.max_reject_fraction:g}: the first is {first.path!r} ({first.reason}: "
+        f"{first.detail}); {see}remove them or raise --max_reject_fraction"
+    )

@@ -97,6 +97,9 @@ def test_each_mistake_is_told_in_one_line_with_its_exit_code(
     before = make.files(data)
     finished = make.run(*arguments.split())
     assert (finished.code, finished.out) == (code, "")
+    rejects = data / "out/photos/_state/1.0.0/rejects.jsonl"
+    assert rejects.exists() == ("imageshards rejects" in line)
+    rejects.unlink(missing_ok=True)
     assert make.files(data) == before
     printed = [text for text in finished.err.splitlines() if not text.startswith("warning:")]
     here = rf"process {os.getpid()} on {re.escape(socket.gethostname())}, since .*? UTC"

@@ -68,16 +68,17 @@ def test_the_command_prints_its_one_line_and_nothing_else(with_broken: Path, tmp
         line = (
             "3 of 45 images rejected, --max_reject_fraction is 0.01: the first is 'dog/cut.jpg' "
             f"(truncated: JPEG of 120x90 pixels, {(with_broken / 'dog/cut.jpg').stat().st_size} bytes); "
-            "remove them or raise --max_reject_fraction"
+            f"see imageshards rejects {tmp_path}/x/1.0.0, remove them or raise --max_reject_fraction"
         )
+        left = ["x/_state/1.0.0/rejects.jsonl"]
     else:
-        flags, code = ["--layout=manifest", f"--manifest={table}"], 2
+        flags, code, left = ["--layout=manifest", f"--manifest={table}"], 2, []
         what = "path 'a\\\\new.jpg' is given twice, with label 'x' and with label 'y'"
         boxes = "several boxes are one row, with lists such as 0.1;0.5 in columns such as xmin:float32[]"
         line = f"--manifest '{table}': {what}: keep one of the two; {boxes}"
     done = subprocess.run(program(mode, with_broken, tmp_path, *flags), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"error: {line}\n")
-    assert [*make.files(tmp_path)] == ["twice.csv"]
+    assert [*make.files(tmp_path)] == ["twice.csv", *left]
 
 
 # --- rejects

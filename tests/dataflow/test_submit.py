@@ -82,7 +82,7 @@ def test_a_job_that_failed_is_submitted_again_by_the_same_command_and_goes_on(ap
     finished = one.run("--max_reject_fraction=0")
     rejected = (
         "1 of 11 images rejected, --max_reject_fraction is 0: the first is 'class_0/bad.jpg' (not_an_image: 3 bytes, "
-        "beginning 626164); remove them or raise --max_reject_fraction"
+        f"beginning 626164); see imageshards rejects {one.version}, remove them or raise --max_reject_fraction"
     )
     errors = [f"12:04:30 error: {rejected}", f"12:04:30 error: {LAST.text}"]
     ended = ["12:02:00 running", *errors, "12:04:00 failed after 4 min 00 s"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -24,6 +25,10 @@ from tests import make
 
 def of(sums: ChannelSums | None, split: str = "train", path: str = "a/b.jpg") -> Measurement:
     return Measurement(path, split, 100, 50, sums, None)
+
+
+def permitting(fraction: float, output: Path = Path("unused"), plan_only: bool = False) -> Config:
+    return Config(input="x", output=str(output), name="x", max_reject_fraction=fraction, plan_only=plan_only)
 
 
 def bad(path: str) -> Measurement:
@@ -61,27 +66,32 @@ def test_no_digit_is_lost_on_very_many_pixels() -> None:
     assert statistics([of(sums)]) == Statistics(("0.500000",), ("0.500000",), 1)
 
 
-def test_only_clearly_more_rejects_of_a_part_stop() -> None:
+@pytest.mark.parametrize("plan_only", [False, True])
+def test_only_clearly_more_rejects_of_a_part_stop_and_stay_in_the_state(tmp_path: Path, plan_only: bool) -> None:
     sample = [bad(f"{number}") for number in range(7)] + [of(None)] * 93
-    check_sample([*sample[1:], of(None)], 10_000, 0.01)  # 3 + 3 × 1
+    config = permitting(0.01, tmp_path, plan_only)
+    check_sample(config, [*sample[1:], of(None)], 10_000)  # 3 + 3 × 1
     with pytest.raises(ImageShardsError) as caught:
-        check_sample(sample, 10_000, 0.01)
+        check_sample(config, sample, 10_000)
+    see = "" if plan_only else f"see imageshards rejects {tmp_path}/x/1.0.0, "
     assert str(caught.value) == (
         "7 of 100 sampled images rejected, --max_reject_fraction is 0.01: "
-        "the first is '0' (truncated: JPEG of 1x1 pixels, 9 bytes); remove them or raise --max_reject_fraction"
+        f"the first is '0' (truncated: JPEG of 1x1 pixels, 9 bytes); {see}remove them or raise --max_reject_fraction"
     )
+    lines = make.files(tmp_path).get("x/_state/1.0.0/rejects.jsonl", b"").splitlines()
+    assert [json.loads(line)["path"] for line in lines] == ([] if plan_only else list("0123456"))
 
 
-def test_where_all_were_sampled_the_limit_itself_counts() -> None:
+def test_where_all_were_sampled_the_limit_itself_counts(tmp_path: Path) -> None:
     sample = [of(None)] * 98 + [bad("a"), bad("b")]
-    check_sample(sample, 100, 0.02)
+    check_sample(permitting(0.02), sample, 100)
     with pytest.raises(ImageShardsError, match=r"^2 of 100 images rejected"):
-        check_sample(sample, 100, 0.019)
+        check_sample(permitting(0.019, tmp_path), sample, 100)
 
 
 def test_exactly_the_limit_is_not_over_it() -> None:
     for percent in range(1, 100):  # in floats 0.29 × 100 is 28.999999999999996
-        check_sample([bad("x")] * percent + [of(None)] * (100 - percent), 100, float(f"0.{percent:02d}"))
+        check_sample(permitting(float(f"0.{percent:02d}")), [bad("x")] * percent + [of(None)] * (100 - percent), 100)
 
 
 def test_a_measurement_is_of_the_record_that_will_be_written(photos: Path, tmp_path: Path) -> None:

@@ -77,17 +77,17 @@ def test_json_has_the_same(version: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [group.what for group in reader.rejects(version)] == [group["what"] for group in document["groups"]]
 
 
-@pytest.fixture(scope="module")
-def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a dataset whose job failed for its rejects; one name would forge a line."""
+@pytest.fixture(scope="module", params=[20, 600])
+def failed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a dataset whose job failed for its rejects, in its sample or at its end; a name forges a line."""
     folder = tmp_path_factory.mktemp("failed")
     images = make.class_folders(folder / "in", {"cat": 1})
-    for number in range(1, 600):  # more than are sampled: a sample would stop the job before
+    for number in range(1, request.param):  # up to 512 are sampled
         (images / "cat" / f"{number}.jpg").hardlink_to(images / "cat" / "0000.jpg")
     for name in ("a.jpg", "x\n0 of 22 images were rejected\ny.jpg"):
         (images / "cat" / name).write_bytes(b"some text")
     said = make.job(images, folder / "out", "--max_reject_fraction", "0.001").err
-    assert f"nothing is published; see {folder}/out/photos/_state/1.0.0/rejects.jsonl" in said
+    assert f"; see imageshards rejects {folder}/out/photos/1.0.0, remove them or raise --max_reject_fraction" in said
     return folder / "out" / "photos"
 
 
@@ -98,7 +98,7 @@ def test_those_of_a_job_that_failed_for_them_are_shown(
     assert main(["rejects", str(failed / place)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "2 images were rejected",
-        "not published: the job failed; --max_reject_fraction permits more rejects",
+        "nothing is published: the job stopped for them",
         "text: 2 (not_an_image)",
         "  cat/a.jpg, cat/x\\n0 of 22 images were rejected\\ny.jpg",
         f"all of them: {failed}/_state/1.0.0/rejects.jsonl",
