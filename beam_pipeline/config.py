@@ -260,8 +260,9 @@ class Flag(Generic[Raw, Parsed]):
                     raise ValueError(f"choose one of {', '.join(map(str, self.values))}")
             elif value is not None or self.default is not None:
                 parsed = self.values(value)
-        except ValueError as error:
-            raise wrong(f"--{self.name}", value, error) from None
+        except (TypeError, ValueError) as error:
+            fix = f"give text, not {type(value).__name__}" if isinstance(error, TypeError) else error
+            raise wrong(f"--{self.name}", value, fix) from None
         vars(config)[self.name] = parsed
 
 
@@ -523,7 +524,9 @@ def feature_columns(header: Sequence[str], url: str = "") -> tuple[Column, ...]:
         name, dtype = name_and_type(heading)
         if heading in _OWN_COLUMNS:
             fault = "is repeated: keep one" if header.count(heading) > 1 else ""
-        elif not name or name in RECORD_KEYS or name in _OWN_COLUMNS:
+        elif not name:
+            fault = "has no name: give it one, or leave it out (pandas: index=False)"
+        elif name in RECORD_KEYS or name in _OWN_COLUMNS:
             fault = "has a reserved name: rename it"
         elif not is_utf8(name):
             fault = "has a name that isn't UTF-8: rename it"

@@ -516,7 +516,8 @@ def _index(given: argparse.Namespace) -> int:
     names = ("image_key", "class_key", "labels_file")
     indexed = index(given.pattern, given.out, **{name: getattr(given, name) for name in names})
     document = {"dataset": indexed.info.url, "records": indexed.records, "left_out": dict(indexed.left_out)}
-    lines = (_describe(indexed.info), *(f"  split {source}" for source in indexed.sources))
+    keys = "  image in feature {image!r}, class in {class!r}".format_map(indexed.info.manifest[FOREIGN_KEY])
+    lines = (_describe(indexed.info), *(f"  split {source}" for source in indexed.sources), keys)
     _print(given, {**document, "sources": list(indexed.sources)}, "\n".join(lines))
     return EXIT_OK
 

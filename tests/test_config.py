@@ -94,6 +94,8 @@ def test_a_bad_value_is_told_with_flag_value_and_fix(line: str) -> None:
         ("channels", "choose one of 1, 3", [2]),
         ("max_reject_fraction", "give a number from 0 to 1", [-0.1, float("nan")]),
         ("seed", f"give a whole number from {-(1 << 63)} to {(1 << 63) - 1}", [1 << 63]),
+        ("version", "give text, not int", [8]),
+        ("labels_file", "give text, not list", [["a", "b"]]),
         ("split_by", "write its flags into it: '(?i)...'", [re.compile("(a)", re.I)]),
     ],
 )

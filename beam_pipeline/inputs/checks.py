@@ -100,11 +100,12 @@ def _check_level(config: Config, folders: list[ClassFolder]) -> bool:
         counts = Counter(chain.from_iterable(nested.values()))
         common = sorted(name for name in counts if counts[name] == len(nested))
         hold = f"the sub-folders {first_few([*map(repr, common or sorted(counts))])}"
+        folder, below = next(iter(nested.items()), ("", set()))
         is_one = len({folder.label for folder in folders}) == 1 or (len(nested) == 1 and len(names) == len(prefixes))
-        if nested and is_one and not level + flat:
-            folder = next(iter(nested))[:-1]
+        if nested and not level and (is_one if not flat else len(names) == 2 and len(below) > 1):
+            folder = folder[:-1]
             fix = up if of_splits else f"give --input {storage.join(config.input, folder)!r}"
-            what = f"all images of its only class {folder!r} are in {hold}: if these are the classes {fix}"
+            what = f"all images of {'' if flat else 'its only '}class {folder!r} are in {hold}: if these are the classes {fix}"
             raise wrong("--input", config.input, f"{what}; if {folder!r} is one give --folders_are_classes")
         prefixes = [f"{prefix}{name}/" for prefix, inside in nested.items() for name in sorted(inside)]
         if len(prefixes) > len(nested):  # else each has one: what is in that?

@@ -34,7 +34,10 @@ _MD5 = re.compile("[0-9a-f]{32}")
 _BOX_ROWS = 100  # that are read to detect boxes
 _NUMBER_SEPARATORS, _LAST_SEPARATOR = re.compile(r"\s*[;,|]\s*|\s+"), re.compile(r"(?<=\S)\s*[;,|]$")
 _NO_CLASS = re.compile(r"[+-]?nan|<na>|.*[;|].*", re.IGNORECASE)  # missing, as pandas writes it, or several
-_LIKE = {"path": "file|path|image|img|url|uri", "label": "class|categor|target|species"}  # what else it may be called
+_LIKE = {
+    "path": "file|path|image|img|url|uri",
+    "label": "label|class|categor|target|species",
+}  # what else it may be called
 
 
 def read_header(url: str, deadline_s: float) -> tuple[str, ...]:
@@ -54,6 +57,8 @@ def read_header(url: str, deadline_s: float) -> tuple[str, ...]:
     if missing:
         like = next((name for name in header if re.search(_LIKE[missing[0]], name.lower()) and name not in _LIKE), None)
         fix = f"rename {like!r} to {missing[0]}" if like else "add it"
+        if len(header) == 1 and (separator := re.search("[;\t|]", header[0])):
+            fix = f"separate columns by commas, not by {separator[0]!r}"
         raise UsageError(f"--manifest {url!r}: no column {missing[0]!r} among {', '.join(map(repr, header))}; {fix}")
     feature_columns(header, url)
     return header

@@ -185,6 +185,10 @@ def find_keys(files: Sequence[str], image_key: str | None, class_key: str | None
         for one in islice(read_examples(file, errors.append), _SEARCHED_RECORDS):
             keys = _keys_in(one.features, image_key, class_key)
             if keys.image and keys.label:
+                numbers = [key for key, value in one.features.items() if class_id(value) is not None]
+                if not class_key and (others := [key for key in CLASS_KEYS if key in numbers and key != keys.label]):
+                    which = f"{keys.label!r}, not from {first_few([*map(repr, others)])}"
+                    _LOG.warning("%s: classes are read from %s; --class_key chooses", name_line(file), which)
                 return keys
             first = first or one
     if first is None:

@@ -59,6 +59,8 @@ def each(above: str, below: str) -> list[str]:
         (each("A/images B/images", "cat dog"), "all 2 class folders hold the sub-folders 'cat', 'dog': are these the "),
         (each("photos", "cat dog"), "all images of its only class 'photos' are in the sub-folders 'cat', 'dog': if "
          "these are the classes give --input 'DIR/photos'; if 'photos' is one give --folders_are_classes"),
+        (each("photos", "cat dog") + tree("extra"), "all images of class 'photos' are in the sub-folders 'cat', 'dog': if "
+         "these are the classes give --input 'DIR/photos'; if 'photos' is one give --folders_are_classes"),
         (each("photos", "all"), "all images of its only class 'photos' are in the sub-folders 'all': "),
         (["photos/LICENSE", "docs/a.txt", *each("photos", "cat dog")], "all images of its only class 'photos' are in"),
         (each("data/photos", "cat dog"), "all images of its only class 'data' are in the sub-folders 'photos': "),
@@ -88,6 +90,7 @@ def test_class_folders_that_look_like_splits_or_folders_above_the_classes_are_a_
         tree("freight_train", "steam_train"),
         each("cat", "2020 2021") + tree("dog", "eel"),  # one class alone has folders
         each("cat", "2020 2021") + each("dog", "2022 2023"),
+        each("cat", "2020") + tree("dog"),
         each("cat", "a b c") + each("dog", "c d e"),
         each("n01 n02 n03", "images"),  # Tiny ImageNet
         each("n01", "images") + each("n02", "pictures"),

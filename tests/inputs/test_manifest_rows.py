@@ -65,6 +65,7 @@ def refused_job(photos: Path, tmp_path: Path, table: list[dict], line: str, *fla
 
 
 RESERVED = "has a reserved name: rename it"
+NAMELESS = "has no name: give it one, or leave it out (pandas: index=False)"
 TWICE = "is repeated: keep one"
 EMPTY = "it is empty; give a CSV or JSONL file with rows"
 
@@ -79,12 +80,22 @@ EMPTY = "it is empty; give a CSV or JSONL file with rows"
         ),
         *(
             ("m.csv", f"path,{name}\n", f"no column 'label' among 'path', {name!r}; rename {name!r} to label")
-            for name in ("class", "category", "target")
+            for name in ("class", "category", "target", " label", "Label")
         ),
         ("m.csv", "path,age:int64\n", "no column 'label' among 'path', 'age:int64'; add it"),
         *(
             ("m.csv", f"path,label,{column}\n", f"column '{column}' {RESERVED}")
-            for column in ("image", "class:int64", "size:int64[]", "split:int64", ":int64", "")
+            for column in ("image", "class:int64", "size:int64[]", "split:int64")
+        ),
+        ("m.csv", "path,label,:int64\n", f"column ':int64' {NAMELESS}"),
+        ("m.csv", ",path,label\n", f"column '' {NAMELESS}"),
+        *(
+            (
+                "m.csv",
+                f"path{sep}label\n",
+                f"no column 'path' among {f'path{sep}label'!r}; separate columns by commas, not by {sep!r}",
+            )
+            for sep in ";\t|"
         ),
         ("m.csv", "path,label,a,a:int64\n", f"column 'a' {TWICE}"),
         ("m.csv", "path,label,path\n", f"column 'path' {TWICE}"),

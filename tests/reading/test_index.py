@@ -72,6 +72,7 @@ def test_a_command_does_it_and_says_what_it_found(tmp_path: Path, capsys: pytest
     out = capsys.readouterr().out
     assert out.startswith(f"flowers 1.0.0 at {tmp_path}/index\n  20 records of 20 images, 4 classes")
     assert "class 1 'ant': train 7" in out
+    assert out.endswith("\n  image in feature 'image/encoded', class in 'image/class/label'\n")
     assert main(["info", str(tmp_path / "index"), "--hash"]) == 0
 
 
@@ -138,7 +139,7 @@ def test_files_that_name_no_split_are_named_where_that_may_merge_what_was_held_o
     (said,) = caplog.messages
     which = f"{len(unnamed)} of 2 files and their folders, all are train: {', '.join(unnamed)}; if some are held out, "
     assert said == f"no split in the names of {which}name them or their folder val or test, or index them by themselves"
-    assert "no split in the name" in capsys.readouterr().out.splitlines()[-1]
+    assert "no split in the name" in capsys.readouterr().out.splitlines()[-2]
 
 
 # --- features
@@ -204,6 +205,16 @@ def test_a_feature_that_tensorflow_refuses_in_some_records_is_left_out(
     assert inputs["tags"].to_list() == [[7], [7, 7]] * 3
     with pytest.raises(UsageError, match="there is no 'xmin'; the records have tags"):
         reader.eval_dataset(info, "train", global_batch_size=6, features=["xmin"])
+
+
+def test_which_of_several_features_holds_the_class_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_examples(tmp_path / "a", *(example(image=draw(n, SIZE), label=n, **{"class": 0}) for n in range(3)))
+    assert index(tmp_path / "a", tmp_path / "index").info.classes == ("0",)
+    told = f"{tmp_path}/a: classes are read from 'class', not from 'label'; --class_key chooses"
+    assert [*map(str, caplog.messages)] == [told]
+    caplog.clear()
+    assert index(tmp_path / "a", tmp_path / "index", class_key="label").info.classes == ("0", "1", "2")
+    assert not caplog.messages
 
 
 def test_a_first_record_without_its_class(tmp_path: Path) -> None:
