@@ -105,8 +105,9 @@ def _check_level(config: Config, folders: list[ClassFolder]) -> bool:
         if nested and not level and (is_one if not flat else len(names) == 2 and len(below) > 1):
             folder = folder[:-1]
             fix = up if of_splits else f"give --input {storage.join(config.input, folder)!r}"
-            what = f"all images of {'' if flat else 'its only '}class {folder!r} are in {hold}: if these are the classes {fix}"
-            raise wrong("--input", config.input, f"{what}; if {folder!r} is one give --folders_are_classes")
+            what = f"all images of {'' if flat else 'its only '}class {folder!r} are in {hold}"
+            fix = f"if these are the classes {fix}"
+            raise wrong("--input", config.input, f"{what}: {fix}; if {folder!r} is one give --folders_are_classes")
         prefixes = [f"{prefix}{name}/" for prefix, inside in nested.items() for name in sorted(inside)]
         if len(prefixes) > len(nested):  # else each has one: what is in that?
             fewest = min(map(len, nested.values()))

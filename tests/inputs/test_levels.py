@@ -59,8 +59,8 @@ def each(above: str, below: str) -> list[str]:
         (each("A/images B/images", "cat dog"), "all 2 class folders hold the sub-folders 'cat', 'dog': are these the "),
         (each("photos", "cat dog"), "all images of its only class 'photos' are in the sub-folders 'cat', 'dog': if "
          "these are the classes give --input 'DIR/photos'; if 'photos' is one give --folders_are_classes"),
-        (each("photos", "cat dog") + tree("extra"), "all images of class 'photos' are in the sub-folders 'cat', 'dog': if "
-         "these are the classes give --input 'DIR/photos'; if 'photos' is one give --folders_are_classes"),
+        (each("photos", "cat dog") + tree("extra"), "all images of class 'photos' are in the sub-folders 'cat', 'dog': "
+         "if these are the classes give --input 'DIR/photos'; if 'photos' is one give --folders_are_classes"),
         (each("photos", "all"), "all images of its only class 'photos' are in the sub-folders 'all': "),
         (["photos/LICENSE", "docs/a.txt", *each("photos", "cat dog")], "all images of its only class 'photos' are in"),
         (each("data/photos", "cat dog"), "all images of its only class 'data' are in the sub-folders 'photos': "),
