@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.decoder import Decoder, versions
+from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.conversion.fetch import convert_all
+from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.base import choose_base
 from beam_pipeline.dataset.preconditions import check_unpublished, no_empty_folders, read_manifest, resolve
 from beam_pipeline.errors import Reject, UsageError

@@ -54,8 +54,8 @@ def end_process(number: int = signal.SIGINT) -> NoReturn:
     for interrupt in (signal.SIGINT, signal.SIGTERM):
         signal.signal(interrupt, lambda *_: None)  # a process that is started meanwhile would inherit SIG_IGN
     threading.excepthook = lambda _: None  # Beam's threads would print that their workers are gone
-    if decoder := sys.modules.get("beam_pipeline.conversion.decoder"):  # else nothing was decoded
-        decoder.remove_local_markers()
+    if attempts := sys.modules.get("beam_pipeline.conversion.attempts"):  # else nothing was decoded
+        attempts.remove_local_markers()
     # Stop all before any ends: a stopped worker starts no others, while Beam's threads may still be starting some.
     for pause_s, numbers in ((0.0, [signal.SIGSTOP]), (0.1, [signal.SIGSTOP]), (0.1, [signal.SIGTERM, signal.SIGCONT])):
         time.sleep(pause_s)

@@ -29,7 +29,7 @@ from apache_beam.options.pipeline_options import (
 from beam_pipeline.cli import cost, dataflow
 from beam_pipeline.cli.progress import ProgressLine
 from beam_pipeline.config import Config, wrong
-from beam_pipeline.conversion.decoder import versions
+from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.compare import Damage
 from beam_pipeline.errors import ImageShardsError, UnforeseenError, UsageError, from_worker
 from beam_pipeline.inputs import limits

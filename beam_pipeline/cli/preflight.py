@@ -14,7 +14,7 @@ from beam_pipeline import storage
 from beam_pipeline.cli.service import Service, ServiceError, credentials
 from beam_pipeline.cli.watch import find_running_job
 from beam_pipeline.config import ANY, Config, wrong
-from beam_pipeline.conversion.decoder import versions
+from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
 from beam_pipeline.inputs.manifest_rows import row_refs

@@ -17,7 +17,6 @@ from typing import IO, Any, TypeVar
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.decoder import Attempts
 from beam_pipeline.dataset.claim import CLAIM_FILE, ClaimedError, LocalClaim, SupersededError, open_claim
 from beam_pipeline.dataset.compare import read_run
 from beam_pipeline.errors import ImageShardsError, NotPublishedError
@@ -63,7 +62,6 @@ class JobState:
 
     Attributes:
         claim: the right to write the version and this folder.
-        attempts: markers of what is being decoded.
     """
 
     def __init__(self, config: Config, run: str = "") -> None:
@@ -73,7 +71,6 @@ class JobState:
         self._is_local = storage.is_local(config.output)
         self._manifest_url = join(config.dataset_url, schema.MANIFEST_FILE)
         self.url = config.state_url
-        self.attempts = Attempts(config)
         self.claim = open_claim(config)
 
     def exists(self) -> bool:

@@ -10,7 +10,6 @@ import gzip
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -20,14 +19,16 @@ import numpy as np
 
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.decoder import Decoder, check_versions
+from beam_pipeline.conversion.attempts import shard_marker
+from beam_pipeline.conversion.decoder import Decoder, decoding
 from beam_pipeline.conversion.fetch import Converted, convert_all, record_of
+from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.dataset.base import stored_images
 from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently, withdraw
 from beam_pipeline.dataset.totals import SummedFile
-from beam_pipeline.errors import ImageShardsError, Reject, StorageError
+from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields
 from beam_pipeline.schema import ShardName, example, table
@@ -108,7 +109,10 @@ class ShardWriter:
                     raise ImageShardsError(
                         f"{twice!r} is listed twice: nothing is published; run the same command again"
                     )
-                sidecar = self._write(name, in_order, dict(zip(urls, stats, strict=True)))
+                # A repair's attempts share no plan: no marker tells what an earlier one died of.
+                marker = shard_marker(name) if self._repaired is None else ""
+                with decoding(self._config, marker) as decoder:
+                    sidecar = self._convert(name, in_order, dict(zip(urls, stats, strict=True)), decoder)
         except SupersededError:
             if self._repaired is not None or self._state.outcome(self._plan) is not Outcome.PUBLISHED:
                 withdraw(self._config, self._state, self._plan)
@@ -129,25 +133,6 @@ class ShardWriter:
         if sidecar.plan != self._plan.sha256:
             return False
         return not self._state.difference(name, sidecar, lambda file: self._target.stat(self._url(file)), reads=True)
-
-    def _write(self, name: ShardName, refs: list[ImageRef], seen: Seen) -> Sidecar:
-        # A repair's attempts share no plan: no marker tells what an earlier one died of.
-        attempts = self._state.attempts if self._repaired is None else None
-
-        def begin() -> tuple[bool, Decoder]:
-            is_first = attempts is not None and not attempts.begin_shard(name)
-            return is_first, Decoder(self._config.image_options, attempts, isolated=not is_first)
-
-        with ThreadPoolExecutor(1) as thread:
-            begun = thread.submit(begin)  # while the first images are fetched
-            try:
-                return self._convert(name, refs, seen, lambda: begun.result()[1])
-            except StorageError:  # deleting the marker would fail as well, after as many attempts
-                raise
-            except Exception:
-                if begun.result()[0]:  # the process lives: no decoder is to blame
-                    self._state.attempts.end_shard(name)
-                raise
 
     def _convert(self, name: ShardName, refs: list[ImageRef], seen: Seen, decoder: Callable[[], Decoder]) -> Sidecar:
         url, sidecar_url = self._url(name.file), self._state.sidecar_url(name)

@@ -10,7 +10,7 @@ import apache_beam as beam
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.decoder import check_versions
+from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.inputs import folders, limits, manifest_rows

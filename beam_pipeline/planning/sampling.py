@@ -6,16 +6,17 @@ Sums are integers, so that no order of addition and no CPU changes a digit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from typing import NamedTuple
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.decoder import Attempts, Decoder, check_versions
+from beam_pipeline.conversion.attempts import Attempts, sample_marker
+from beam_pipeline.conversion.decoder import decoding
 from beam_pipeline.conversion.fetch import convert_all, record_of
-from beam_pipeline.errors import ImageShardsError, Reject, StorageError
+from beam_pipeline.conversion.versions import check_versions
+from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import ChannelSums
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import FRAME_BYTES, REJECTS_FILE
@@ -55,32 +56,20 @@ def measure(config: Config, class_count: int, refs: Iterable[ImageRef]) -> Itera
     """
     check_versions(config)
     refs = list(refs)
-    attempts = Attempts(config)
     columns, one_hot_classes = config.columns, class_count if config.one_hot else 0
 
-    def begin() -> tuple[bool, Decoder]:
-        isolated = attempts.begin_sampling(ref.path for ref in refs)
-        return isolated, Decoder(config.image_options, attempts, isolated, with_sums=True)
-
     def convert(ref: ImageRef, data: bytes, md5: bytes) -> tuple[int, ChannelSums | None]:
-        image = begun.result()[1].convert(ref.path, data, md5)
+        image = decoder().convert(ref.path, data, md5)
         record = record_of(ref, image, 0, one_hot_classes, columns)
         return len(record) + FRAME_BYTES, image.sums
 
-    with ThreadPoolExecutor(1) as thread:
-        begun = thread.submit(begin)  # while the first images are fetched
-        try:
-            for image in convert_all(config, refs, convert):
-                ref, reject = image.ref, image.result if isinstance(image.result, Reject) else None
-                record_bytes, sums = (0, None) if isinstance(image.result, Reject) else image.result
-                yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject, image.cpu_s)
-        except StorageError:
-            raise
-        except Exception:
-            if not begun.result()[0]:  # the process lives: no decoder is to blame
-                attempts.end_sampling(ref.path for ref in refs)
-            raise
-    attempts.end_sampling(ref.path for ref in refs)
+    marker = sample_marker(ref.path for ref in refs)
+    with decoding(config, marker, with_sums=True) as decoder:
+        for image in convert_all(config, refs, convert):
+            ref, reject = image.ref, image.result if isinstance(image.result, Reject) else None
+            record_bytes, sums = (0, None) if isinstance(image.result, Reject) else image.result
+            yield Measurement(ref.path, ref.split, ref.source_bytes, record_bytes, sums, reject, image.cpu_s)
+    Attempts(config).end(marker)
 
 
 def statistics(sample: Iterable[Measurement]) -> Statistics:

@@ -18,7 +18,8 @@ from PIL import Image
 from beam_pipeline import images, schema
 from beam_pipeline.config import Config
 from beam_pipeline.conversion import decoder, isolation
-from beam_pipeline.conversion.decoder import Attempts, Decoder
+from beam_pipeline.conversion.attempts import Attempts, sample_marker
+from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.inputs.references import order_key
 from reader.example import parse_example
@@ -245,13 +246,13 @@ def attempts(folder: Path) -> Attempts:
 
 def test_only_a_part_of_the_sample_that_was_begun_before_is_suspect(tmp_path: Path) -> None:
     first, second = attempts(tmp_path), attempts(tmp_path)
-    assert not first.begin_sampling(["a/1.jpg", "a/2.jpg"])
-    assert not first.begin_sampling(["a/3.jpg"]), "another process of the same job"
-    assert second.begin_sampling(["a/2.jpg", "a/1.jpg"]), "a retry, or another job"
-    second.end_sampling(["a/1.jpg", "a/2.jpg"])
-    first.end_sampling(["a/3.jpg"])
+    assert first.begin(sample_marker(["a/1.jpg", "a/2.jpg"]))
+    assert first.begin(sample_marker(["a/3.jpg"])), "another process of the same job"
+    assert not second.begin(sample_marker(["a/2.jpg", "a/1.jpg"])), "a retry, or another job"
+    second.end(sample_marker(["a/1.jpg", "a/2.jpg"]))
+    first.end(sample_marker(["a/3.jpg"]))
     assert not list(tmp_path.iterdir())
-    assert not first.begin_sampling(["a/1.jpg", "a/2.jpg"])
+    assert first.begin(sample_marker(["a/1.jpg", "a/2.jpg"]))
 
 
 def test_a_corrupt_reject_is_ignored(tmp_path: Path) -> None:

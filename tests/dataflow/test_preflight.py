@@ -17,7 +17,7 @@ from beam_pipeline.cli import cost, dataflow, preflight, service
 from beam_pipeline.cli.job import Job
 from beam_pipeline.cli.main import parse
 from beam_pipeline.config import Config
-from beam_pipeline.conversion.decoder import versions
+from beam_pipeline.conversion.versions import versions
 from beam_pipeline.errors import OTHER_IMAGE, ImageShardsError, StorageError, UsageError
 from beam_pipeline.schema.job import document_bytes
 from tests import make

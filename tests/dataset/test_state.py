@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
+from beam_pipeline.conversion.attempts import Attempts, sample_marker
 from beam_pipeline.dataset.claim import SharedClaim, SupersededError, open_claim
 from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import ImageShardsError, StorageError
@@ -445,10 +446,10 @@ def test_an_empty_folder_of_the_state_is_a_leftover(local: Config, tmp_path: Pat
 def test_plan_only_leaves_its_plan_once_and_nothing_else(local: Config, remote: Config) -> None:
     for config in (local, remote):
         state = JobState(config)
-        state.attempts.begin_sampling([])
+        Attempts(config).begin(sample_marker([]))
         assert state.has_leftovers()
         assert not state.exists(), "the next job would delete files of another program"
-        state.attempts.end_sampling([])
+        Attempts(config).end(sample_marker([]))
         planned = PlannedJob(PLAN, 500, Usage(0.5), Sample(9, 90, 0), 0.5, BaseSample(9, 5, True))
         state.leave(planned)
         assert state.take(PlannedJob) == planned
