@@ -52,10 +52,13 @@ def tensorflow(url: str, is_cropped: bool = False) -> turns.Reader:
 
 
 def torch(url: str, is_cropped: bool = False) -> turns.Reader:
-    """`reader.torch.loader`."""
+    """A `DataLoader` over `as_torch`."""
+    from torch.utils.data import DataLoader
+
     import reader
 
-    return sizes(reader.torch.loader(reader.load_info(url), "train", batch_size=BATCH, **_options(is_cropped)))
+    batches = reader.train_batches(reader.load_info(url), "train", global_batch_size=BATCH, **_options(is_cropped))
+    return sizes(DataLoader(reader.as_torch(batches), batch_size=None))
 
 
 def jax(url: str) -> turns.Reader:

@@ -107,7 +107,9 @@ def train_torch(folder: Path, kill: int | None) -> str:
         return (weights - 0.1 * weights.grad).detach().numpy()
 
     def batches_of(batches: Any) -> Iterator[Any]:
-        loader = torch.utils.data.DataLoader(reader.as_torch(batches), batch_size=None, num_workers=2)
+        loader = torch.utils.data.DataLoader(
+            reader.as_torch(batches), batch_size=None, num_workers=2, persistent_workers=True
+        )
         while True:
             yield from loader
 
