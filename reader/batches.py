@@ -492,7 +492,7 @@ def train_batches(
 ) -> TrainBatches:
     """An endless, globally shuffled stream of batches (images, labels), an epoch's worth in each iteration.
 
-    One iteration is `info.steps_per_epoch(split, global_batch_size)` batches; the next one continues where the last one
+    One iteration is `len(batches)` batches, after a resume the rest of them; the next one continues where the last one
     that was read to its end stopped, so no record is dropped between epochs. Leaving an iteration early moves nothing.
 
     Args:
