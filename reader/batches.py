@@ -246,8 +246,8 @@ class Batches:
         """Raise UsageError if the next loop is the rest of an iteration, for a framework that fixes its length."""
         if step := self.next_loop.step:
             raise UsageError(
-                f"the batches begin at step {step} of an iteration of {self.steps}, and here each loop has all: "
-                "give batches.at(position, rest=False), full loops from the same record on"
+                f"the batches begin at step {step} of an iteration of {self.steps}, but tf.data and Keras need full "
+                "ones: give batches.at(position, rest=False), which begin at the same record"
             )
 
     def loop_after(self, begin: State) -> State:

@@ -2,7 +2,7 @@
 
     position = batches.position_at(trained_steps)                              # what `train_batches` returned
     text = position.to_json()                                                  # into the checkpoint
-    position = Position.from_json(text).on(global_batch_size=512, hosts=2)     # continue, also on other hosts
+    position = Position.from_json(text)                                        # for train_batches, also on other hosts
 
 It counts *trained* steps, never what an iterator handed out: input pipelines read ahead.
 """

@@ -13,7 +13,7 @@ import functools
 import inspect
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -122,32 +122,31 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         columns["image"] = _images(columns["image"])
         for name, feature in self.batches.features.items():
             columns[name] = _column(columns[name], feature)
-        kind: Any = EvalBatch if isinstance(self.batches, EvalBatches) else TrainBatch
+        kind = EvalBatch if isinstance(self.batches, EvalBatches) else TrainBatch
         made: Element = kind(columns if self.batches.features else columns["image"], *map(torch.from_numpy, arrays))
         return made
 
 
-class _Checked:
-    """Refuses what `default_collate` makes of several batches, which a named tuple's constructor gets to see."""
+def _named_tuple(name: str, *fields: str) -> Any:
+    """A type of batches that refuses what `default_collate` would make of several.
 
-    __slots__ = ()
+    It is passed through `default_convert`, `pin_memory`, Lightning and accelerate as a named tuple is, that is, by
+    `type(batch)(*parts)`; accelerate knows one by its bases, so this can't be a class that inherits from one.
+    """
+    made = cast(Any, namedtuple(name, fields))  # type: ignore[misc]
+    new = made.__new__
 
-    def __new__(cls, inputs: Any, labels: Any, *weights: Any) -> Any:
+    def checked(cls: Any, inputs: Any, labels: Any, *weights: Any) -> Any:
         if isinstance(labels, torch.Tensor) and labels.ndim > (1 if labels.dtype == torch.int64 else 2):
             raise UsageError("the DataLoader makes batches of batches: give it batch_size=None")
-        return super().__new__(cls, inputs, labels, *weights)  # type: ignore[call-arg]
+        return new(cls, inputs, labels, *weights)
+
+    made.__new__ = checked
+    return made
 
 
-class TrainBatch(_Checked, namedtuple("TrainBatch", ["inputs", "labels"])):
-    """A batch in training."""
-
-    __slots__ = ()
-
-
-class EvalBatch(_Checked, namedtuple("EvalBatch", ["inputs", "labels", "weights"])):
-    """A batch in evaluation."""
-
-    __slots__ = ()
+TrainBatch = _named_tuple("TrainBatch", "inputs", "labels")
+EvalBatch = _named_tuple("EvalBatch", "inputs", "labels", "weights")
 
 
 def as_torch(batches: Batches, transform: Transform | None = None) -> TorchBatches:

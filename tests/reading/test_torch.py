@@ -174,6 +174,7 @@ def test_a_batch_survives_what_frameworks_map_over_it(info: reader.DatasetInfo) 
         for function in (lambda one: one, lambda one: None, lambda one: type(one), lambda one: "shape"):
             assert len(type(batch)(*map(function, batch))) == len(batch)
         assert len(type(batch)(*(labels for labels in [batch[1]] * len(batch)))) == len(batch._fields)
+        assert type(batch).__bases__ == (tuple,) and batch._asdict()["labels"] is batch.labels
         copied = pickle.loads(pickle.dumps(batch))
         assert type(copied) is type(batch) and torch.equal(copied.labels, batch.labels)
 

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
@@ -109,8 +110,18 @@ def run(jobs: Iterable[Job], rows: Rows, state: Any, tell: Callable[[Rows, Any],
         tell(rows, state)
         trainer.read(job.lost)
         if job.is_killed:
+            _meet(job)
             os.kill(os.getpid(), signal.SIGKILL)
     return rows, state
+
+
+def _meet(job: Job) -> None:
+    """Wait until all hosts are here: JAX ends those whose peer was killed, perhaps before they have saved."""
+    if job.host is not None:
+        here = [Path(job.folder, f"{job.segment}-{host}.here") for host in range(job.hosts)]
+        here[job.host].touch()
+        while not all(path.exists() for path in here):
+            time.sleep(0.01)
 
 
 def _trainer(adapter: str) -> Any:
