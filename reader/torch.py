@@ -77,11 +77,6 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
         self.__dict__.update(state)
         self._is_read_by_workers.share_memory_()  # a copy isn't
 
-    @property
-    def skipped(self) -> int:
-        """How many corrupt records `on_error="skip"` has left out so far in this process."""
-        return self.batches.skipped
-
     def state_dict(self, step: Any = None) -> dict[str, Any]:
         """The state after a step, as JSON can hold it.
 
@@ -133,7 +128,7 @@ def _named_tuple(name: str, *fields: str) -> Any:
     It is passed through `default_convert`, `pin_memory`, Lightning and accelerate as a named tuple is, that is, by
     `type(batch)(*parts)`; accelerate knows one by its bases, so this can't be a class that inherits from one.
     """
-    made = cast(Any, namedtuple(name, fields))  # type: ignore[misc]
+    made = cast(Any, namedtuple(name, fields))
     new = made.__new__
 
     def checked(cls: Any, inputs: Any, labels: Any, *weights: Any) -> Any:
