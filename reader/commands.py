@@ -38,7 +38,7 @@ from beam_pipeline.text import first_few, name_line, one_line, plural, print_lin
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
 from reader.select import parse_classes
-from reader.tools.copy import checked_sizes, copy, dataset_hash
+from reader.tools.hash import checked_sizes, dataset_hash
 from reader.tools.rejects import find_rejects, rejects
 from reader.training.model_names import application_name
 from reader.training.options import AUGMENTS, PRESETS, TrainOptions, check_backend, read_run
@@ -80,7 +80,7 @@ def parser() -> tuple[Parser, list[str]]:
     root.add_argument("--version", action="store_true", help="Show the version, and what resizes images.")
     verbs = root.add_subparsers(title="commands", metavar="COMMAND")
     verbs.add_parser("write", help="Convert images in class folders into TFRecord shards of equal size.")
-    adds = (_add_info, _add_verify, _add_rejects, _add_diff, _add_show, _add_bench, _add_copy, _add_index)
+    adds = (_add_info, _add_verify, _add_rejects, _add_diff, _add_show, _add_bench, _add_index)
     for add in (*adds, _add_train, _add_evaluate, _add_predict):
         add(verbs)
     return root, list(verbs.choices)
@@ -439,31 +439,6 @@ def _drawn(flag: str, file: str) -> Iterator[None]:
 def _show_progress(line: str) -> None:
     is_terminal = sys.stderr.isatty()  # elsewhere each line stays
     print_line(line, sys.stderr, end="" if is_terminal else "\n", wipe=is_terminal)
-
-
-def _add_copy(verbs: Any) -> None:
-    flag = _add(
-        verbs,
-        "copy",
-        _copy,
-        "Copy a dataset to a local folder and compare every checksum.",
-        "DIR is new, empty, or of an earlier copy of the same dataset, which is checked and completed.",
-        "gs://bucket/datasets/photos/1.0.0 /data/photos",
-        "0 every file is there and valid, 1 a file can't be read or isn't the published one",
-    ).add_argument
-    flag("dataset", **_DATASET)
-    flag("dir", metavar="DIR")
-
-
-def _copy(given: argparse.Namespace) -> int:
-    copied = copy(given.dataset, given.dir)
-    there = "all of them" if copied.kept == copied.files else f"{copied.kept:,} of them"
-    kept = f", {there} already there" if copied.kept else ""
-    text = (
-        f"OK: {plural(copied.files, 'file')}, {size_text(copied.bytes)} in {copied.folder}{kept}; all checksums match"
-    )
-    _print(given, dataclasses.asdict(copied), text)
-    return EXIT_OK
 
 
 def _add_diff(verbs: Any) -> None:

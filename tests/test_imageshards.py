@@ -19,7 +19,7 @@ from tests import make
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
 
-VERBS = ["write", "info", "verify", "rejects", "diff", "show", "bench", "copy", "index", "train", "evaluate", "predict"]
+VERBS = ["write", "info", "verify", "rejects", "diff", "show", "bench", "index", "train", "evaluate", "predict"]
 HEAVY = "apache_beam,tensorflow,keras,jax,torch,PIL,simplejpeg,obstore,matplotlib"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -165,7 +166,7 @@ def test_twins_of_one_order_key_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_corrupt_record_is_named_and_the_others_are_read(tmp_path: Path, url: str) -> None:
     target = tmp_path / "1.0.0"
-    reader.copy(url, str(target))
+    shutil.copytree(url, target)
     shard = make.shard_files(target)[1]
     begins = offsets(target, shard.name)
     before = reader.load_info(target).splits["train"].shards[0].records
@@ -188,7 +189,7 @@ def test_a_corrupt_record_is_named_and_the_others_are_read(tmp_path: Path, url: 
 
 def test_a_table_of_other_records_is_named(tmp_path: Path, url: str) -> None:
     target = tmp_path / "1.0.0"
-    reader.copy(url, str(target))
+    shutil.copytree(url, target)
     shard = reader.load_info(target).splits["train"].shards[2]
     (target / schema.table_file(shard.file)).write_bytes(
         table_bytes({"bytes": "<u4"}, {"bytes": [300] * shard.records})
@@ -312,7 +313,7 @@ def test_it_shows_itself_in_a_notebook(url: str, tmp_path: Path) -> None:
     assert repr(records) == "Records(photos 1.0.0 train[:1_000]: 1,000 records of 3 classes)"
     shown = records._repr_html_()
     assert shown.startswith(f'<p>{records!r}</p><img src="data:image/jpeg;base64,') and len(shown) < 100_000
-    reader.copy(url, str(tmp_path / "1.0.0"))
+    shutil.copytree(url, tmp_path / "1.0.0")
     shard = make.shard_files(tmp_path / "1.0.0")[0]
     make.flip_byte(shard, 100)
     assert f"{shard}: record 0 at byte 0: " in reader.records(tmp_path / "1.0.0", "train")._repr_html_()
