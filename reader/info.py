@@ -276,6 +276,16 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
     raise NotPublishedError(_diagnose(storage, url, given, names, versions))
 
 
+def version_before(info: DatasetInfo) -> DatasetInfo:
+    """The newest published version that is earlier, next to this one. Raises UsageError if there is none."""
+    folder, _, version = info.url.rpartition("/")
+    versions = schema.newest_first([*info.storage.names(folder), f"{version}/"])
+    for earlier in versions[versions.index(version) + 1 :] if version in versions else ():
+        if earlier != version and (before := _open(info.storage, f"{folder}/{earlier}")):
+            return before
+    raise UsageError(f"{info.url}: no earlier version is published next to it: name the other version, too")
+
+
 def _open(storage: Storage, url: str) -> DatasetInfo | None:
     """The dataset of a version's folder; None if it has no manifest."""
     path = f"{url}/{schema.MANIFEST_FILE}"

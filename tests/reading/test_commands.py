@@ -125,7 +125,7 @@ def test_only_training_needs_a_framework(folder: str, tmp_path: Path) -> None:
         f"bench {folder} --images 64 --repeats 1 --image-size 16 --chart {tmp_path}/c.png",
         f"train {folder} --out {tmp_path}/out",
     )
-    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 2]", done.stderr
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 2]", done.stderr
     *runs, error = done.stderr.splitlines()
     assert error == "error: Keras is not installed: pip install 'imageshards[train]'"
     assert all(run.startswith(("warm-up: ", "repeat 1 of 1: ")) for run in runs)

@@ -74,6 +74,17 @@ def test_the_difference_is_that_of_a_list_made_by_hand(folder: Path, version: st
     assert difference.configuration == ({"seed": (0, 7)} if version == "1.2.0" else {})
 
 
+def test_one_version_is_compared_with_the_one_before(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "1.0.5").mkdir()  # not published
+    for one, pair in ((folder, ("1.1.0", "1.2.0")), (folder / "1.1.0", ("1.0.0", "1.1.0"))):
+        difference = reader.diff(one)
+        assert (difference.a, difference.b) == tuple(f"{folder}/{version}" for version in pair)
+    (folder / "1.0.5").rmdir()
+    assert imageshards.main(["diff", f"{folder}/1.0.0"]) == 2
+    line = f"error: {folder}/1.0.0: no earlier version is published next to it: name the other version, too\n"
+    assert capsys.readouterr().err == line
+
+
 def names_of(version: Path) -> dict[str, str]:
     """Path → split, from the records themselves."""
     found = {}
