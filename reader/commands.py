@@ -447,7 +447,7 @@ def _add_diff(verbs: Any) -> None:
         "diff",
         _diff,
         "Show what differs between two versions of a dataset: images, classes, flags.",
-        "An image that moved to another path is neither added nor gone. B alone is compared with the version before it.",
+        "An image that moved to another path is neither added nor gone. One version is compared with the one before.",
         "datasets/photos/1.0.0 datasets/photos/1.1.0",
         "0 they hold the same images, 1 they differ",
     ).add_argument
