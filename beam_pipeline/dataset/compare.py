@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from beam_pipeline import schema, storage
-from beam_pipeline.config import ADDED, REMOVED, Config
+from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import convert_all
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.inputs import folders
@@ -146,8 +146,7 @@ def _check_name(config: Config, manifest: Content) -> None:
 
 
 def _check_configuration(config: Config, manifest: Content) -> None:
-    ours = REMOVED | ADDED | config.fingerprint()
-    theirs = REMOVED | ADDED | manifest.configuration
+    ours, theirs = config.fingerprint(), manifest.configuration
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
         name = different[0]
@@ -295,13 +294,11 @@ def read_and_compare(
 
 
 def _files_of(manifest: Content, shard: Shard) -> dict[str, FileSize]:
-    """The files of one shard: itself, its text index and its record table, if it has these."""
-    index, table = f"{schema.INDEX_FOLDER}/{shard.file}.idx", schema.table_file(shard.file)
-    files = {shard.file: FileSize(shard.bytes, shard.crc32c)}
+    """The files of one shard: itself, its record table, and its text index if it has one."""
+    index = f"{schema.INDEX_FOLDER}/{shard.file}.idx"
+    files = {shard.file: FileSize(shard.bytes, shard.crc32c), schema.table_file(shard.file): shard.table}
     if index in manifest.file_sizes:
         files[index] = manifest.file_sizes[index]
-    if shard.table:
-        files[table] = shard.table
     return files
 
 

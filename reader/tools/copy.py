@@ -121,9 +121,8 @@ def _files(info: DatasetInfo, names: Mapping[str, str]) -> dict[str, _File]:
     for shard in (shard for split in info.splits.values() for shard in split.shards):
         crc32c = shard.crc32c.to_bytes(4, "big")
         files[names[shard.file]] = _File(info.path(shard.file), shard.bytes, google_crc32c.Checksum, crc32c)
-        if table := shard.table:
-            path, expected = info.path(schema.table_file(shard.file)), bytes.fromhex(table.sha256)
-            files[schema.table_file(names[shard.file])] = _File(path, table.bytes, hashlib.sha256, expected)
+        path, expected = info.path(schema.table_file(shard.file)), bytes.fromhex(shard.table.sha256)
+        files[schema.table_file(names[shard.file])] = _File(path, shard.table.bytes, hashlib.sha256, expected)
     for path in (*published, *sorted(schema.UNHASHED_FILES & set(sizes))):
         sha256 = bytes.fromhex(published[path]) if path in published else None
         files[path] = _File(info.path(path), sizes[path], hashlib.sha256, sha256)

@@ -89,8 +89,7 @@ def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.Path
 
     Raises:
         UsageError: one is an index of third-party files, whose records have no names.
-        ImageShardsError: one has no record tables, since it was written before there were any, or a record whose name
-            is shown is corrupt.
+        ImageShardsError: a record whose name is shown is corrupt.
     """
     versions = as_info(a), as_info(b)
     for info in versions:
