@@ -26,10 +26,6 @@ from beam_pipeline.images.resize import RESAMPLING
 from beam_pipeline.schema import NAME_PATTERN, RECORD_KEYS, STATE_FOLDER, VERSION_PATTERN, canonical_json, is_utf8
 from beam_pipeline.schema.manifest import Column, Dtype
 
-# Flags of early development versions that manifests may have → what a job does now.
-REMOVED = {"progressive": False, "icc": "srgb", "keep_metadata": False}
-# Flags newer than some manifests: at these values they aren't in a configuration, so that it stays equal.
-ADDED = {"stratify": False, "split_folders": None}
 BY_NAME = "name"  # a value of --split_by
 ANY = "any"  # a value of --extensions
 _LONGEST_NAME = 100  # of a dataset: file names, with split, number and an index's suffix, stay below 255 bytes
@@ -500,7 +496,7 @@ class Config:
         """The `configuration` of the manifest: the flags that decide bytes, as JSON types."""
         fractions = self.split_fractions
         values = {name: getattr(self, name) for name, flag in FLAGS.items() if flag.group not in (_URLS, _JOB)}
-        values = {name: value for name, value in values.items() if name not in ADDED or value != ADDED[name]} | {
+        values |= {
             "splits": None if fractions is None else splits_text(fractions),
             "split_by": getattr(self.split_by, "pattern", self.split_by),
             "extensions": sorted(self.extensions),

@@ -151,7 +151,8 @@ def report(name: str, gcs: Gcs, images: str, repeats: int, *more: str) -> tuple[
         per_image = run["images"]
         if more:  # the next turn writes the same version
             store = storage.open_storage(f"gs://{place}")
-            store.delete_tree(f"gs://{place}/bench/{version}")
+            for file in list(store.files(url := f"gs://{place}/bench/{version}")):
+                store.delete(f"{url}/{file.path}")
     ratios = [[theirs / ours for ours, theirs in zip(*pair, strict=True)] for pair in zip(used, planned, strict=True)]
     print(row(f"{name}, {per_image:,}", "plan", median(planned)))
     print(row("", "job", median(used)))

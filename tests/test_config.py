@@ -170,11 +170,8 @@ def test_what_decides_bytes_changes_the_fingerprint(flag: str, value: object) ->
     assert config(**{flag: value}).fingerprint() != config().fingerprint()
 
 
-def test_a_flag_that_is_newer_than_a_manifest_is_in_the_fingerprint_only_if_it_is_used() -> None:
-    assert "stratify" not in config(splits=HALVES).fingerprint()
-    assert config(splits=HALVES, stratify=True).fingerprint() == config(splits=HALVES).fingerprint() | {
-        "stratify": True
-    }
+def test_stratify_decides_bytes() -> None:
+    assert config(splits=HALVES, stratify=True).fingerprint() != config(splits=HALVES).fingerprint()
 
 
 def test_the_order_in_which_shares_are_dealt_decides_bytes() -> None:

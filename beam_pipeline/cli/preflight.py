@@ -6,24 +6,20 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from beam_pipeline import storage
 from beam_pipeline.cli.service import Service, ServiceError, credentials
 from beam_pipeline.cli.watch import find_running_job
-from beam_pipeline.config import ANY, Config, wrong
+from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
-from beam_pipeline.inputs.manifest_rows import row_refs
 from beam_pipeline.storage.gs import GoogleStorage
 
 # A bucket's location → the prefix of its regions: https://cloud.google.com/storage/docs/locations
 _CONTINENTS = {"us": "us-", "nam": "us-", "eu": "europe-", "eur": "europe-", "asia": "asia-"}
-_HEIC_SAMPLE = 1000  # files of the input
-_HEIC = (".heic", ".heif")
 _PIN = re.compile(r"^(pillow(?:[-_.]+heif)?) *== *([^\s;]+)", re.MULTILINE | re.IGNORECASE)
 
 
@@ -49,14 +45,12 @@ def check_cloud(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check_dataset(config: Config) -> Iterator[str]:
-    """The result of the earlier checks of input and output, and a check for HEIC.
+    """The result of the earlier checks of input and output.
 
     Raises:
-        UsageError: the input has HEIC images, which can't be decoded here, or the output an unfinished job with other
-            flags.
+        UsageError: the output has an unfinished job with other flags.
     """
     yield f"ok: input {config.input or config.manifest} has images"
-    yield _heic(config)
     yield f"ok: output {config.dataset_url} {_output_state(config)}"
 
 
@@ -160,20 +154,3 @@ def _worker_versions(options: Mapping[str, Any]) -> Iterator[str]:
     yield f"ok: {code}; a worker stops the job unless it has {needs}"
     if options["use_public_ips"] is False and not image:
         yield "warning: --no_use_public_ips: without --sdk_container_image workers need Cloud NAT to install packages"
-
-
-def _heic(config: Config) -> str:
-    """Check that HEIC images, which phones take, can be decoded if one is among the first files."""
-    if "pillow_heif" in versions():
-        return "ok: HEIC images can be decoded"
-    if config.layout == "manifest":
-        paths = (ref.path for ref in row_refs(config))
-    else:
-        files = storage.open_storage(config.input, config.first_contact_s).files(config.input)
-        paths = (file.path for file in files)
-    first = next((path for path in islice(paths, _HEIC_SAMPLE) if path.lower().endswith(_HEIC)), None)
-    if first is not None and config.extensions & {"heic", "heif", ANY}:
-        fix = "pip install 'imageshards[heic]' here, or leave heic and heif out of --extensions"
-        raise wrong("--input", config.input, f"{first!r} is HEIC, which can't be decoded without pillow-heif; {fix}")
-    few = f"the first {_HEIC_SAMPLE:,} files"
-    return f"ok: no HEIC image among {few} (a later one would be rejected: no pillow-heif here)"

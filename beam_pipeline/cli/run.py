@@ -18,7 +18,7 @@ from beam_pipeline.cli.messages import plan_text, warnings
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.base import choose_base, moved_ids
 from beam_pipeline.dataset.claim import open_claim
-from beam_pipeline.dataset.compare import Comparison, check_same, compare, needs_job, read_run
+from beam_pipeline.dataset.compare import Comparison, check_same, compare, compare_listing, needs_job, read_run
 from beam_pipeline.dataset.preconditions import check_unpublished, no_empty_folders, read_manifest, resolve
 from beam_pipeline.dataset.state import JobState, run_concurrently
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
@@ -117,7 +117,8 @@ def _write(config: Config, job: Job | None, command: Sequence[str]) -> Manifest 
     with _sole_writer(config):
         # In an object store the job itself finds that another job has published meanwhile.
         if storage.is_local(config.output) and not config.overwrite and (manifest := read_manifest(config)) is not None:
-            return _already_published(manifest, compare(config, manifest.content))
+            listed = dataclasses.replace(config, repair=False)  # it was published just now
+            return _already_published(manifest, compare_listing(listed, manifest.content))
         if storage.is_local(config.output) and config.restart:
             JobState(config).invalidate_plan()
         for notice in filter(None, (duplicates.reads_twice_notice(config), manifest_rows.box_notice(config))):
@@ -133,16 +134,17 @@ def _write(config: Config, job: Job | None, command: Sequence[str]) -> Manifest 
 
 def _compare_and_repair(config: Config, job: Job | None, manifest: Manifest) -> Manifest | None:
     """Compare a published version with its input and files, here or in a job, and rewrite corrupt files."""
-    if job is not None and not job.is_local and needs_job(config, manifest.content):
+    if needs_job(config, manifest.content, is_local=job is None or job.is_local):
         if config.preflight:
             print_line(_CHECKED, sys.stderr)
             return None
+        job = job or _job(None, config)
         comparison = _compare_in_job(job, config, manifest)
         if comparison is None:
             return None
     else:
         with _translating_early_errors():
-            comparison = compare(config, manifest.content)
+            comparison = compare_listing(config, manifest.content)
     if not comparison.damage:
         if not config.preflight and JobState(config).has_leftovers():
             JobState(config).clear_leftovers()
@@ -163,8 +165,10 @@ def _compare_in_job(job: Job, config: Config, manifest: Manifest) -> Comparison 
     """The comparison by workers, near the data; None if only a template of the job was written."""
     published = manifest.content
     check_same(config, published)
-    shards, verb = plural(len(published.shards), "shard"), "reads" if config.repair else "lists"
-    print_line(f"comparing: a job on {job.runner} {verb} {plural(published.images, 'image')} and {shards}", sys.stderr)
+    if not job.is_local:
+        shards, verb = plural(len(published.shards), "shard"), "reads" if config.repair else "lists"
+        line = f"comparing: a job on {job.runner} {verb} {plural(published.images, 'image')} and {shards}"
+        print_line(line, sys.stderr)
     if not job.compare(job.configured(config), published):
         return None
     return compare(config, published, JobState(config).take(ComparedInputs))

@@ -102,8 +102,6 @@ def _difference(config: Config, manifest: Content) -> str:
         return f"was written with another --{different[0]}"
     if theirs.get("compression") != "none":
         return "is compressed"
-    if len(manifest.tables) < len(manifest.shards):
-        return "has no record tables"
     return "" if manifest.codec == codec_versions() else "was written by other versions of the image libraries"
 
 
@@ -229,7 +227,7 @@ class _Base:
             data = self._store.read(join(self._url, schema.table_file(shard.file)))
         except FileNotFoundError:
             return None
-        if not shard.table or schema.sha256(data) != shard.table.sha256:
+        if schema.sha256(data) != shard.table.sha256:
             return None
         columns = table.read_table(data)
         if (len(columns["bytes"]), columns["bytes"].sum()) != (shard.records, shard.bytes):

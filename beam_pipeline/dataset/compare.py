@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from beam_pipeline import schema, storage
-from beam_pipeline.config import ADDED, REMOVED, Config
+from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import convert_all
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.inputs import folders
@@ -31,7 +31,7 @@ class Damage:
     """The files of a published version that are not as they were published.
 
     Attributes:
-        shards: (split, index) of shards whose images are converted again.
+        shards: (split, index) of shards whose images are converted again, since one of their files is corrupt.
         files: names of other files that are restored.
         unexpected: names of shards and indexes that don't belong to the version: they are deleted.
     """
@@ -66,25 +66,28 @@ class Comparison(NamedTuple):
     run: dict[str, Any]
 
 
-def needs_job(config: Config, manifest: Content) -> bool:
-    """Whether the comparison is a job of its own if the runner is elsewhere: it reads, or lists very many images."""
-    return config.repair or manifest.images > _MOST_IN_LAUNCHER
+def needs_job(config: Config, manifest: Content, is_local: bool) -> bool:
+    """Whether images are compared by a job: it reads them, or lists very many where the workers are elsewhere."""
+    return config.repair or (not is_local and manifest.images > _MOST_IN_LAUNCHER)
 
 
-def compare(config: Config, manifest: Content, inputs: ComparedInputs | None = None) -> Comparison:
-    """Compare a published version with this command and with its own manifest.
+def compare_listing(config: Config, manifest: Content) -> Comparison:
+    """`compare` without a job, by a listing of the input; errors are those of `check_same` and `compare`."""
+    check_same(config, manifest)
+    return compare(config, manifest, _compare_inputs(config, manifest))
+
+
+def compare(config: Config, manifest: Content, inputs: ComparedInputs) -> Comparison:
+    """Compare a published version, which `check_same` accepts, with its input and with its own manifest.
 
     Args:
         config: of the command; with `repair` every byte is read, else sizes (and MD5s and CRCs that a listing gives).
         manifest: of the version.
-        inputs: what a job found; None to list or read the input here.
+        inputs: what was found of its images, and with `repair` of the files of its shards.
 
     Raises:
-        UsageError: it was made under another name, or with another configuration.
         ImageShardsError: its inputs were others.
     """
-    check_same(config, manifest)
-    inputs = inputs or _compare_inputs(config, manifest)
     if inputs.different:
         raise ImageShardsError(
             f"the input has changed since {config.dataset_url} was published: {manifest.images} images were "
@@ -146,8 +149,7 @@ def _check_name(config: Config, manifest: Content) -> None:
 
 
 def _check_configuration(config: Config, manifest: Content) -> None:
-    ours = REMOVED | ADDED | config.fingerprint()
-    theirs = REMOVED | ADDED | manifest.configuration
+    ours, theirs = config.fingerprint(), manifest.configuration
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
         name = different[0]
@@ -256,7 +258,7 @@ def _compare_inputs(config: Config, manifest: Content) -> ComparedInputs:
 
 
 def with_md5(config: Config, refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRef, bytes | None]]:
-    """Images with their MD5s, as listed or, with `--repair`, read; None if one isn't known.
+    """Images with their MD5s, as listed or, with `--repair`, in a worker, read; None if one isn't known.
 
     b"" is the MD5 of an image that a job wouldn't or couldn't read.
     """
@@ -289,19 +291,16 @@ def read_and_compare(
         expected = _files_of(manifest, shard)
         urls = {name: storage.join(config.dataset_url, name) for name in expected}
         listed = {name: file for name, url in urls.items() if (file := store.stat(url))}
-        compared.were_read = True
         compared.corrupt = corrupt_files(config, expected, listed, "always")
     return compared
 
 
 def _files_of(manifest: Content, shard: Shard) -> dict[str, FileSize]:
-    """The files of one shard: itself, its text index and its record table, if it has these."""
-    index, table = f"{schema.INDEX_FOLDER}/{shard.file}.idx", schema.table_file(shard.file)
-    files = {shard.file: FileSize(shard.bytes, shard.crc32c)}
+    """The files of one shard: itself, its record table, and its text index if it has one."""
+    index = f"{schema.INDEX_FOLDER}/{shard.file}.idx"
+    files = {shard.file: FileSize(shard.bytes, shard.crc32c), schema.table_file(shard.file): shard.table}
     if index in manifest.file_sizes:
         files[index] = manifest.file_sizes[index]
-    if shard.table:
-        files[table] = shard.table
     return files
 
 
@@ -316,25 +315,31 @@ _SIZES, _SIZES_AND_CRCS = "sizes", "sizes and CRCs"
 
 
 def _find_damage(config: Config, manifest: Content, inputs: ComparedInputs) -> tuple[Damage, str]:
-    """Compare files with the manifest, by a listing or with `--repair` every byte; also says what was compared."""
+    """Compare files with the manifest, by a listing or with `--repair` every byte; also says what was compared.
+
+    A corrupt text index or record table counts as a corrupt shard.
+    """
     store = storage.open_storage(config.output, config.io_deadline)
     listed = {file.path: file for file in store.files(config.dataset_url)}
-    of_shards: dict[str, FileSize] = {}
-    for shard in manifest.shards.values():
-        of_shards |= _files_of(manifest, shard)
-    expected: dict[str, FileSize] = {**manifest.file_sizes, **of_shards}
-    to_read = expected
-    if config.repair and inputs.were_read:  # where the data is
-        to_read = {name: size for name, size in manifest.file_sizes.items() if name not in of_shards}
-    corrupt = corrupt_files(config, to_read, listed, "always" if config.repair else "never") | inputs.corrupt
+    shard_of_file: dict[str, tuple[str, int]] = {}
+    expected: dict[str, FileSize] = dict(manifest.file_sizes)
+    for key, shard in manifest.shards.items():
+        files = _files_of(manifest, shard)
+        shard_of_file |= dict.fromkeys(files, key)
+        expected |= files
+    others = {name: size for name, size in expected.items() if name not in shard_of_file}
+    if config.repair:  # the job has read the files of shards, where the data is
+        corrupt = inputs.corrupt | corrupt_files(config, others, listed, "always")
+    else:
+        corrupt = corrupt_files(config, expected, listed, "never")
     for name in sorted(corrupt):
         _check_path(config, storage.join(config.dataset_url, name))
-    rewritten = {key for key, shard in manifest.shards.items() if corrupt & {shard.file, schema.table_file(shard.file)}}
+    rewritten = {shard_of_file[name] for name in corrupt if name in shard_of_file}
     if schema.REJECTS_FILE in corrupt:  # its lines come from the shards that had rejects
         rewritten |= {key for key, shard in manifest.shards.items() if shard.records < shard.images}
-    others = [name for name in listed.keys() - expected.keys() if is_ours(name, config.name)]
-    unexpected = (name for name in others if ShardName.parse(name) or name.startswith(f"{schema.INDEX_FOLDER}/"))
-    damage = Damage(frozenset(rewritten), frozenset(corrupt & manifest.files.keys()), frozenset(unexpected))
+    too_many = [name for name in listed.keys() - expected.keys() if is_ours(name, config.name)]
+    unexpected = (name for name in too_many if ShardName.parse(name) or name.startswith(f"{schema.INDEX_FOLDER}/"))
+    damage = Damage(frozenset(rewritten), frozenset(corrupt & others.keys()), frozenset(unexpected))
     has_crcs = config.repair or all(listed[name].crc32c is not None for name in expected.keys() & listed.keys())
     return damage, _SIZES_AND_CRCS if has_crcs else _SIZES
 

@@ -271,7 +271,7 @@ class JobState:
             ("record table", name.table_file, shard.table, ""),
         ):
             if expected is None:
-                continue  # a compressed shard has no index, one of an older version no table
+                continue  # a compressed shard has no index
             listed, url = find(file), join(self._config.dataset_url, file)
             unchanged = not reads and listed is not None and bool(etag) and listed.etag == etag
             reads_shard: storage.Reads = "never" if unchanged else "if unknown"

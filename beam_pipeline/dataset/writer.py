@@ -173,13 +173,11 @@ class ShardWriter:
             if there is None or (there.bytes, there.crc32c) != (out.bytes, out.crc32c):
                 self._state.put(url, file, there, self._check)
         small: dict[str, bytes] = {}
-        index_sums = table_sums = None
+        columns = rows.table()
+        small[name.table_file], index_sums = columns, None
         if self._config.compression == "none":  # else there is no index: records can't be read from the middle
             index = small[name.index_file] = index_text(rows.bytes)
             index_sums = file_sums(index)
-        if published is None or published.table:
-            columns = small[name.table_file] = rows.table()
-            table_sums = file_sums(columns)
         urls = {self._url(file): content for file, content in small.items()}
         writes = [partial(self._state.put, url, content, seen[url], self._check) for url, content in urls.items()]
         listed = run_concurrently(partial(self._target.stat, url), self._check, *writes)[0]
@@ -194,7 +192,7 @@ class ShardWriter:
                 images=listing.count,
                 listing_fingerprint=listing.hex,
                 content_fingerprint=content.hex,
-                table=table_sums,
+                table=file_sums(columns),
             ),
             etag=listed.etag if listed else "",
             index=index_sums,

@@ -61,7 +61,6 @@ def sha256(data: bytes) -> str:
 # Files of a published version other than its shards.
 MANIFEST_FILE = "manifest.json"
 RUN_FILE = "run.json"
-REPORT_FILE = "report.html"
 LABELS_FILE = "class.labels.txt"
 FEATURES_FILE = "features.json"
 DATASET_INFO_FILE = "dataset_info.json"
@@ -69,8 +68,7 @@ REJECTS_FILE = "rejects.jsonl"
 DUPLICATES_FILE = "duplicates.jsonl"
 INDEX_FOLDER = "index"
 STATE_FOLDER = "_state"
-# They differ from run to run, so no hash covers them.
-UNHASHED_FILES = frozenset({RUN_FILE, REPORT_FILE})
+UNHASHED_FILES = frozenset({RUN_FILE})  # differs from run to run
 # Keys of a record (`tf.train.Example`).
 IMAGE_KEY = "image"  # bytes: the encoded image
 CLASS_KEY = "class"  # int64: class id

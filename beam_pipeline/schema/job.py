@@ -355,8 +355,7 @@ class ComparedInputs(Struct):
         labels: classes that images have now.
         different: shards whose images are others.
         by_content: images that have the contents that were published.
-        were_read: whether the files of shards were read.
-        corrupt: those that aren't as they were published.
+        corrupt: files of shards that were read and aren't as they were published.
     """
 
     images: int = 0
@@ -364,7 +363,6 @@ class ComparedInputs(Struct):
     labels: set[str] = set()
     different: int = 0
     by_content: int = 0
-    were_read: bool = False
     corrupt: set[str] = set()
 
     def merge(self, other: ComparedInputs) -> None:
@@ -374,7 +372,6 @@ class ComparedInputs(Struct):
         self.labels |= other.labels
         self.different += other.different
         self.by_content += other.by_content
-        self.were_read |= other.were_read
         self.corrupt |= other.corrupt
 
 

@@ -54,10 +54,10 @@ def file_sums(data: bytes) -> FileSums:
     return FileSums(len(data), google_crc32c.value(data), sha256(data))
 
 
-class Shard(Struct, frozen=True, omit_defaults=True):
+class Shard(Struct, frozen=True):
     """One shard: its file, what it holds, CRC-32C of the complete file, and of how many listed images it was made.
 
-    `table`: of its record table; older versions have none.
+    `table`: of its record table.
     """
 
     file: str
@@ -67,7 +67,7 @@ class Shard(Struct, frozen=True, omit_defaults=True):
     images: Count
     listing_fingerprint: Fingerprint
     content_fingerprint: Fingerprint
-    table: FileSums | None = None
+    table: FileSums
 
 
 class Split(Struct, frozen=True):
@@ -225,8 +225,8 @@ class Content(Struct, frozen=True, dict=True):
 
     @property
     def tables(self) -> dict[str, FileSums]:
-        """Path of each shard's record table → its size and sums; older versions have none."""
-        return {table_file(shard.file): shard.table for shard in self.shards.values() if shard.table}
+        """Path of each shard's record table → its size and sums."""
+        return {table_file(shard.file): shard.table for shard in self.shards.values()}
 
     def contradictions(self) -> Iterator[str]:
         """What can't be true of numbers and names together; a ValidationError of the flags that readers need."""

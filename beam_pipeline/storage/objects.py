@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from typing import IO, Any, TypeVar
@@ -37,7 +36,6 @@ CHUNK_BYTES = 16 << 20
 PAGE_NAMES = 1000
 # How an attempt at a request is billed.
 READ, LIST_OR_WRITE, FREE = {"reads": 1}, {"lists_and_writes": 1}, dict[str, int]()
-_DELETES_IN_FLIGHT = 32
 _REFUSED = re.compile(r"^/|/$|//|(?:^|/)\.{1,2}(?:/|$)|[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -251,11 +249,6 @@ class ObjectStorage(Storage):
         with suppress(FileNotFoundError):
             if not generation or self._ask(url, obstore.head)["e_tag"] == generation:  # deletes can't be conditional
                 self._ask(url, obstore.delete, FREE)
-
-    def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:
-        urls = (join(url, file.path) for file in self.files(url) if file.path not in keep)
-        with ThreadPoolExecutor(_DELETES_IN_FLIGHT) as pool:
-            list(pool.map(self.delete, urls))
 
 
 def _aws_profile() -> dict[str, Any]:

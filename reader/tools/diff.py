@@ -90,8 +90,7 @@ def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.Path
 
     Raises:
         UsageError: one is an index of third-party files, whose records have no names; or no version is earlier.
-        ImageShardsError: one has no record tables, since it was written before there were any, or a record whose name
-            is shown is corrupt.
+        ImageShardsError: a record whose name is shown is corrupt.
     """
     later = as_info(a if b is None else b)
     versions = version_before(later) if b is None else as_info(a), later

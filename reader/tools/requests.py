@@ -54,4 +54,4 @@ class SlowStorage(Storage):
     names, sizes = _request("names", LIST_OR_WRITE), _request("sizes", LIST_OR_WRITE)
     stat, read_range = _request("stat", READ), _request("read_range", READ)
     write, publish = _request("write", LIST_OR_WRITE), _request("publish", LIST_OR_WRITE)
-    delete, delete_tree = _request("delete", FREE), _request("delete_tree", FREE)
+    delete = _request("delete", FREE)

@@ -18,7 +18,7 @@ from beam_pipeline.cli.job import Job
 from beam_pipeline.cli.main import parse
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.versions import versions
-from beam_pipeline.errors import OTHER_IMAGE, ImageShardsError, StorageError, UsageError
+from beam_pipeline.errors import OTHER_IMAGE, ImageShardsError, StorageError
 from beam_pipeline.schema.job import document_bytes
 from tests import make
 from tests.conftest import S3_KEYS
@@ -201,25 +201,6 @@ def test_requirements_with_other_codecs_than_the_launchers_are_refused(
     code, lines = checked(cloud, f"--requirements_file={file}")
     what = f"it has {why.format_map(versions())}; install its version here, or change it to this one"
     assert (code, lines[-1]) == (2, f"error: --requirements_file '{file}': {what}")
-
-
-def test_an_input_with_heic_images_needs_pillow_heif_here(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without = {name: version for name, version in versions().items() if name != "pillow_heif"}
-    monkeypatch.setattr(preflight, "versions", lambda: without)
-    config = Config(input=photos, output=tmp_path, name="photos")
-    none = "ok: no HEIC image among the first 1,000 files (a later one would be rejected: no pillow-heif here)"
-    assert none in preflight.check_dataset(config)
-    phone = tmp_path / "phone"
-    (phone / "cat").mkdir(parents=True)
-    (phone / "cat" / "IMG_1.HEIC").touch()
-    fix = "pip install 'imageshards[heic]' here, or leave heic and heif out of --extensions"
-    with pytest.raises(UsageError, match="without pillow-heif") as refused:
-        list(preflight.check_dataset(dataclasses.replace(config, input=str(phone))))
-    what = "'cat/IMG_1.HEIC' is HEIC, which can't be decoded without pillow-heif"
-    assert str(refused.value) == f"--input '{phone}': {what}; {fix}"
-    assert none in preflight.check_dataset(dataclasses.replace(config, input=str(phone), extensions="jpg"))
 
 
 def test_a_local_job_is_checked_too(photos: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ LINE = (
 )
 
 
-def machine(root: Path, groups: str, **files: str) -> str:
+def machine(root: Path, groups: str, **files: str) -> Path:
     """A made-up `/proc` and `/sys` with 1,000 KiB free: groups of the process, files of those with `__` for `/`."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/meminfo").write_text("MemTotal: 99999999 kB\nMemAvailable: 1000 kB\n")
@@ -29,7 +29,7 @@ def machine(root: Path, groups: str, **files: str) -> str:
         path = root / "sys/fs/cgroup" / name.replace("__", "/").replace("memory_", "memory.")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return str(root)
+    return root
 
 
 NESTED = {
@@ -54,11 +54,11 @@ AT_THE_TOP = {"memory_max": "70000\n", "memory_current": "20000\n", "memory_stat
 def test_free_memory_is_the_least_that_the_machine_and_its_control_groups_leave(
     tmp_path: Path, groups: str, files: dict[str, str], free: int
 ) -> None:
-    assert limits.most_references(800, machine(tmp_path, groups, **files)) == free // 800
+    assert limits.free_memory_bytes(machine(tmp_path, groups, **files)) == free
 
 
 def test_a_system_that_does_not_say_sets_no_limit_and_this_one_has_memory(tmp_path: Path) -> None:
-    assert limits.most_references(800, str(tmp_path)) is None
+    assert limits.free_memory_bytes(tmp_path) is None
     limits.check(10**12, None)
     most = limits.most_references(limits.IN_PROCESS_BYTES)
     assert most is None or most > 10_000

@@ -294,7 +294,7 @@ def test_boxes_whose_pixels_are_moved_are_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, moved: bool, build: Any
 ) -> None:
     warn_once.cache_clear()
-    url = make_dataset(tmp_path / "1.0.0", {"train": [12]}, columns=BOX_COLUMNS, tables=True)
+    url = make_dataset(tmp_path / "1.0.0", {"train": [12]}, columns=BOX_COLUMNS)
     columns = [name for name, *_ in BOX_COLUMNS]
     for _ in range(2):
         size = {"global_batch_size": 6} if "global_batch_size" in inspect.signature(build).parameters else {}

@@ -12,8 +12,7 @@ import pytest
 import imageshards
 import reader
 from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.schema.manifest import seal_manifest
+from beam_pipeline.errors import UsageError
 from tests import make
 
 FLAGS = ("--splits", "train=0.6,validation=0.4", "--num_shards", "train=4,validation=3")
@@ -190,17 +189,7 @@ def test_a_corrupt_record_is_one_line_with_its_file_and_the_command_that_finds_e
     assert capsys.readouterr() == ("", f"error: {found}\n")
 
 
-def test_what_has_no_tables_or_names_is_refused_in_a_line(folder: Path, tmp_path: Path) -> None:
-    old = shutil.copytree(folder / "1.0.0", tmp_path / "old")
-    manifest = make.manifest(old)
-    for split in manifest["splits"].values():
-        for shard in split["shards"]:
-            del shard["table"]
-    (old / "manifest.json").write_bytes(seal_manifest(manifest))
-    with pytest.raises(
-        ImageShardsError, match=r"old has no record tables, since it was written before there were any: write it"
-    ):
-        reader.diff(old, folder / "1.0.0")
+def test_what_has_no_names_is_refused_in_a_line(folder: Path, tmp_path: Path) -> None:
     reader.index(str(folder / "1.0.0" / "*.tfrecord-*"), tmp_path / "index")
     with pytest.raises(UsageError, match="its records were not written by imageshards, so they have no names"):
         reader.diff(tmp_path / "index", folder / "1.0.0")

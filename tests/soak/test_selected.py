@@ -20,7 +20,7 @@ pytestmark = pytest.mark.soak
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("selected") / "1.0.0"
-    return shards.make_dataset(folder, {"train": [200, 130, 77]}, tables=True)
+    return shards.make_dataset(folder, {"train": [200, 130, 77]})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -160,8 +160,7 @@ def test_files_are_written_read_in_parts_and_deleted(place: str, tmp_path: Path)
     for _ in range(2):
         store.delete(b)
     assert store.stat(c) is not None
-    for _ in range(2):
-        store.delete_tree(place)
+    store.delete(c)
     assert store.stat(c) is None
 
 
