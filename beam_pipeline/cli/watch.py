@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from beam_pipeline.cli import cost, dataflow
+from beam_pipeline.cli import dataflow
 from beam_pipeline.cli.progress import ProgressText, StatusLine, duration
 from beam_pipeline.cli.service import ENDED, Message, Service, ServiceError, as_service_error, state_of
 from beam_pipeline.config import Config
@@ -197,13 +197,13 @@ class Watch:
             time.sleep(_POLL_EVERY_S)
 
     def conclude(self, job: Any) -> None:
-        """Print a job's last state, duration, vCPU-hours and cost.
+        """Print a job's last state, duration and vCPU-hours.
 
         Raises:
             ImageShardsError: it failed or was cancelled.
         """
         state = state_of(job)
-        self._print(f"{_state_text(state)}{self._cost_text(job)}", job.current_state_time)
+        self._print(f"{_state_text(state)}{self._usage_text(job)}", job.current_state_time)
         if state == "FAILED":
             until = time.monotonic() + _PATIENCE_S
             while not self._last_errors(job) and time.monotonic() < until:
@@ -266,8 +266,8 @@ class Watch:
     def _print(self, line: str, when: datetime | None = None) -> None:
         self._line.print_above(f"{_clock(when)} {line}")
 
-    def _cost_text(self, job: Any) -> str:
-        """A job's duration, vCPU-hours and dollars."""
+    def _usage_text(self, job: Any) -> str:
+        """A job's duration and vCPU-hours."""
         created, ended = job.create_time, job.current_state_time
         text = f" after {duration((ended - created).total_seconds())}" if created and ended else ""
         with suppress(ServiceError):
@@ -279,7 +279,6 @@ class Watch:
                 text += f", {vcpu_hours:,.2f} vCPU-hours"
                 if cores := dataflow.cores_of(machine):
                     text += f" = {vcpu_hours / cores:,.2f} worker-hours of {machine}"
-                text += f", {cost.bill_text(self._config, self._service.region, counts)}"
         return text
 
 

@@ -115,8 +115,7 @@ def test_states_warnings_and_errors_are_told_once_with_their_time_and_what_is_bi
         "12:02:30 warning: A worker is slow.",
         "12:02:31 error: OSError: [Errno 28] No space left on device",
         "12:02:32 warning: Another one.",
-        "12:04:00 done after 4 min 00 s, 4.00 vCPU-hours = 1.00 worker-hours of e2-standard-4, "
-        "$0.22 (list price, without discounts)",
+        "12:04:00 done after 4 min 00 s, 4.00 vCPU-hours = 1.00 worker-hours of e2-standard-4",
     ]
 
 
