@@ -379,10 +379,7 @@ class Config:
         _JOB, "", _base, "published version that unchanged images are taken from, with the same bytes as if they were "
         "converted, or none (default: the newest one with the same image flags and --seed)", "N.N.N")
     plan_only: Switch = Flag(
-        _JOB, False, _switch, "print the plan and an estimate of time, requests and dollars, and write no dataset")
-    prices: Url = Flag(
-        _JOB, "", _file, "prices for the estimate and the summary, in a file such as beam_pipeline/storage/prices.json "
-        "(default: that one, with Google's list prices)", "FILE")
+        _JOB, False, _switch, "print the plan and an estimate of CPU time, files and bytes, and write no dataset")
     repair: Switch = Flag(_JOB, False, _switch, "read every byte of a published version and rewrite what is corrupt")
     overwrite: Switch = Flag(_JOB, False, _switch, "delete a published version and rewrite it")
     restart: Switch = Flag(_JOB, False, _switch, "discard what an unpublished job has written, and start over")

@@ -146,7 +146,6 @@ HALVES = "train=0.5,validation=0.5"
         ({"output": "/out"}, {"output": "gs://bucket/out"}),
         ({"io_deadline": 5, "fetch_concurrency": 2, "decode_threads": 7, "max_reject_fraction": 0.5}, {}),
         ({"repair": True}, {"overwrite": True}),
-        ({"prices": "/prices.json"}, {}),
         ({"labels_file": "/a.txt", "labels": ("a",)}, {"labels_file": "/b.txt", "labels": ("a",)}),
     ],
 )  # fmt: skip

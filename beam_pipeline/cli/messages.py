@@ -8,9 +8,9 @@ from itertools import pairwise
 
 from msgspec import UNSET
 
-from beam_pipeline.cli import cost
+from beam_pipeline.cli.progress import duration
 from beam_pipeline.config import Config
-from beam_pipeline.schema.job import Plan, Skipped, as_run
+from beam_pipeline.schema.job import Plan, PlannedJob, Skipped, as_run
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, Manifest
 from beam_pipeline.text import first_few, plural, size_text
 
@@ -24,6 +24,32 @@ def plan_text(plan: Plan) -> str:
         mean = size_text(split.estimated_bytes / split.shards)
         lines.append(f"{name}: {plural(split.images, 'image')} in {plural(split.shards, 'shard')} of about {mean}")
     return "\n".join([*lines, f"{plural(len(plan.classes), 'class')}; nothing was written"])
+
+
+def estimate_text(planned: PlannedJob, cores: int | None, base: str) -> str:
+    """The work of a planned job, for `--plan_only`.
+
+    Args:
+        planned: the plan and its sample.
+        cores: that the job runs on; None if unknown.
+        base: the version that unchanged images are taken from, or "".
+    """
+    plan, sampled = planned.plan, max(1, planned.sampled)
+    reused = plan.images * planned.unchanged // sampled
+    read = plan.images - plan.images * planned.unread // sampled
+    cpu_s = (plan.images - reused) * planned.cpu_s
+    on = f": {duration(cpu_s / cores)} on {plural(cores, 'core')} if none is idle" if cores else ""
+    source_bytes = size_text(planned.source_bytes * read // plan.images)
+    record_bytes = size_text(sum(split.estimated_bytes for split in plan.splits.values()))
+    lines = [
+        f"estimated from {plural(planned.sampled, 'sampled image')}:",
+        f"{_cpu_text(cpu_s)} to convert {plural(plan.images - reused, 'image')}{on}",
+        f"reads {plural(read, 'file')} ({source_bytes}), writes {plural(plan.shards, 'shard')} ({record_bytes})",
+    ]
+    if reused:
+        of = f"{planned.unchanged:,} of the {planned.sampled:,} are unchanged"
+        lines.append(f"{plural(reused, 'image')} from base {base}: {of}")
+    return "\n  ".join(lines)
 
 
 def published_text(manifest: Manifest) -> str:
@@ -54,8 +80,14 @@ def published_text(manifest: Manifest) -> str:
     if groups.get("groups"):
         images, of = plural(groups["images"], "image"), plural(groups["groups"], "group")
         lines.append(f"{images} with exact duplicates in {of}: see duplicates.jsonl")
-    lines += cost.spent_text(run) if manifest.outcome == PUBLISHED else []
+    if manifest.outcome == PUBLISHED and run.cpu_s:
+        read, wrote = size_text(run.source_bytes), size_text(run.shard_bytes)
+        lines.append(f"{_cpu_text(run.cpu_s)} to convert; read {read}, wrote {wrote}")
     return "\n  ".join(lines)
+
+
+def _cpu_text(seconds: float) -> str:
+    return f"{seconds / 3600:,.1f} CPU-hours" if seconds >= 3600 else f"{seconds:,.1f} CPU-seconds"
 
 
 def _sizes_text(sizes: list[int]) -> str:

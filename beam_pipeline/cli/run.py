@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, cast
 
 import beam_pipeline
 from beam_pipeline import storage
-from beam_pipeline.cli import cost, notebook
-from beam_pipeline.cli.messages import plan_text, warnings
+from beam_pipeline.cli import notebook
+from beam_pipeline.cli.messages import estimate_text, plan_text, warnings
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.base import choose_base, moved_ids
 from beam_pipeline.dataset.claim import open_claim
@@ -27,7 +27,6 @@ from beam_pipeline.inputs import manifest_rows
 from beam_pipeline.planning import duplicates
 from beam_pipeline.schema.job import ComparedInputs, PlannedJob
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest
-from beam_pipeline.storage import usage
 from beam_pipeline.text import plural, print_line
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from beam_pipeline.cli.job import Job
 
-_CHECKED = f"cost: {cost.HOW_TO_KNOW}\nchecked; nothing was started"
+_CHECKED = "checked; nothing was started; --plan_only estimates the job's CPU time, files and bytes"
 
 
 def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
@@ -64,7 +63,6 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
     if notebook.is_active():
         return cast(Manifest | None, notebook.run_elsewhere(config, beam_options, command))
     config = dataclasses.replace(config, run_id=uuid.uuid4().hex, has_launcher=True)
-    usage.take()  # the job's count starts at zero
     handlers = list(logging.root.handlers)
     try:
         with no_empty_folders(config):
@@ -78,7 +76,6 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
 
 def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]) -> Manifest | None:
     """`run`; changes the handlers of logging."""
-    usage.load_prices(config.prices)  # a bad file fails first, then an unknown runner
     job = None if options is None else _job(options, config)
     if config.detach and not (job and job.is_dataflow):
         raise UsageError("--detach works only with --runner DataflowRunner; leave it out")
@@ -89,7 +86,7 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         config = _with_base(job.configured(config))
         if job.write(config):
             planned = JobState(config).take(PlannedJob)
-            estimate = cost.estimate_text(config, planned, job.fleet(config))
+            estimate = estimate_text(planned, job.cores(config), config.base)
             print_line(f"{plan_text(planned.plan)}\nresize: {resize.described()}\n{estimate}")
         return None
     with _translating_early_errors():

@@ -24,7 +24,7 @@ from beam_pipeline.errors import CorruptRecordError, NotPublishedError, StorageE
 from beam_pipeline.images import FLAG_NAMES, EncodedImage, ImageOptions, SourceInfo, codec_versions
 from beam_pipeline.inputs.references import ImageRef, listed_md5
 from beam_pipeline.schema import example, table
-from beam_pipeline.schema.job import BaseSample, Counts, TakenImages
+from beam_pipeline.schema.job import Counts, TakenImages
 from beam_pipeline.schema.manifest import Content, parse_manifest
 from beam_pipeline.schema.table import Table
 from beam_pipeline.storage import Storage, join
@@ -123,18 +123,18 @@ def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored |
             _say_lost(config.base, error)
 
 
-def unchanged(config: Config, refs: Sequence[ImageRef]) -> BaseSample | None:
-    """How many of some images a job would take from the base, and how many records that has; None without one."""
+def unchanged(config: Config, refs: Sequence[ImageRef]) -> tuple[int, int]:
+    """How many of some images a job would take from the base, and how many of these without reading their source."""
     base = _open_base(config.base_url, config.base_sha256, config.io_deadline) if config.base_sha256 else None
     if base is None:
-        return None
+        return 0, 0
     is_listed = _are_listed(config)
     try:
         matches = base.find(refs, is_listed)
     except Exception:
-        return None  # the job would go on without it
-    unchanged = sum(match is not None and match.may_be_same for match in matches)
-    return BaseSample(base.records, unchanged, are_listed=all(is_listed and listed_md5(ref) for ref in refs))
+        return 0, 0  # the job would go on without it
+    same = [ref for ref, match in zip(refs, matches, strict=True) if match is not None and match.may_be_same]
+    return len(same), sum(is_listed and listed_md5(ref) is not None for ref in same)
 
 
 def _are_listed(config: Config) -> bool:

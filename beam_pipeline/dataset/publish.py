@@ -24,14 +24,12 @@ from beam_pipeline.dataset.totals import DatasetTotals, SavedGroups, SummedFile,
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError, MissingFileError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
-from beam_pipeline.schema.job import Plan, Run, Sidecar, Usage, document_bytes
+from beam_pipeline.schema.job import Plan, Run, Sidecar, document_bytes
 from beam_pipeline.schema.manifest import Content, FileSize, file_sums, seal_manifest
 from beam_pipeline.schema.tfds import dataset_info_document, features_document
-from beam_pipeline.storage import ListedFile, usage
+from beam_pipeline.storage import ListedFile
 
 _SIDECARS_IN_FLIGHT = 32
-# Requests after run.json is written, besides the other files: itself, the manifest, a listing; what the launcher reads.
-_WRITES_TO_COME, _READS_TO_COME = 3, 4
 
 
 def publish(config: Config, claimed: ClaimedPlan, run: Run, saved: Sequence[SavedGroups] | None = None) -> Content:
@@ -107,13 +105,7 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run, saved: Seque
             file_sizes={file: FileSize(of_file.bytes, of_file.crc32c) for file, of_file in sums.items()},
             duplicates=UNSET if saved is None else duplicate_totals(saved),
         )
-        used = Usage()
-        used.merge(run.used)
-        used.merge(usage.take())
-        if not storage.is_local(config.output):
-            used.lists_and_writes += len(files) + _WRITES_TO_COME
-            used.reads += _READS_TO_COME
-        files[schema.RUN_FILE] = document_bytes(totals.run(run, used))
+        files[schema.RUN_FILE] = document_bytes(totals.run(run))
         last = [(file, files.pop(file)) for file in (schema.DATASET_INFO_FILE,) if file in files]
         listed = looked.result()
         if schema.MANIFEST_FILE in listed and state.outcome(plan) is Outcome.PUBLISHED:

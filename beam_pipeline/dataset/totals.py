@@ -21,7 +21,7 @@ from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.images import PASSTHROUGH
 from beam_pipeline.planning.duplicates import Group
 from beam_pipeline.schema import ENVIRONMENT_REASONS, RejectReason, ShardName
-from beam_pipeline.schema.job import Counts, Plan, ReferenceSum, Run, Sidecar, Usage
+from beam_pipeline.schema.job import Counts, Plan, ReferenceSum, Run, Sidecar
 from beam_pipeline.schema.manifest import (
     FORMAT_VERSION,
     Content,
@@ -34,7 +34,6 @@ from beam_pipeline.schema.manifest import (
     Source,
     Split,
 )
-from beam_pipeline.storage.usage import dollars
 
 
 class SummedFile:
@@ -201,23 +200,16 @@ class DatasetTotals:
         by_class = tuple(counts.class_counts.get(number, 0) for number in range(len(self._plan.classes)))
         return Split(counts.records, sum(shard.bytes for shard in shards), by_class, shards)
 
-    def run(self, run: Run, used: Usage) -> Run:
-        """The content of run.json: how much work was done.
-
-        Args:
-            run: what is known of it.
-            used: by the job, but for what wrote the shards.
-        """
+    def run(self, run: Run) -> Run:
+        """The content of run.json: what is known of the run, and how much work was done."""
         total = self._total
-        total.used.merge(used)
         return msgspec.structs.replace(
             run,
             inputs=self._plan.inputs,
             images=self._listing.count,
             source_bytes=total.source_bytes,
             shard_bytes=sum(shard.bytes for shards in self._shards.values() for shard in shards),
-            used=total.used,
-            dollars=dollars(total.used, run.prices),
+            cpu_s=total.cpu_s,
             bits_used=total.bits_used,
             base=taken_from_base(self._config, total),
         )

@@ -34,7 +34,7 @@ from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fi
 from beam_pipeline.schema import ShardName, example, table
 from beam_pipeline.schema.job import Counts, Plan, ReferenceSum, RejectLine, Sidecar, add_counts
 from beam_pipeline.schema.manifest import Column, Content, Shard, file_sums, seal_manifest
-from beam_pipeline.storage import ListedFile, usage
+from beam_pipeline.storage import ListedFile
 
 _GZIP_LEVEL = 6
 
@@ -181,7 +181,6 @@ class ShardWriter:
         urls = {self._url(file): content for file, content in small.items()}
         writes = [partial(self._state.put, url, content, seen[url], self._check) for url, content in urls.items()]
         listed = run_concurrently(partial(self._target.stat, url), self._check, *writes)[0]
-        counts.used = usage.take()
         sidecar = Sidecar(
             plan=self._plan.sha256,
             shard=Shard(
@@ -238,6 +237,7 @@ def count_image(counts: Counts, converted: Converted[EncodedImage], class_id: in
     """Count what became of one image."""
     image, stored = converted.result, converted.stored
     counts.source_bytes += converted.source_bytes
+    counts.cpu_s += converted.cpu_s
     counts.in_base += stored is not None
     if isinstance(image, Reject):
         add_counts(counts.rejects, {str(image.reason): 1})

@@ -29,7 +29,7 @@ from beam_pipeline.inputs.references import (
     split_stratified,
 )
 from beam_pipeline.schema import NAME_PATTERN
-from beam_pipeline.schema.job import ReferenceSum, Skipped, Usage
+from beam_pipeline.schema.job import ReferenceSum, Skipped
 
 # Kinds of skipped files, as `Skipped` names them.
 HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS = "hidden", "hidden_images", "hidden_folders"
@@ -59,7 +59,6 @@ class ListingSummary:
         suffixes: files that were skipped for their suffix, by suffix.
         references: count and order-free sum of all images, etags included, as run.json keeps it.
         source_bytes: of all images.
-        used: CPU time and requests of the listing.
         classes: class names, sorted or in the labels file's order; of a complete listing only.
     """
 
@@ -69,7 +68,6 @@ class ListingSummary:
     suffixes: Counter[str] = dataclasses.field(default_factory=Counter)
     references: ReferenceSum = dataclasses.field(default_factory=ReferenceSum)
     source_bytes: int = 0
-    used: Usage = dataclasses.field(default_factory=Usage, compare=False)
     classes: tuple[str, ...] = ()
 
     @property
@@ -115,7 +113,6 @@ class ListingSummary:
         self.counts.update(part.counts)
         self.references.merge(part.references)
         self.source_bytes += part.source_bytes
-        self.used.merge(part.used)
         for suffix, files in part.suffixes.items():
             self._count_suffix(suffix, files)
 

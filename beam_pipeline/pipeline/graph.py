@@ -20,7 +20,7 @@ from beam_pipeline.pipeline.elements import reports_errors
 from beam_pipeline.pipeline.listing import ListPages
 from beam_pipeline.pipeline.planning import PlanShards, SampleImages, prepare_output, save_plan
 from beam_pipeline.pipeline.writing import WriteShards, assign_shards, publish_dataset
-from beam_pipeline.schema.job import Plan, Run, Usage
+from beam_pipeline.schema.job import Plan, Run
 from beam_pipeline.schema.manifest import Content
 
 
@@ -67,10 +67,7 @@ def software_versions() -> dict[str, str]:
 
 
 def _run_facts(summary: ListingSummary, run: Run) -> Run:
-    used = Usage()
-    used.merge(run.used)
-    used.merge(summary.used)
-    return msgspec.structs.replace(run, skipped=summary.skipped, used=used)
+    return msgspec.structs.replace(run, skipped=summary.skipped)
 
 
 def build_comparison(pipeline: beam.Pipeline, config: Config, published: str) -> None:

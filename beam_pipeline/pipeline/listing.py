@@ -29,7 +29,6 @@ from beam_pipeline.pipeline.elements import (
     reports_errors,
 )
 from beam_pipeline.pipeline.stratify import StratifySplits
-from beam_pipeline.storage import usage
 
 _FOLDERS, _SUMMARIES = "folders", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
@@ -118,14 +117,13 @@ def _pages(refs: Iterator[ImageRef], summary: ListingSummary, config: Config) ->
         summary.add(page)
         limits.check(summary.images, config.most_references)
         report(images_listed=len(page))
+        counter(elements.IMAGES_LISTED).inc(len(page))
         yield keyed(page)
     yield _counted(summary)
 
 
 def _counted(summary: ListingSummary) -> beam.pvalue.TaggedOutput:
     report(now=True)
-    summary.used = usage.take()
-    counter(elements.IMAGES_LISTED).inc(summary.images)
     counter(elements.SKIPPED_HIDDEN).inc(summary.hidden)
     counter(elements.SKIPPED_OTHER_SUFFIX).inc(summary.suffixes.total())
     counter(elements.SKIPPED_OUTSIDE_CLASSES).inc(summary.counts[folders.OUTSIDE_CLASSES])

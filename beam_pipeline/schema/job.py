@@ -150,29 +150,6 @@ class ClaimHolder(Struct, frozen=True):
         return f"another job{who}"
 
 
-class Usage(Struct):
-    """What a job, or a part of one, has used.
-
-    Attributes:
-        cpu_s: CPU seconds of processes, all their threads, child processes not included.
-        lists_and_writes: requests that list or write, which Google calls class A: an upload is one, in however many
-            parts; deleting is free.
-        reads: requests that read, or ask for an object's metadata: class B.
-        bytes_read, bytes_written: contents of files, local ones too.
-    """
-
-    cpu_s: float = 0.0
-    lists_and_writes: int = 0
-    reads: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-
-    def merge(self, other: Usage) -> None:
-        """Add what another piece of work used."""
-        for name in self.__struct_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-
 class Counts(Struct):
     """Counts over images, of a shard, a split or all.
 
@@ -184,7 +161,7 @@ class Counts(Struct):
         source_formats, passed_through, bits_used: format, and these of `EncodedImage` → records.
         min_size, …: least or greatest height and width of records and of their sources; None without records.
         in_base, taken: images whose path the base has, and those that were taken from it.
-        used: by the process that wrote the shard, since it finished its last one.
+        cpu_s: CPU seconds that converting the images took.
     """
 
     records: int = 0
@@ -200,7 +177,7 @@ class Counts(Struct):
     source_max_size: Size | None = None
     in_base: int = 0
     taken: int = 0
-    used: Usage = msgspec.field(default_factory=Usage)
+    cpu_s: float = 0.0
 
     @property
     def rejected(self) -> int:
@@ -219,7 +196,7 @@ class Counts(Struct):
         self.source_bytes += other.source_bytes
         self.in_base += other.in_base
         self.taken += other.taken
-        self.used.merge(other.used)
+        self.cpu_s += other.cpu_s
         add_counts(self.rejects, other.rejects)
         add_counts(self.class_counts, other.class_counts)
         add_counts(self.source_formats, other.source_formats)
@@ -280,23 +257,6 @@ class Sidecar(Struct, frozen=True):
     rejected: tuple[RejectLine, ...]
 
 
-class UnitPrices(Struct, frozen=True, omit_defaults=True):
-    """What a job pays for, in dollars; without a note nothing is known.
-
-    Attributes:
-        note: what kind of prices they are.
-        addresses: where they are published.
-        class_a_per_1000, class_b_per_1000: requests, as `Usage` has them.
-        core_hour: of Dataflow's workers, with its share of memory and disk.
-    """
-
-    note: str = ""
-    addresses: tuple[str, ...] = ()
-    class_a_per_1000: float = 0.0
-    class_b_per_1000: float = 0.0
-    core_hour: float | None = None
-
-
 class TakenImages(Struct, frozen=True):
     """What was taken from a base version: `encoded` images are new or changed, `gone` ones are only in the base."""
 
@@ -331,9 +291,7 @@ class Run(Struct, frozen=True):
     shard_bytes: int = 0
     inputs: str = ""
     skipped: Skipped = Skipped()
-    used: Usage = msgspec.field(default_factory=Usage)
-    prices: UnitPrices = UnitPrices()
-    dollars: dict[str, float] = {}
+    cpu_s: float = 0.0
     bits_used: dict[int, int] = {}
     base: TakenImages | UnsetType = UNSET
 
@@ -375,39 +333,23 @@ class ComparedInputs(Struct):
         self.corrupt |= other.corrupt
 
 
-class Sample(Struct, frozen=True):
-    """A sample's images, the bytes of their sources, and how many of these are in an object store."""
-
-    images: Count
-    source_bytes: Count
-    remote: Count
-
-
-class BaseSample(Struct, frozen=True):
-    """How many records a base has, how many of the sample it has unchanged, and whether that is known by listing."""
-
-    records: Count
-    unchanged: Count
-    are_listed: bool
-
-
 class PlannedJob(Struct, frozen=True):
-    """What `--plan_only` leaves for the launcher: the plan, and what an estimate of its cost needs to know.
+    """What `--plan_only` leaves for the launcher: the plan, and what an estimate of the work needs to know.
 
     Attributes:
         source_bytes: of all images.
-        listing: used by the listing.
-        sample: what was measured.
-        cpu_s: what converting an image takes.
-        base: None without a base.
+        sampled: images in the sample.
+        unchanged: those of them that the base has unchanged.
+        unread: those of these whose source needn't be read.
+        cpu_s: CPU seconds that converting an image takes.
     """
 
     plan: Plan
     source_bytes: Count
-    listing: Usage
-    sample: Sample
+    sampled: Count
+    unchanged: Count
+    unread: Count
     cpu_s: float
-    base: BaseSample | None
 
 
 build_types(Plan, ClaimHolder, Sidecar, Run, ComparedInputs, PlannedJob)

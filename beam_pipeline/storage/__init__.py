@@ -8,7 +8,6 @@ fails at once. Every file appears under its final name in one step: a reader see
     local       files of this machine
     objects     s3://, az://, http:// by obstore
     gs          gs:// by google-cloud-storage, read by obstore
-    usage       requests and bytes that a process used, and what they cost
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import IO, TypeVar
 
 from beam_pipeline.errors import MissingFileError, StorageError
-from beam_pipeline.storage import Data, ListedFile, Storage, usage
+from beam_pipeline.storage import Data, ListedFile, Storage
 from beam_pipeline.storage.causes import as_storage_error, translating_os_errors
 
 Result = TypeVar("Result")
@@ -77,7 +77,6 @@ class LocalStorage(Storage):
         with translating_os_errors(url), self.open(url) as file:
             file.seek(start)
             data: Data = (file.read(size) or b"") if out is None else out[: file.readinto(out[:size]) or 0]
-        usage.count(bytes_read=len(data))
         return data
 
     def open(self, url: str) -> BufferedReader:
@@ -107,15 +106,12 @@ class LocalStorage(Storage):
                 making_folder(url, write)  # again, too, if another job deletes the temporary file
             finally:
                 Path(temporary).unlink(missing_ok=True)
-        usage.count(bytes_written=len(data))
         return True
 
     def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
         with translating_os_errors(url):
             file.flush()
-            size = os.fstat(file.fileno()).st_size
             making_folder(url, lambda: os.replace(file.name, url))
-        usage.count(bytes_written=size)
         return True
 
     def delete(self, url: str, generation: str = "") -> None:

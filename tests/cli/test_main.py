@@ -50,7 +50,6 @@ TEXTS = {
     "number.csv": "path,label,age:int64\ncat/0.jpg,cat,3\ncat/1.jpg,cat,old\n",
     "twice.csv": "path,label\ncat/1.jpg,cat\ncat//1.jpg,dog\n",
     "password.csv": "path,label\nftp://me:secret@host/a.jpg,cat\n",
-    "prices.json": "{}",
     "hidden/.cat/1.jpg": "no class folder",
     "capital/Train/cat/1.jpg": "no split",
 }

@@ -29,6 +29,7 @@ from beam_pipeline.cli.command import only_our_lines
 from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.inputs.references import order_key
+from beam_pipeline.text import size_text
 from tests import make
 from tests.cli.conftest import refused, unchanged
 from tests.conftest import forget_clients
@@ -131,6 +132,20 @@ def test_plan_only_prints_the_plan_and_writes_nothing(photos: Path, version: Pat
             finished = make.job(photos, output, *make.TWO_SPLITS, "--plan_only", "--seed", seed)
             assert (finished.code, "train: " in finished.out, "in 2 shards" in finished.out) == (0, True, True)
     assert {path.name for path in tmp_path.iterdir()} == {"photos"}
+
+
+def test_a_plan_knows_what_the_job_will_read_and_both_tell_their_cpu_time(photos: Path, tmp_path: Path) -> None:
+    plan = make.job(photos, tmp_path, *make.TWO_SPLITS, "--plan_only")
+    start = time.process_time()
+    finished = make.job(photos, tmp_path, *make.TWO_SPLITS)
+    cpu_s, run = time.process_time() - start, json.loads((tmp_path / "photos/1.0.0/run.json").read_text())
+    source, shards = size_text(run["source_bytes"]), len(make.shard_files(tmp_path / "photos/1.0.0"))
+    assert run["source_bytes"] == sum(path.stat().st_size for path in photos.rglob("*.jpg"))
+    assert f"  reads 40 files ({source}), writes {shards} shards (" in plan.out
+    assert re.search(r"\n  [\d.]+ CPU-seconds to convert 40 images: \d+ s on \d+ cores? if none is idle\n", plan.out)
+    assert 0 < run["cpu_s"] < cpu_s
+    wrote = size_text(run["shard_bytes"])
+    assert finished.out.endswith(f"\n  {run['cpu_s']:.1f} CPU-seconds to convert; read {source}, wrote {wrote}\n")
 
 
 @pytest.mark.parametrize(
@@ -427,7 +442,7 @@ def test_a_terminal_sees_the_progress_line_and_what_is_published(photos: Path, t
     *drawn, told = shown.decode().split("\r\033[K")
     assert all(line.startswith(("listing: ", "sampling: ", "planning: ", "shards ")) for line in drawn if line), shown
     first, _, *rest, used = told.splitlines()
-    assert " CPU-seconds, read " in used
+    assert " CPU-seconds to convert; read " in used
     assert [first, *rest] == [
         f"published {tmp_path}/x/1.0.0",
         "  40 images listed = 40 records + 0 rejects",

@@ -19,7 +19,7 @@ from beam_pipeline.dataset.claim import SharedClaim, SupersededError, open_claim
 from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import ImageShardsError, StorageError
 from beam_pipeline.schema import ShardName, is_ours
-from beam_pipeline.schema.job import BaseSample, Counts, Plan, PlannedJob, Sample, Sidecar, Usage
+from beam_pipeline.schema.job import Counts, Plan, PlannedJob, Sidecar
 from beam_pipeline.schema.manifest import Column, FileSums, PlannedSplit, Shard, Statistics, seal_manifest
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
@@ -450,7 +450,7 @@ def test_plan_only_leaves_its_plan_once_and_nothing_else(local: Config, remote: 
         assert state.has_leftovers()
         assert not state.exists(), "the next job would delete files of another program"
         Attempts(config).end(sample_marker([]))
-        planned = PlannedJob(PLAN, 500, Usage(0.5), Sample(9, 90, 0), 0.5, BaseSample(9, 5, True))
+        planned = PlannedJob(PLAN, 500, 9, 5, 4, 0.5)
         state.leave(planned)
         assert state.take(PlannedJob) == planned
         assert files(config) == set()

@@ -19,8 +19,7 @@ import reader.map
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from beam_pipeline.schema.table import table_bytes
-from beam_pipeline.storage import usage
-from reader.tools.requests import SlowStorage
+from reader.tools.requests import Request, SlowStorage
 from tests import make, servers
 from tests.reading.shards import make_dataset, offsets
 from tests.reading.without import run_without
@@ -226,19 +225,21 @@ def test_an_index_of_third_party_files_is_read_by_number(tmp_path: Path, url: st
 def test_one_record_is_one_request_and_a_thousand_are_no_more_than_their_bytes(url: str, gcs: servers.Gcs) -> None:
     bucket = gcs.new_bucket()
     gcs.put_folder(bucket, "photos/1.0.0", Path(url))
-    records, local = reader.records(f"gs://{bucket}/photos", "train"), reader.records(url, "train")
-    info = reader.load_info(url)
+    seen: list[Request] = []
+    with storage.wrapped(lambda store: SlowStorage(store, 0, seen.append)):
+        records = reader.records(f"gs://{bucket}/photos", "train")
+    local, info = reader.records(url, "train"), reader.load_info(url)
     lengths = np.concatenate([info.load_table(shard)["bytes"] for shard in info.splits["train"].shards])
     assert len(records[range(0, len(records), 100)]) > 10  # each shard's table is read
     chosen = np.random.default_rng(0).choice(len(records), 1000, replace=False)
     for keys, requests, share in (([500], 1, 1.01), (chosen, 1000, 1.2), ([3] * 9, 1, 1.01), (range(100), 2, 1.01)):
         before = len(gcs.requests())
-        usage.take()
-        found, used = records.__getitems__(keys), usage.take()
+        seen.clear()
+        found = records.__getitems__(keys)
         asked = gcs.requests()[before:]
         assert all((one.object_read or "").startswith("photos/1.0.0/photos-train.") for one in asked)
-        assert 0 < len(asked) == used.reads <= requests
-        assert used.bytes_read <= share * lengths[np.unique(keys)].sum()
+        assert 0 < len(asked) == len(seen) <= requests
+        assert sum(one.bytes_read for one in seen) <= share * lengths[np.unique(keys)].sum()
         assert all(same(one, local[int(number)]) for one, number in zip(found, keys, strict=True))
     records[local[0]["filename"]]  # reads the names of its shard
     before = len(gcs.requests())

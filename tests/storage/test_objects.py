@@ -14,7 +14,7 @@ from google.cloud.storage import Blob
 
 from beam_pipeline import storage
 from beam_pipeline.errors import StorageError
-from beam_pipeline.storage import ListedFile, gs, join, objects, open_storage, usage
+from beam_pipeline.storage import ListedFile, gs, join, objects, open_storage
 from tests.make import ODD_NAMES, ONLY_REMOTE, REFUSED_BY_OBSTORE
 from tests.servers import S3, Bucket, Gcs
 
@@ -224,28 +224,3 @@ def test_a_large_object_arrives_complete(place: str) -> None:
         big.write(data)
         open_storage(place).publish(big, f"{place}/big")
     assert open_storage(place).read(f"{place}/big") == data
-
-
-@ON_BUCKETS
-def test_operations_count_as_a_bill_counts_them(bucket: Bucket, tmp_path: Path) -> None:
-    def used() -> tuple[int, int, int, int]:
-        taken = usage.take()
-        return taken.lists_and_writes, taken.reads, taken.bytes_read, taken.bytes_written
-
-    url = bucket.url
-    store = open_storage(url)
-    usage.take()
-    store.write(f"{url}/a", b"12345")
-    assert used() == (1, 0, 0, 5)
-    assert store.read(f"{url}/a", 1, 3) == b"23"
-    assert used() == (0, 1, 2, 0)
-    assert store.stat(f"{url}/a") and store.stat(f"{url}/none") is None
-    assert used() == (0, 2, 0, 0)
-    with open(tmp_path / "large", "w+b") as file:
-        file.write(bytes(17 << 20))  # in two parts
-        store.publish(file, f"{url}/large")
-    assert used() == (1 if url.startswith("gs") else 4, 0, 0, 17 << 20), "S3 bills parts, their beginning and their end"
-    assert len(list(store.files(url))) == 2
-    assert used() == (1 if url.startswith("gs") else 2, 0, 0, 0), "another request confirms that the listing has ended"
-    store.delete(f"{url}/a")
-    assert used() == (0, 0, 0, 0)
