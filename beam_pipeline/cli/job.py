@@ -162,7 +162,11 @@ class Job:
                 return self._pipeline.run().wait_until_finish()
         from beam_pipeline.cli.watch import printing_job_states
 
-        with _ctrl_c_raises(), printing_job_states(), _translating_job_errors():
+        with (
+            _ctrl_c_raises(),
+            printing_job_states("apache_beam.runners.portability.portable_runner"),
+            _translating_job_errors(),
+        ):
             return self._pipeline.run().wait_until_finish()
 
     def _submit_and_watch(self, config: Config, build: Callable[[], object]) -> bool:

@@ -87,12 +87,7 @@ def _credentials(options: Mapping[str, Any]) -> str:
 
 def _api(config: Config, options: Mapping[str, Any]) -> str:
     name = options["job_name"]
-    try:
-        job = find_running_job(Service(options), config, name)
-    except ServiceError as error:
-        if error.is_transient:  # the submission retries
-            return f"warning: {error}"
-        raise
+    job = find_running_job(Service(options), config, name)
     state = f"job {name} is already running: {job.id}" if job else f"no job named {name} is running"
     return f"ok: the Dataflow API answers; {state}"
 

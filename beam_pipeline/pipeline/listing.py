@@ -117,13 +117,13 @@ def _pages(refs: Iterator[ImageRef], summary: ListingSummary, config: Config) ->
         summary.add(page)
         limits.check(summary.images, config.most_references)
         report(images_listed=len(page))
+        counter(elements.IMAGES_LISTED).inc(len(page))
         yield keyed(page)
     yield _counted(summary)
 
 
 def _counted(summary: ListingSummary) -> beam.pvalue.TaggedOutput:
     report(now=True)
-    counter(elements.IMAGES_LISTED).inc(summary.images)
     counter(elements.SKIPPED_HIDDEN).inc(summary.hidden)
     counter(elements.SKIPPED_OTHER_SUFFIX).inc(summary.suffixes.total())
     counter(elements.SKIPPED_OUTSIDE_CLASSES).inc(summary.counts[folders.OUTSIDE_CLASSES])

@@ -12,18 +12,17 @@ from typing import Any
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
-from apache_beam.utils.retry import Clock
 
 import beam_pipeline
 from beam_pipeline import storage
-from beam_pipeline.cli import dataflow, watch
+from beam_pipeline.cli import dataflow
 from beam_pipeline.cli.main import parse
 from beam_pipeline.conversion import fetch
 from beam_pipeline.errors import StorageError
 from tests import make
 from tests.dataflow.api import FakeDataflow, Message, Step
 from tests.dataflow.cloud import IMAGE, Cloud, told
-from tests.dataflow.test_watch import FAILURES, FOUND, ID, LAST, RUNS_ON, SUBMITTED
+from tests.dataflow.test_watch import FAILURES, FOUND, ID, LAST, RUNS_ON, SUBMITTED, without_times
 from tests.servers import RESET
 
 PERHAPS = "job 'imageshards-photos-1-0-0' may be running: the same command finds it or submits it"
@@ -37,25 +36,15 @@ def one(cloud: Cloud) -> Cloud:
     return cloud
 
 
-def test_one_command_submits_watches_and_sums_up_what_was_published(
-    api: FakeDataflow, one: Cloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "_PROGRESS_EVERY_S", 0.0)
-    monkeypatch.setattr(watch, "_LOG_LINE_EVERY_S", 0.0)
-    metrics = {"TotalVcpuTime": 5760.0}
-    running = Step("RUNNING", metrics=metrics, act=lambda: metrics.update(one.work()))
-    api.steps = [Step("PENDING"), running, Step("DONE", metrics=metrics)]
-    finished = one.run("--machine_type=n2d-standard-8", "--num_shards=3")
-    assert (finished.code, told(finished.err)) == (
-        0,
-        [
-            *SUBMITTED,
-            "12:01:00 pending",
-            "12:02:00 running",
-            "shards 3/3 · images 10/10",
-            "12:04:00 done after 4 min 00 s, 1.60 vCPU-hours = 0.20 worker-hours of n2d-standard-8",
-        ],
-    )
+def test_one_command_submits_watches_and_sums_up_what_was_published(api: FakeDataflow, one: Cloud) -> None:
+    metrics: dict[str, float] = {}
+    api.steps = [
+        Step("PENDING"),
+        Step("RUNNING", metrics=metrics, act=lambda: metrics.update(one.work())),
+        Step("DONE"),
+    ]
+    finished = one.run("--num_shards=3")
+    assert (finished.code, without_times(told(finished.err))) == (0, [*SUBMITTED, "pending", "running", "done"])
     first, *others = finished.out.splitlines()
     assert first == f"published {one.version}"
     assert others[1:3] == ["  10 images listed = 10 records + 0 rejects", "  5 classes"]
@@ -83,9 +72,8 @@ def test_a_job_that_failed_is_submitted_again_by_the_same_command_and_goes_on(ap
         "1 of 11 images rejected, --max_reject_fraction is 0: the first is 'class_0/bad.jpg' (not_an_image: 3 bytes, "
         "beginning 626164); remove them or raise --max_reject_fraction"
     )
-    errors = [f"12:04:30 error: {rejected}", f"12:04:30 error: {LAST.text}"]
-    ended = ["12:02:00 running", *errors, "12:04:00 failed after 4 min 00 s"]
-    assert (finished.code, told(finished.err)) == (1, [*SUBMITTED, *ended, f"error: {rejected}"])
+    ended = ["running", "failed", f"error: {rejected}", f"error: {LAST.text}", f"error: {rejected}"]
+    assert (finished.code, without_times(told(finished.err))) == (1, [*SUBMITTED, *ended])
     one.gcs.put(*bad, make.encoded(make.picture()))
     api.steps = [Step("DONE", act=one.work)]
     finished = one.run("--max_reject_fraction=0")
@@ -106,14 +94,6 @@ def test_a_job_that_another_command_submitted_meanwhile_is_watched_or_left_alone
     assert finished.code == 1
     others = f"error: job {ID[:-1]}2 runs under the name 'imageshards-photos-1-0-0' with"
     assert told(finished.err)[1].startswith(others)
-
-
-def test_a_job_that_is_being_cancelled_is_waited_for_and_followed_by_a_new_one(api: FakeDataflow, one: Cloud) -> None:
-    assert one.run("--detach").code == 0
-    api.go_on(ID, Step("CANCELLING"), Step("CANCELLED"))
-    finished = one.run("--detach")
-    waiting = f"job {ID} is being cancelled; waiting for its end"
-    assert (finished.code, told(finished.err)[:2], len(api.jobs)) == (0, [waiting, BEGIN], 2)
 
 
 def test_ctrl_c_while_the_job_is_submitted_says_what_may_have_happened(api: FakeDataflow, one: Cloud) -> None:
@@ -149,10 +129,7 @@ def test_a_refused_submission_is_one_line(api: FakeDataflow, one: Cloud, code: i
     assert told(finished.err) == [BEGIN, f"error: {FAILURES[code]}; nothing was started"]
 
 
-def test_a_service_that_fails_is_asked_again_by_beam_for_half_a_minute(
-    api: FakeDataflow, one: Cloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Clock, "sleep", lambda *_: None)
+def test_a_service_that_fails_is_asked_again_by_beam_for_half_a_minute(api: FakeDataflow, one: Cloud) -> None:
     api.create_errors = [RESET, 500, 500, 500]
     finished = one.run()
     assert (finished.code, told(finished.err)) == (1, [BEGIN, f"error: {FAILURES[500]}; {PERHAPS}"])
@@ -215,7 +192,7 @@ def test_a_plan_is_printed_when_its_job_is_done_by_the_command_that_submitted_it
     if begun == [FOUND]:
         assert one.run("--plan_only", "--detach").code == 0
     finished = one.run("--plan_only")
-    assert told(finished.err) == [*begun, "12:02:00 running", "12:04:00 done after 4 min 00 s"]
+    assert without_times(told(finished.err)) == [*begun, "running", "done"]
     assert finished.out.startswith("train: 10 images in 1 shard of about ")
     classes, resizes, _, cores, *_ = finished.out.splitlines()[1:]
     assert (finished.code, classes) == (0, "5 classes; nothing was written") and resizes.startswith("resize: ")
