@@ -119,11 +119,6 @@ def test_states_warnings_and_errors_are_told_once(watched: Watched) -> None:
     ]
 
 
-def test_a_message_has_its_own_time_whenever_it_is_read(watched: Watched) -> None:
-    watched.api.go_on(ID, Step("RUNNING", (OTHERS,)), Step("DONE"))
-    assert "12:02:30 error: OSError: [Errno 28] No space left on device" in told(watched.run().err)
-
-
 @pytest.mark.parametrize(
     ("earlier", "messages", "cause"),
     [
@@ -220,10 +215,6 @@ def test_a_job_of_another_command_under_the_name_is_left_alone(watched: Watched,
         f"wait for its end, cancel it ({CANCEL}), or choose another --version or --job_name"
     ]
     assert watched.api.requests.count(POST) == before
-
-
-def test_detached_again_it_says_so_and_looks_no_more(watched: Watched) -> None:
-    assert watched.lines(Step("RUNNING"), code=0, more=("--detach",)) == [FOUND, RUNS_ON]
 
 
 def test_from_python_a_job_is_found_and_left_alone_too(watched: Watched) -> None:
