@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,9 +93,11 @@ def _submit(service: Service, config: Config, name: str, submit: Callable[[str],
             if job := find_running_job(service, config, name):
                 return job, "is already running"
         refusal = as_service_error(error.__cause__ or error)
-        if refusal and 400 <= refusal.code < 500:
+        if refusal is None:
+            raise
+        if 400 <= refusal.code < 500:
             raise ImageShardsError(f"{refusal}; nothing was started") from error
-        raise refusal or error from error
+        raise refusal from error
 
 
 def _runs_on(service: Service, config: Config, job_id: str) -> str:
@@ -136,10 +139,12 @@ def _follow(service: Service, config: Config, job: Any) -> None:
 
     runner.dataflow_client = SimpleNamespace(get_job=get_job, list_messages=service.list_messages)
     with printing_job_states(DataflowRunner.__module__, Service.__module__, line=line):
-        while True:
-            DataflowRunner.poll_for_job_completion(runner, result, None)
-            if result.is_in_terminal_state():  # it also returns a minute after a job began to be cancelled
-                break
+        poll = partial(DataflowRunner.poll_for_job_completion, runner, result, None)
+        poll()
+        while not result.is_in_terminal_state():  # it returns a minute after a job began to be cancelled
+            poll()
+        if result.state == "FAILED":  # after any earlier error it returns without having read the last ones
+            poll()
     if result.state == "FAILED":
         reason = runner.last_error_msg or f"Dataflow gives no reason, see {service.console(job.id)}"
         failed = ImageShardsError(f"job {job.id} failed: {_message_line(reason)}; {_resumes(config)}")

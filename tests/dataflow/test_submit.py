@@ -72,6 +72,7 @@ def test_a_job_that_failed_is_submitted_again_by_the_same_command_and_goes_on(ap
         "1 of 11 images rejected, --max_reject_fraction is 0: the first is 'class_0/bad.jpg' (not_an_image: 3 bytes, "
         f"beginning 626164); see imageshards rejects {one.version}, remove them or raise --max_reject_fraction"
     )
+    assert f"12:04:30 error: {rejected}" in told(finished.err), "a message has its own time, whenever it is read"
     ended = ["running", "failed", f"error: {rejected}", f"error: {LAST.text}", f"error: {rejected}"]
     assert (finished.code, without_times(told(finished.err))) == (1, [*SUBMITTED, *ended])
     one.gcs.put(*bad, make.encoded(make.picture()))

@@ -62,6 +62,9 @@ NOT_STARTED = Message("ERROR", TRACEBACK.format(MISSING).replace(WHILE, ""))
 LAST = Message("ERROR", "Workflow failed. Causes: S05:WriteShards failed., a work item has failed 4 times.")
 
 
+Messages = tuple[Message, ...]
+
+
 def without_times(lines: list[str]) -> list[str]:
     return [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in lines]
 
@@ -116,28 +119,24 @@ def test_states_warnings_and_errors_are_told_once(watched: Watched) -> None:
     ]
 
 
-def test_a_message_has_its_own_time_whenever_it_is_read(watched: Watched) -> None:
-    watched.api.go_on(ID, Step("RUNNING", (OTHERS,)), Step("DONE"))
-    assert "12:02:30 error: OSError: [Errno 28] No space left on device" in told(watched.run().err)
-
-
 @pytest.mark.parametrize(
-    ("messages", "cause"),
+    ("earlier", "messages", "cause"),
     [
-        ((OURS, OURS, LAST), None),
-        ((OTHERS, LAST), "OSError: [Errno 28] No space left on device"),
-        ((NOT_STARTED, LAST), MISSING),
-        ((LAST,), LAST.text),
-        ((), f"Dataflow gives no reason, see {LINK}"),
+        ((), (OURS, OURS, LAST), None),
+        ((OTHERS,), (OURS, LAST), None),
+        ((OURS,), (OTHERS, LAST), "OSError: [Errno 28] No space left on device"),
+        ((), (NOT_STARTED, LAST), MISSING),
+        ((), (LAST,), LAST.text),
+        ((), (), f"Dataflow gives no reason, see {LINK}"),
     ],
 )
 def test_a_job_that_fails_ends_with_the_one_line_of_its_cause(
-    watched: Watched, messages: tuple[Message, ...], cause: str | None
+    watched: Watched, earlier: Messages, messages: Messages, cause: str | None
 ) -> None:
-    lines = watched.lines(Step("RUNNING"), Step("FAILED", messages), code=1)
+    lines = watched.lines(Step("RUNNING", earlier), Step("FAILED", messages), code=1)
     line = f"job {ID} failed: {cause}; the same command resumes" if cause else "70 of 100 images are rejected"
-    assert lines[:3] == [FOUND, "running", "failed"] and lines[-1] == f"error: {line}"
-    assert len(lines) == 4 + len(set(messages)), "each message is told once"
+    assert (lines[:2], lines[-1]) == ([FOUND, "running"], f"error: {line}")
+    assert len(lines) == 4 + len({*earlier, *messages}), "each message is told once"
 
 
 def test_what_a_restart_discards_is_kept_by_the_command_without_it(cloud: Cloud) -> None:
@@ -216,10 +215,6 @@ def test_a_job_of_another_command_under_the_name_is_left_alone(watched: Watched,
         f"wait for its end, cancel it ({CANCEL}), or choose another --version or --job_name"
     ]
     assert watched.api.requests.count(POST) == before
-
-
-def test_detached_again_it_says_so_and_looks_no_more(watched: Watched) -> None:
-    assert watched.lines(Step("RUNNING"), code=0, more=("--detach",)) == [FOUND, RUNS_ON]
 
 
 def test_from_python_a_job_is_found_and_left_alone_too(watched: Watched) -> None:
