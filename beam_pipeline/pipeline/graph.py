@@ -70,7 +70,7 @@ def _run_facts(summary: ListingSummary, run: Run) -> Run:
     used = Usage()
     used.merge(run.used)
     used.merge(summary.used)
-    return msgspec.structs.replace(run, skipped=summary.skipped, used=used)
+    return msgspec.structs.replace(run, skipped=summary.skipped, excluded=summary.exclusion, used=used)
 
 
 def build_comparison(pipeline: beam.Pipeline, config: Config, published: str) -> None:

@@ -117,6 +117,7 @@ def save_plan(plan: Plan, config: Config, summary: ListingSummary, sample: list[
         ),
         cpu_s=sampling.cpu_s_an_image(sample),
         base=base.unchanged(config, refs),
+        excluded=summary.exclusion,
     )
     JobState(config).leave(planned)
 

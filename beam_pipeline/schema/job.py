@@ -317,6 +317,16 @@ class Skipped(Struct, frozen=True):
     suffixes: dict[str, int] = {}
 
 
+class Excluded(Struct, frozen=True):
+    """What `--exclude` left out: by which list, how many images, and three of its paths that match no image."""
+
+    list: str
+    sha256: Sha256
+    images: int
+    unmatched: int
+    unmatched_paths: tuple[str, ...]
+
+
 class Run(Struct, frozen=True):
     """run.json: how the job went that published a version. `docs/format.md` says what each key means."""
 
@@ -331,6 +341,7 @@ class Run(Struct, frozen=True):
     shard_bytes: int = 0
     inputs: str = ""
     skipped: Skipped = Skipped()
+    excluded: Excluded | UnsetType = UNSET
     used: Usage = msgspec.field(default_factory=Usage)
     prices: UnitPrices = UnitPrices()
     dollars: dict[str, float] = {}
@@ -403,6 +414,7 @@ class PlannedJob(Struct, frozen=True):
         sample: what was measured.
         cpu_s: what converting an image takes.
         base: None without a base.
+        excluded: as run.json has it.
     """
 
     plan: Plan
@@ -411,6 +423,7 @@ class PlannedJob(Struct, frozen=True):
     sample: Sample
     cpu_s: float
     base: BaseSample | None
+    excluded: Excluded | UnsetType = UNSET
 
 
 build_types(Plan, ClaimHolder, Sidecar, Run, ComparedInputs, PlannedJob)
