@@ -73,6 +73,12 @@ def _folder(value: str | os.PathLike[str] | None, is_file: bool = False) -> str:
 _file = functools.partial(_folder, is_file=True)
 
 
+def _list(value: str | os.PathLike[str] | None) -> str:
+    if str(value).lower().endswith(".csv"):
+        raise ValueError("it can't be CSV: save its paths as a .txt file, one a line, or as JSONL")
+    return _file(value)
+
+
 def _name(value: str) -> str:
     if value and not (NAME_PATTERN.fullmatch(value) and len(value) <= _LONGEST_NAME):
         raise ValueError(f"use at most {_LONGEST_NAME} of a-z, 0-9 and _, a letter first (TFDS reads no other)")
@@ -298,6 +304,9 @@ class Config:
         "full URLs", "FILE")
     labels_file: Url = Flag(
         _URLS, "", _file, "class names in the order of their ids, one a line (default: sorted folder names)", "FILE")
+    exclude: Url = Flag(
+        _URLS, "", _list, "images to leave out, whose classes stay: a text file of paths below --input, one a line, or "
+        ".jsonl, with the lines that imageshards duplicates writes", "FILE")
     folders_are_classes: Switch = Flag(
         _URLS, False, _switch, "the folders are the classes, although they look like splits or like a folder above "
         "the classes: by their names, or since they hold the same sub-folders")
@@ -389,9 +398,10 @@ class Config:
         _JOB, False, _switch, "submit the job to Dataflow and return; the same command later watches it")
     # fmt: on
 
-    # No flags; read by the launcher: the lines of `labels_file`, the column names of `manifest`.
+    # No flags; read by the launcher: the lines of `labels_file`, the column names of `manifest`, the hash of `exclude`.
     labels: tuple[str, ...] | None = None
     header: tuple[str, ...] = ()
+    exclude_sha256: str = ""
     # Facts of one run, set by the launcher: how many images a local runner has memory for, the versions that workers of
     # a cluster must have, the base's `self_sha256`, whether the job only compares, whether the launcher holds the claim
     # on a local version, and the job's id.
@@ -500,6 +510,8 @@ class Config:
             "labels": self.labels,
             "columns": msgspec.to_builtins(self.columns),
         }
+        if self.exclude:
+            values["exclude"] = self.exclude_sha256
         return dict(json.loads(canonical_json(values)))
 
 

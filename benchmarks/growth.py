@@ -71,6 +71,15 @@ def fewer(files: list[Path]) -> list[str]:
 
 
 @change
+def excluded(files: list[Path]) -> list[str]:
+    """One percent left out by a list."""
+    images = files[0].parent.parent
+    gone = images.with_name(f"{images.name}.txt")
+    gone.write_text("\n".join(file.relative_to(images).as_posix() for file in files))
+    return ["--exclude", str(gone)]
+
+
+@change
 def relabelled(files: list[Path]) -> list[str]:
     """One percent in another class folder."""
     folders = sorted({file.parent for file in files})

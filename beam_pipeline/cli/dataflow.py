@@ -111,7 +111,7 @@ def check_options(config: Config, options: Mapping[str, Any]) -> None:
     for pair in options["labels"] or ():  # KEY=VALUE or JSON
         if re.search(rf'^{LABEL} *=|"{LABEL}" *:', pair):
             raise wrong("--labels", pair, f"{LABEL} is the label by which a command finds its job; choose another one")
-    for flag in ("input", "manifest"):
+    for flag in ("input", "manifest", "exclude"):
         if (url := getattr(config, flag)) and storage.is_local(url):
             raise wrong(f"--{flag}", url, _REMOTE_INPUT)
     if storage.is_local(config.output):

@@ -6,23 +6,24 @@ import re
 import unicodedata
 from itertools import pairwise
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from beam_pipeline.cli.progress import duration
 from beam_pipeline.config import Config
-from beam_pipeline.schema.job import Plan, PlannedJob, Skipped, as_run
+from beam_pipeline.schema.job import Excluded, Plan, PlannedJob, Skipped, as_run
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, Manifest
 from beam_pipeline.text import first_few, plural, size_text
 
 _FEW = 5  # fewer records of a class in a split are too few to train or evaluate with
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: Plan, excluded: Excluded | UnsetType = UNSET) -> str:
     """The plan's splits and their shards, for `--plan_only`."""
     lines = []
     for name, split in sorted(plan.splits.items()):
         mean = size_text(split.estimated_bytes / split.shards)
         lines.append(f"{name}: {plural(split.images, 'image')} in {plural(split.shards, 'shard')} of about {mean}")
+    lines += _excluded(excluded) + _unmatched(excluded)
     return "\n".join([*lines, f"{plural(len(plan.classes), 'class')}; nothing was written"])
 
 
@@ -67,7 +68,7 @@ def published_text(manifest: Manifest) -> str:
     by_reason = ", ".join(f"{reason} {count}" for reason, count in sorted(manifest.rejects.items()))
     reasons = f" ({by_reason}; see rejects.jsonl)" if by_reason else ""
     lines.append(f"{plural(manifest.images, 'image')} listed = {records} + {rejects}{reasons}")
-    lines += _skipped(run.skipped)
+    lines += _excluded(run.excluded) + _skipped(run.skipped)
     if base := run.base:
         gone = "" if base.gone is UNSET else f", {base.gone:,} gone"
         lines.append(f"{base.encoded:,} encoded, {base.taken:,} taken from {base.version}{gone}")
@@ -101,6 +102,18 @@ def _sizes_text(sizes: list[int]) -> str:
     return f"{size_text(mean)} ({low:+.1f} % to {high:+.1f} %)"
 
 
+def _excluded(excluded: Excluded | UnsetType) -> list[str]:
+    return [] if excluded is UNSET else [f"{plural(excluded.images, 'image')} excluded by {excluded.list}"]
+
+
+def _unmatched(excluded: Excluded | UnsetType) -> list[str]:
+    """The paths of a list that match no image."""
+    if excluded is UNSET or not excluded.unmatched:
+        return []
+    paths, few = plural(excluded.unmatched, "path"), ", ".join(map(repr, excluded.unmatched_paths))
+    return [f"{paths} of --exclude without an image, such as {few}: write paths below --input, such as cat/1.jpg"]
+
+
 def _skipped(skipped: Skipped) -> list[str]:
     """The files that the listing skipped."""
     lines = []
@@ -128,7 +141,9 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
             "images were touched, copied or moved since this version was published: their etags or mtimes differ from "
             "run.json; --repair compares their contents"
         )
-    bits = as_run(manifest.run).bits_used
+    run = as_run(manifest.run)
+    lines += _unmatched(run.excluded)
+    bits = run.bits_used
     if low := bits.get(12):
         images = f"{low:,} of {plural(sum(bits.values()), 'image')} of 16 bits"
         lines.append(

@@ -62,7 +62,8 @@ def _output_state(config: Config) -> str:
     if not state.exists():
         return "is empty"
     plan, flags = state.planned(), config.fingerprint()
-    changed = sorted(f"--{name}" for name in flags if plan and plan.configuration.get(name) != flags[name])
+    then = plan.configuration if plan else flags
+    changed = sorted(f"--{name}" for name in flags.keys() | then.keys() if then.get(name) != flags.get(name))
     if changed and not storage.is_local(config.output):
         what = f"{config.dataset_url} has an unfinished job with other flags ({', '.join(changed)})"
         raise wrong("--output", config.output, f"{what}: use the same flags, or discard its shards with --restart")
@@ -90,7 +91,9 @@ def _buckets(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
     beams = {flag: options[flag] or "" for flag in ("temp_location", "staging_location", "template_location")}
     written = {"output": config.state_url} | {flag: url for flag, url in beams.items() if url.startswith("gs://")}
     # Inputs in other stores are checked by their listing.
-    read = {flag: url for flag in ("input", "manifest") if (url := getattr(config, flag)).startswith("gs://")}
+    read = {
+        flag: url for flag in ("input", "manifest", "exclude") if (url := getattr(config, flag)).startswith("gs://")
+    }
     seen = set()
     for flag, url in {**written, **read}.items():
         bucket = f"{url.partition('://')[0]}://{storage.bucket_and_name(url)[0]}"

@@ -23,7 +23,7 @@ from beam_pipeline.dataset.preconditions import check_unpublished, no_empty_fold
 from beam_pipeline.dataset.state import JobState, run_concurrently
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.images import resize
-from beam_pipeline.inputs import manifest_rows
+from beam_pipeline.inputs import exclude, manifest_rows
 from beam_pipeline.planning import duplicates
 from beam_pipeline.schema.job import ComparedInputs, PlannedJob
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest
@@ -76,6 +76,8 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
 
 def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]) -> Manifest | None:
     """`run`; changes the handlers of logging."""
+    with _translating_early_errors():
+        config = exclude.checked(config)  # its hash tells the jobs on Dataflow apart
     job = None if options is None else _job(options, config)
     if config.detach and not (job and job.is_dataflow):
         raise UsageError("--detach works only with --runner DataflowRunner; leave it out")
@@ -87,7 +89,7 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         if job.write(config):
             planned = JobState(config).take(PlannedJob)
             estimate = estimate_text(planned, job.cores(config), config.base)
-            print_line(f"{plan_text(planned.plan)}\nresize: {resize.described()}\n{estimate}")
+            print_line(f"{plan_text(planned.plan, planned.excluded)}\nresize: {resize.described()}\n{estimate}")
         return None
     with _translating_early_errors():
         config, manifest = run_concurrently(partial(resolve, config), partial(read_manifest, config))

@@ -155,26 +155,28 @@ def _check_configuration(config: Config, manifest: Content) -> None:
         name = different[0]
         others = len(different) - 1
         more = f" ({plural(others, 'more flag')} {'differs' if others == 1 else 'differ'})" if others else ""
-        is_major = different != ["labels"] or not config.labels or _moved_id(manifest.classes, config.labels)
+        keeps_ids = different == ["labels"] and config.labels and not _moved_id(manifest.classes, config.labels)
+        version = _next_version(config, 2 if different == ["exclude"] else 1 if keeps_ids else 0)
         flag = {"labels": "labels_file", "columns": "manifest"}.get(name, name)
+        of_now, of_then = (_as_written(name, configuration.get(name)) for configuration in (ours, theirs))
+        if name == "exclude":
+            excluded = as_run(read_run(config)).excluded
+            of_now, of_then = _as_list(config.exclude, ours), _as_list(excluded.list if excluded else "a list", theirs)
         raise UsageError(
-            f"--{flag} {_as_written(name, ours.get(name))}: {config.dataset_url} is published with "
-            f"{_as_written(name, theirs.get(name))}{more}; choose --version {_next_version(config, bool(is_major))} "
+            f"--{flag} {of_now}: {config.dataset_url} is published with {of_then}{more}; choose --version {version} "
             "or --overwrite"
         )
 
 
-def _next_version(config: Config, is_major: bool) -> str:
-    """A version that isn't there yet."""
+def _next_version(config: Config, part: int) -> str:
+    """A version that isn't there yet, higher in this part: 0 is MAJOR, 2 PATCH."""
     names: list[str] = []
     with suppress(StorageError):  # what is being told matters more
         names = storage.open_storage(config.output, config.first_contact_s).names(os.path.dirname(config.dataset_url))
     versions = schema.newest_first([*names, f"{config.version}/"])
-    if is_major:
-        return f"{int(versions[0].partition('.')[0]) + 1}.0.0"
-    major = config.version.partition(".")[0]
-    newest = next(version for version in versions if version.startswith(f"{major}."))
-    return f"{major}.{int(newest.split('.')[1]) + 1}.0"
+    same = config.version.split(".")[:part]
+    newest = next(numbers for version in versions if (numbers := version.split("."))[:part] == same)
+    return ".".join([*same, str(int(newest[part]) + 1), *["0"] * (2 - part)])
 
 
 def _moved_id(then: Sequence[str], now: Sequence[str]) -> tuple[str, str] | None:
@@ -186,14 +188,20 @@ def _choices(config: Config, manifest: Content, labels: set[str]) -> str:
     """What to do with other inputs: MAJOR is raised if a class gets another id, else MINOR."""
     if config.layout != "manifest":  # a class folder without images is a class, too
         labels = labels | {folder.label for folder in folders.class_folders(config, folders.ListingSummary())}
-    minor, moved = _next_version(config, False), _moved_id(manifest.classes, config.labels or sorted(labels))
+    minor, moved = _next_version(config, 1), _moved_id(manifest.classes, config.labels or sorted(labels))
     if moved is None:
         return f"choose --version {minor} or --overwrite"
     return (
-        f"class {moved[1]!r} takes the id of {moved[0]!r}: choose --version {_next_version(config, True)} or "
+        f"class {moved[1]!r} takes the id of {moved[0]!r}: choose --version {_next_version(config, 0)} or "
         f"--overwrite, or keep the ids with --version {minor} and a --labels_file: the lines of {schema.LABELS_FILE}, "
         "then the new classes"
     )
+
+
+def _as_list(url: str, configuration: Mapping[str, Any]) -> str:
+    """The list of `--exclude` that a configuration has by its hash."""
+    sha256 = configuration.get("exclude")
+    return f"{url!r} (SHA-256 {str(sha256)[:12]}…)" if sha256 else "none"
 
 
 def _as_written(name: str, value: Any) -> str:

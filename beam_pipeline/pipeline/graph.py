@@ -67,7 +67,7 @@ def software_versions() -> dict[str, str]:
 
 
 def _run_facts(summary: ListingSummary, run: Run) -> Run:
-    return msgspec.structs.replace(run, skipped=summary.skipped)
+    return msgspec.structs.replace(run, skipped=summary.skipped, excluded=summary.exclusion)
 
 
 def build_comparison(pipeline: beam.Pipeline, config: Config, published: str) -> None:

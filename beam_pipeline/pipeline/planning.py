@@ -111,6 +111,7 @@ def save_plan(plan: Plan, config: Config, summary: ListingSummary, sample: list[
         unchanged=unchanged,
         unread=unread,
         cpu_s=sampling.cpu_s_per_image(sample),
+        excluded=summary.exclusion,
     )
     JobState(config).leave(planned)
 

@@ -277,6 +277,16 @@ class Skipped(Struct, frozen=True):
     suffixes: dict[str, int] = {}
 
 
+class Excluded(Struct, frozen=True):
+    """What `--exclude` left out: by which list, how many images, and three of its paths that match no image."""
+
+    list: str
+    sha256: Sha256
+    images: int
+    unmatched: int
+    unmatched_paths: tuple[str, ...]
+
+
 class Run(Struct, frozen=True):
     """run.json: how the job went that published a version. `docs/format.md` says what each key means."""
 
@@ -291,6 +301,7 @@ class Run(Struct, frozen=True):
     shard_bytes: int = 0
     inputs: str = ""
     skipped: Skipped = Skipped()
+    excluded: Excluded | UnsetType = UNSET
     cpu_s: float = 0.0
     bits_used: dict[int, int] = {}
     base: TakenImages | UnsetType = UNSET
@@ -342,6 +353,7 @@ class PlannedJob(Struct, frozen=True):
         unchanged: those of them that the base has unchanged.
         unread: those of these whose source needn't be read.
         cpu_s: CPU seconds that converting an image takes.
+        excluded: as run.json has it.
     """
 
     plan: Plan
@@ -350,6 +362,7 @@ class PlannedJob(Struct, frozen=True):
     unchanged: Count
     unread: Count
     cpu_s: float
+    excluded: Excluded | UnsetType = UNSET
 
 
 build_types(Plan, ClaimHolder, Sidecar, Run, ComparedInputs, PlannedJob)

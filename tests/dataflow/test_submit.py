@@ -236,3 +236,22 @@ def test_a_plan_that_failed_is_not_said_to_have_started_nothing(api: FakeDataflo
     api.steps = [Step("FAILED", (Message("ERROR", text), LAST))]
     finished = one.run("--plan_only")
     assert (finished.code, told(finished.err)[-1]) == (1, "error: gs://in: permission denied")
+
+
+def test_another_list_of_images_to_leave_out_is_another_job_and_workers_read_it(api: FakeDataflow, one: Cloud) -> None:
+    bucket = one.source.removeprefix("gs://")
+    for name, text in (("a.txt", "class_0/0.jpg\n"), ("moved.txt", "class_0/0.jpg\n"), ("other.txt", "class_0/5.jpg")):
+        one.gcs.put(bucket, name, text.encode())
+    listed, moved, other = (f"--exclude={one.source}/{name}" for name in ("a.txt", "moved.txt", "other.txt"))
+    assert one.run(listed, "--detach").code == 0
+    api.go_on(ID, Step("RUNNING"))
+    assert told(one.run(moved, "--detach").err) == [FOUND, RUNS_ON]
+    for more in ([other], []):
+        refused = one.run(*more, "--detach")
+        assert refused.code == 1 and " runs under the name 'imageshards-photos-1-0-0' with another " in refused.err
+    assert one.run(moved, "--preflight").code == 0
+    assert one.work()["images-excluded"] == 1
+    api.go_on(ID, Step("DONE"))
+    again = one.run(moved)
+    assert again.code == 0 and f"\n  1 image excluded by {one.source}/a.txt\n" in again.out, again
+    assert json.loads(one.gcs.get(one.bucket, "datasets/photos/1.0.0/manifest.json"))["images"] == 9
