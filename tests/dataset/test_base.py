@@ -348,7 +348,7 @@ def test_the_newest_version_with_the_same_images_is_the_base(grown: Path) -> Non
     assert write(grown, "--base", "1.1.0", "--seed", 7, version="1.7.0").err.startswith("base: 1.1.0,")
     planned = write(grown, "--plan_only", version="1.8.0")
     assert planned.code == 0 and planned.err.startswith("base: 1.6.0,"), planned.err
-    assert "\n  60 images from base 1.6.0: 60 of the 61 are unchanged\n" in planned.out
+    assert "\n  60 images reused from 1.6.0: 60 of the 61 sampled are unchanged\n" in planned.out
 
 
 def test_a_version_that_can_not_be_the_base_is_refused_in_a_line(grown: Path) -> None:
