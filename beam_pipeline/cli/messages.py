@@ -48,8 +48,8 @@ def estimate_text(planned: PlannedJob, cores: int | None, base: str) -> str:
         f"reads {plural(read, 'file')} ({source_bytes}), writes {plural(plan.shards, 'shard')} ({record_bytes})",
     ]
     if reused:
-        of = f"{planned.unchanged:,} of the {planned.sampled:,} are unchanged"
-        lines.append(f"{plural(reused, 'image')} from base {base}: {of}")
+        of = f"{planned.unchanged:,} of the {planned.sampled:,} sampled are unchanged"
+        lines.append(f"{plural(reused, 'image')} reused from {base}: {of}")
     return "\n  ".join(lines)
 
 

@@ -98,7 +98,7 @@ def test_a_plan_s_work_is_its_sample_s_times_the_images_and_less_with_a_base() -
         "estimated from 500 sampled images:",
         "  2.0 CPU-hours to convert 200,000 images",
         "  reads 250,000 files (27.5 GB), writes 3 shards (4.50 GB)",
-        "  800,000 images from base 1.0.0: 400 of the 500 are unchanged",
+        "  800,000 images reused from 1.0.0: 400 of the 500 sampled are unchanged",
     ]
 
 

@@ -387,7 +387,7 @@ def test_the_newest_version_with_the_same_images_is_the_base(grown: Path) -> Non
         assert told.startswith(chosen) and bool(told) == bool(chosen), (flags, told)
     planned = write(grown, "--plan_only")
     assert planned.code == 0 and planned.err.startswith("base: 1.0.0,"), planned.err
-    assert "\n  60 images from base 1.0.0: 60 of the 61 are unchanged\n" in planned.out
+    assert "\n  60 images reused from 1.0.0: 60 of the 61 sampled are unchanged\n" in planned.out
 
 
 def test_a_version_that_can_not_be_the_base_is_refused_in_a_line(grown: Path) -> None:
