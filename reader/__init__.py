@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from reader.tools.bench import bench as bench
     from reader.tools.copy import copy as copy
     from reader.tools.diff import diff as diff
+    from reader.tools.duplicates import duplicates as duplicates
     from reader.tools.index import index as index
     from reader.tools.rejects import rejects as rejects
     from reader.tools.show import show as show
@@ -59,6 +60,7 @@ _HOMES = {
     "copy": "tools.copy",
     "decode": "preprocess",
     "diff": "tools.diff",
+    "duplicates": "tools.duplicates",
     "eval_batches": "batches",
     "eval_dataset": "tensorflow",
     "evaluate": "training.evaluate",
