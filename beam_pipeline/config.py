@@ -27,7 +27,7 @@ from beam_pipeline.schema import NAME_PATTERN, RECORD_KEYS, STATE_FOLDER, VERSIO
 from beam_pipeline.schema.manifest import Column, Dtype
 
 # Flags of early development versions that manifests may have → what a job does now.
-REMOVED = {"progressive": False, "icc": "srgb", "keep_metadata": False}
+REMOVED = {"progressive": False, "icc": "srgb", "keep_metadata": False, "duplicates": "keep"}
 # Flags newer than some manifests: at these values they aren't in a configuration, so that it stays equal.
 ADDED = {"stratify": False, "split_folders": None}
 BY_NAME = "name"  # a value of --split_by
@@ -327,9 +327,6 @@ class Config:
     extensions: Flag[str | Iterable[str], frozenset[str]] = Flag(
         _IMAGES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images; any: every "
         "file, also one without a suffix", "LIST")
-    duplicates: Text = Flag(
-        _IMAGES, "keep", ("keep", "report", "drop", "fail"),
-        "exact duplicates of an image: keep them all, report them in duplicates.jsonl, drop all but one, or fail")
     image_size: Flag[int | str | Sequence[int] | None, tuple[int, int] | None] = Flag(
         _IMAGES, "224", _size,
         "size of the stored images in pixels: 224, 224x320 (height x width), or none to keep each one's own", "SIZE")

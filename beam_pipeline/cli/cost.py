@@ -122,9 +122,7 @@ def estimate(config: Config, planned: PlannedJob) -> tuple[Usage, int]:
     sampled = max(1, sample.images)
     taken = min(base.records, images * base.unchanged // sampled) if base else 0
     are_listed = base is not None and base.are_listed
-    # To find duplicates, images are read again for their MD5, unless the listing has it, as on gs://.
-    hashes = config.duplicates != "keep" and (storage.scheme_of(config.input) != "gs" or config.layout == "manifest")
-    fetched = (images - taken if are_listed else images) + images * hashes
+    fetched = images - taken if are_listed else images
     read_bytes = planned.source_bytes * fetched // images
 
     used = Usage()
@@ -133,7 +131,7 @@ def estimate(config: Config, planned: PlannedJob) -> tuple[Usage, int]:
         _CPU_S_PER_JOB + shards * _CPU_S_PER_SHARD + images * _CPU_S_PER_IMAGE + taken * _CPU_S_PER_TAKEN_IMAGE
     )
     used.cpu_s += ((images - taken) * _OF_SAMPLE_CPU + sample.images) * planned.cpu_s
-    only_hashed = images * hashes + (0 if are_listed else taken)
+    only_hashed = 0 if are_listed else taken
     used.cpu_s += _CPU_S_PER_BYTE_READ * planned.source_bytes * only_hashed / images
     used.bytes_read += read_bytes + sample.source_bytes + shards * _BYTES_PER_SHARD
     used.bytes_written += records_bytes + images * _BYTES_PER_RECORD + shards * _BYTES_PER_SHARD

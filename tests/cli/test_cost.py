@@ -75,7 +75,7 @@ def test_a_local_manifest_expects_no_requests(photos: Path, tmp_path: Path) -> N
 
 
 def test_what_a_plan_expects_to_be_read_is_read(photos: Path, tmp_path: Path) -> None:
-    plan, job = (make.job(photos, tmp_path, "--duplicates", "report", *more) for more in (("--plan_only",), ()))
+    plan, job = (make.job(photos, tmp_path, *more) for more in (("--plan_only",), ()))
     expected, used = (re.search(r"reads? ([\d.]+) (\wB)", one.out) for one in (plan, job))
     assert expected and used and expected[2] == used[2], plan.out + plan.err + job.out + job.err
     assert float(expected[1]) == pytest.approx(float(used[1]), rel=0.05), "a plan and sidecars are read, too"

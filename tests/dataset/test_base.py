@@ -94,7 +94,6 @@ CHANGES: list[tuple[Callable[[Path], None], tuple[str, ...], str]] = [
     (add, ("--splits", "train=0.5,validation=0.5"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
     (add, ("--num_shards", "train=1,validation=5"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
     (add, ("--one_hot", "--compression", "gzip"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
-    (add, ("--duplicates", "drop"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
 ]
 
 
