@@ -106,7 +106,7 @@ class Duplicates:
 def duplicates(url: DatasetInfo | str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Duplicates:
     """Find the images of a dataset whose source files have the same bytes; of an index, whose stored images have.
 
-    Takes about 40 bytes of memory per record, and with `out` about 120 per image of a group.
+    Takes about 40 bytes of memory per record; with `out`, 130 per image of a group if that is more.
 
     Args:
         url: what `load_info` returned, or the URL.
