@@ -333,9 +333,6 @@ class Config:
     extensions: Flag[str | Iterable[str], frozenset[str]] = Flag(
         _IMAGES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images; any: every "
         "file, also one without a suffix", "LIST")
-    duplicates: Text = Flag(
-        _IMAGES, "keep", ("keep", "report", "drop", "fail"),
-        "exact duplicates of an image: keep them all, report them in duplicates.jsonl, drop all but one, or fail")
     image_size: Flag[int | str | Sequence[int] | None, tuple[int, int] | None] = Flag(
         _IMAGES, "224", _size,
         "size of the stored images in pixels: 224, 224x320 (height x width), or none to keep each one's own", "SIZE")

@@ -86,8 +86,7 @@ class ReadImages(beam.PTransform):  # type: ignore[misc]
 
         images, rejects = pipeline | ReadImages(config)
 
-    Exact duplicates are all converted, whatever `duplicates` says. An image on which a decoder crashes fails its
-    bundle: nothing is kept to tell the next attempt.
+    An image on which a decoder crashes fails its bundle: nothing is kept to tell the next attempt.
 
     `config`: of the input and the images; output and name aren't used.
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from reader.tensorflow import train_dataset as train_dataset
     from reader.tools.bench import bench as bench
     from reader.tools.diff import diff as diff
+    from reader.tools.duplicates import duplicates as duplicates
     from reader.tools.index import index as index
     from reader.tools.rejects import rejects as rejects
     from reader.tools.show import show as show
@@ -57,6 +58,7 @@ _HOMES = {
     "bench": "tools.bench",
     "decode": "preprocess",
     "diff": "tools.diff",
+    "duplicates": "tools.duplicates",
     "eval_batches": "batches",
     "eval_dataset": "tensorflow",
     "evaluate": "training.evaluate",

@@ -80,7 +80,7 @@ def parser() -> tuple[Parser, list[str]]:
     root.add_argument("--version", action="store_true", help="Show the version, and what resizes images.")
     verbs = root.add_subparsers(title="commands", metavar="COMMAND")
     verbs.add_parser("write", help="Convert images in class folders into TFRecord shards of equal size.")
-    adds = (_add_info, _add_verify, _add_rejects, _add_diff, _add_show, _add_bench, _add_index)
+    adds = (_add_info, _add_verify, _add_rejects, _add_duplicates, _add_diff, _add_show, _add_bench, _add_index)
     for add in (*adds, _add_train, _add_evaluate, _add_predict):
         add(verbs)
     return root, list(verbs.choices)
@@ -300,6 +300,34 @@ def _rejects(given: argparse.Namespace) -> int:
     document = {"dataset": info.url if info else None, "images": images, "rejected": total}
     _print(given, {**document, "groups": list(map(dataclasses.asdict, groups))}, "\n".join(map(name_line, lines)))
     return EXIT_OK
+
+
+def _add_duplicates(verbs: Any) -> None:
+    flag = _add(
+        verbs,
+        "duplicates",
+        _duplicates,
+        "Find images with the same bytes: copies, leaks between splits, contradicting labels.",
+        "Compares the MD5s of the source files, which the record tables have, of all splits; rejected images have no "
+        "record. An index of third-party files has no MD5s: there the bytes of the stored images are compared.",
+        "datasets/photos/1.0.0 --out duplicates.jsonl",
+        "0 there are none, 1 there are some, or the dataset or its storage can't be read",
+    ).add_argument
+    flag("dataset", **_DATASET)
+    text = (
+        "File or URL for a list of all groups that imageshards write --exclude reads: one image of each is kept, the "
+    )
+    text += "first path outside train, else the first; with several labels, the list leaves it to you."
+    flag("--out", metavar="FILE", help=text)
+
+
+def _duplicates(given: argparse.Namespace) -> int:
+    from reader.tools.duplicates import duplicates
+
+    found = duplicates(given.dataset, given.out)
+    where = f"all of them: {given.out}" if given.out else "--out FILE writes a list of all of them"
+    _print(given, dataclasses.asdict(found), f"{found}\n{where}" if found else str(found))
+    return EXIT_FAILED if found else EXIT_OK
 
 
 def _add_show(verbs: Any) -> None:

@@ -9,7 +9,6 @@ Everything follows from the columns of the record tables (`schema.table`): no re
 from __future__ import annotations
 
 import difflib
-import functools
 import hashlib
 import itertools
 import json
@@ -375,10 +374,16 @@ class Columns(Mapping[str, Array]):
         self._stop = shard.records if stop is None else stop
         self.records = self._stop - start
         self._path = info.path(schema.table_file(shard.file))
+        self._header: Mapping[str, Field] | None = None
         self._loaded: dict[str, Array] = {}
 
-    @functools.cached_property
+    @property
     def _fields(self) -> Mapping[str, Field]:
+        if self._header is None:  # not a cached_property: in Python 3.11 one lock makes all instances wait
+            self._header = self._read_header()
+        return self._header
+
+    def _read_header(self) -> Mapping[str, Field]:
         if self._info.compression != "none":
             raise ImageShardsError(
                 f"{self._info.url} is compressed with {self._info.compression}, so it has no record tables to select "

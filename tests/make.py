@@ -187,4 +187,4 @@ def before(monkeypatch: Any, owner: Any, method: str, act: Callable[..., object]
 def plan_of(**parts: Any) -> Plan:
     """A plan of nothing, with these parts."""
     empty: dict[str, Any] = {"configuration": {}, "classes": (), "features": (), "splits": {}, "codec": {}}
-    return Plan(**empty | {"statistics": Statistics((), (), 0), "inputs": "", "dropped": ""} | parts)
+    return Plan(**empty | {"statistics": Statistics((), (), 0), "inputs": ""} | parts)

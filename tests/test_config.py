@@ -162,7 +162,6 @@ def test_what_does_not_decide_bytes_has_no_part_in_the_fingerprint(one: dict, ot
         ("jpeg_subsampling", "4:4:4"), ("target_shard_bytes", "1MB"), ("num_shards", 2), ("compression", "gzip"),
         ("max_pixels", 5), ("max_image_bytes", 5), ("labels", ("a", "b")), ("layout", "split_class_folders"),
         ("extensions", "jpg"), ("background", "red"), ("channels", 1), ("optimize", True), ("allow_truncated", True),
-        ("duplicates", "drop"),
     ],
 )  # fmt: skip
 def test_what_decides_bytes_changes_the_fingerprint(flag: str, value: object) -> None:

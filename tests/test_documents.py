@@ -184,7 +184,7 @@ class Steps(PipelineVisitor):
 
 def test_the_table_of_steps_is_the_graph_of_the_job() -> None:
     pipeline, steps = beam.Pipeline(options=PipelineOptions([])), Steps()
-    graph.build(pipeline, Config(input="in", output="out", name="photos", duplicates="report"), Run())
+    graph.build(pipeline, Config(input="in", output="out", name="photos"), Run())
     pipeline.visit(steps)
     assert re.findall(r"^\| `(\w+)` \|", _section("Reading the job's page"), re.MULTILINE) == steps.top
 

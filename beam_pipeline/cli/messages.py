@@ -77,10 +77,6 @@ def published_text(manifest: Manifest) -> str:
         unchanged = f"{passed.get('whole', 0):,} byte for byte"
         lines.append(f"{plural(stored, 'image')} stored without re-encoding ({unchanged})")
     lines.append(plural(len(manifest.classes), "class"))
-    groups = data.get("duplicates", {})
-    if groups.get("groups"):
-        images, of = plural(groups["images"], "image"), plural(groups["groups"], "group")
-        lines.append(f"{images} with exact duplicates in {of}: see duplicates.jsonl")
     if manifest.outcome == PUBLISHED and run.cpu_s:
         read, wrote = size_text(run.source_bytes), size_text(run.shard_bytes)
         lines.append(f"{_cpu_text(run.cpu_s)} to convert; read {read}, wrote {wrote}")
@@ -168,10 +164,6 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
         if wanted and wanted > shards:  # it has an image for each
             only = f"has only {plural(shards, 'image')}: wrote {plural(shards, 'shard')}"
             lines.append(f"--num_shards {wanted}: split {split!r} {only}")
-    conflicts, leaks = (manifest.data.get("duplicates", {}).get(f"across_{what}", 0) for what in ("classes", "splits"))
-    if conflicts or leaks:
-        groups = f"{plural(conflicts, 'group')} with conflicting labels, {leaks:,} across splits (leaks)"
-        lines.append(f"exact duplicates: {groups}")
     if config.compression == "gzip":
         lines.append("gzip shards have no index and no TFDS metadata: read them with imageshards.record_dataset")
     return lines

@@ -24,7 +24,6 @@ from beam_pipeline.dataset.state import JobState, run_concurrently
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.images import resize
 from beam_pipeline.inputs import exclude, manifest_rows
-from beam_pipeline.planning import duplicates
 from beam_pipeline.schema.job import ComparedInputs, PlannedJob
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest
 from beam_pipeline.text import plural, print_line
@@ -120,7 +119,7 @@ def _write(config: Config, job: Job | None, command: Sequence[str]) -> Manifest 
             return _already_published(manifest, compare_listing(listed, manifest.content))
         if storage.is_local(config.output) and config.restart:
             JobState(config).invalidate_plan()
-        for notice in filter(None, (duplicates.reads_twice_notice(config), manifest_rows.box_notice(config))):
+        if notice := manifest_rows.box_notice(config):
             print_line(f"warning: {notice}", sys.stderr)
         if not job.write(config, command):
             return None

@@ -214,10 +214,9 @@ class _Base:
                 sizes, md5s = columns["source_bytes"][rows].tolist(), columns["source_md5"][rows]
                 for index, row, size, md5 in zip(indices[at].tolist(), rows.tolist(), sizes, md5s, strict=True):
                     ref, then = refs[index], md5.tobytes()
-                    if not ref.duplicate_of:
-                        now = listed_md5(ref) if is_listed else None
-                        may_be_same = size == ref.source_bytes and now in (None, then)
-                        matches[index] = _Match(shard, row, then, may_be_same, now is not None)
+                    now = listed_md5(ref) if is_listed else None
+                    may_be_same = size == ref.source_bytes and now in (None, then)
+                    matches[index] = _Match(shard, row, then, may_be_same, now is not None)
         return matches
 
     def _read_table(self, split: str, number: int) -> Table | None:

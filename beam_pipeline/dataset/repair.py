@@ -10,7 +10,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset.compare import Damage
 from beam_pipeline.dataset.publish import metadata_files, reject_lines
 from beam_pipeline.dataset.state import JobState, shard_names
-from beam_pipeline.dataset.totals import SavedGroups, SummedFile, run_index, run_rows_array, saved_lines
+from beam_pipeline.dataset.totals import SummedFile, run_index, run_rows_array
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.schema import ShardName
@@ -25,12 +25,11 @@ def restore(
     manifest: Content,
     damage: Damage,
     _: Iterable[Any],
-    saved: Iterable[SavedGroups],
 ) -> str:
     """Rewrite the corrupt files other than the shards, all of them checked against the manifest."""
     state = JobState(config)
     store = storage.open_storage(config.output, config.io_deadline)
-    for file, parts in _restored_files(config, claimed.plan, manifest, damage, saved):
+    for file, parts in _restored_files(config, claimed.plan, manifest, damage):
         with state.temporary_file() as out:
             lines = SummedFile(out)
             for part in parts:
@@ -52,7 +51,6 @@ def _restored_files(
     plan: Plan,
     manifest: Content,
     damage: Damage,
-    saved: Iterable[SavedGroups],
 ) -> Iterator[tuple[str, Iterable[bytes]]]:
     """(file, its content in parts) of what is corrupt other than the shards, which are valid by now."""
     names = shard_names(config, plan.splits)
@@ -66,8 +64,6 @@ def _restored_files(
         # Shards that had rejects are all among the corrupt ones; the others' lines are empty.
         sidecars = (JobState(config).sidecar(name) for name in names if (name.split, name.index) in damage.shards)
         yield schema.REJECTS_FILE, (reject_lines(sidecar) for sidecar in sidecars if sidecar)
-    if schema.DUPLICATES_FILE in damage.files:
-        yield schema.DUPLICATES_FILE, saved_lines(config, saved)
 
 
 def _record_bytes(config: Config, name: ShardName, manifest: Content) -> list[int]:

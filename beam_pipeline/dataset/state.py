@@ -202,7 +202,7 @@ class JobState:
     def outcome(self, plan: Plan) -> Outcome:
         """Whose the version is; for a job whose claim is gone, or that meets a manifest."""
         manifest = self.manifest()
-        is_plan = manifest and Plan.published(manifest, plan.inputs, plan.dropped).sha256 == plan.sha256
+        is_plan = manifest and Plan.published(manifest, plan.inputs).sha256 == plan.sha256
         # Etags and mtimes of the images are not in the manifest: without run.json it may be that of other images.
         if is_plan and as_run(read_run(self._config)).inputs == plan.inputs:
             return Outcome.PUBLISHED

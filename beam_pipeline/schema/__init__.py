@@ -65,7 +65,6 @@ LABELS_FILE = "class.labels.txt"
 FEATURES_FILE = "features.json"
 DATASET_INFO_FILE = "dataset_info.json"
 REJECTS_FILE = "rejects.jsonl"
-DUPLICATES_FILE = "duplicates.jsonl"
 INDEX_FOLDER = "index"
 STATE_FOLDER = "_state"
 UNHASHED_FILES = frozenset({RUN_FILE})  # differs from run to run
@@ -97,7 +96,6 @@ class RejectReason(StrEnum):
     CHANGED = "changed"
     DECODER_CRASH = "decoder_crash"
     DECODER_TIMEOUT = "decoder_timeout"
-    DUPLICATE = "duplicate"
 
 
 # Rejects that the machine or the moment causes, not the input bytes: with none of these, a dataset is reproducible.
@@ -231,7 +229,7 @@ def run_rows(shard: int, record_bytes: Iterable[int]) -> list[tuple[int, int, in
     return rows
 
 
-_METADATA = {LABELS_FILE, FEATURES_FILE, REJECTS_FILE, DUPLICATES_FILE, RUN_FILE, DATASET_INFO_FILE, MANIFEST_FILE}
+_METADATA = {LABELS_FILE, FEATURES_FILE, REJECTS_FILE, RUN_FILE, DATASET_INFO_FILE, MANIFEST_FILE}
 
 
 def is_ours(file: str, dataset: str) -> bool:

@@ -89,7 +89,6 @@ class Plan(Struct, frozen=True, dict=True):
         splits: split → its shards.
         statistics: of the sampled images' pixels.
         inputs: `ReferenceSum` of every listed image, etags included, as run.json keeps it.
-        dropped: the same of the duplicates that are dropped.
         codec: versions of the image libraries.
     """
 
@@ -99,12 +98,11 @@ class Plan(Struct, frozen=True, dict=True):
     splits: dict[str, PlannedSplit]
     statistics: Statistics
     inputs: str
-    dropped: str
     codec: dict[str, str]
 
     @classmethod
-    def published(cls, manifest: Content, inputs: str, dropped: str = "") -> Plan:
-        """The plan of a published version, whose manifest says nothing of etags: it knows neither sum."""
+    def published(cls, manifest: Content, inputs: str) -> Plan:
+        """The plan of a published version, whose manifest says nothing of etags: `inputs` stands for their sum."""
         image = manifest.image
         return cls(
             configuration=manifest.configuration,
@@ -113,7 +111,6 @@ class Plan(Struct, frozen=True, dict=True):
             splits=manifest.plan.splits,
             statistics=Statistics(image.mean, image.std, image.sampled_images),
             inputs=inputs,
-            dropped=dropped,
             codec=manifest.codec,
         )
 

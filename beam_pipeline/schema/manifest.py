@@ -166,21 +166,6 @@ class Rejects(Struct, frozen=True):
     environment: Count
 
 
-class Duplicates(Struct, frozen=True):
-    """Exact duplicates.
-
-    Attributes:
-        groups: contents that several images have.
-        images: that are in such groups.
-        across_classes, across_splits: groups with several classes, with several splits.
-    """
-
-    groups: Count
-    images: Count
-    across_classes: Count
-    across_splits: Count
-
-
 class RecordKeys(Struct, frozen=True):
     """The features that hold image and class id in third-party records."""
 
@@ -211,7 +196,6 @@ class Content(Struct, frozen=True, dict=True):
     source: Source | None = None
     file_sizes: dict[str, FileSize] = {}
     record_keys: RecordKeys | UnsetType = UNSET
-    duplicates: Duplicates | UnsetType = UNSET
 
     @property
     def flags(self) -> Configuration:

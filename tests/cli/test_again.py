@@ -58,7 +58,7 @@ def test_the_same_command_again_writes_nothing(photos: Path, version: Path, flag
 def test_a_stratified_version_is_recognised_refused_with_other_images_and_repaired(
     changed: Path, tmp_path: Path
 ) -> None:
-    flags = ("--splits", "train=80,validation=20", "--num_shards", "2", "--duplicates", "report")
+    flags = ("--splits", "train=80,validation=20", "--num_shards", "2")
     command = (changed, tmp_path / "out", *flags, "--stratify")
     version = make.published(*command)
     counts = {split: one["class_counts"] for split, one in make.manifest(version)["splits"].items()}
@@ -69,7 +69,7 @@ def test_a_stratified_version_is_recognised_refused_with_other_images_and_repair
         assert finished.out.startswith(f"already published {version}, nothing written"), finished.err
         assert "were touched" not in finished.err
     make.shard_files(version)[0].unlink()
-    (version / schema.DUPLICATES_FILE).unlink()
+    (version / schema.REJECTS_FILE).unlink()
     assert make.job(*command).out.startswith("repaired")
     assert make.files(version) == files
     (changed / "ant" / "new.jpg").write_bytes(make.encoded(make.picture(seed=1000)))

@@ -131,7 +131,7 @@ def test_every_flag_is_read_as_python_would_give_it() -> None:
         "input": "/a", "output": "/b", "name": "n", "version": "2.0.0", "layout": "class_folders", "splits": "train=1",
         "split_by": "name", "image_size": "64", "resize_mode": "crop", "resample": "box", "image_format": "png",
         "jpeg_subsampling": "4:4:4", "max_image_bytes": "5MB", "num_shards": "3", "compression": "gzip",
-        "labels_file": "/l", "background": "red", "channels": "1", "extensions": "png", "duplicates": "report",
+        "labels_file": "/l", "background": "red", "channels": "1", "extensions": "png",
         "base": "1.0.0", "seed": "-5",
     }  # fmt: skip
     arguments: list[str] = []

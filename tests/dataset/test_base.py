@@ -126,7 +126,6 @@ CHANGES: list[tuple[Callable[[Path], None], tuple[str, ...], str]] = [
         "1 encoded, 60 taken from 1.0.0, 0 gone",
     ),
     (add, ("--one_hot", "--compression", "gzip"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
-    (add, ("--duplicates", "drop"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
 ]
 
 

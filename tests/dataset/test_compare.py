@@ -287,18 +287,14 @@ def test_in_a_bucket_checksums_of_the_listing_are_compared_and_a_flipped_bit_is_
     assert make.files(gcs.download(bucket, "out/photos/1.0.0", tmp_path / "now")) == make.files(original)
 
 
-@pytest.mark.parametrize(
-    ("layout", "flags"), [("class_folders", ("--duplicates", "drop")), ("class_folders", ()), ("manifest", ())]
-)
-def test_a_touched_image_is_warned_of_until_contents_are_compared(
-    photos: Path, tmp_path: Path, flags: tuple[str, ...], layout: str
-) -> None:
+@pytest.mark.parametrize("layout", ["class_folders", "manifest"])
+def test_a_touched_image_is_warned_of_until_contents_are_compared(photos: Path, tmp_path: Path, layout: str) -> None:
+    flags: tuple[str, ...] = ()
     folder = make.class_folders(tmp_path / "in", {"ant": 8, "bee": 8})
-    shutil.copy(folder / "ant" / "0001.jpg", folder / "ant" / "again.jpg")
     if layout == "manifest":
         rows = [f"{path.relative_to(folder)},{path.parent.name}\n" for path in sorted(folder.rglob("*.jpg"))]
         (tmp_path / "rows.csv").write_text("".join(["path,label\n", *rows]))
-        flags += ("--layout", "manifest", "--manifest", str(tmp_path / "rows.csv"))
+        flags = ("--layout", "manifest", "--manifest", str(tmp_path / "rows.csv"))
     version = make.published(folder, tmp_path / "out", *make.TWO_SPLITS, *flags)
     assert compared(folder, version, *flags)[1] == ""
     image = folder / "ant" / "0003.jpg"

@@ -84,11 +84,11 @@ def test_every_part_of_a_plan_is_in_its_hash() -> None:
     others = {
         "configuration": {"seed": 1}, "classes": ("b",), "features": (Column("x", "bytes", False),),
         "statistics": Statistics(("0.5",), (), 0), "splits": {"train": PlannedSplit(9, 90, ("6", str(1 << 63)))},
-        "inputs": "9-abd", "dropped": "1-abd", "codec": {"pillow": "2"},
+        "inputs": "9-abd", "codec": {"pillow": "2"},
     }
     # fmt: on
     assert set(others) == set(PLAN.__struct_fields__)
-    assert len({PLAN.sha256, *(replace(PLAN, **{key: value}).sha256 for key, value in others.items())}) == 9
+    assert len({PLAN.sha256, *(replace(PLAN, **{key: value}).sha256 for key, value in others.items())}) == 8
 
 
 # --- making the output ready
@@ -255,7 +255,7 @@ def test_a_kill_of_the_preparation_leaves_a_version_of_ours(
 OURS = (
     "photos-train.tfrecord-00000-of-00012", "photos-val_2.tfrecord-100000-of-123456", "index/train.runs.npy",
     "index/photos-train.tfrecord-00000-of-00012.idx", "class.labels.txt", "features.json", "dataset_info.json",
-    "rejects.jsonl", "duplicates.jsonl", "run.json", "manifest.json",
+    "rejects.jsonl", "run.json", "manifest.json",
 )
 THEIRS = (
     "pics-train.tfrecord-00000-of-00012", "photos-train.tfrecord-000000-of-00012",
@@ -269,7 +269,7 @@ THEIRS = (
 
 def test_a_name_that_a_job_gives_is_ours_and_any_other_is_the_users(photos: Path, tmp_path: Path) -> None:
     assert [name for name in (*OURS, *THEIRS) if is_ours(name, "photos")] == list(OURS)
-    version = make.published(photos, tmp_path, "--duplicates", "report")
+    version = make.published(photos, tmp_path)
     assert sorted(own_files(LocalStorage(), str(version), "photos")) == sorted(make.files(version))
 
 

@@ -26,9 +26,9 @@ from tests.reading.without import run_without
 
 FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
 NAMES = """
-DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench decode diff eval_batches
-eval_dataset evaluate image_files_dataset index keras load_info load_run predict record_dataset records rejects show
-torch train train_batches train_dataset verify
+DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench decode diff duplicates
+eval_batches eval_dataset evaluate image_files_dataset index keras load_info load_run predict record_dataset records
+rejects show torch train train_batches train_dataset verify
 """
 
 
@@ -127,6 +127,7 @@ def test_a_verb_is_a_function_whatever_was_imported_before() -> None:
     for name in (
         "verify",
         "rejects",
+        "duplicates",
         "diff",
         "index",
         "show",

@@ -25,7 +25,10 @@ from tests.make import ROOT
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
 
-VERBS = ("info", "verify", "rejects", "diff", "show", "bench", "index", "train", "evaluate", "predict")
+VERBS = (
+    *("info", "verify", "rejects", "duplicates", "diff", "show", "bench", "index"),
+    *("train", "evaluate", "predict"),
+)
 
 
 @pytest.fixture(scope="module")
