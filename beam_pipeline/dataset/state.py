@@ -18,7 +18,7 @@ from typing import IO, Any, TypeVar
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Attempts
-from beam_pipeline.dataset.claim import CLAIM_FILE, ClaimedError, LocalClaim, SupersededError, open_claim
+from beam_pipeline.dataset.claim import CLAIM_FILE, Claim, SupersededError
 from beam_pipeline.dataset.compare import read_run
 from beam_pipeline.errors import ImageShardsError, NotPublishedError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
@@ -31,6 +31,7 @@ from beam_pipeline.storage.local import making_folder
 _PLAN_FILE = "plan.json"
 # They survive a fresh start: an image that killed decoders will do so again.
 _KEPT = (CLAIM_FILE, "inflight/rejected/")
+_TEMPORARY = "tmp/"
 _DELETES_IN_FLIGHT = 32
 Answer = TypeVar("Answer", PlannedJob, ComparedInputs)
 
@@ -74,7 +75,7 @@ class JobState:
         self._manifest_url = join(config.dataset_url, schema.MANIFEST_FILE)
         self.url = config.state_url
         self.attempts = Attempts(config)
-        self.claim = open_claim(config)
+        self.claim = Claim(config)
 
     def exists(self) -> bool:
         """Whether a job began to write the version, so that its files may be continued or deleted.
@@ -87,16 +88,13 @@ class JobState:
         """The plan of the job that began to write the version; None if there is none that can be read."""
         return read_document(self._read(_PLAN_FILE) or b"", Plan)
 
-    def invalidate_plan(self) -> None:
-        """For `--restart`, by the launcher that holds the claim: all shards are written again, but once."""
-        if self._read(_PLAN_FILE) is not None:
-            self.write(_PLAN_FILE, b"{}\n")  # the version is still known as ours
-
     def has_leftovers(self) -> bool:
-        """Whether anything is here, if only a folder; here or in the folder of all states, of a local output."""
-        if self._is_local:
-            return os.path.isdir(self._config.states_url)
-        return next(self._store.files(self.url), None) is not None
+        """Whether a job left anything behind, if only a folder or a lock."""
+        if not self._is_local:
+            return next(self._store.files(self.url), None) is not None
+        of_version = {f"{self._config.version}/", f"{self._config.version}.lock"}
+        names = self._store.names(self._config.states_url)
+        return bool(of_version & {*names}) or (not names and os.path.isdir(self._config.states_url))
 
     # --- the claim and the plan
 
@@ -112,14 +110,6 @@ class JobState:
         Raises:
             ImageShardsError: another job is writing the version, or has published another plan since this one began.
         """
-        try:
-            self._prepare(plan)
-        finally:
-            if not self._config.has_launcher:
-                self.claim.release()
-        return self._run
-
-    def _prepare(self, plan: Plan) -> None:
         config, data, replaces = self._config, document_bytes(plan), False
         while True:
             self._run, is_replaced = self.claim.acquire(plan.sha256, replaces)
@@ -133,28 +123,31 @@ class JobState:
                 if is_ours or not config.repair or self.manifest() is not None:  # else it can't be read: write it again
                     self.claim.discard()
                     if is_ours:
-                        return
+                        return self._run
                     raise SupersededError.published(config.dataset_url)
             if not is_published and not is_replaced and planned == data:
-                return
+                return self._run
             # The claim of a job that has published.
             replaces = is_published and planned == data and self._run != config.run_id
             # One that shared it has, just now.
             if replaces or (old and self.claim.holder() is None):
                 continue
-            if old or self._is_local:  # where --overwrite deletes the user's files, too, which are not listed
+            if old or config.overwrite:  # which deletes the user's files, too
                 self.check()
                 self._delete(old)
-            if self._store.write(join(self.url, _PLAN_FILE), data, None if self._is_local else ""):
-                return
+            if self._store.write(join(self.url, _PLAN_FILE), data, ""):
+                return self._run
 
     def _old_files(self) -> dict[str, str]:
         """URL → generation of what has to go if this job begins from nothing."""
         config, version = self._config, self._config.dataset_url
 
         def of_version() -> dict[str, str]:
-            if self._is_local:  # under a lock nothing changes; the user's folders are not looked into
-                return dict.fromkeys(own_files(self._store, version, config.name), "")
+            if self._is_local:  # the user's folders are not looked into
+                stats = {
+                    file: self._store.stat(join(version, file)) for file in own_files(self._store, version, config.name)
+                }
+                return {file: found.generation for file, found in stats.items() if found}
             files = self._store.files(version)
             return {file.path: file.generation for file in files if config.overwrite or is_ours(file.path, config.name)}
 
@@ -165,9 +158,6 @@ class JobState:
 
     def _delete(self, old: dict[str, str]) -> None:
         version, plan_url = self._config.dataset_url, join(self.url, _PLAN_FILE)
-        if self._is_local:
-            self.write(_PLAN_FILE, b"{}\n")  # half deleted, the version is still known as ours
-            old.pop(plan_url, None)
         # The plan before shards: without it none of an earlier job counts as finished, however far this comes.
         for url in (*(join(version, f) for f in (schema.MANIFEST_FILE, schema.DATASET_INFO_FILE)), plan_url):
             if url in old:
@@ -175,8 +165,17 @@ class JobState:
         self.delete_all(old)
         if self._is_local:
             if self._config.overwrite:
-                self._store.delete_tree(version)
+                self._delete_users_files()
             self._store.delete_empty_folders(join(version, schema.INDEX_FOLDER))
+
+    def _delete_users_files(self) -> None:
+        """For `--overwrite` on a disk; links are deleted, not followed."""
+        version, index = self._config.dataset_url, f"{schema.INDEX_FOLDER}/"
+        for folder in ("", index):
+            for name in self._store.names(join(version, folder)):
+                is_link = os.path.islink(join(version, name.rstrip("/")))
+                if not is_ours(folder + name, self._config.name) and (folder + name != index or is_link):
+                    self._store.delete_tree(join(version, (folder + name).rstrip("/")))
 
     def delete_all(self, files: dict[str, str]) -> None:
         """Delete each URL if it still is that generation."""
@@ -187,14 +186,13 @@ class JobState:
         """Check that this job may still write.
 
         Args:
-            repaired: `self_sha256` of the manifest that a repair follows. In an object store that is its claim: two
-                repairs write the same bytes.
+            repaired: `self_sha256` of the manifest that a repair follows, its claim: two of these write the same.
             is_published: whether the manifest is written; then another job of this plan may have deleted the claim.
 
         Raises:
             SupersededError: it may not.
         """
-        if repaired and not self._is_local:
+        if repaired:
             manifest = self.manifest()
             may_write = manifest is not None and manifest.self_sha256 == repaired
         else:
@@ -228,7 +226,7 @@ class JobState:
             check: raises ImageShardsError if this job may no longer write.
         """
         while True:
-            generation = None if self._is_local else seen.generation if seen else ""
+            generation = seen.generation if seen else ""
             try:
                 if isinstance(content, bytes):
                     is_written = self._store.write(url, content, generation)
@@ -295,9 +293,10 @@ class JobState:
             return None
 
     def files(self) -> dict[str, str]:
-        """Every file of the state → its generation."""
+        """Every file of the state → its generation; "" for a temporary one, whose name no other job gives."""
         with suppress(FileNotFoundError):  # a local folder, which another job of this plan has just cleared
-            return {file.path: file.generation for file in self._store.files(self.url)}
+            files = self._store.files(self.url)
+            return {file.path: "" if file.path.startswith(_TEMPORARY) else file.generation for file in files}
         return {}
 
     @contextmanager
@@ -308,7 +307,7 @@ class JobState:
             with translating_os_errors(folder, of_others=False), tempfile.TemporaryFile(buffering=1 << 20) as file:
                 yield file
             return
-        path = join(self.url, f"tmp/{uuid.uuid4().hex}.tmp")  # the same disk: publishing is a rename
+        path = join(self.url, f"{_TEMPORARY}{uuid.uuid4().hex}.tmp")  # the same disk: publishing is a rename
         try:
             with (
                 translating_os_errors(path, of_others=False),
@@ -325,51 +324,22 @@ class JobState:
         Args:
             files: as `files` gave it before the claim was looked at and was found to be that of the published plan.
         """
-        if isinstance(self.claim, LocalClaim):
-            self._clear_local(self.claim)
-            return
         if files is None:
-            files = self.files()  # before the claim is looked at
-            if (holder := self.claim.holder()) and not (CLAIM_FILE in files and self._is_published(holder.plan)):
+            files, holder = self.files(), self.claim.holder()  # in this order
+            is_over = holder is None or self.claim.is_abandoned(holder)
+            if not is_over and not (CLAIM_FILE in files and holder and self._is_published(holder.plan)):
                 return
         plan = {path: files[path] for path in (_PLAN_FILE,) if path in files}
         # The plan last: a claim without it is one of a job that has not begun.
         for paths in (files.keys() - plan.keys(), plan.keys()):
             self.delete_all({join(self.url, path): files[path] for path in paths})
-
-    def _clear_local(self, claim: LocalClaim) -> None:
-        """Under the launcher's lock or one of its own, so that a job that overwrites begins before or after."""
-        holder = claim.holder()
-        launcher_has_it = self._config.has_launcher if holder is None else not holder.plan
-        if launcher_has_it:
-            if holder and holder.run == self._run:
-                self._store.delete_temporaries(self._config.dataset_url)
-                self._store.delete_tree(self.url, keep=(CLAIM_FILE,))
-            return
-        with suppress(ClaimedError), claim.locked() as holder:
-            # In part: a job that prepares holds the lock until it has a plan.
-            was_cleared = self._read(_PLAN_FILE) is None
-            if holder is None or holder.run == self._run or was_cleared or self._is_published(holder.plan):
-                self._store.delete_temporaries(self._config.dataset_url)
-                self._store.delete_tree(self.url)
-                self._delete_empty_folders()
-
-    def clear_leftovers(self) -> None:
-        """Delete what a job left that was killed after it had published, unless another one is running."""
-        holder = self.claim.holder()
-        if not self._is_local or (holder and holder.plan):
-            self.clear()
-            return
-        with suppress(ImageShardsError):
-            self.claim.acquire()
-            try:
-                self.clear()
-            finally:
-                self.claim.release()
+        self._store.delete_temporaries(self._config.dataset_url)
+        self._delete_empty_folders()
 
     def _delete_empty_folders(self) -> None:
         states = self._config.states_url  # the output itself is the user's
-        self._store.delete_empty_folders(self.url, states, os.path.dirname(states))
+        folders = (folder for folder, *_ in os.walk(self.url, topdown=False)) if self._is_local else ()
+        self._store.delete_empty_folders(*folders, states, os.path.dirname(states))
 
     def _is_published(self, claimed_plan: str) -> bool:
         """Whether the manifest is one of this plan: before plan.json is written, that of another is deleted."""
@@ -418,12 +388,11 @@ def shard_names(config: Config, splits: Mapping[str, PlannedSplit]) -> list[Shar
 def withdraw(config: Config, state: JobState, plan: Plan) -> None:
     """Delete shards that a job of this plan wrote after it lost the claim, if whoever has the version has no such ones.
 
-    A local version is locked. Shards of the same name are left to its publisher, who may have found them equal.
+    Shards of the same name are left to its publisher, who may have found them equal.
     """
-    if storage.is_local(config.output):
-        return
-    store = storage.open_storage(config.output, config.io_deadline)
-    listed = {file.path: file.generation for file in store.files(config.dataset_url)}
+    store, listed = storage.open_storage(config.output, config.io_deadline), dict[str, str]()
+    with suppress(FileNotFoundError):  # a local folder that another job has deleted
+        listed = {file.path: file.generation for file in store.files(config.dataset_url)}
     manifest, planned = state.manifest(), state.planned()  # after the listing: later files have other generations
     owners = [owner.splits for owner in (manifest and manifest.plan, planned) if owner]
     theirs = {name for owner in owners for name in shard_names(config, owner)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, lru_cache
@@ -252,8 +252,8 @@ class ObjectStorage(Storage):
             if not generation or self._ask(url, obstore.head)["e_tag"] == generation:  # deletes can't be conditional
                 self._ask(url, obstore.delete, FREE)
 
-    def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:
-        urls = (join(url, file.path) for file in self.files(url) if file.path not in keep)
+    def delete_tree(self, url: str) -> None:
+        urls = (join(url, file.path) for file in self.files(url))
         with ThreadPoolExecutor(_DELETES_IN_FLIGHT) as pool:
             list(pool.map(self.delete, urls))
 
