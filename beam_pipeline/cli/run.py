@@ -17,6 +17,7 @@ from beam_pipeline import storage
 from beam_pipeline.cli import cost, notebook
 from beam_pipeline.cli.messages import plan_text, warnings
 from beam_pipeline.config import Config
+from beam_pipeline.dataset import answers
 from beam_pipeline.dataset.base import choose_base, moved_ids
 from beam_pipeline.dataset.claim import ClaimedError, VersionLock
 from beam_pipeline.dataset.compare import Comparison, check_same, compare, needs_job, read_run
@@ -124,7 +125,7 @@ def _run(config: Config, lock: VersionLock, options: PipelineOptions | None, com
         job = job or _job(None, config)
         config = _with_base(job.configured(config))
         if job.write(config):
-            planned = JobState(config).take(PlannedJob)
+            planned = answers.take(config, PlannedJob)
             estimate = cost.estimate_text(config, planned, job.fleet(config))
             print_line(f"{plan_text(planned.plan)}\nresize: {resize.described()}\n{estimate}")
         return None
@@ -203,7 +204,7 @@ def _compare_in_job(job: Job, config: Config, manifest: Manifest) -> Comparison 
     print_line(f"comparing: a job on {job.runner} {verb} {plural(published.images, 'image')} and {shards}", sys.stderr)
     if not job.compare(job.configured(config), published):
         return None
-    return compare(config, published, JobState(config).take(ComparedInputs))
+    return compare(config, published, answers.take(config, ComparedInputs))
 
 
 def _already_published(manifest: Manifest, comparison: Comparison) -> Manifest:

@@ -1,39 +1,34 @@
 """What an unpublished job keeps in `ROOT/NAME/_state/VERSION/`: claim, plan, and a sidecar for each finished shard.
 
-A shard is finished if its sidecar carries this plan's hash and the sizes and CRCs of the shard and its index. A plan
-that differs in any byte invalidates all of it. The folder is deleted once the version is published.
+A plan that differs in any byte invalidates all of it. The folder is deleted once the version is published.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from enum import Enum
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.decoder import Attempts
 from beam_pipeline.dataset.claim import CLAIM_FILE, Claim, SupersededError
 from beam_pipeline.dataset.compare import read_run
-from beam_pipeline.errors import ImageShardsError, NotPublishedError
-from beam_pipeline.schema import ShardName, canonical_json, is_ours
-from beam_pipeline.schema.job import ComparedInputs, Plan, PlannedJob, Sidecar, as_run, document_bytes, read_document
-from beam_pipeline.schema.manifest import Content, FileSize, PlannedSplit, parse_manifest, seal_manifest
+from beam_pipeline.errors import NotPublishedError
+from beam_pipeline.schema import ShardName, is_ours
+from beam_pipeline.schema.job import Plan, as_run, document_bytes, read_document
+from beam_pipeline.schema.manifest import Content, PlannedSplit, parse_manifest
 from beam_pipeline.storage import ListedFile, Storage, join
-from beam_pipeline.storage.causes import translating_os_errors
-from beam_pipeline.storage.local import making_folder
+from beam_pipeline.storage.local import temporary_file
 
 _PLAN_FILE = "plan.json"
 # They survive a fresh start: an image that killed decoders will do so again.
 _KEPT = (CLAIM_FILE, "inflight/rejected/")
 _TEMPORARY = "tmp/"
 _DELETES_IN_FLIGHT = 32
-Answer = TypeVar("Answer", PlannedJob, ComparedInputs)
 
 
 def run_concurrently(*calls: Callable[[], Any]) -> list[Any]:
@@ -110,33 +105,46 @@ class JobState:
         Raises:
             ImageShardsError: another job is writing the version, or has published another plan since this one began.
         """
-        config, data, replaces = self._config, document_bytes(plan), False
+        data, replaces = document_bytes(plan), False
         while True:
             self._run, is_replaced = self.claim.acquire(plan.sha256, replaces)
             # In this order: jobs that share the claim write shards only after plan.json, so that what is listed before
             # it is there is old; and one that publishes deletes it only after it wrote the manifest.
             old = self._old_files()
-            planned = self._read(_PLAN_FILE)
+            is_begun = self._read(_PLAN_FILE) == data
             is_published = self._store.stat(self._manifest_url) is not None
-            if is_published and not config.overwrite:
-                is_ours = self.outcome(plan) is Outcome.PUBLISHED
-                if is_ours or not config.repair or self.manifest() is not None:  # else it can't be read: write it again
-                    self.claim.discard()
-                    if is_ours:
-                        return self._run
-                    raise SupersededError.published(config.dataset_url)
-            if not is_published and not is_replaced and planned == data:
-                return self._run
-            # The claim of a job that has published.
-            replaces = is_published and planned == data and self._run != config.run_id
-            # One that shared it has, just now.
-            if replaces or (old and self.claim.holder() is None):
-                continue
-            if old or config.overwrite:  # which deletes the user's files, too
-                self.check()
-                self._delete(old)
-            if self._store.write(join(self.url, _PLAN_FILE), data, ""):
-                return self._run
+            if is_published and not self._config.overwrite and self._is_done(plan):
+                break
+            if is_begun and not is_published and not is_replaced:
+                break
+            # The holder has published this plan: take its claim over.
+            replaces = is_published and is_begun and self._run != self._config.run_id
+            # Or it has, just now, and its claim is gone: acquire one of our own.
+            is_gone = bool(old) and self.claim.holder() is None
+            if not replaces and not is_gone and self._begin(old, data):
+                break
+        return self._run
+
+    def _is_done(self, plan: Plan) -> bool:
+        """Whether a job of this plan has published, or the manifest can't be read and is to be repaired: then False.
+
+        Raises:
+            SupersededError: a job of another plan has published.
+        """
+        is_ours = self.outcome(plan) is Outcome.PUBLISHED
+        if not is_ours and self._config.repair and self.manifest() is None:
+            return False
+        self.claim.discard()
+        if not is_ours:
+            raise SupersededError.published(self._config.dataset_url)
+        return True
+
+    def _begin(self, old: dict[str, str], plan: bytes) -> bool:
+        """Delete what another plan left, and write plan.json; returns whether this plan is there now."""
+        if old or self._config.overwrite:  # which deletes the user's files, too
+            self.check()
+            self._delete(old)
+        return self._store.write(join(self.url, _PLAN_FILE), plan, "")
 
     def _old_files(self) -> dict[str, str]:
         """URL → generation of what has to go if this job begins from nothing."""
@@ -144,10 +152,9 @@ class JobState:
 
         def of_version() -> dict[str, str]:
             if self._is_local:  # the user's folders are not looked into
-                stats = {
-                    file: self._store.stat(join(version, file)) for file in own_files(self._store, version, config.name)
-                }
-                return {file: found.generation for file, found in stats.items() if found}
+                names = own_files(self._store, version, config.name)
+                found = {name: self._store.stat(join(version, name)) for name in names}
+                return {name: file.generation for name, file in found.items() if file}
             files = self._store.files(version)
             return {file.path: file.generation for file in files if config.overwrite or is_ours(file.path, config.name)}
 
@@ -165,17 +172,8 @@ class JobState:
         self.delete_all(old)
         if self._is_local:
             if self._config.overwrite:
-                self._delete_users_files()
+                delete_users_files(self._store, version, self._config.name)
             self._store.delete_empty_folders(join(version, schema.INDEX_FOLDER))
-
-    def _delete_users_files(self) -> None:
-        """For `--overwrite` on a disk; links are deleted, not followed."""
-        version, index = self._config.dataset_url, f"{schema.INDEX_FOLDER}/"
-        for folder in ("", index):
-            for name in self._store.names(join(version, folder)):
-                is_link = os.path.islink(join(version, name.rstrip("/")))
-                if not is_ours(folder + name, self._config.name) and (folder + name != index or is_link):
-                    self._store.delete_tree(join(version, (folder + name).rstrip("/")))
 
     def delete_all(self, files: dict[str, str]) -> None:
         """Delete each URL if it still is that generation."""
@@ -242,44 +240,6 @@ class JobState:
             seen = self._store.stat(url)
             check()
 
-    # --- finished shards
-
-    def sidecar_url(self, name: ShardName) -> str:
-        """Of the file that says that a shard is finished: its object and index are there."""
-        return join(self.url, f"shards/{name.short}.json")
-
-    def sidecar(self, name: ShardName) -> Sidecar | None:
-        """What a finished shard's sidecar says; None if there is none, or after a power cut only a part of one."""
-        data = self._read(f"shards/{name.short}.json") or b""
-        sidecar = read_document(data, Sidecar)
-        return sidecar if sidecar and seal_manifest(sidecar) == data else None
-
-    def difference(
-        self, name: ShardName, sidecar: Sidecar, find: Callable[[str], ListedFile | None], reads: bool
-    ) -> str | None:
-        """Which file of a finished shard doesn't match its sidecar.
-
-        Args:
-            name, sidecar: of the shard.
-            find: looks up what the store says of a file of the version.
-            reads: whether to read a shard whose CRC the store doesn't tell, even if it has the etag or mtime that its
-                writer recorded. Its index, which is small, is always read then.
-        """
-        shard = sidecar.shard
-        for kind, file, expected, etag in (
-            ("shard", name.file, FileSize(shard.bytes, shard.crc32c), sidecar.etag),
-            ("index", name.index_file, sidecar.index, ""),
-            ("record table", name.table_file, shard.table, ""),
-        ):
-            if expected is None:
-                continue  # a compressed shard has no index, one of an older version no table
-            listed, url = find(file), join(self._config.dataset_url, file)
-            unchanged = not reads and listed is not None and bool(etag) and listed.etag == etag
-            reads_shard: storage.Reads = "never" if unchanged else "if unknown"
-            if not storage.is_intact(self._store, url, listed, expected.bytes, expected.crc32c, reads_shard):
-                return f"{kind} {file}"
-        return None
-
     # --- files
 
     def write(self, file: str, data: bytes) -> None:
@@ -299,24 +259,9 @@ class JobState:
             return {file.path: "" if file.path.startswith(_TEMPORARY) else file.generation for file in files}
         return {}
 
-    @contextmanager
-    def temporary_file(self) -> Iterator[IO[bytes]]:
+    def temporary_file(self) -> AbstractContextManager[IO[bytes]]:
         """A file to be published, which a kill leaves only in the state: elsewhere it has no name."""
-        if not self._is_local:
-            folder = tempfile.gettempdir()
-            with translating_os_errors(folder, of_others=False), tempfile.TemporaryFile(buffering=1 << 20) as file:
-                yield file
-            return
-        path = join(self.url, f"{_TEMPORARY}{uuid.uuid4().hex}.tmp")  # the same disk: publishing is a rename
-        try:
-            with (
-                translating_os_errors(path, of_others=False),
-                making_folder(path, lambda: open(path, "xb", buffering=1 << 20)) as file,
-            ):
-                yield file
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
+        return temporary_file(join(self.url, _TEMPORARY) if self._is_local else None)
 
     def clear(self, files: dict[str, str] | None = None) -> None:
         """Delete the state of a version that is published, and its claim; not that of a job which overwrites it.
@@ -346,34 +291,22 @@ class JobState:
         plan = self._read(_PLAN_FILE) or b""
         return claimed_plan == schema.sha256(plan) and self._store.stat(self._manifest_url) is not None
 
-    # --- what a job answers to the launcher that waits for it
-
-    def leave(self, answer: PlannedJob | ComparedInputs) -> None:
-        """Leave an answer outside the state of the version: a job may be writing it."""
-        self._store.write(self._answer_url(type(answer)), document_bytes(answer))
-
-    def take(self, kind: type[Answer]) -> Answer:
-        """The answer that the job left, which is deleted."""
-        url = self._answer_url(kind)
-        answer = read_document(self._store.read(url), kind)
-        self._store.delete(url)
-        self._delete_empty_folders()
-        if answer is None:
-            raise ImageShardsError(f"{url} isn't what the job left: run the same command again")
-        return answer
-
-    def _answer_url(self, kind: type[PlannedJob | ComparedInputs]) -> str:
-        """The same for the same command: on a cluster one may start the job and another take its answer."""
-        config, name = self._config, "plan" if kind is PlannedJob else "comparison"
-        command = canonical_json([config.fingerprint(), config.input, config.manifest])
-        return join(config.states_url, f"{name}-{schema.sha256(command)[:16]}.json")
-
 
 def own_files(store: Storage, version_url: str, dataset: str) -> list[str]:
     """Every file of the version that a job writes; the user's folders are not looked into."""
     indexes = store.names(join(version_url, schema.INDEX_FOLDER))
     names = (*store.names(version_url), *(f"{schema.INDEX_FOLDER}/{name}" for name in indexes))
     return [name for name in names if is_ours(name, dataset)]
+
+
+def delete_users_files(store: Storage, version_url: str, dataset: str) -> None:
+    """For `--overwrite` on a disk: delete what no job writes; links are deleted, not followed."""
+    index = f"{schema.INDEX_FOLDER}/"
+    for folder in ("", index):
+        for name in (folder + name for name in store.names(join(version_url, folder))):
+            url = join(version_url, name.rstrip("/"))
+            if not is_ours(name, dataset) and (name != index or os.path.islink(url)):
+                store.delete_tree(url)
 
 
 def shard_names(config: Config, splits: Mapping[str, PlannedSplit]) -> list[ShardName]:

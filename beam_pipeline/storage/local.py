@@ -9,9 +9,11 @@ import os
 import random
 import re
 import shutil
+import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -148,6 +150,25 @@ class LocalStorage(Storage):
         for folder in urls:
             with suppress(OSError):
                 os.rmdir(folder)
+
+
+@contextmanager
+def temporary_file(folder: str | None) -> Iterator[IO[bytes]]:
+    """A file to be published: in this folder, if publishing is a rename; else it has no name."""
+    if folder is None:
+        system = tempfile.gettempdir()
+        with translating_os_errors(system, of_others=False), tempfile.TemporaryFile(buffering=1 << 20) as file:
+            yield file
+        return
+    path = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
+    try:
+        with (
+            translating_os_errors(path, of_others=False),
+            making_folder(path, lambda: open(path, "xb", buffering=1 << 20)) as file,
+        ):
+            yield file
+    finally:
+        Path(path).unlink(missing_ok=True)
 
 
 def _publish(temporary: str, path: str, generation: str | None) -> bool:

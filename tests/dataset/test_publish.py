@@ -21,6 +21,7 @@ import reader
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.publish import metadata_files, publish
+from beam_pipeline.dataset.sidecars import Sidecars
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.dataset.writer import ClaimedPlan, ShardWriter
 from beam_pipeline.errors import ImageShardsError
@@ -275,8 +276,10 @@ def test_a_version_that_may_be_of_other_images_is_not_taken_for_ours(remote: Job
         ShardWriter(second, plan).write("train", 0, [])
 
 
-@pytest.mark.parametrize("method", ["sidecar", "check"])
-def test_a_job_whose_plan_is_published_meanwhile_ends_well(remote: Job, method: str, monkeypatch: MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "method"), [(Sidecars, "read"), (JobState, "check")])
+def test_a_job_whose_plan_is_published_meanwhile_ends_well(
+    remote: Job, kind: type, method: str, monkeypatch: MonkeyPatch
+) -> None:
     config, plan = remote
     calls: list[object] = []
 
@@ -285,7 +288,7 @@ def test_a_job_whose_plan_is_published_meanwhile_ends_well(remote: Job, method: 
         if len(calls) == 2:  # in the middle of it
             publish(join(config), plan, Run())
 
-    make.before(monkeypatch, JobState, method, publish_at_the_second)
+    make.before(monkeypatch, kind, method, publish_at_the_second)
     publish(config, plan, Run())
     assert len(calls) > 2
     assert not any("_state" in name for name in names(config))

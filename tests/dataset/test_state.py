@@ -13,7 +13,9 @@ from msgspec.structs import replace
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
+from beam_pipeline.dataset import answers
 from beam_pipeline.dataset.claim import SupersededError
+from beam_pipeline.dataset.sidecars import Sidecars
 from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import ImageShardsError, StorageError
 from beam_pipeline.schema import ShardName, is_ours
@@ -65,7 +67,7 @@ def save_sidecar(state: JobState) -> None:
     sums = FileSums(1, 2, "0" * 64)
     shard = Shard(NAME.file, 3, 1, 2, 3, "0" * 32, "0" * 32, sums)
     sidecar = Sidecar(PLAN.sha256, shard, "", sums, (), Counts(records=3), ())
-    state.put(state.sidecar_url(NAME), seal_manifest(sidecar), None, lambda: None)
+    state.put(f"{state.url}/shards/{NAME.short}.json", seal_manifest(sidecar), None, lambda: None)
 
 
 def test_every_part_of_a_plan_is_in_its_hash() -> None:
@@ -92,7 +94,7 @@ def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config
     before = files(config)
     state.prepare(PLAN)
     assert files(config) == before
-    assert state.sidecar(NAME) is not None
+    assert Sidecars(config).read(NAME) is not None
 
 
 @pytest.mark.parametrize(("flag", "plan"), [("overwrite", OTHER), ("restart", OTHER), ("restart", PLAN)])
@@ -105,7 +107,7 @@ def test_another_plan_or_restart_voids_all_that_was_written(config: Config, flag
     another(config, **{flag: True}).prepare(plan)
     kept = {"photos/1.0.0/notes.txt"} if flag == "restart" else set()
     assert files(config) == {*EMPTY, *kept, "photos/2.0.0/manifest.json"}, "only --overwrite deletes the user's files"
-    assert state.sidecar(NAME) is None
+    assert Sidecars(config).read(NAME) is None
 
 
 def test_overwrite_deletes_files_of_others_where_there_is_nothing_else(config: Config) -> None:
@@ -230,15 +232,15 @@ def test_an_index_folder_of_ours_alone_is_gone(local: Config) -> None:
 
 def test_a_broken_sidecar_is_none(config: Config) -> None:
     state = JobState(config)
-    assert state.sidecar(NAME) is None
+    assert Sidecars(config).read(NAME) is None
     save_sidecar(state)
     valid = storage.open_storage(config.output).read(f"{state.url}/shards/train-00001.json")
     changed = (valid.replace(b'"records":3', b'"records":7'), valid.replace(b',"records":3', b""))
     for data in (b"", b"{}\n", b"[]\n", b'{"plan":"x"}\n', valid[:-9], *changed):
         state.write("shards/train-00001.json", data)
-        assert state.sidecar(NAME) is None, data
+        assert Sidecars(config).read(NAME) is None, data
     state.write("shards/train-00001.json", valid)
-    assert state.sidecar(NAME) is not None
+    assert Sidecars(config).read(NAME) is not None
 
 
 # --- temporary files
@@ -349,7 +351,7 @@ def test_plan_only_leaves_its_plan_once_and_nothing_else(local: Config, remote: 
         assert not state.exists(), "the next job would delete files of another program"
         state.attempts.end_sampling([])
         planned = PlannedJob(PLAN, 500, Usage(0.5), Sample(9, 90, 0), 0.5, BaseSample(9, 5, True))
-        state.leave(planned)
-        assert state.take(PlannedJob) == planned
+        answers.leave(config, planned)
+        assert answers.take(config, PlannedJob) == planned
         assert files(config) == set()
     assert list(Path(local.output).iterdir()) == [], "the output folder is the user's"

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from beam_pipeline.config import Config
+from beam_pipeline.dataset import answers
 from beam_pipeline.dataset.compare import Comparison, compare
-from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.pipeline import graph
 from beam_pipeline.schema.job import ComparedInputs
@@ -33,7 +33,7 @@ def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_job(config: Config, published: Content) -> ComparedInputs:
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         graph.build_comparison(pipeline, config, published.self_sha256)
-    return JobState(config).take(ComparedInputs)
+    return answers.take(config, ComparedInputs)
 
 
 def outcome(config: Config, published: Content, inputs: ComparedInputs | None) -> Comparison | str:
