@@ -400,13 +400,11 @@ class Config:
     header: tuple[str, ...] = ()
     exclude_sha256: str = ""
     # Facts of one run, set by the launcher: how many images a local runner has memory for, the versions that workers of
-    # a cluster must have, the base's `self_sha256`, whether the job only compares, whether the launcher holds the claim
-    # on a local version, and the job's id.
+    # a cluster must have, the base's `self_sha256`, whether the job only compares, and the job's id.
     most_references: int | None = dataclasses.field(default=None, compare=False)
     launcher: Mapping[str, str] | None = dataclasses.field(default=None, compare=False, repr=False)
     base_sha256: str = dataclasses.field(default="", compare=False, repr=False)
     compares: bool = dataclasses.field(default=False, compare=False, repr=False)
-    has_launcher: bool = dataclasses.field(default=False, compare=False, repr=False)
     run_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
 
     def __post_init__(self) -> None:

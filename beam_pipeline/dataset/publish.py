@@ -18,6 +18,7 @@ import msgspec
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.claim import SupersededError
+from beam_pipeline.dataset.sidecars import Sidecars
 from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently, shard_names, withdraw
 from beam_pipeline.dataset.totals import DatasetTotals, SummedFile
 from beam_pipeline.dataset.writer import ClaimedPlan
@@ -149,16 +150,16 @@ def _sidecars(
     config: Config, state: JobState, plan: Plan, listing: Callable[[], dict[str, ListedFile]]
 ) -> Iterator[tuple[ShardName, Sidecar]]:
     """Every planned shard's sidecar, in order of split and number, its files checked, some requests ahead."""
-    names = shard_names(config, plan.splits)
+    names, sidecars = shard_names(config, plan.splits), Sidecars(config)
 
     def checked(name: ShardName) -> tuple[ShardName, Sidecar]:
-        sidecar, listed = state.sidecar(name), listing()  # which first says it if the claim is lost
+        sidecar, listed = sidecars.read(name), listing()  # which first says it if the claim is lost
         if sidecar is None or sidecar.plan != plan.sha256:
             state.check()
             if state.outcome(plan) is Outcome.PUBLISHED:  # by an earlier attempt, which deleted it
                 raise SupersededError.published(config.dataset_url)
             raise ImageShardsError(f"shard {name.file} was not written: run the same command again")
-        if different := state.difference(name, sidecar, listed.get, reads=False):
+        if different := sidecars.difference(name, sidecar, listed.get, reads=False):
             raise ImageShardsError(
                 f"{different} is not what this job wrote: nothing is published; run the same command again"
             )

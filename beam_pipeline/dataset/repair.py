@@ -9,6 +9,7 @@ from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.compare import Damage
 from beam_pipeline.dataset.publish import metadata_files, reject_lines
+from beam_pipeline.dataset.sidecars import Sidecars
 from beam_pipeline.dataset.state import JobState, shard_names
 from beam_pipeline.dataset.totals import SummedFile, run_index, run_rows_array
 from beam_pipeline.dataset.writer import ClaimedPlan
@@ -62,7 +63,7 @@ def _restored_files(
     yield from ((file, [data]) for file, data in metadata_files(manifest).items() if file in damage.files)
     if schema.REJECTS_FILE in damage.files:
         # Shards that had rejects are all among the corrupt ones; the others' lines are empty.
-        sidecars = (JobState(config).sidecar(name) for name in names if (name.split, name.index) in damage.shards)
+        sidecars = (Sidecars(config).read(name) for name in names if (name.split, name.index) in damage.shards)
         yield schema.REJECTS_FILE, (reject_lines(sidecar) for sidecar in sidecars if sidecar)
 
 

@@ -26,6 +26,7 @@ from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.dataset.base import stored_images
 from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.progress import report
+from beam_pipeline.dataset.sidecars import Sidecars
 from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently, withdraw
 from beam_pipeline.dataset.totals import SummedFile
 from beam_pipeline.errors import ImageShardsError, Reject
@@ -83,7 +84,7 @@ class ShardWriter:
         self._cancelled = cancelled or threading.Event()
         self._class_ids = {label: number for number, label in enumerate(plan.classes)}
         self._target = storage.open_storage(config.output, config.io_deadline)
-        self._state = JobState(config, claimed.run)
+        self._state, self._sidecars = JobState(config, claimed.run), Sidecars(config)
         self._done = self._counted_before = 0
 
     def write(self, split: str, index: int, refs: Iterable[ImageRef]) -> Finished:
@@ -99,9 +100,9 @@ class ShardWriter:
         name = ShardName(self._config.name, split, index, self._plan.splits[split].shards)
         try:
             files = (name.file, name.index_file, name.table_file)
-            urls = [*map(self._url, files), self._state.sidecar_url(name)]
+            urls = [*map(self._url, files), self._sidecars.url(name)]
             looks = (partial(self._target.stat, url) for url in urls)
-            sidecar, _, *stats = run_concurrently(partial(self._state.sidecar, name), self._check, *looks)
+            sidecar, _, *stats = run_concurrently(partial(self._sidecars.read, name), self._check, *looks)
             was_finished = sidecar is not None and self._is_finished(name, sidecar)
             if sidecar is None or not was_finished:
                 in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
@@ -132,10 +133,10 @@ class ShardWriter:
         """Whether an earlier attempt at this plan wrote the shard."""
         if sidecar.plan != self._plan.sha256:
             return False
-        return not self._state.difference(name, sidecar, lambda file: self._target.stat(self._url(file)), reads=True)
+        return not self._sidecars.difference(name, sidecar, lambda file: self._target.stat(self._url(file)), reads=True)
 
     def _convert(self, name: ShardName, refs: list[ImageRef], seen: Seen, decoder: Callable[[], Decoder]) -> Sidecar:
-        url, sidecar_url = self._url(name.file), self._state.sidecar_url(name)
+        url, sidecar_url = self._url(name.file), self._sidecars.url(name)
         counts, listing, content = Counts(), ReferenceSum(), ReferenceSum()
         one_hot_classes = len(self._class_ids) if self._config.one_hot else 0
         rows = TableRows(self._plan.features)

@@ -10,7 +10,7 @@ from apache_beam.pvalue import AsList, AsSingleton
 from apache_beam.transforms.window import GlobalWindows
 
 from beam_pipeline.config import Config
-from beam_pipeline.dataset import base
+from beam_pipeline.dataset import answers, base
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.dataset.writer import ClaimedPlan
@@ -113,7 +113,7 @@ def save_plan(plan: Plan, config: Config, summary: ListingSummary, sample: list[
         cpu_s=sampling.cpu_s_per_image(sample),
         excluded=summary.exclusion,
     )
-    JobState(config).leave(planned)
+    answers.leave(config, planned)
 
 
 @reports_errors

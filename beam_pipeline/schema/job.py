@@ -131,9 +131,10 @@ class Plan(Struct, frozen=True, dict=True):
 
 
 class ClaimHolder(Struct, frozen=True):
-    """claim.json: the job that may write a version.
+    """claim.json: the job that may write a version; VERSION.lock: the command that is writing a local one.
 
-    `plan` is its plan's hash, "" before there is one, `started` a time in UTC.
+    `plan` is its plan's hash, "" in VERSION.lock; `started` a time in UTC; `is_locked` whether its command holds
+    VERSION.lock as long as it runs. `host`, `pid` and `started` are words for the user: nothing is decided by them.
     """
 
     run: str = ""
@@ -141,6 +142,7 @@ class ClaimHolder(Struct, frozen=True):
     host: str = ""
     pid: int = 0
     started: str = ""
+    is_locked: bool = False
 
     def __str__(self) -> str:
         who = f" (process {self.pid} on {self.host}, since {self.started})" if self.pid else ""

@@ -15,7 +15,6 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_pipeline.cli import dataflow, preflight, service
 from beam_pipeline.cli.job import Job
-from beam_pipeline.cli.main import parse
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.errors import OTHER_IMAGE, ImageShardsError, StorageError
@@ -145,7 +144,7 @@ def test_a_user_s_requests_count_towards_the_quota_of_the_job_s_project(
 
 
 def test_the_dataflow_api_is_asked_for_a_job_of_the_name(cloud: Cloud) -> None:
-    config = parse(cloud.flags)[0]
+    config = make.parsed(cloud.flags)[0]
     cloud.api.create({"name": JOB, "labels": {dataflow.LABEL: dataflow.label(config)}})
     code, lines = checked(cloud)
     assert code == 0

@@ -16,7 +16,6 @@ from apache_beam.portability.api import beam_runner_api_pb2
 import beam_pipeline
 from beam_pipeline import storage
 from beam_pipeline.cli import dataflow
-from beam_pipeline.cli.main import parse
 from beam_pipeline.conversion import fetch
 from beam_pipeline.errors import StorageError
 from tests import make
@@ -111,10 +110,10 @@ def test_ctrl_c_while_the_job_is_submitted_says_what_may_have_happened(api: Fake
 
 
 def test_two_datasets_with_the_same_options_are_two_jobs(api: FakeDataflow, one: Cloud) -> None:
-    options = PipelineOptions(parse(one.flags)[1])
+    options = PipelineOptions(make.parsed(one.flags)[1])
     with one.environment(), redirect_stderr(io.StringIO()):
         for name, shards in (("photos", 1), ("cats", 40)):
-            config, _ = parse([*one.flags, f"--name={name}", f"--num_shards={shards}", "--detach"])
+            config, _ = make.parsed([*one.flags, f"--name={name}", f"--num_shards={shards}", "--detach"])
             beam_pipeline.run(config, options)
     jobs = [job.content for job in api.jobs.values()]
     assert [job["name"] for job in jobs] == ["imageshards-photos-1-0-0", "imageshards-cats-1-0-0"]

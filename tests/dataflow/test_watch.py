@@ -14,7 +14,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 import beam_pipeline
-from beam_pipeline.cli.main import main, parse
+from beam_pipeline.cli.main import main
 from beam_pipeline.errors import ImageShardsError
 from tests import make
 from tests.dataflow.api import FakeDataflow, Message, Step
@@ -219,7 +219,7 @@ def test_a_job_of_another_command_under_the_name_is_left_alone(watched: Watched,
 
 def test_from_python_a_job_is_found_and_left_alone_too(watched: Watched) -> None:
     watched.api.go_on(ID, Step("RUNNING"))
-    config, options = parse([*watched.flags, "--detach"])
+    config, options = make.parsed([*watched.flags, "--detach"])
     with watched.environment(), redirect_stderr(io.StringIO()) as err:
         assert beam_pipeline.run(config, PipelineOptions(options)) is None
     assert told(err.getvalue()) == [FOUND, RUNS_ON]

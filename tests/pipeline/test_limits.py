@@ -8,7 +8,6 @@ import apache_beam as beam
 import pytest
 
 from beam_pipeline import Config
-from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs import limits
 from beam_pipeline.pipeline import graph
@@ -68,10 +67,7 @@ def test_a_system_that_does_not_say_sets_no_limit_and_this_one_has_memory(tmp_pa
 def test_a_job_whose_references_do_not_fit_stops_with_one_line_and_writes_nothing(
     photos: Path, tmp_path: Path, most: int
 ) -> None:
-    config = Config(
-        input=str(photos), output=str(tmp_path), name="photos", image_size=24, most_references=most, has_launcher=True
-    )
-    open_claim(config).acquire()
+    config = Config(input=str(photos), output=str(tmp_path), name="photos", image_size=24, most_references=most)
     job = beam.Pipeline(runner="FnApiRunner")
     graph.build(job, config, Run())
     if most == 40:

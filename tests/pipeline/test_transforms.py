@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -25,7 +24,6 @@ from hypothesis import strategies as st
 import beam_pipeline
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import shard_queue
-from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import ListingSummary, all_images
@@ -230,8 +228,6 @@ def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path, monkeypatc
         (folder / name).write_bytes(b"bad")
     (folder / "empty").mkdir()
     some = config(folder, tmp_path / "out", num_shards=2, max_reject_fraction=0.1)
-    some = dataclasses.replace(some, has_launcher=True)
-    open_claim(some).acquire()
     job = beam.Pipeline(options=PipelineOptions(IN_PROCESS))
     graph.build(job, some, Run())
     result = job.run()
