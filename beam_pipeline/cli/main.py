@@ -6,7 +6,6 @@ import argparse
 import atexit
 import difflib
 import gc
-import logging
 import os
 import re
 import shlex
@@ -14,17 +13,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
 from itertools import takewhile
-from warnings import filterwarnings
 
 from beam_pipeline import storage
-from beam_pipeline.cli.command import INTERRUPTED, only_our_lines
 from beam_pipeline.cli.messages import published_text
+from beam_pipeline.cli.quiet import only_our_lines
 from beam_pipeline.cli.run import launched
 from beam_pipeline.config import FLAGS, Config
-from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, print_error
-from beam_pipeline.images.formats import hide_warnings
+from beam_pipeline.errors import EXIT_OK, INTERRUPTED, ImageShardsError, UnforeseenError, UsageError, print_error
 from beam_pipeline.text import one_line, print_line
 
 _USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
@@ -49,10 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stderr is None:  # it was closed when the process started, and runners print there
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
     atexit.register(gc.freeze)  # else Python ends with a garbage collection over all of Beam: 0.4 s
-    level = logging.root.level
     try:
         config, rest = parse(arguments)
-        with launched(config) as launch, ExitStack() as quiet:
+        with launched(config) as launch:
             options, prints_errors = None, True
             if rest:
                 from apache_beam.options.pipeline_options import PipelineOptions
@@ -60,17 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from beam_pipeline.cli import job
 
                 options = PipelineOptions(beam_arguments(rest))
-                is_local = job.runs_locally(options)
-                prints_errors = is_local or job.is_dataflow(options)
-                if is_local:
-                    quiet.enter_context(only_our_lines())
-            if prints_errors:
-                logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
-            hide_warnings()
-            # Users' own credentials are what docs/dataflow.md recommends.
-            filterwarnings("ignore", "Your application has authenticated using end user credentials")
-            filterwarnings("ignore", "Unrecognized JobState")  # newer than the library
-            manifest = launch(options, ["imageshards", "write", *arguments])
+                prints_errors = job.runs_locally(options) or job.is_dataflow(options)
+            with only_our_lines(logs=not prints_errors):
+                manifest = launch(options, ["imageshards", "write", *arguments])
         if manifest is not None:
             print_line(published_text(manifest))
         return EXIT_OK
@@ -81,9 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImageShardsError as error:
         return print_error(error)
     except KeyboardInterrupt as error:  # with a text if a job on Dataflow runs on
-        return print_error(ImageShardsError(str(error)) if str(error) else INTERRUPTED)
-    finally:
-        logging.root.setLevel(level)
+        return print_error(ImageShardsError(str(error) or INTERRUPTED))
 
 
 def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:

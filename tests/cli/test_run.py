@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import logging
 import os
@@ -14,9 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,7 +22,6 @@ from apache_beam.options.pipeline_options import PipelineOptions
 import beam_pipeline
 from beam_pipeline import schema
 from beam_pipeline.cli import job
-from beam_pipeline.cli.command import only_our_lines
 from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.inputs.references import order_key
@@ -392,20 +388,25 @@ def test_a_launcher_that_is_terminated_leaves_no_worker(photos: Path, tmp_path: 
     assert b"error: interrupted; the same command resumes\n" in said
 
 
-def test_tracebacks_that_two_workers_print_at_once_leave_no_empty_line() -> None:
-    err, both_printed = io.StringIO(), threading.Barrier(2)
-
-    def fail() -> None:
-        """What `print` of a traceback writes."""
-        sys.stderr.write("Traceback (most recent call last):\n  ...\nOSError: no\n")
-        both_printed.wait(10)
-        sys.stderr.write("\n")
-
-    with contextlib.redirect_stderr(err), only_our_lines(), ThreadPoolExecutor(2) as workers:
-        for work in [workers.submit(fail) for _ in range(2)]:
-            work.result()
-        print("ours", file=sys.stderr)
-    assert err.getvalue() == "ours\n"
+def test_only_our_lines_are_shown_and_the_others_go_into_the_log_of_an_unforeseen_error() -> None:
+    code = """
+import logging, os, sys
+from beam_pipeline.cli.quiet import only_our_lines
+from beam_pipeline.errors import UnforeseenError
+from beam_pipeline.text import print_line
+try:
+    with only_our_lines():
+        print("of a thread", file=sys.stderr)
+        os.system("echo of a process >&2")
+        logging.error("of a logger")
+        print_line("ours", sys.stderr)
+        raise UnforeseenError("x")
+except UnforeseenError as error:
+    print(error.__notes__)
+print("later", file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stderr, done.stdout) == ("ours\nlater\n", "['of a thread\\nof a process\\n']\n")
 
 
 def test_an_unforeseen_error_is_one_line_that_names_its_traceback(
