@@ -272,4 +272,6 @@ def _received(store: Any, name: str, start: int, stop: int | None) -> Any:
 
 def _listed(path: str, meta: Any) -> ListedFile:
     e_tag = meta["e_tag"] or ""
+    if e_tag[:1].isalnum() and not e_tag.startswith("W/"):  # Azure's listings leave out the quotes
+        e_tag = f'"{e_tag}"'
     return ListedFile(path, meta["size"], f"etag:{e_tag}" if e_tag else "", generation=e_tag)

@@ -1,4 +1,4 @@
-"""gs:// on the real fake-gcs-server and s3:// on moto's: odd names, listings in pages, writes under conditions."""
+"""gs:// on fake-gcs-server, s3:// on moto's, az:// on Azurite: odd names, pages of listings, conditional writes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ def place(bucket: Bucket) -> str:
     return f"{bucket.url}/place"
 
 
-ON_BUCKETS = pytest.mark.parametrize("bucket", ["gs", "s3"], indirect=True)
+ON_BUCKETS = pytest.mark.parametrize("bucket", ["gs", "s3", "az"], indirect=True)
 
 
 @ON_BUCKETS
 def test_odd_names_are_listed_as_they_are_and_read_back(bucket: Bucket) -> None:
     names = ODD_NAMES + (ONLY_REMOTE if bucket.url.startswith("gs") else [])
+    if bucket.url.startswith("az"):  # whose names have no backslashes
+        names = [name for name in names if "\\" not in name]
     for name in names:
         bucket.put(f"in/{name}", content(name))
     url = f"{bucket.url}/in"
@@ -156,7 +158,9 @@ def test_files_are_written_read_in_parts_and_deleted(place: str, tmp_path: Path)
     assert {file.path: file.bytes for file in store.files(place)} == {"a/b.txt": 10, "a/c.txt": 9}
     assert store.names(place) == ["a/"]
     store.write(b, b"")
-    assert (store.read(b), store.size(b)) == (b"", 0)
+    assert store.size(b) == 0
+    if not place.startswith("az"):  # Azurite answers with a range of -1 bytes, which Azure doesn't
+        assert store.read(b) == b""
     for _ in range(2):
         store.delete(b)
     assert store.stat(c) is not None
